@@ -1,0 +1,56 @@
+# Every target sets up what it needs; a fresh clone needs Python 3.11 or newer and make.
+PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3.13 python3,$(shell command -v $(v))))
+BIN := .venv/bin
+READY := .venv/.ready
+SEEDS ?= 2000
+JOBS ?= 2
+
+.PHONY: help setup test lint sim mutants bench demo proto clean
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+## make setup    virtual environment in .venv with everything installed, pinned by constraints.txt
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@sh tools/java.sh
+	@touch $@
+
+## make test     the default suite (under 10 minutes on 2 cores)
+test: $(READY)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+## make lint     format, lint, types, import contracts
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+## make sim      the deterministic simulator: SEEDS=2000 JOBS=2
+sim: $(READY)
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --jobs $(JOBS)
+
+## make mutants  break the code in known ways, one at a time, and see each break noticed
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants --jobs $(JOBS)
+
+## make bench    measure, side by side with etcd when it is installed
+bench: $(READY)
+	$(BIN)/python -m bench
+
+## make demo     a three-node cluster, what it survives, and what was measured
+demo: $(READY)
+	$(BIN)/python -m examples.demo
+
+## make proto    regenerate the code of src/sava/proto
+proto: $(READY)
+	$(BIN)/python -m sava.proto.generate
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build
