@@ -1,0 +1,82 @@
+"""What can go wrong with a durable log, by whose fault it is. Each names the place and the way out."""
+
+from __future__ import annotations
+
+from sava.errors import CallerError, HostError, RetryableError
+
+
+class FileMissing(HostError):
+    pass
+
+
+class FileExists(HostError):
+    pass
+
+
+class DirectoryLocked(HostError):
+    """Another process holds the directory."""
+
+
+class DiskFull(RetryableError):
+    """No space left. Nothing of the refused write remains in the log; it can go on once there is room."""
+
+
+class DiskFailed(HostError):
+    """A write or sync failed. What is on disk is unknown, so the process must stop (a second fsync may
+    lie)."""
+
+
+class LogCorrupt(HostError):
+    """A record that had been acknowledged as durable cannot be read back. Cutting it off would silently undo
+    a promise, so the log refuses to open; the node rejoins as a new one, or the file is restored from a
+    copy."""
+
+    def __init__(self, path: str, file: str, position: int, detail: str) -> None:
+        super().__init__(
+            f"{path}/{file}: {detail} at position {position}. It had been acknowledged as durable and is not "
+            "cut off: restore the file from a copy, or move the directory away and join as a new node"
+        )
+        self.path = path
+        self.file = file
+        self.position = position
+
+
+class ForeignLog(HostError):
+    """The directory holds the log of somebody else (owner or storage id differs)."""
+
+    def __init__(self, path: str, *, found: str, expected: str) -> None:
+        super().__init__(
+            f"{path} holds the log of {found}, but {expected} was started on it. Start it with its own data "
+            f"directory, or move {path} away if its contents are no longer needed"
+        )
+        self.path = path
+        self.found = found
+        self.expected = expected
+
+
+class UnsupportedFormat(HostError):
+    """The directory was written by a version of Sava that this one cannot read."""
+
+    def __init__(self, path: str, file: str, detail: str) -> None:
+        super().__init__(
+            f"{path}/{file}: {detail}; run the version of Sava that wrote it or a newer one, "
+            "or move the file away"
+        )
+        self.path = path
+        self.file = file
+
+
+class LogClosed(RetryableError):
+    """The log was closed; nothing was appended."""
+
+
+class LogBusy(RetryableError):
+    """Too many bytes wait for the disk; nothing was queued."""
+
+
+class RecordTooLarge(CallerError):
+    """The record exceeds ``max_record_bytes``; nothing was appended."""
+
+
+class PositionOutside(CallerError):
+    """No record is held at the position: it was trimmed away, or lies at or beyond the end."""
