@@ -1,0 +1,145 @@
+"""Bytes: every message survives the wire, and nothing else gets in."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sava.raft import (
+    Append,
+    AppendReply,
+    Entry,
+    EntryKind,
+    HardState,
+    Heartbeat,
+    HeartbeatReply,
+    MalformedMessage,
+    Membership,
+    SnapshotChunk,
+    SnapshotMeta,
+    SnapshotReply,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+    decode_entry,
+    decode_hard_state,
+    decode_membership,
+    decode_message,
+    decode_snapshot_meta,
+    encode_entry,
+    encode_hard_state,
+    encode_membership,
+    encode_message,
+    encode_snapshot_meta,
+)
+from tests.unit.raft.harness import entries_of, membership
+
+META = SnapshotMeta(9, 2, Membership((1, 2), (2, 3), (4,), ((1, "a:1"), (4, "d:4"))), 40, b"d" * 32)
+MESSAGES = [
+    VoteRequest(1, 2, 3, 4, 2, pre=True, transfer=True),
+    VoteRequest(1, 2, 3, 4, 2),
+    VoteReply(1, 2, 3, False, pre=True),
+    Append(1, 2, 3, 4, 2, entries_of([2, 3, 3], start=5), 6),
+    Append(1, 2, 3, 0, 0, (), 0),
+    Append(1, 2, 1, 0, 0, (Entry(1, 1, EntryKind.MEMBERSHIP, encode_membership(membership([1, 2]))),), 0),
+    AppendReply(1, 2, 3, False, 9, 4, 2),
+    Heartbeat(1, 2, 3, 4, 5),
+    HeartbeatReply(1, 2, 3, 5),
+    TimeoutNow(1, 2, 3),
+    SnapshotChunk(1, 2, 3, META, 10, b"x" * 30, 0xDEADBEEF),
+    SnapshotReply(1, 2, 3, 9, b"d" * 32, 40),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_messages_survive_the_wire(message):
+    assert decode_message(encode_message(message)) == message
+
+
+def test_records_survive_the_disk():
+    for entry in entries_of([1, 2]):
+        assert decode_entry(encode_entry(entry)) == entry
+    assert decode_membership(encode_membership(META.membership)) == META.membership
+    assert decode_snapshot_meta(encode_snapshot_meta(META)) == META
+    assert decode_hard_state(encode_hard_state(HardState(5, 2, 9))) == HardState(5, 2, 9)
+
+
+def test_encoding_is_canonical():
+    assert encode_membership(Membership((1, 2), (), (3,))) == encode_membership(Membership((1, 2), (), (3,)))
+
+
+BAD = [
+    VoteRequest(0, 2, 3, 4, 2),
+    VoteRequest(1, -2, 3, 4, 2),
+    VoteRequest(2, 2, 3, 4, 2),
+    VoteRequest(1, 2, -1, 4, 2),
+    VoteRequest(1, 2, 3, -4, 2),
+    Append(1, 2, 3, 4, 2, entries_of([2], start=6), 0),
+    Append(1, 2, 3, 4, 2, (*entries_of([2], start=5), *entries_of([2], start=7)), 0),
+    Append(1, 2, 3, 4, 2, entries_of([1], start=5), 0),
+    Append(1, 2, 3, 4, 2, entries_of([3, 2], start=5), 0),
+    Append(1, 2, 3, 4, 2, entries_of([4], start=5), 0),
+    Append(1, 2, 3, 4, 5, (), 0),
+    Append(1, 2, 3, 0, 1, (), 0),
+    Append(1, 2, 3, 4, 0, (), 0),
+    Append(1, 2, 3, 4, 2, (), -1),
+    Append(1, 2, 1, 0, 0, (Entry(1, 1, EntryKind.MEMBERSHIP, b"junk"),), 0),
+    Append(1, 2, 1, 0, 0, (Entry(1, 1, EntryKind.MEMBERSHIP, encode_membership(Membership())),), 0),
+    Append(1, 2, 1, 0, 0, (Entry(1, 1, EntryKind.MEMBERSHIP, encode_membership(Membership((2, 1)))),), 0),
+    AppendReply(1, 2, 3, True, -1),
+    Heartbeat(1, 2, 3, -1, 0),
+    HeartbeatReply(1, 2, 3, -1),
+    SnapshotReply(1, 2, 3, 9, b"", -1),
+    SnapshotChunk(1, 2, 3, META, 20, b"x" * 30, 0),
+    SnapshotChunk(1, 2, 3, META, -1, b"", 0),
+    SnapshotChunk(1, 2, 1, META, 0, b"", 0),
+    SnapshotChunk(1, 2, 3, SnapshotMeta(0, 0, membership([1]), 0, b""), 0, b"", 0),
+    SnapshotChunk(1, 2, 3, SnapshotMeta(5, 1, Membership(), 0, b""), 0, b"", 0),
+    SnapshotChunk(1, 2, 3, SnapshotMeta(5, 1, membership([1]), 0, b"x" * 1000), 0, b"", 0),
+]
+
+
+@pytest.mark.parametrize("message", BAD, ids=lambda m: type(m).__name__)
+def test_what_the_core_relies_on_is_checked(message):
+    with pytest.raises(MalformedMessage):
+        decode_message(encode_message(message))
+
+
+@pytest.mark.parametrize(
+    "decode", [decode_message, decode_entry, decode_membership, decode_hard_state, decode_snapshot_meta]
+)
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_garbage_raises_only_malformed_message(decode, data):
+    with suppress(MalformedMessage):
+        decode(data)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(MESSAGES), st.data())
+def test_damaged_messages_decode_to_something_valid_or_are_refused(message, data):
+    raw = bytearray(encode_message(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw)))
+    for damaged in (bytes(raw), bytes(raw[:cut])):
+        try:
+            decoded = decode_message(damaged)
+        except MalformedMessage:
+            continue
+        assert decode_message(encode_message(decoded)) == decoded
+
+
+def test_deeply_nested_bytes_are_refused():
+    with pytest.raises(MalformedMessage):
+        decode_message(b"\x91" * 100_000)
+
+
+def test_other_types_in_known_fields_are_refused():
+    for body in ([3, 1, 2, "x", 0, 0, [], 0], [99, 1, 2, 3], [2, 1, 2, 3, 1], {"a": 1}, [], None):
+        with pytest.raises(MalformedMessage):
+            decode_message(msgspec.msgpack.encode(body))

@@ -1,0 +1,272 @@
+"""Linearizable reads: S45–S48. Rules R17, R18, and the bounds of R9."""
+
+from __future__ import annotations
+
+import pytest
+
+from sava.raft import (
+    Append,
+    AppendReply,
+    Busy,
+    CoreConfig,
+    Heartbeat,
+    HeartbeatReply,
+    NotLeader,
+    Role,
+    VoteRequest,
+)
+from sava.raft.reads import Lease
+from tests.unit.raft.harness import CONFIG, Cluster, drain, make_core, membership, sent
+
+LEASE = CoreConfig(lease_reads=True, lease_drift_percent=20, keep_entries=0)
+
+
+def leading(**options) -> Cluster:
+    cluster = Cluster(**options)
+    cluster.elect(1)
+    return cluster
+
+
+def test_s45_read_on_the_leader_is_answered_at_its_commit_index():
+    cluster = leading()
+    cluster.propose(1, b"x")
+    cluster[1].core.request_read(7)
+    cluster.run()
+    assert cluster[1].reads_ready == [(7, 2)]
+
+
+def test_s45_follower_and_learner_refuse_with_a_hint():
+    cluster = leading(learners=[4])
+    cluster.tick(2)
+    for node in (2, 4):
+        with pytest.raises(NotLeader) as refusal:
+            cluster[node].core.request_read(1)
+        assert refusal.value.leader == 1
+
+
+def test_s45_new_leader_answers_only_after_its_noop_committed():
+    """Leader 2 of term 2 holds entry 2 of term 1, which leader 1 had committed and acknowledged; 2's own
+    commit index is still before it. An answer at that index would miss an acknowledged write (etcd#7331)."""
+    cluster = leading()
+    cluster.drop = lambda m: m.dst != 1 and isinstance(m, Append) and not m.entries
+    cluster.propose(1, b"acknowledged")
+    assert cluster[1].commit == 2
+    assert cluster[2].commit == 1
+    cluster[1].crash()
+    cluster.hold = lambda m: isinstance(m, AppendReply)
+    cluster.elect(2)
+    cluster[2].core.request_read(7)
+    cluster.run()
+    cluster.tick(2)
+    assert cluster[2].reads_ready == []
+    cluster.release()
+    assert cluster[2].reads_ready == [(7, 3)]
+
+
+def test_s45_single_voter_answers_at_once():
+    cluster = Cluster([1])
+    cluster.elect(1)
+    cluster[1].core.request_read(7)
+    cluster.run()
+    assert cluster[1].reads_ready == [(7, 1)]
+
+
+def test_s45_joint_configuration_needs_both_halves_to_confirm():
+    from sava.raft import MembershipChange
+
+    cluster = Cluster([1, 2, 3], learners=[4, 5])
+    cluster.elect(1)
+    cluster.tick(3)
+    cluster.cut([4, 5], [1, 2, 3])
+    cluster[1].core.change_membership(MembershipChange(promote=(4, 5), remove=(2, 3)))
+    cluster.run()
+    cluster[1].core.request_read(7)
+    cluster.run()
+    assert cluster[1].reads_ready == [], "the old half alone does not confirm"
+    cluster.heal()
+    cluster.tick(1)
+    assert [token for token, _ in cluster[1].reads_ready] == [7]
+
+
+def test_s46_retry_with_the_same_token_is_not_confirmed_by_late_answers():
+    """etcd#20418. Read 7 goes out; the answers are late. The caller retries with the same token after more
+    was committed (by the leader's own account). Answers to the *first* round confirm the first read only, at
+    its older index; the retry waits for a round sent after its arrival."""
+    cluster = leading()
+    cluster.hold = lambda m: isinstance(m, HeartbeatReply)
+    cluster[1].core.request_read(7)
+    cluster.run()
+    first_round = list(cluster.held)
+    cluster.propose(1, b"x")
+    cluster[1].core.request_read(7)
+    cluster.run()
+    for message in first_round * 3:
+        cluster[1].core.step(message)
+    cluster.run()
+    assert cluster[1].reads_ready == [(7, 1)], "only the first one, however often its answers are repeated"
+    cluster.release()
+    assert cluster[1].reads_ready == [(7, 1), (7, 2)]
+
+
+def test_s46_an_answer_to_a_round_before_the_read_confirms_nothing():
+    """A heartbeat of the ordinary tick is on its way when the read arrives; the leader may be deposed in
+    between."""
+    cluster = leading()
+    cluster.hold = lambda m: isinstance(m, HeartbeatReply)
+    cluster.tick(1)
+    old = list(cluster.held)
+    cluster[1].core.request_read(12345)
+    cluster.run()
+    for message in old:
+        cluster[1].core.step(message)
+    cluster.run()
+    assert cluster[1].reads_ready == []
+
+
+def test_s46_rounds_are_the_leaders_own_and_only_grow():
+    cluster = leading()
+    for token in (900, 5, 900):
+        cluster[1].core.request_read(token)
+        cluster.run()
+    cluster.tick(2)
+    rounds = [m.round for m in cluster.delivered if isinstance(m, Heartbeat) and m.dst == 2]
+    assert rounds == sorted(set(rounds))
+    assert max(rounds) < 900, "not the callers' tokens"
+
+
+def test_s46_reads_between_two_polls_share_one_round():
+    cluster = leading()
+    cluster.delivered.clear()
+    for token in range(100):
+        cluster[1].core.request_read(token)
+    cluster.run()
+    assert len([m for m in cluster.delivered if isinstance(m, Heartbeat)]) == 2
+    assert cluster[1].reads_ready == [(token, 1) for token in range(100)]
+
+
+def test_s47_partitioned_old_leader_answers_nothing_and_fails_its_reads_when_it_steps_down():
+    cluster = leading()
+    cluster.isolate(1)
+    cluster[1].core.request_read(7)
+    cluster.run()
+    cluster.elect(2)
+    cluster.propose(2, b"new")
+    cluster.tick(25)
+    assert cluster[1].reads_ready == []
+    assert cluster[1].reads_failed == [7]
+    assert cluster[1].role is not Role.LEADER
+
+
+def test_s47_reads_waiting_for_the_noop_fail_with_the_leadership():
+    cluster = Cluster()
+    cluster.hold = lambda m: isinstance(m, AppendReply)
+    cluster.elect(1)
+    cluster[1].core.request_read(7)
+    cluster[1].core.step(Heartbeat(2, 1, 9, 0, 1))
+    cluster.run()
+    assert cluster[1].reads_failed == [7]
+    cluster.release()
+    assert cluster[1].reads_ready == []
+
+
+def test_r09_pending_reads_are_bounded():
+    cluster = leading(config=CoreConfig(max_pending_reads=3, keep_entries=0))
+    cluster.isolate(1)
+    for token in range(3):
+        cluster[1].core.request_read(token)
+    with pytest.raises(Busy):
+        cluster[1].core.request_read(3)
+    cluster.heal()
+    cluster.tick(1)
+    assert len(cluster[1].reads_ready) == 3
+    cluster[1].core.request_read(3)
+
+
+def _lease_leader() -> Cluster:
+    cluster = leading(config=LEASE)
+    cluster.tick(1, now=100)
+    return cluster
+
+
+def test_s48_lease_is_off_by_default():
+    cluster = leading()
+    cluster.tick(1, now=100)
+    assert not cluster[1].core.lease_valid(100)
+
+
+def test_s48_lease_lasts_less_than_the_followers_patience():
+    """T=10 ticks of one unit; a follower's first tick may come at once, so nine are sure; 20 % drift leave
+    seven."""
+    cluster = _lease_leader()
+    assert [cluster[1].core.lease_valid(100 + age) for age in (0, 6, 7, 100)] == [True, True, False, False]
+
+
+def test_s48_lease_is_measured_from_sending_not_from_the_answer():
+    """The answers to the round sent at 100 arrive at 105. The followers' patience began when they *answered*,
+    perhaps at 100: the lease ends at 107, not at 112."""
+    cluster = leading(config=LEASE)
+    cluster.hold = lambda m: isinstance(m, HeartbeatReply)
+    cluster.tick(1, now=100, only=[1])
+    answers = list(cluster.held)
+    for now in range(101, 106):
+        cluster.tick(1, now=now, only=[1])
+    assert not cluster[1].core.lease_valid(105)
+    for message in answers:
+        cluster[1].core.step(message)
+    assert cluster[1].core.lease_valid(106)
+    assert not cluster[1].core.lease_valid(107)
+
+
+def test_s48_now_per_tick_scales_the_lease():
+    config = CoreConfig(lease_reads=True, lease_drift_percent=20, now_per_tick=100, keep_entries=0)
+    cluster = leading(config=config)
+    cluster.tick(1, now=5000)
+    assert cluster[1].core.lease_valid(5719)
+    assert not cluster[1].core.lease_valid(5720)
+
+
+def test_s48_lease_is_refused_after_step_down_and_to_a_new_leader():
+    cluster = _lease_leader()
+    cluster[1].core.step(Heartbeat(2, 1, 9, 0, 1))
+    assert not cluster[1].core.lease_valid(100)
+    fresh = make_core(1, membership([1]), config=LEASE)
+    fresh.campaign()
+    drain(fresh)
+    assert not fresh.lease_valid(0)
+
+
+def test_s48_lease_needs_an_own_entry_committed():
+    cluster = Cluster(config=LEASE)
+    cluster.hold = lambda m: isinstance(m, AppendReply)
+    cluster.elect(1)
+    cluster.tick(1, now=100)
+    assert not cluster[1].core.lease_valid(100)
+
+
+def test_s48_restarted_voter_keeps_the_patience_it_may_have_promised():
+    """With leases on, a node that crashed right after answering a heartbeat gives no vote for an election
+    timeout."""
+    core = make_core(2, membership([1, 2, 3]), [1], term=1, config=LEASE)
+    for _ in range(9):
+        core.tick()
+        core.step(VoteRequest(3, 2, 2, 5, 1, pre=True))
+        core.step(VoteRequest(3, 2, 2, 5, 1))
+        assert sent(drain(core)) == []
+    core.tick()
+    core.step(VoteRequest(3, 2, 2, 5, 1))
+    assert sent(drain(core))[0].granted
+    without = make_core(2, membership([1, 2, 3]), [1], term=1, config=CONFIG)
+    without.step(VoteRequest(3, 2, 2, 5, 1))
+    assert sent(drain(without))[0].granted
+
+
+def test_lease_keeps_one_record_per_instant():
+    lease = Lease(10)
+    for round_ in range(1, 1000):
+        lease.sent(round_, 5)
+    lease.sent(1000, 6)
+    lease.confirmed(999)
+    assert lease.is_valid(14)
+    assert not lease.is_valid(15)
+    lease.confirmed(1000)
+    assert lease.is_valid(15)

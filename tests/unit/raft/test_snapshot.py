@@ -1,0 +1,579 @@
+"""Snapshots and compaction: S49–S53, S55, S56, and the core's part of S54. Rules R10, R11."""
+
+from __future__ import annotations
+
+import hashlib
+from random import Random
+
+import pytest
+
+from sava.raft import (
+    Append,
+    AppendReply,
+    CoreConfig,
+    Entry,
+    EntryKind,
+    HardState,
+    Heartbeat,
+    HeartbeatReply,
+    InvariantError,
+    MembershipChange,
+    RaftCore,
+    Recovered,
+    Role,
+    SnapshotChunk,
+    SnapshotMeta,
+    SnapshotReply,
+    VoteRequest,
+)
+from tests.unit.raft.harness import CONFIG, Cluster, drain, entries_of, make_core, membership, sent
+
+THREE = membership([1, 2, 3])
+CONTENT = b"0123456789abcdef" * 3
+
+
+def meta_of(index=10, term=2, members=THREE, content=CONTENT) -> SnapshotMeta:
+    return SnapshotMeta(index, term, members, len(content), hashlib.sha256(content).digest())
+
+
+def chunk(meta, offset, *, src=1, dst=2, term=2, content=CONTENT, length=16) -> SnapshotChunk:
+    return SnapshotChunk(src, dst, term, meta, offset, content[offset : offset + length], 0)
+
+
+def behind(count: int = 30, **options) -> Cluster:
+    """Leader 1 has compacted everything; follower 3 was away and has nothing."""
+    cluster = Cluster(**options)
+    cluster.elect(1)
+    cluster.isolate(3)
+    for n in range(count):
+        cluster.propose(1, b"%04d" % n)
+    cluster[1].snapshot()
+    assert cluster[1].status.first_index == cluster[1].last + 1
+    return cluster
+
+
+def test_s49_follower_behind_the_first_index_gets_the_snapshot_and_then_the_log():
+    cluster = behind()
+    cluster.propose(1, b"after")
+    cluster.heal()
+    cluster.tick(3)
+    assert cluster[3].machine == cluster[1].machine
+    assert cluster[3].machine[-1] == b"after"
+    assert cluster[3].disk.snapshot == cluster[1].disk.snapshot
+    assert cluster[1].peer(3).state == "replicate"
+    chunks = [m for m in cluster.delivered if isinstance(m, SnapshotChunk)]
+    assert len(chunks) > 5
+    assert [m.offset for m in chunks] == sorted({m.offset for m in chunks}), "each chunk once, in order"
+
+
+def test_s49_nothing_leaves_or_applies_before_the_install_is_durable():
+    """The order on the follower: chunks, install, durable, then acknowledgement. Its disk is slow at
+    install."""
+    cluster = behind()
+    cluster[3].auto_persist = False
+    cluster.heal()
+    for _ in range(40):
+        if cluster[3].core._state.install_number is not None:
+            break
+        cluster[3].persist()
+        cluster.tick(1)
+    assert cluster[3].core._state.install_number is not None
+    cluster.tick(1)
+    assert cluster[3].applied == 1
+    assert cluster[3].status.commit == 1, "the old log stays in force"
+    assert not any(
+        isinstance(m, AppendReply) and m.src == 3 and m.index > 1 and m.accepted for m in cluster.delivered
+    )
+    cluster[3].persist()
+    cluster[3].auto_persist = True
+    cluster.tick(2)
+    assert cluster[3].machine == cluster[1].machine
+
+
+def test_s50_snapshot_at_the_leaders_last_index_returns_the_follower_to_replicate():
+    cluster = behind()
+    cluster.heal()
+    cluster.tick(3)
+    assert cluster[1].peer(3).state == "replicate"
+    assert cluster[1].peer(3).match == cluster[1].last
+    cluster.propose(1, b"x")
+    assert cluster[3].machine[-1] == b"x"
+
+
+def test_s50_snapshot_that_our_log_has_left_behind_is_followed_by_the_next_one():
+    """While 3 installs, the leader compacts beyond that snapshot. The acknowledgement does not reconnect:
+    probe, and the newer snapshot follows."""
+    cluster = behind()
+    cluster[3].auto_persist = False
+    cluster.heal()
+    for _ in range(40):
+        if cluster[3].core._state.install_number is not None:
+            break
+        cluster[3].persist()
+        cluster.tick(1)
+    for n in range(5):
+        cluster.propose(1, b"more%d" % n)
+    cluster[1].snapshot()
+    cluster[3].auto_persist = True
+    cluster[3].persist()
+    cluster.tick(5)
+    assert cluster[1].peer(3).state == "replicate"
+    assert cluster[3].machine == cluster[1].machine
+
+
+def test_s50_an_append_reply_that_reconnects_ends_the_snapshot_state():
+    """3's log was complete all along and its old acknowledgement arrives during the transfer."""
+    cluster = behind(count=3)
+    cluster.heal()
+    cluster.hold = lambda m: isinstance(m, SnapshotChunk)
+    cluster.tick(2)
+    assert cluster[1].peer(3).state == "snapshot"
+    cluster[1].core.step(AppendReply(3, 1, 1, True, cluster[1].last))
+    assert cluster[1].peer(3).state == "replicate"
+
+
+def test_s51_failed_transfer_returns_to_probe_and_starts_again():
+    cluster = behind()
+    cluster.heal()
+    cluster.hold = lambda m: isinstance(m, SnapshotChunk)
+    cluster.tick(1)
+    cluster[1].core.snapshot_failed(3)
+    assert cluster[1].peer(3).state == "probe"
+    cluster.hold, cluster.held = None, []
+    cluster.tick(3)
+    assert cluster[3].machine == cluster[1].machine
+
+
+def test_s51_transfer_without_progress_times_out_and_blocks_nobody():
+    config = CoreConfig(keep_entries=0, snapshot_chunk_bytes=16, snapshot_timeout_ticks=20)
+    cluster = behind(config=config)
+    cluster.heal()
+    cluster.drop = lambda m: isinstance(m, SnapshotChunk)
+    cluster.tick(1)
+    old = cluster[1].disk.snapshot
+    for n in range(45):
+        cluster.propose(1, b"%d" % n)
+        if n == 5:
+            cluster[1].snapshot()
+        cluster.tick(1)
+    assert cluster[2].machine == cluster[1].machine
+    assert len(cluster[2].machine) == 30 + 45
+    tried = [c.meta for out in cluster[1].outputs for c in out.send_chunks]
+    assert tried[0] == old
+    assert tried[-1].index > old.index, "back at probing, the transfer begins anew with the newest snapshot"
+    cluster.drop = None
+    cluster.tick(60)
+    assert cluster[3].machine == cluster[1].machine
+
+
+def test_s51_no_transfer_to_a_peer_that_was_never_heard():
+    """A dead peer costs one probe per heartbeat answer it does not give, not a snapshot."""
+    cluster = behind()
+    cluster.tick(40)
+    assert not any(out.send_chunks for out in cluster[1].outputs)
+    assert cluster[1].peer(3).state in ("probe", "replicate")
+
+
+def test_s51_lost_chunk_is_sent_again_at_a_heartbeat():
+    cluster = behind()
+    cluster.heal()
+    lost = []
+
+    def lose_one(message):
+        if isinstance(message, SnapshotChunk) and message.offset == 32 and not lost:
+            lost.append(message)
+            return True
+        return False
+
+    cluster.drop = lose_one
+    cluster.tick(4)
+    assert lost
+    assert cluster[3].machine == cluster[1].machine
+
+
+def test_s52_duplicate_chunks_are_idempotent_and_a_gap_is_asked_for():
+    core = make_core(2, THREE, term=2)
+    meta = meta_of()
+    core.step(chunk(meta, 0))
+    core.step(chunk(meta, 0))
+    core.step(chunk(meta, 32))
+    outputs = drain(core)
+    assert [(c.offset, c.data) for out in outputs for c in out.chunks] == [(0, CONTENT[:16])]
+    assert [m.next_offset for m in sent(outputs, SnapshotReply)] == [16, 16, 16]
+
+
+def test_s52_leader_does_not_multiply_duplicated_answers():
+    cluster = behind()
+    cluster.heal()
+    cluster.hold = lambda m: isinstance(m, SnapshotReply)
+    cluster.tick(1)
+    (answer,) = [m for m in cluster.held if isinstance(m, SnapshotReply)]
+    before = len(cluster[1].outputs)
+    for _ in range(5):
+        cluster[1].core.step(answer)
+    cluster[1].pump()
+    assert sum(len(out.send_chunks) for out in cluster[1].outputs[before:]) == 1
+
+
+def test_s52_a_newer_snapshot_resets_the_receiver_and_stragglers_of_the_older_do_not():
+    core = make_core(2, THREE, term=2)
+    old, new = meta_of(index=10), meta_of(index=20, content=CONTENT[::-1])
+    core.step(chunk(old, 0))
+    core.step(chunk(new, 0, content=CONTENT[::-1]))
+    core.step(chunk(old, 16))
+    core.step(chunk(new, 16, content=CONTENT[::-1]))
+    outputs = drain(core)
+    written = [(c.meta.index, c.offset) for out in outputs for c in out.chunks]
+    assert written == [(10, 0), (20, 0), (20, 16)]
+
+
+def test_s52_new_leader_resumes_the_old_ones_transfer_by_offset():
+    """(index, term, digest) names the content: leader 3 of term 3 sends the same snapshot and is told to go
+    on at 32."""
+    core = make_core(2, THREE, term=2)
+    meta = meta_of()
+    core.step(chunk(meta, 0))
+    core.step(chunk(meta, 16))
+    drain(core)
+    core.step(chunk(meta, 0, src=3, term=3))
+    (reply,) = sent(drain(core), SnapshotReply)
+    assert (reply.dst, reply.term, reply.next_offset) == (3, 3, 32)
+    core.step(chunk(meta, 32, src=3, term=3))
+    outputs = drain(core)
+    assert [out.install for out in outputs if out.install] == [meta]
+    assert core.status().commit == 10
+
+
+def test_s52_new_leader_with_an_older_snapshot_starts_over():
+    core = make_core(2, THREE, term=2)
+    core.step(chunk(meta_of(index=20), 0))
+    core.step(chunk(meta_of(index=10), 0, src=3, term=3))
+    written = [(c.meta.index, c.offset) for out in drain(core) for c in out.chunks]
+    assert written == [(20, 0), (10, 0)]
+
+
+def test_s52_follower_restart_mid_transfer_starts_over():
+    cluster = behind()
+    cluster.heal()
+    cluster.hold = lambda m: isinstance(m, SnapshotChunk) and m.offset >= 64
+    cluster.tick(1)
+    cluster[3].crash()
+    cluster[3].restart()
+    cluster.release()
+    cluster.tick(5)
+    assert cluster[3].machine == cluster[1].machine
+
+
+def test_s53_snapshot_at_or_below_commit_is_ignored_and_answered_with_commit():
+    core = make_core(2, THREE, [1] * 12, term=2, commit=11)
+    core.step(chunk(meta_of(index=10, term=1), 0))
+    outputs = drain(core)
+    assert not any(out.chunks or out.install for out in outputs)
+    assert sent(outputs) == [AppendReply(2, 1, 2, True, 11)]
+
+
+def test_s53_only_commit_moves_when_the_log_holds_the_snapshots_entry():
+    """The log goes beyond the snapshot, in entries this node has acknowledged. They must stay."""
+    core = make_core(2, THREE, [1] * 12, term=2, commit=3)
+    core.step(chunk(meta_of(index=10, term=1), 0))
+    outputs = drain(core)
+    assert not any(out.chunks or out.install or out.truncate_from for out in outputs)
+    assert sent(outputs) == [AppendReply(2, 1, 2, True, 10)]
+    status = core.status()
+    assert (status.commit, status.last_index, status.snapshot_index) == (10, 12, 0)
+
+
+def test_s53_same_index_of_another_term_is_installed_and_the_uncommitted_tail_goes():
+    core = make_core(2, THREE, [1] * 12, term=2, commit=3)
+    meta = meta_of(index=10, term=2)
+    for offset in (0, 16, 32):
+        core.step(chunk(meta, offset))
+    outputs = drain(core)
+    (install,) = [out for out in outputs if out.install]
+    assert install.truncate_from == 4, "conflicting entries leave the disk with it"
+    status = core.status()
+    assert (status.commit, status.applied, status.last_index, status.first_index) == (10, 10, 10, 11)
+    assert core.term_at(10) == 2
+    assert sent(outputs)[-1] == AppendReply(2, 1, 2, True, 10)
+
+
+def _pending_install():
+    """A voter with a complete snapshot whose install is not durable yet."""
+    core = make_core(2, THREE, [1], term=2)
+    meta = meta_of()
+    for offset in (0, 16, 32):
+        core.step(chunk(meta, offset))
+    outputs = drain(core, persist=False)
+    (install,) = [out for out in outputs if out.install]
+    return core, install
+
+
+def test_m30_node_with_a_pending_snapshot_does_not_campaign():
+    core, install = _pending_install()
+    for _ in range(60):
+        core.tick()
+    core.campaign()
+    assert core.status().role is Role.FOLLOWER
+    assert sent(drain(core, persist=False), VoteRequest) == []
+    core.persisted(install.number)
+    drain(core)
+    core.campaign()
+    assert core.status().role is Role.PRE_CANDIDATE
+
+
+def test_s54_appends_are_ignored_and_votes_use_the_old_log_while_an_install_is_pending():
+    core, _ = _pending_install()
+    core.step(Append(1, 2, 2, 1, 1, entries_of([2], start=2), 1))
+    assert core.status().last_index == 1
+    for _ in range(20):
+        core.tick()
+    core.step(VoteRequest(3, 2, 3, 1, 1))
+    outputs = drain(core, persist=False)
+    (vote,) = sent(outputs)
+    assert vote.granted, "what was never acknowledged binds nobody"
+    core.persisted(outputs[-1].number)
+    assert core.status().last_index == 10
+    assert core.status().snapshot_index == 10
+
+
+def test_s54_heartbeats_are_answered_while_an_install_is_pending():
+    core, _ = _pending_install()
+    core.step(Heartbeat(1, 2, 2, 0, 9))
+    assert sent(drain(core, persist=False)) == [HeartbeatReply(2, 1, 2, 9)]
+
+
+def test_s54_install_travels_apart_from_votes_and_entries():
+    """A vote and the last chunk come between the same two polls: the vote's batch first, the install after
+    it."""
+    core = make_core(2, THREE, term=1)
+    meta = meta_of()
+    for offset in (0, 16, 32):
+        core.step(chunk(meta, offset, term=2))
+    first, second = core.poll(), core.poll()
+    assert first.hard_state == HardState(2, 0, 0)
+    assert first.install is None
+    assert second.install == meta
+    assert second.hard_state is None
+    assert not second.send_after_persist
+    assert not core.has_output()
+
+
+def test_s54_snapshot_that_does_not_verify_changes_nothing_and_is_asked_for_anew():
+    cluster = behind()
+    cluster[3].disk.corrupt_next_install = True
+    cluster.heal()
+    cluster.tick(6)
+    assert cluster[3].machine == cluster[1].machine
+    offsets = [m.offset for m in cluster.delivered if isinstance(m, SnapshotChunk)]
+    assert offsets.count(0) == 2
+
+
+def test_s54_install_failed_keeps_the_old_log_in_force():
+    core, install = _pending_install()
+    core.install_failed(install.number)
+    status = core.status()
+    assert (status.last_index, status.commit, status.snapshot_index) == (1, 0, 0)
+    (reply,) = sent(drain(core), SnapshotReply)
+    assert reply.next_offset == 0
+    core.persisted(install.number)
+    assert core.status().snapshot_index == 0, "a failed install is not revived by a later completion"
+
+
+def test_s54_crash_before_the_install_is_durable_leaves_the_old_state():
+    cluster = behind()
+    cluster[3].auto_persist = False
+    cluster.heal()
+    for _ in range(40):
+        if cluster[3].core._state.install_number is not None:
+            break
+        cluster[3].persist()
+        cluster.tick(1)
+    cluster[3].crash()
+    cluster[3].auto_persist = True
+    cluster[3].restart()
+    assert cluster[3].status.snapshot_index == 0
+    cluster.tick(6)
+    assert cluster[3].machine == cluster[1].machine
+
+
+def test_s54_crash_after_the_install_recovers_from_it():
+    cluster = behind()
+    cluster.heal()
+    cluster.tick(3)
+    cluster[3].crash()
+    cluster[3].restart()
+    assert cluster[3].status.snapshot_index == cluster[3].status.commit
+    assert cluster[3].machine == cluster[1].machine
+    cluster.propose(1, b"x")
+    cluster.tick(2)
+    assert cluster[3].machine[-1] == b"x"
+
+
+def test_s54_local_compaction_survives_a_restart_with_and_without_the_checkpoint():
+    for truncate_disk in (True, False):
+        cluster = Cluster(config=CoreConfig(keep_entries=3))
+        cluster.elect(1)
+        cluster.propose(1, *[b"%d" % n for n in range(10)])
+        cluster[1].snapshot(truncate_disk=truncate_disk)
+        cluster[1].crash()
+        cluster[1].restart()
+        assert cluster[1].machine == [b"%d" % n for n in range(10)]
+        leader = cluster.converge()
+        cluster.propose(leader, b"x")
+        cluster.tick(1)
+        assert [cluster[n].machine[-1] for n in (1, 2, 3)] == [b"x"] * 3
+
+
+def test_s55_snapshot_carries_joint_membership_and_learners():
+    joint = membership([1, 2, 4], learners=[5], outgoing=[1, 2, 3])
+    core = make_core(2, THREE, term=2)
+    meta = meta_of(members=joint)
+    for offset in (0, 16, 32):
+        core.step(chunk(meta, offset))
+    drain(core)
+    assert core.status().membership == joint
+    assert core.status().membership_index == 10
+    assert core.membership_at(10) == joint
+    for _ in range(20):
+        core.tick()
+    assert {m.dst for m in sent(drain(core), VoteRequest)} == {1, 3, 4}
+
+
+def test_s55_newcomer_learns_the_group_from_the_snapshot():
+    cluster = behind(count=5)
+    cluster.heal()
+    cluster.join(4)
+    cluster[1].core.change_membership(MembershipChange(add_learners=((4, "four"),)))
+    cluster.run()
+    cluster[1].snapshot()
+    cluster.tick(5)
+    assert cluster[4].status.membership.voters == (1, 2, 3)
+    assert cluster[4].machine == cluster[1].machine
+
+
+def test_s56_building_a_snapshot_blocks_neither_append_nor_apply():
+    """The snapshot describes index 4; by the time it is durable, more has been appended and applied."""
+    cluster = Cluster()
+    cluster.elect(1)
+    cluster.propose(1, b"a", b"b", b"c")
+    core = cluster[1].core
+    content = b"built in the background"
+    meta = SnapshotMeta(4, core.term_at(4), core.membership_at(4), len(content), b"d")
+    cluster.propose(1, b"d", b"e")
+    assert cluster[1].applied == 6
+    core.snapshot_taken(meta)
+    status = cluster[1].status
+    assert (status.snapshot_index, status.first_index, status.last_index) == (4, 5, 6)
+    cluster.propose(1, b"f")
+    assert cluster[2].machine[-1] == b"f"
+
+
+def test_r11_compaction_keeps_a_tail_and_the_term_before_it():
+    cluster = Cluster(config=CoreConfig(keep_entries=4))
+    cluster.elect(1)
+    cluster.propose(1, *[b"%d" % n for n in range(9)])
+    meta = cluster[1].snapshot()
+    assert meta.index == 10
+    status = cluster[1].status
+    assert status.first_index == 7
+    assert cluster[1].core.term_at(6) == 1
+    with pytest.raises(InvariantError):
+        cluster[1].core.term_at(5)
+    checkpoint = cluster[1].core.checkpoint()
+    assert checkpoint.entries[0].index == 7
+    assert checkpoint.compacted_term == 1
+    assert checkpoint.snapshot == meta
+
+
+def test_r11_follower_within_the_kept_tail_needs_no_snapshot():
+    cluster = Cluster(config=CoreConfig(keep_entries=20))
+    cluster.elect(1)
+    cluster.isolate(3)
+    cluster.propose(1, *[b"%d" % n for n in range(10)])
+    cluster[1].snapshot()
+    cluster.heal()
+    cluster.tick(3)
+    assert cluster[3].machine == cluster[1].machine
+    assert not any(isinstance(m, SnapshotChunk) for m in cluster.delivered)
+
+
+def test_r11_compaction_beyond_a_durable_snapshot_is_impossible():
+    """A snapshot of what is not applied here, or that does not describe this log, is a driver gone wrong."""
+    cluster = Cluster()
+    cluster.elect(1)
+    cluster.propose(1, b"a", b"b")
+    core = cluster[1].core
+    with pytest.raises(InvariantError):
+        core.snapshot_taken(SnapshotMeta(9, 1, THREE, 1, b"d"))
+    with pytest.raises(InvariantError):
+        core.snapshot_taken(SnapshotMeta(3, 7, THREE, 1, b"d"))
+    with pytest.raises(InvariantError):
+        core.snapshot_taken(SnapshotMeta(3, 1, membership([1]), 1, b"d"))
+    assert cluster[1].status.first_index == 1
+    core.snapshot_taken(SnapshotMeta(3, 1, THREE, 1, b"d"))
+    assert cluster[1].status.first_index == 4, "exactly what the durable snapshot covers, and no more"
+    core.snapshot_taken(SnapshotMeta(2, 1, THREE, 1, b"d"))
+    assert cluster[1].status.snapshot_index == 3, "an overtaken one is ignored"
+
+
+def test_r11_a_snapshot_of_handed_out_but_unapplied_entries_is_refused():
+    core = make_core(1, membership([1]))
+    core.campaign()
+    output = core.poll()
+    core.persisted(output.number)
+    core.propose([b"x"])
+    output = core.poll()
+    core.persisted(output.number)
+    assert core.poll().apply
+    with pytest.raises(InvariantError):
+        core.snapshot_taken(SnapshotMeta(2, 1, membership([1]), 1, b"d"))
+
+
+def test_recovery_without_a_recorded_compacted_term_gives_up_one_entry():
+    entries = entries_of([1, 1, 2, 2], start=5)
+    snapshot = SnapshotMeta(7, 2, THREE, 0, b"d")
+    core = RaftCore(1, CONFIG, Recovered(HardState(2, 0, 8), snapshot, entries), Random(1))
+    assert core.status().first_index == 6
+    assert core.term_at(5) == 1
+    known = RaftCore(1, CONFIG, Recovered(HardState(2, 0, 8), snapshot, entries, 1), Random(1))
+    assert known.status().first_index == 5
+    assert known.term_at(4) == 1
+
+
+@pytest.mark.parametrize(
+    ("entries", "snapshot"),
+    [
+        (entries_of([1, 1], start=9), SnapshotMeta(5, 1, THREE, 0, b"d")),
+        ((*entries_of([1]), *entries_of([1], start=3)), SnapshotMeta(0, 0, THREE, 0, b"")),
+        (entries_of([1, 1, 1]), SnapshotMeta(2, 9, THREE, 0, b"d")),
+    ],
+)
+def test_recovery_refuses_a_log_with_holes_or_of_another_history(entries, snapshot):
+    with pytest.raises(InvariantError):
+        RaftCore(1, CONFIG, Recovered(HardState(9, 0, 0), snapshot, entries), Random(1))
+
+
+def test_recovery_takes_entries_before_an_installed_snapshot_as_superseded():
+    snapshot = SnapshotMeta(9, 2, THREE, 0, b"d")
+    core = RaftCore(1, CONFIG, Recovered(HardState(2, 0, 3), snapshot, entries_of([1, 1, 1])), Random(1))
+    status = core.status()
+    assert (status.commit, status.first_index, status.last_index) == (9, 10, 9)
+
+
+def test_empty_snapshot_is_one_empty_chunk():
+    core = make_core(2, THREE, term=2)
+    meta = meta_of(content=b"")
+    core.step(chunk(meta, 0, content=b""))
+    outputs = drain(core)
+    assert [out.install for out in outputs if out.install] == [meta]
+
+
+def test_snapshot_entry_kinds_after_install_continue_the_log():
+    core = make_core(2, THREE, term=2)
+    meta = meta_of()
+    for offset in (0, 16, 32):
+        core.step(chunk(meta, offset))
+    drain(core)
+    core.step(Append(1, 2, 2, 10, 2, (Entry(11, 2, EntryKind.COMMAND, b"x"),), 11))
+    applied = [entry for out in drain(core) for entry in out.apply]
+    assert [entry.index for entry in applied] == [11]
