@@ -1,0 +1,66 @@
+"""LeaseTable: which leases exist and what each holds. The replicated half of leases; deadlines live in
+``lessor.py``.
+
+The table is the one truth. Seed 004 kept a second map from time to keys, and its apply dropped whole buckets
+of it by the local clock: keys not named by the command became immortal, on each node different ones (D4).
+Here a key knows its lease, a lease knows its keys, both change together, and the snapshot writes only the
+first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+import msgspec
+
+
+class Lease(msgspec.Struct, array_like=True):
+    """``keys`` is sorted, so that deleting them is in the same order everywhere. ``generation`` grows
+    whenever the holder showed a sign of life through the log; an expiry that was decided before it is void
+    (D3)."""
+
+    lease: int
+    ttl_ms: int
+    generation: int
+    keys: list[str]
+
+
+class LeaseTable:
+    __slots__ = ("_leases", "next_id")
+
+    def __init__(self) -> None:
+        self._leases: dict[int, Lease] = {}
+        self.next_id = 1
+        """Never reused: a holder that slept through its expiry must not wake up as somebody else's lease."""
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def get(self, lease: int) -> Lease | None:
+        return self._leases.get(lease)
+
+    def grant(self, ttl_ms: int) -> Lease:
+        lease = Lease(self.next_id, ttl_ms, 1, [])
+        self.next_id += 1
+        self._leases[lease.lease] = lease
+        return lease
+
+    def add(self, lease: Lease) -> None:
+        self._leases[lease.lease] = lease
+
+    def drop(self, lease: int) -> None:
+        del self._leases[lease]
+
+    def attach(self, lease: int, key: str) -> None:
+        """The caller knows that the lease exists and that the key is not attached to it."""
+        holder = self._leases[lease]
+        holder.generation += 1
+        insort(holder.keys, key)
+
+    def detach(self, lease: int, key: str) -> None:
+        keys = self._leases[lease].keys
+        del keys[bisect_left(keys, key)]
