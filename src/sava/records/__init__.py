@@ -1,0 +1,65 @@
+"""Records: Message and RecordBatch, the one form that messages have in memory, on the wire and in the
+journal.
+
+Pure: no I/O, no clock. The format is specified in ``docs/design/record-batch.md``.
+
+===============  =====================================================================
+``message``      a message as applications see it
+``header``       the fixed header, and ``assign``, the broker's part of it
+``columns``      which columns there are and how each may be encoded
+``buffers``      values or Arrow arrays → the buffers of a column
+``encoder``      columns → the bytes of a batch
+``compression``  the body, compressed; bounded on the way back
+``decoder``      the bytes of a body → checked columns
+``values``       columns → Python objects
+``batch``        RecordBatch, over all of these
+===============  =====================================================================
+"""
+
+from sava.records.batch import RecordBatch, iter_batches
+from sava.records.columns import DERIVED_COLUMNS, STORED_COLUMNS, schema_of
+from sava.records.errors import (
+    BatchCorrupt,
+    BatchTooLarge,
+    BatchUnassigned,
+    InvalidMessage,
+    OffsetOutside,
+    UnsupportedBatch,
+)
+from sava.records.header import (
+    HEADER_BYTES,
+    MAX_BATCH_BYTES,
+    MAX_COUNT,
+    PREFIX_BYTES,
+    UNASSIGNED,
+    Codec,
+    Header,
+    assign,
+    peek_header,
+)
+from sava.records.message import Message, Origin
+
+__all__ = [
+    "DERIVED_COLUMNS",
+    "HEADER_BYTES",
+    "MAX_BATCH_BYTES",
+    "MAX_COUNT",
+    "PREFIX_BYTES",
+    "STORED_COLUMNS",
+    "UNASSIGNED",
+    "BatchCorrupt",
+    "BatchTooLarge",
+    "BatchUnassigned",
+    "Codec",
+    "Header",
+    "InvalidMessage",
+    "Message",
+    "OffsetOutside",
+    "Origin",
+    "RecordBatch",
+    "UnsupportedBatch",
+    "assign",
+    "iter_batches",
+    "peek_header",
+    "schema_of",
+]

@@ -1,0 +1,300 @@
+"""RecordBatch: the one form that messages have in memory, on the wire and in the journal.
+
+A batch is its bytes. Everything else is a view of them that is made when first asked for: the header is read
+at once (88 bytes), the columns when a value is wanted, messages when somebody iterates. A batch never
+changes; a slice shares its parent's columns and gets bytes of its own only if they are asked for.
+
+Safe to share between threads: the cached views are computed from immutable bytes, and computing one twice is
+harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+
+from sava.records import values
+from sava.records.columns import PUBLISH_TIME, STORED_COLUMNS, Column, schema_of
+from sava.records.compression import decompress
+from sava.records.decoder import publish_time_range, read_columns
+from sava.records.encoder import Body, Place, assemble, encode_arrow, encode_columns, encode_values
+from sava.records.errors import BatchCorrupt, BatchUnassigned, OffsetOutside
+from sava.records.header import HEADER_BYTES, PREFIX_BYTES, Buffer, Codec, Header, assign, peek_header
+from sava.records.message import Message, Origin
+
+
+class RecordBatch:
+    """One to about a million messages that belong together. Made by ``encode``, ``from_messages``,
+    ``from_arrow`` or ``parse``."""
+
+    __slots__ = ("_columns", "_data", "_header")
+
+    def __init__(
+        self, header: Header, data: bytes | memoryview | None, columns: tuple[Column, ...] | None
+    ) -> None:
+        """Not for callers: ``data`` or ``columns`` must be there, and agree with ``header``."""
+        self._header = header
+        self._data = data
+        self._columns = columns
+
+    # -- making ---------------------------------------------------------------------
+
+    @classmethod
+    def encode(
+        cls,
+        payloads: Sequence[bytes],
+        *,
+        publish_time: int | Sequence[int],
+        keys: Sequence[str | None] | None = None,
+        attributes: Sequence[Mapping[str, str]] | None = None,
+        schema_id: int | Sequence[int | None] | None = None,
+        schema_version: int | Sequence[int | None] | None = None,
+        origins: Sequence[Origin | None] | None = None,
+        producer_id: int = 0,
+        base_sequence: int = 0,
+        codec: Codec = Codec.NONE,
+    ) -> RecordBatch:
+        """A batch from one sequence per column; a single integer stands for one that all messages have.
+        Producer 0 is nobody: such a batch has no part in deduplication. Raises InvalidMessage,
+        BatchTooLarge."""
+        body = encode_values(
+            payloads,
+            publish_time=publish_time,
+            keys=keys,
+            attributes=attributes,
+            schema_id=schema_id,
+            schema_version=schema_version,
+            origins=origins,
+        )
+        return cls._of(body, producer_id, base_sequence, codec)
+
+    @classmethod
+    def from_messages(
+        cls,
+        messages: Sequence[Message],
+        *,
+        producer_id: int = 0,
+        base_sequence: int = 0,
+        codec: Codec = Codec.NONE,
+    ) -> RecordBatch:
+        """A batch from messages; their ``offset`` and ``topic`` are not part of it."""
+        return cls.encode(
+            [message.payload for message in messages],
+            publish_time=[message.publish_time for message in messages],
+            keys=[message.key for message in messages],
+            attributes=[message.attributes for message in messages],
+            schema_id=[message.schema_id for message in messages],
+            schema_version=[message.schema_version for message in messages],
+            origins=[message.origin for message in messages],
+            producer_id=producer_id,
+            base_sequence=base_sequence,
+            codec=codec,
+        )
+
+    @classmethod
+    def from_arrow(
+        cls,
+        rows: Any,
+        *,
+        publish_time: int | None = None,
+        producer_id: int = 0,
+        base_sequence: int = 0,
+        codec: Codec = Codec.NONE,
+    ) -> RecordBatch:
+        """A batch from the rows of a ``pa.RecordBatch`` with columns named as in STORED_COLUMNS.
+
+        ``payload`` must be there, and ``publish_time`` unless it is given here; what else is missing is null.
+        Types that Arrow can cast without loss are accepted. A column of another name is refused, not ignored.
+        """
+        return cls._of(encode_arrow(rows, publish_time=publish_time), producer_id, base_sequence, codec)
+
+    @classmethod
+    def _of(cls, body: Body, producer_id: int, base_sequence: int, codec: Codec) -> RecordBatch:
+        header, data = assemble(
+            body, producer_id=producer_id, base_sequence=base_sequence, codec=codec, place=Place()
+        )
+        return cls(header, data, None)
+
+    @classmethod
+    def parse(cls, data: Buffer) -> RecordBatch:
+        """The batch that ``data`` is, without a copy. Only the header is checked: see ``verify``.
+
+        A writable buffer is copied: bytes that change after they were checked would be unchecked bytes.
+        """
+        view = data if isinstance(data, bytes) else memoryview(data).cast("B")
+        if isinstance(view, memoryview) and not view.readonly:
+            view = bytes(view)
+        header = peek_header(view)
+        if header.length != len(view):
+            raise BatchCorrupt(f"has {len(view)} bytes and says {header.length}")
+        return cls(header, view, None)
+
+    # -- knowing ---------------------------------------------------------------------
+
+    @property
+    def header(self) -> Header:
+        self._encoded()
+        return self._header
+
+    @property
+    def base_offset(self) -> int:
+        return self._header.base_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._header.next_offset
+
+    def __len__(self) -> int:
+        return self._header.count
+
+    def __repr__(self) -> str:
+        header = self._header
+        return (
+            f"<RecordBatch of {header.count}, offsets [{header.base_offset}, {header.next_offset}), "
+            f"epoch {header.epoch}, producer {header.producer_id} from {header.base_sequence}>"
+        )
+
+    @property
+    def data(self) -> bytes | memoryview:
+        """The encoded batch, not copied."""
+        return self._encoded()
+
+    def to_bytes(self) -> bytes:
+        return bytes(self._encoded())
+
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]:
+        return RecordBatch.parse, (self.to_bytes(),)
+
+    # -- checking ---------------------------------------------------------------------
+
+    def verify_crc(self) -> None:
+        """Raise BatchCorrupt unless the bytes are those that were sealed. Says nothing of who sealed them."""
+        # pa.Buffer lends its memory to the checksum; a memoryview would have to be copied.
+        if google_crc32c.value(pa.py_buffer(self._encoded()).slice(PREFIX_BYTES)) != self._header.crc:
+            raise BatchCorrupt("the checksum does not match")
+
+    def verify(self) -> RecordBatch:
+        """Raise unless checksum and structure are right, after which every other method works; the batch
+        itself.
+
+        Structure is checked before columns are used in any case, so skipping this is never unsafe. A broker
+        calls it once at the door, so that no consumer ever meets a batch that it cannot read.
+        """
+        self.verify_crc()
+        self._decoded()
+        return self
+
+    # -- reading ---------------------------------------------------------------------
+
+    def payloads(self) -> list[bytes]:
+        return values.payloads(self._decoded())
+
+    def messages(self, topic: str | None = None) -> Iterator[Message]:
+        """The messages in order, with their offsets if assigned, and ``topic`` if given."""
+        header = self._header
+        offsets = range(header.base_offset, header.next_offset) if header.is_assigned else repeat(None)
+        return values.messages(self._decoded(), header.count, offsets, topic)
+
+    __iter__ = messages
+
+    def to_arrow(self, columns: Sequence[str] = STORED_COLUMNS) -> Any:
+        """A ``pa.RecordBatch`` of these columns, out of STORED_COLUMNS and DERIVED_COLUMNS.
+
+        Stored columns are views of the batch's bytes and keep them alive; their cost does not depend on how
+        many rows there are. Constant and derived columns are written out (about 1 ns per row).
+        """
+        schema = schema_of(tuple(columns))
+        stored = {column.spec.name: column for column in self._decoded()}
+        count = self._header.count
+        arrays = [stored[name].to_arrow(count) if name in stored else self._derived(name) for name in columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _derived(self, name: str) -> Any:
+        header = self._header
+        if name == "sequence":
+            return pa.arange(header.base_sequence, header.next_sequence)
+        if name == "producer_id":
+            return pa.repeat(pa.scalar(header.producer_id, pa.int64()), header.count)
+        if not header.is_assigned:
+            raise BatchUnassigned
+        return pa.arange(header.base_offset, header.next_offset)
+
+    # -- placing ---------------------------------------------------------------------
+
+    def assigned(self, *, topic_id: int, epoch: int, base_offset: int) -> RecordBatch:
+        """The same batch at its place in a topic. Writers that need no object use ``assign`` and save the
+        copy."""
+        data = b"".join(assign(self._encoded(), topic_id=topic_id, epoch=epoch, base_offset=base_offset))
+        return RecordBatch(peek_header(data), data, None)
+
+    def slice(self, start: int, end: int) -> RecordBatch:
+        """The messages with offsets in [start, end), as far as they are here. Raises OffsetOutside if none
+        is.
+
+        The slice keeps topic, epoch, producer, and each message its offset and sequence.
+        """
+        header = self._header
+        if not header.is_assigned:
+            raise BatchUnassigned
+        first = max(start, header.base_offset)
+        next_offset = min(end, header.next_offset)
+        if first >= next_offset:
+            raise OffsetOutside(start, end, base_offset=header.base_offset, next_offset=header.next_offset)
+        if next_offset - first == header.count:
+            return self
+        skip, stop = first - header.base_offset, next_offset - header.base_offset
+        columns = tuple(column.slice(skip, stop) for column in self._decoded())
+        earliest, latest = publish_time_range(columns[PUBLISH_TIME].array)
+        part = header.replace(
+            base_offset=first,
+            count=stop - skip,
+            base_sequence=header.base_sequence + skip,
+            min_publish_time=earliest,
+            max_publish_time=latest,
+        )
+        return RecordBatch(part, None, columns)
+
+    # -- views, made once ----------------------------------------------------------
+
+    def _encoded(self) -> bytes | memoryview:
+        if self._data is None:
+            header, columns = self._header, self._decoded()
+            self._header, self._data = assemble(
+                encode_columns(columns, header.count),
+                producer_id=header.producer_id,
+                base_sequence=header.base_sequence,
+                codec=header.codec,
+                place=Place(header.topic_id, header.epoch, header.base_offset),
+            )
+        return self._data
+
+    def _decoded(self) -> tuple[Column, ...]:
+        if self._columns is None:
+            self._columns = read_columns(self._body(), self._header)
+        return self._columns
+
+    def _body(self) -> Any:
+        body = pa.py_buffer(self._data).slice(HEADER_BYTES)
+        if self._header.codec is not Codec.NONE:
+            return decompress(self._header.codec, body, self._header.body_size)
+        if body.address % 8:
+            # Arrow's kernels may assume that numbers are aligned. A batch in a buffer of its own always is.
+            return pa.py_buffer(body.to_pybytes())
+        return body
+
+
+def iter_batches(data: Buffer) -> Iterator[RecordBatch]:
+    """The batches of a buffer that holds several, end to end, each checked as ``RecordBatch.parse`` does."""
+    view = memoryview(data).cast("B")
+    position = 0
+    while position < len(view):
+        header = peek_header(view, position)
+        end = position + header.length
+        if end > len(view):
+            raise BatchCorrupt(f"{len(view) - position} bytes are left for a batch of {header.length}")
+        yield RecordBatch.parse(view[position:end])
+        position = end

@@ -1,0 +1,194 @@
+"""Encoder: columns from wherever they come, put together behind a header."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import google_crc32c
+import pyarrow as pa
+
+from sava.records.buffers import ABSENT, Encoded, constant_integer, encode_array, encode_payloads, to_array
+from sava.records.columns import (
+    COLUMNS,
+    ORIGIN_CLUSTER,
+    ORIGIN_OFFSET,
+    PUBLISH_TIME,
+    STORED_COLUMNS,
+    Column,
+    ColumnSpec,
+    Encoding,
+)
+from sava.records.compression import compress
+from sava.records.decoder import publish_time_range
+from sava.records.errors import BatchTooLarge, InvalidMessage
+from sava.records.header import (
+    HEADER_BYTES,
+    INT64_END,
+    MAX_BATCH_BYTES,
+    UNASSIGNED,
+    Codec,
+    Header,
+    check_sizes,
+)
+from sava.records.message import Origin
+
+_PADDING: Final = tuple(bytes(n) for n in range(8))
+
+
+class Place(NamedTuple):
+    """The broker's part of a header."""
+
+    topic_id: int = 0
+    epoch: int = 0
+    base_offset: int = UNASSIGNED
+
+
+class Body(NamedTuple):
+    """Everything about a batch that its messages decide."""
+
+    rows: int
+    columns: Sequence[Encoded]
+    times: tuple[int, int]
+
+
+def encode_values(
+    payloads: Sequence[bytes],
+    *,
+    publish_time: int | Sequence[int],
+    keys: Sequence[str | None] | None,
+    attributes: Sequence[Mapping[str, str]] | None,
+    schema_id: int | Sequence[int | None] | None,
+    schema_version: int | Sequence[int | None] | None,
+    origins: Sequence[Origin | None] | None,
+) -> Body:
+    """A body from one sequence per column. A single integer stands for one that every message has."""
+    count = _checked(len(payloads))
+    clusters, offsets = (None, None) if origins is None else _origin_arrays(origins, count)
+    if isinstance(publish_time, int):
+        publish_times, times = publish_time, (publish_time, publish_time)
+    else:
+        publish_times = to_array(COLUMNS[PUBLISH_TIME], publish_time, count)
+        times = publish_time_range(publish_times)
+    given = (publish_times, keys, attributes, schema_id, schema_version, clusters, offsets)
+    others = [_encode_given(spec, values, count) for spec, values in zip(COLUMNS[1:], given, strict=True)]
+    return Body(count, [encode_payloads(payloads), *others], times)
+
+
+def encode_arrow(rows: Any, *, publish_time: int | None) -> Body:
+    """A body from a pa.RecordBatch; ``publish_time`` is that of all messages when the rows have none."""
+    names = rows.schema.names
+    unknown = [name for name in names if name not in STORED_COLUMNS or names.count(name) > 1]
+    if unknown:
+        raise InvalidMessage(f"the column {unknown[0]!r} is unknown or given twice")
+    if "payload" not in names:
+        raise InvalidMessage("the messages have no payload")
+    count = _checked(rows.num_rows)
+    arrays = [_conform(spec, rows.column(spec.name)) if spec.name in names else None for spec in COLUMNS]
+    _check_origin(arrays[ORIGIN_CLUSTER], arrays[ORIGIN_OFFSET])
+    columns = [
+        ABSENT if array is None else encode_array(spec, array)
+        for spec, array in zip(COLUMNS, arrays, strict=True)
+    ]
+    if arrays[PUBLISH_TIME] is not None:
+        return Body(count, columns, publish_time_range(arrays[PUBLISH_TIME]))
+    if publish_time is None:
+        raise InvalidMessage("the messages have no publish_time")
+    columns[PUBLISH_TIME] = constant_integer(COLUMNS[PUBLISH_TIME], publish_time)
+    return Body(count, columns, (publish_time, publish_time))
+
+
+def encode_columns(columns: Sequence[Column], count: int) -> Body:
+    """A body from decoded columns, or from slices of them."""
+    encoded = [
+        ABSENT if column.array is None else encode_array(column.spec, column.array) for column in columns
+    ]
+    return Body(count, encoded, publish_time_range(columns[PUBLISH_TIME].array))
+
+
+def assemble(
+    body: Body, *, producer_id: int, base_sequence: int, codec: Codec, place: Place
+) -> tuple[Header, bytes]:
+    """The batch's bytes, copied once from where the columns' buffers are."""
+    count = body.rows
+    if not (0 <= producer_id < INT64_END and 0 <= base_sequence <= INT64_END - count):
+        raise InvalidMessage(f"producer {producer_id} with sequence {base_sequence} is out of range")
+    parts, body_size, layout = _parts(body)
+    check_sizes(count, HEADER_BYTES, body_size)
+    length = HEADER_BYTES + body_size
+    if codec is not Codec.NONE:
+        parts = [compress(codec, b"".join(parts))]
+        length = HEADER_BYTES + len(parts[0])
+        check_sizes(count, length, body_size)
+    header = Header(
+        length, 0, *place, count, body_size, codec, layout, producer_id, base_sequence, *body.times
+    )
+    sealed = header.sealed()
+    crc = google_crc32c.value(sealed)
+    for part in parts:
+        crc = google_crc32c.extend(crc, part)
+    header = header.replace(crc=crc)
+    return header, b"".join((header.prefix(), sealed, *parts))
+
+
+def _parts(body: Body) -> tuple[list[Any], int, int]:
+    """All buffers with the padding between them, their size, and the layout that tells what they are."""
+    parts: list[Any] = []
+    total = layout = 0
+    for index, (encoding, buffers) in enumerate(body.columns):
+        layout |= encoding << 2 * index
+        start = total
+        for buffer in buffers:
+            size = len(buffer)
+            parts.append(buffer)
+            if size & 7:
+                parts.append(_PADDING[-size & 7])
+            total += size + 7 & ~7
+        if encoding is Encoding.CONSTANT and (total - start) * body.rows > MAX_BATCH_BYTES:
+            raise BatchTooLarge(
+                f"the constant {COLUMNS[index].name}", (total - start) * body.rows, MAX_BATCH_BYTES
+            )
+    return parts, total, layout
+
+
+def _checked(count: int) -> int:
+    if not count:
+        raise InvalidMessage("a batch holds at least one message")
+    check_sizes(count, HEADER_BYTES, 0)
+    return count
+
+
+def _encode_given(spec: ColumnSpec, values: Any, count: int) -> Encoded:
+    if values is None:
+        return ABSENT
+    if isinstance(values, int):
+        return constant_integer(spec, values)
+    return encode_array(spec, values if isinstance(values, pa.Array) else to_array(spec, values, count))
+
+
+def _origin_arrays(origins: Sequence[Origin | None], count: int) -> tuple[Any, Any]:
+    clusters = to_array(COLUMNS[ORIGIN_CLUSTER], [origin and origin.cluster for origin in origins], count)
+    offsets = to_array(COLUMNS[ORIGIN_OFFSET], [origin and origin.offset for origin in origins], count)
+    _check_origin(clusters, offsets)
+    return clusters, offsets
+
+
+def _conform(spec: ColumnSpec, array: Any) -> Any:
+    """An array from outside in the type that the format has, known to be valid."""
+    try:
+        if array.type != spec.type:
+            array = array.cast(spec.type)
+        array.validate(full=True)
+    except pa.ArrowException as error:
+        raise InvalidMessage(f"the column {spec.name} of type {array.type}: {error}") from None
+    return array
+
+
+def _check_origin(clusters: Any, offsets: Any) -> None:
+    """Raise unless every message has both parts of an origin or neither. A column not given is None."""
+    if clusters is not None and offsets is not None:
+        together = clusters.is_null().equals(offsets.is_null())
+    else:
+        together = all(array is None or array.null_count == len(array) for array in (clusters, offsets))
+    if not together:
+        raise InvalidMessage("an origin has a cluster and an offset, or is not given")
