@@ -20,9 +20,10 @@ from sava.raft.messages import (
 )
 from sava.raft.output import Role
 from sava.raft.quorum import Tally, count_votes
-from sava.raft.replication import append_entry, payload_size
+from sava.raft.reconfigure import open_term
+from sava.raft.replication import payload_size
 from sava.raft.state import CoreState
-from sava.raft.types import NO_NODE, EntryKind, NodeId
+from sava.raft.types import NO_NODE, NodeId
 
 __all__ = [
     "admit_higher_term",
@@ -193,6 +194,4 @@ def _become_leader(state: CoreState) -> None:
         own.match = log.durable
         own.become_replicate()
         own.round = state.round
-    # An entry of the own term, at once: until it is committed the leader knows neither what is committed
-    # (reads, Figure 8) nor that no other change of membership is under way.
-    append_entry(state, EntryKind.NOOP, b"")
+    open_term(state)

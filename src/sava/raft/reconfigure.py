@@ -25,7 +25,7 @@ from sava.raft.replication import append_entry, flush_appends
 from sava.raft.state import CoreState
 from sava.raft.types import NO_NODE, EntryKind, Membership, MembershipChange
 
-__all__ = ["after_commit", "change_membership", "check_learners", "has_committed_own_term"]
+__all__ = ["after_commit", "change_membership", "check_learners", "has_committed_own_term", "open_term"]
 
 _CHECKS_TO_PROMOTE = 2
 """One good moment may be luck between two bursts; two in a row is a learner that keeps up."""
@@ -33,6 +33,20 @@ _CHECKS_TO_PROMOTE = 2
 
 def has_committed_own_term(state: CoreState) -> bool:
     return state.log.term(state.log.commit) == state.term
+
+
+def open_term(state: CoreState) -> None:
+    """An entry of the new leader's own term, at once: until it is committed the leader knows neither what is
+    committed (reads, Figure 8) nor that no other change of membership is under way.
+
+    It is empty, except in a group's very first term. The configuration that a group was bootstrapped with
+    stands in no log; a node that joins later and replays the log from index 1 would not know it before the
+    entry that added the node itself, and a snapshot taken in between would name no voters. So the first
+    entry of all is that configuration."""
+    if state.history.current_index > 0:
+        append_entry(state, EntryKind.NOOP, b"")
+    else:
+        _append_membership(state, state.membership)
 
 
 def change_membership(state: CoreState, change: MembershipChange) -> int:

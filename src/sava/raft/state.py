@@ -3,7 +3,7 @@
 The modules ``election``, ``replication``, ``snapshot`` and ``reconfigure`` are functions over this state, one
 concern each; ``core.RaftCore`` only dispatches to them. Imports go one way:
 
-    state  <-  replication  <-  reconfigure  <-  leadership  <-  following, snapshot, election  <-  core
+    state  <-  replication  <-  snapshot, reconfigure  <-  leading, following, election  <-  core
 """
 
 from __future__ import annotations

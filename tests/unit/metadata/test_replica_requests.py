@@ -1,4 +1,4 @@
-"""Requests on their way to the leader and back: forwarded, repeated, answered once, applied once (R19, R23)."""
+"""Requests on their way to the leader and back: forwarded, repeated, answered and applied once (R19, R23)."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ def test_a_leader_that_dies_with_the_request_is_replaced_and_the_request_applied
 
 
 def test_the_leaders_own_caller_survives_the_loss_of_leadership() -> None:
-    """Appended on a leader that is cut off: neither done nor undone. The caller is answered once, the entry applied once."""
+    """Appended on a leader that is cut off: neither done nor undone. The caller is answered once, the entry
+    applied once."""
     world, leader, _ = three()
     world.put(leader, "/warm", "up")
     world.isolate(leader)
@@ -151,8 +152,23 @@ def test_the_leaders_own_caller_survives_the_loss_of_leadership() -> None:
     assert {machine.get("/counter") for machine in world.up()} == {b"1"}
 
 
+def test_an_entry_of_another_leader_in_its_place_is_not_its_answer() -> None:
+    world, leader, _ = three()
+    world.put(leader, "/warm", "up")
+    world.isolate(leader)
+    boxes = [leader.propose(ALLOCATE, timeout_ms=30_000) for _ in range(2)]
+    world.pass_time(3_000)
+    successor = world.leader()
+    assert successor is not leader
+    for number in range(3):
+        assert isinstance(world.put(successor, "/other", f"{number}"), Committed)
+    assert successor.status.commit > leader.status.last_index
+    world.heal()
+    assert [allocated(world.answer(box)) for box in boxes] == [1, 2]
+
+
 def test_an_entry_that_survives_its_leader_answers_the_caller_with_its_own_result() -> None:
-    world, leader, follower = three()
+    world, leader, _follower = three()
     world.put(leader, "/warm", "up")
     world.tap = lambda src, envelope: src is leader
     box = leader.propose(ALLOCATE, timeout_ms=30_000)
@@ -232,7 +248,7 @@ def test_a_request_delivered_twice_is_served_once() -> None:
 
 
 def test_a_membership_change_is_not_repeated_blindly() -> None:
-    world, leader, follower = three()
+    world, _leader, follower = three()
     Thief(world, Answer, times=100)
     box = follower.ask(
         ChangeMembership(MembershipChange(add_learners=((NodeId(77), "n:1"),))), timeout_ms=3_000
@@ -249,7 +265,7 @@ def test_a_membership_change_is_not_repeated_blindly() -> None:
     assert box.reply.maybe_applied
 
 
-# -- the replica's own session -----------------------------------------------------------------------------
+# -- the replica's own session ---------------------------------------------------------------------------
 
 
 def test_numbers_are_given_out_only_within_the_window() -> None:
@@ -331,3 +347,25 @@ def test_too_many_requests_are_refused_and_the_rest_served() -> None:
     assert all(
         isinstance(error_of(box.reply), Unavailable) for box in refused if isinstance(box.reply, Failed)
     )
+
+
+def test_callers_that_give_up_leave_nothing_behind() -> None:
+    """No leader for a long time, and callers that ask again and again: memory must not grow."""
+    world = World()
+    machines = world.found("a", "b", "c")
+    world.put(machines[0], "/warm", "up")
+    for machine in machines[1:]:
+        machine.stop()
+    world.pass_time(3_000)
+    lonely = machines[0].replica
+    for _ in range(20):
+        boxes = [machines[0].put("/x", "1", timeout_ms=100) for _ in range(50)]
+        boxes += [machines[0].read_index(timeout_ms=100) for _ in range(50)]
+        lonely.cancel(machines[0].put("/x", "2").ticket)
+        world.pass_time(200)
+        assert all(isinstance(box.reply, Failed) for box in boxes)
+    desk = lonely._desk
+    assert len(desk._pending) <= 1, "at most the opening of a session"
+    assert len(desk._waiting) <= 1
+    assert not lonely._router.reads._arrived
+    assert not lonely._router._session._backlog

@@ -450,6 +450,8 @@ class Cluster:
 
     def _is_settled(self, leader: int) -> bool:
         head = self.nodes[leader].status
+        if head.transferring_to != NO_NODE:
+            return False
         members = [self.nodes[n] for n in head.membership.members if n in self.nodes and self.nodes[n].is_up]
         return head.commit == head.last_index and all(
             (m.term, m.last, m.commit, m.applied) == (head.term, head.last_index, head.commit, head.commit)

@@ -15,6 +15,7 @@ from sava.raft import (
     Role,
     VoteReply,
     VoteRequest,
+    decode_membership,
 )
 from tests.unit.raft.harness import Cluster, drain, entries_of, make_core, membership
 
@@ -93,6 +94,21 @@ def test_r01_the_own_vote_counts_only_when_durable():
     core.step(VoteReply(2, 1, 1, True))
     assert core.status().role is Role.CANDIDATE
     core.persisted(output.number)
+    assert core.status().role is Role.LEADER
+
+
+def test_r01_an_earlier_batchs_completion_does_not_count_the_own_vote():
+    """Entries are in flight when the node campaigns. Their completion says nothing about the vote."""
+    core = make_core(1, THREE, term=1)
+    core.step(Append(3, 1, 1, 0, 0, entries_of([1]), 0))
+    entries = core.poll()
+    core.campaign()
+    core.step(VoteReply(2, 1, 2, True, pre=True))
+    vote = core.poll()
+    core.step(VoteReply(2, 1, 2, True))
+    core.persisted(entries.number)
+    assert core.status().role is Role.CANDIDATE
+    core.persisted(vote.number)
     assert core.status().role is Role.LEADER
 
 
@@ -287,6 +303,21 @@ def test_s60_completions_are_cumulative_and_older_ones_are_ignored():
     assert (core.status().commit, core.status().durable_index) == (4, 4)
 
 
+def test_s60_a_completion_acknowledges_its_own_batch_and_nothing_after_it():
+    """The leader counts itself as far as its disk is, not as far as its log is."""
+    core = make_core(1, membership([1]))
+    core.campaign()
+    drain(core)
+    core.propose([b"x"])
+    first = core.poll()
+    core.propose([b"y"])
+    second = core.poll()
+    core.persisted(first.number)
+    assert (core.status().commit, core.status().durable_index) == (2, 2)
+    core.persisted(second.number)
+    assert core.status().commit == 3
+
+
 def test_s60_entries_truncated_before_they_were_polled_never_reach_the_disk():
     core = make_core(2, THREE, [1], term=1)
     core.step(Append(1, 2, 1, 1, 1, entries_of([1, 1], start=2), 0))
@@ -387,10 +418,12 @@ def test_acknowledging_what_was_never_asked_for_stops_the_node():
         core.applied(1)
 
 
-def test_noop_is_the_first_entry_of_every_term():
+def test_every_term_opens_with_an_entry_of_its_own():
+    """Empty, except for the first of all: it carries the group's bootstrap configuration."""
     cluster = Cluster()
     cluster.elect(1)
     cluster.propose(1, b"x")
     cluster.elect(2)
     kinds = [(e.term, e.kind) for e in cluster[2].disk.entries]
-    assert kinds == [(1, EntryKind.NOOP), (1, EntryKind.COMMAND), (2, EntryKind.NOOP)]
+    assert kinds == [(1, EntryKind.MEMBERSHIP), (1, EntryKind.COMMAND), (2, EntryKind.NOOP)]
+    assert decode_membership(cluster[2].disk.entries[0].data) == THREE

@@ -1,4 +1,4 @@
-"""Elections: S1–S18. Rules R1–R4, R12, R14b, R20 of ``docs/design``."""
+"""Elections: S1–S18. Rules R1–R4, R12, R14b, R20."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sava.raft import (
     HeartbeatReply,
     InvariantError,
     Membership,
+    MembershipChange,
     Role,
     SnapshotReply,
     TimeoutNow,
@@ -56,7 +57,9 @@ def test_s02_three_voters_elect_one_leader_and_commit_its_noop():
     assert [cluster[n].role for n in (1, 2, 3)] == [Role.LEADER, Role.FOLLOWER, Role.FOLLOWER]
     assert [cluster[n].status.leader for n in (1, 2, 3)] == [1, 1, 1]
     assert [cluster[n].commit for n in (1, 2, 3)] == [1, 1, 1]
-    assert cluster[1].disk.entries[0].kind is EntryKind.NOOP
+    assert cluster[1].disk.entries[0].kind is EntryKind.MEMBERSHIP, (
+        "the first term opens with the bootstrap group"
+    )
 
 
 def test_s03_all_start_as_followers_and_say_nothing_before_the_first_timeout():
@@ -428,8 +431,6 @@ def test_r20_removed_node_campaigns_in_vain():
     cluster = Cluster([1, 2, 3, 4])
     cluster.elect(1)
     cluster.isolate(4)
-    from sava.raft import MembershipChange
-
     cluster[1].core.change_membership(MembershipChange(remove=(4,)))
     cluster.run()
     assert cluster[1].status.membership == membership([1, 2, 3])

@@ -11,6 +11,7 @@ from sava.raft import (
     CoreConfig,
     Heartbeat,
     HeartbeatReply,
+    MembershipChange,
     NotLeader,
     Role,
     VoteRequest,
@@ -72,8 +73,6 @@ def test_s45_single_voter_answers_at_once():
 
 
 def test_s45_joint_configuration_needs_both_halves_to_confirm():
-    from sava.raft import MembershipChange
-
     cluster = Cluster([1, 2, 3], learners=[4, 5])
     cluster.elect(1)
     cluster.tick(3)

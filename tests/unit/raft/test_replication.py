@@ -16,6 +16,8 @@ from sava.raft import (
     InvariantError,
     NotLeader,
     Role,
+    VoteReply,
+    encode_membership,
 )
 from tests.unit.raft.harness import CONFIG, Cluster, drain, entries_of, make_core, membership, sent
 
@@ -114,18 +116,12 @@ def _leader(log, term, config=CONFIG, members=THREE):
     core = make_core(1, members, log, term=term - 1, config=config)
     core.campaign()
     for voter in (2, 3):
-        core.step(VoteReply_(voter, term, pre=True))
+        core.step(VoteReply(voter, 1, term, True, pre=True))
     drain(core)
-    core.step(VoteReply_(2, term, pre=False))
+    core.step(VoteReply(2, 1, term, True))
     assert core.status().role is Role.LEADER
     drain(core)
     return core
-
-
-def VoteReply_(voter, term, pre):  # noqa: N802 (reads as the message it makes)
-    from sava.raft import VoteReply
-
-    return VoteReply(voter, 1, term, True, pre=pre)
 
 
 def test_s22_duplicate_and_shorter_appends_never_truncate_a_matching_suffix():
@@ -432,8 +428,6 @@ def test_commit_beyond_the_log_stops_the_follower():
 
 
 def test_membership_entry_of_an_append_takes_effect_when_appended():
-    from sava.raft import encode_membership
-
     core = make_core(4, membership([]), term=1)
     entry = Entry(1, 1, EntryKind.MEMBERSHIP, encode_membership(membership([1, 2, 3, 4])))
     core.step(Append(1, 4, 1, 0, 0, (entry,), 0))

@@ -13,6 +13,7 @@ from sava.raft import (
     TimeoutNow,
     TransferRefused,
     Transferring,
+    VoteReply,
     VoteRequest,
 )
 from tests.unit.raft.harness import Cluster, drain, make_core, membership, sent
@@ -99,21 +100,15 @@ def test_s43_demoted_target_aborts_a_running_transfer():
     core = make_core(1, THREE)
     state = core._state
     core.campaign()
-    core.step(vote(2, pre=True))
+    core.step(VoteReply(2, 1, 1, True, pre=True))
     drain(core)
-    core.step(vote(2, pre=False))
+    core.step(VoteReply(2, 1, 1, True))
     drain(core)
     core.transfer_leadership(3)
     assert core.status().transferring_to == 3
     state.history.push(state.log.last_index + 1, membership([1, 2]))
     state.membership_changed()
     assert core.status().transferring_to == 0
-
-
-def vote(voter, *, pre):
-    from sava.raft import VoteReply
-
-    return VoteReply(voter, 1, 1, True, pre=pre)
 
 
 def test_s43_transfer_times_out_after_one_election_timeout_and_proposals_are_welcome_again():

@@ -1,0 +1,404 @@
+"""RaftNode: one replica, driven by an event loop.
+
+The replica is a plain object; this file gives it time, threads and a network. One loop owns it, and
+everything that reaches it (messages, requests, completions of the log's writer thread, ticks) is a callback
+on that loop, so no lock exists.
+
+Batching comes by itself: an input only *schedules* one ``pump`` for the end of the current pass of the
+loop. Whatever else arrives in that pass is proposed in the same log batch, synced by the same fdatasync and
+sent in the same message; an input that comes alone is pumped at once.
+
+Ticks are the node's only notion of time, and a process may be stopped for seconds (garbage, a swapped page,
+SIGSTOP). When it wakes up, its timer is overdue and the heartbeats that the leader sent meanwhile are still
+in the sockets: ticking first would start a needless election. So an overdue timer waits a moment for the
+inbox to drain, delivers one tick, and forgets the rest.
+
+``fail`` is the one way out for errors that forbid going on (a failed sync, corruption, a copied directory,
+an unknown command): the node stops moving at once, ``failed`` resolves, and the process is expected to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Protocol, TypeVar
+
+import sava
+from sava.metadata.barrier import ReadBarrier
+from sava.metadata.errors import NotInitialized, Unavailable
+from sava.metadata.failures import error_of
+from sava.metadata.identity import NodeState, open_state
+from sava.metadata.peer import Bootstrap, Conflict, Envelope, Failed, Propose, Reply, Request
+from sava.metadata.replica import Replica, ReplicaConfig, ReplicaStatus
+from sava.metadata.saver import BackgroundSaver
+from sava.metadata.transport import NodeInfo, Transport
+from sava.raft.output import Status
+from sava.raft.types import NodeId, SnapshotMeta
+from sava.wal.local_disk import LocalDisk
+from sava.wal.log import Buffers, Log, LogOptions
+from sava.wal.writer import Writer
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 0.02
+"""Time for the sockets' content to reach the replica before an overdue tick does: several passes of the
+loop."""
+
+
+MAX_VOICES = 1024
+
+
+class Observer(Protocol):
+    """Where measurements go; the node itself knows no metrics library."""
+
+    def proposal(self, seconds: float) -> None: ...
+
+    def sync(self, seconds: float) -> None: ...
+
+    def snapshot(self, seconds: float, size: int) -> None: ...
+
+
+class NullObserver:
+    def proposal(self, seconds: float) -> None:
+        """Not measured."""
+
+    def sync(self, seconds: float) -> None:
+        """Not measured."""
+
+    def snapshot(self, seconds: float, size: int) -> None:
+        """Not measured."""
+
+
+UNOBSERVED = NullObserver()
+_DEFAULT_REPLICA = ReplicaConfig()
+_DEFAULT_LOG = LogOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What a node needs to know besides its data directory. ``address`` is where its Raft port can be
+    reached."""
+
+    address: str
+    replica: ReplicaConfig = _DEFAULT_REPLICA
+    log: LogOptions = _DEFAULT_LOG
+
+
+class RaftNode:
+    """Implements ``metadata.transport.Inbound``. Owned by the event loop that opened it."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        options: NodeOptions,
+        transport: Transport,
+        observer: Observer = UNOBSERVED,
+    ) -> None:
+        """``state`` is what ``identity.open_state`` found; the node owns it from here on and ``close``
+        gives it up."""
+        self._loop = asyncio.get_running_loop()
+        self._state = state
+        self._address = options.address
+        self._transport = transport
+        self._observer = observer
+        self._bootstrap = state.recovered.bootstrap
+        self._tick_s = options.replica.tick_ms / 1000
+        self._is_draining = False
+        self._pump_scheduled = False
+        self._is_stopped = False
+        self._spoke_from: dict[int, str] = {}
+        """By nonce, that is by process: the address it gave as its own."""
+        self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self.failed: asyncio.Future[BaseException] = self._loop.create_future()
+        """Resolves with the error after which this node must not go on."""
+        self._writer = _MeasuredWriter(Writer(state.log, deliver=self._from_writer), observer)
+        self._saver = BackgroundSaver(state.snapshots, observer.snapshot)
+        self.replica = Replica(
+            node=state.node,
+            address=options.address,
+            incarnation=state.incarnation,
+            nonce=secrets.randbits(63),
+            config=options.replica,
+            recovered=state.recovered,
+            writer=self._writer,
+            snapshots=state.snapshots,
+            saver=self._saver,
+            send=self._send,
+            fail=self.fail,
+            rng=Random(secrets.randbits(128)),
+            wall_ms=lambda: time.time_ns() // 1_000_000,
+        )
+        self.barrier = ReadBarrier(self._submit_until)
+        transport.attach(self)
+        self._tick_due = self._loop.time() + self._tick_s
+        self._timer = self._loop.call_at(self._tick_due, self._on_timer)
+        self._wake()
+
+    # -- what callers use
+    # ------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> ReplicaStatus:
+        return self.replica.status()
+
+    @property
+    def core_status(self) -> Status | None:
+        """The consensus part of ``status`` alone (cheap), or None while waiting for initialization."""
+        core = self.replica.core
+        return core.status() if core is not None else None
+
+    @property
+    def transport(self) -> Transport:
+        return self._transport
+
+    def require_cluster(self) -> str:
+        """The id of the cluster. Raises NotInitialized at once: waiting for an operator is not this node's
+        business."""
+        if self._bootstrap is None:
+            raise NotInitialized(
+                f"node {self._state.node} belongs to no cluster yet; run `sava cluster init --nodes …`, "
+                "or add it to a running cluster with `sava cluster add-node`"
+            )
+        return self._bootstrap.cluster
+
+    async def ask(self, request: Request, *, timeout: float) -> Reply:
+        """The reply to ``request``, from wherever the leader is. Raises what the reply says went wrong."""
+        self.require_cluster()
+        started = time.perf_counter()
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        ticket = self._submit(request, lambda reply: resolve(future, reply), _now_ms() + int(timeout * 1000))
+        try:
+            reply = await future
+        except asyncio.CancelledError:
+            self.replica.cancel(ticket)
+            raise
+        if isinstance(reply, Failed):
+            raise error_of(reply)
+        if isinstance(request, Propose):
+            self._observer.proposal(time.perf_counter() - started)
+        return reply
+
+    async def take_snapshot(self, *, timeout: float) -> SnapshotMeta:
+        future: asyncio.Future[SnapshotMeta | BaseException] = self._loop.create_future()
+        self.replica.take_snapshot(lambda outcome: resolve(future, outcome))
+        self._wake()
+        try:
+            outcome = await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            raise Unavailable(f"the snapshot was not finished within {timeout:g} s; it goes on") from None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    async def wait_until(self, condition: Callable[[], bool], what: str, *, timeout: float) -> None:
+        """Wait until ``condition`` holds; it is looked at after every pump. Raises Unavailable naming
+        ``what``."""
+        if condition():
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._conditions.append((condition, future))
+        try:
+            await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            raise Unavailable(f"{what}: not within {timeout:g} s") from None
+
+    async def close(self) -> None:
+        """Answer who still waits, stop moving, finish what the writer holds, give up the directory."""
+        if not self._is_stopped:
+            self.replica.stop(Unavailable("this node is shutting down"))
+            self._pump()
+        self._stop()
+        await self._transport.close()
+        await self._saver.close()
+        await asyncio.to_thread(self._writer.close)
+        self._state.release()
+
+    def fail(self, error: BaseException) -> None:
+        """This node cannot go on. One line says why; whoever runs the process ends it."""
+        if self._is_stopped:
+            return
+        self._stop()
+        log.critical("raft: stopped node=%d error=%s: %s", self._state.node, type(error).__name__, error)
+        resolve(self.failed, error)
+
+    # -- Inbound: what the transport calls
+    # ---------------------------------------------------------------------------
+
+    def info(self) -> NodeInfo:
+        bootstrap = self._bootstrap
+        return NodeInfo(
+            self._state.node,
+            bootstrap.cluster if bootstrap else "",
+            self._address,
+            bootstrap.membership.voters if bootstrap else (),
+            sava.__version__,
+        )
+
+    def receive(self, envelopes: Sequence[Envelope]) -> None:
+        if self._is_stopped:
+            return
+        receive, spoke_from = self.replica.receive, self._spoke_from
+        for envelope in envelopes:
+            if envelope.nonce not in spoke_from:
+                self._remember_voice(envelope)
+            receive(envelope)
+        self._wake()
+
+    def _remember_voice(self, envelope: Envelope) -> None:
+        """One entry per life of a peer; bounded, because strangers may speak as well."""
+        if len(self._spoke_from) >= MAX_VOICES:
+            self._spoke_from.clear()
+        self._spoke_from[envelope.nonce] = envelope.address
+
+    def unreachable(self, peer: NodeId) -> None:
+        if not self._is_stopped:
+            self.replica.peer_unreachable(peer)
+            self._wake()
+
+    async def bind(self, bootstrap: Bootstrap) -> None:
+        future: asyncio.Future[BaseException | None] = self._loop.create_future()
+        self.replica.bootstrap(bootstrap, lambda error: resolve(future, error))
+        self._wake()
+        error = await future
+        if error is not None:
+            raise error
+        if self._bootstrap is None:
+            self._bootstrap = bootstrap
+            log.info(
+                "raft: bound to cluster cluster=%s founders=%d",
+                bootstrap.cluster,
+                len(bootstrap.membership.voters),
+            )
+
+    # -- the loop
+    # ------------------------------------------------------------------------------------------------------
+
+    def _submit(self, request: Request, done: Callable[[Reply], None], deadline_ms: int) -> int:
+        ticket = self.replica.ask(request, done, deadline_ms=deadline_ms)
+        self._wake()
+        return ticket
+
+    def _submit_until(self, request: Request, done: Callable[[Reply], None], deadline: float) -> None:
+        left = deadline - self._loop.time()
+        self._submit(request, done, _now_ms() + max(int(left * 1000), 0))
+
+    def _wake(self) -> None:
+        if not self._pump_scheduled and not self._is_stopped:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _from_writer(self, completions: Callable[[], None]) -> None:
+        """Called on the writer's thread."""
+        self._loop.call_soon_threadsafe(self._complete, completions)
+
+    def _complete(self, completions: Callable[[], None]) -> None:
+        completions()
+        # Not scheduled but done: what just became durable is what everybody waits for.
+        self._pump()
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        if self._is_stopped:
+            return
+        try:
+            self.replica.pump(_now_ms())
+        except Exception as error:  # noqa: BLE001 (a state that cannot be: whatever it is, going on could do harm)
+            self.fail(error)
+            return
+        if self._conditions:
+            self._settle_conditions()
+
+    def _settle_conditions(self) -> None:
+        still: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        for condition, future in self._conditions:
+            if future.done():
+                continue
+            if condition():
+                future.set_result(None)
+            else:
+                still.append((condition, future))
+        self._conditions = still
+
+    def _on_timer(self) -> None:
+        now = self._loop.time()
+        is_overdue = now - self._tick_due > self._tick_s
+        if is_overdue and not self._is_draining:
+            self._is_draining = True
+            self._timer = self._loop.call_later(DRAIN_S, self._on_timer)
+            return
+        self._is_draining = False
+        self.replica.tick(_now_ms())
+        self._pump()
+        if self._is_stopped:
+            return
+        self._tick_due = now + self._tick_s if is_overdue else self._tick_due + self._tick_s
+        self._timer = self._loop.call_at(self._tick_due, self._on_timer)
+
+    def _send(self, envelopes: Sequence[Envelope]) -> None:
+        by_address: dict[str, list[Envelope]] = {}
+        for envelope in envelopes:
+            message = envelope.message
+            if isinstance(message, Conflict):
+                # Meant for one of two processes that bear the same id: it lives where it spoke from, while
+                # the membership names where the other one lives.
+                address: str | None = self._spoke_from.get(message.nonce)
+            else:
+                address = self.replica.address_of(envelope.dst)
+            if address:
+                by_address.setdefault(address, []).append(envelope)
+        for address, group in by_address.items():
+            self._transport.send(address, group)
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        self._timer.cancel()
+
+
+class _MeasuredWriter:
+    """The log's writer, with the time from submission to durability told to the observer."""
+
+    def __init__(self, writer: Writer, observer: Observer) -> None:
+        self._writer = writer
+        self._observer = observer
+
+    def append(
+        self, records: Sequence[tuple[int, Buffers]], done: Callable[[BaseException | None], None]
+    ) -> None:
+        started = time.perf_counter()
+
+        def measured(error: BaseException | None) -> None:
+            self._observer.sync(time.perf_counter() - started)
+            done(error)
+
+        self._writer.append(records, measured)
+
+    def run(self, action: Callable[[Log], None], done: Callable[[BaseException | None], None]) -> None:
+        self._writer.run(action, done)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def open_node(
+    data_dir: Path, options: NodeOptions, transport: Transport, observer: Observer = UNOBSERVED
+) -> RaftNode:
+    """Open ``data_dir`` (created when missing) and start the node on the running loop. Raises HostError."""
+    disk = LocalDisk(data_dir)
+    return RaftNode(open_state(disk, rng=SystemRandom(), options=options.log), options, transport, observer)
+
+
+def resolve(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

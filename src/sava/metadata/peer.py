@@ -1,0 +1,177 @@
+"""What nodes of one cluster say to each other: the core's messages, and requests forwarded to the leader.
+
+Every message travels in an ``Envelope`` that names the cluster, both ends and the sender's life. A node
+drops what is not meant for it, counts it, and never lets a message from another cluster, another node with a
+copied directory, or an earlier life of a peer reach the core.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sava.errors import SavaError
+from sava.metadata.commands import Command, Result
+from sava.raft.messages import (
+    Append,
+    AppendReply,
+    Heartbeat,
+    HeartbeatReply,
+    SnapshotChunk,
+    SnapshotReply,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from sava.raft.types import Membership, MembershipChange, NodeId
+
+# -- requests that only the leader answers ---------------------------------------------------------------
+
+
+class Propose(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The leader stamps the time; whoever forwards must not."""
+
+    command: Command
+    session: int = 0
+    seq: int = 0
+    low: int = 0
+    fence_term: int = 0
+
+
+class ReadIndex(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    pass
+
+
+class KeepAlive(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    lease: int
+
+
+class ChangeMembership(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Answered when the change is complete: committed, and not joint any more."""
+
+    change: MembershipChange
+
+
+class TransferLeadership(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """``to`` 0: the leader picks the most up-to-date voter. Answered when leadership has left this node."""
+
+    to: NodeId
+
+
+Request = Propose | ReadIndex | KeepAlive | ChangeMembership | TransferLeadership
+
+
+class Committed(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """``index``: whoever has applied it sees the effect (a forwarder waits for that before it answers its
+    caller)."""
+
+    index: int
+    result: Result
+
+
+class ReadAt(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    index: int
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    ttl_ms: int
+
+
+class Changed(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    index: int
+
+
+class Transferred(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    to: NodeId
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """``maybe_applied`` False: refused before it was appended, definitely without effect. True: nobody knows
+    yet."""
+
+    code: str
+    message: str
+    detail: int = 0
+    maybe_applied: bool = False
+
+
+Reply = Committed | ReadAt | Alive | Changed | Transferred | Failed
+
+
+# -- messages --------------------------------------------------------------------------------------------
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """A request forwarded by a node that does not lead; one hop, never forwarded again."""
+
+    ticket: int
+    request: Request
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    ticket: int
+    reply: Reply
+
+
+class Conflict(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """'Another process already speaks as you.' The receiver stops: its data directory is a copy."""
+
+    node: NodeId
+    nonce: int
+
+
+PeerMessage = (
+    VoteRequest
+    | VoteReply
+    | Append
+    | AppendReply
+    | Heartbeat
+    | HeartbeatReply
+    | TimeoutNow
+    | SnapshotChunk
+    | SnapshotReply
+    | Ask
+    | Answer
+    | Conflict
+)
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """``incarnation`` counts the sender's starts (durable); ``nonce`` is drawn at each start, so two
+    processes that run on copies of one directory can be told apart. ``address`` is where the sender
+    listens: a node that joins must answer a leader before the log has told it where anybody lives."""
+
+    cluster: str
+    src: NodeId
+    incarnation: int
+    nonce: int
+    dst: NodeId
+    message: PeerMessage
+    address: str = ""
+
+
+class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
+    """What a pristine node is told once. ``membership`` holds the founding voters, or is empty for a node
+    that joins a running cluster and learns the membership from its log. The cluster id is derived from the
+    founding node ids, so that repeating ``init`` — even twice at the same time — names the same cluster."""
+
+    cluster: str
+    membership: Membership
+
+
+class MalformedEnvelope(SavaError):
+    """Bytes from the network that are no envelope of this version."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    return _encoder.encode(envelope)
+
+
+def decode_envelope(data: bytes) -> Envelope:
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedEnvelope(f"not an envelope: {error}") from error

@@ -1,0 +1,201 @@
+"""The replica and its disk: nothing is promised before it is durable, a full disk is survived, a failed one
+is not.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sava.metadata.errors import Unavailable
+from sava.metadata.failures import error_of
+from sava.metadata.peer import Committed, Failed, ReadAt, TransferLeadership
+from sava.raft.messages import AppendReply, VoteReply, VoteRequest
+from sava.wal.errors import DiskFailed
+from tests.unit.metadata.cluster import Machine, World
+
+
+def three() -> tuple[World, Machine, Machine]:
+    world = World()
+    world.found("a", "b", "c")
+    world.put(world.leader(), "/warm", "up")
+    return world, world.leader(), world.followers()[0]
+
+
+def test_a_follower_acknowledges_entries_only_when_they_are_durable() -> None:
+    """m3, at the driver: an append reply leaves after the write that it speaks of."""
+    world, leader, follower = three()
+    follower.writer.is_held = True
+    world.log.clear()
+    leader.put("/x", "1")
+    world.settle()
+    last = leader.status.last_index
+    replies = [
+        envelope.message.index
+        for src, _, envelope in world.log
+        if src == follower.name and isinstance(envelope.message, AppendReply) and envelope.message.accepted
+    ]
+    assert last not in replies
+    follower.writer.is_held = False
+    world.settle()
+    assert any(
+        isinstance(envelope.message, AppendReply) and envelope.message.index == last
+        for src, _, envelope in world.log
+        if src == follower.name
+    )
+
+
+def test_a_vote_is_sent_only_when_it_is_durable() -> None:
+    """m1: else a crash forgets it, and the node votes again in the same term."""
+    world, leader, follower = three()
+    third = next(machine for machine in world.followers() if machine is not follower)
+    follower.writer.is_held = True
+    world.log.clear()
+    world.answer(leader.ask(TransferLeadership(third.id)))
+
+    def votes() -> list[VoteReply]:
+        sent = [envelope.message for src, _, envelope in world.log if src == follower.name]
+        return [message for message in sent if isinstance(message, VoteReply) and message.granted]
+
+    assert any(isinstance(e.message, VoteRequest) for _, dst, e in world.log if dst == follower.name)
+    assert votes() == []
+    follower.writer.is_held = False
+    world.settle()
+    assert [vote.dst for vote in votes()] == [third.id]
+
+
+def test_a_lone_node_counts_itself_only_when_durable() -> None:
+    """m2, m3 for the node's own vote and own entries."""
+    world = World()
+    (node,) = world.found("a")
+    world.put(node, "/x", "1")
+    node.writer.is_held = True
+    box = node.put("/x", "2")
+    world.pass_time(300)
+    assert box.replies == []
+    assert node.get("/x") == b"1"
+    node.stop()
+    node.start()
+    world.elect()
+    assert node.get("/x") == b"1"
+
+    node.restart()
+    node.writer.is_held = True
+    world.pass_time(3_000)
+    assert not node.replica.is_leader, "its vote for itself is not durable"
+
+
+def test_a_slow_disk_on_the_leader_does_not_stop_the_others() -> None:
+    """S61: the leader sends before its own disk has the entries, and counts itself later."""
+    world, leader, follower = three()
+    leader.writer.is_held = True
+    box = leader.put("/x", "1")
+    world.pass_time(300)
+    assert follower.get("/x") == b"1"
+    assert box.replies == [], "the leader has not applied it: it is not durable here"
+    leader.writer.is_held = False
+    world.settle()
+    assert isinstance(box.reply, Committed)
+
+
+def test_an_output_without_anything_durable_costs_no_write() -> None:
+    world, leader, follower = three()
+    world.pass_time(500)
+    before = leader.writer.appends, follower.writer.appends
+    world.answer(follower.read_index())
+    world.pass_time(1_000)
+    assert (leader.writer.appends, follower.writer.appends) == before
+
+
+def test_messages_keep_behind_what_is_being_written() -> None:
+    """A reply that needs no write of its own may rest on one that is still under way."""
+    world, leader, follower = three()
+    follower.writer.is_held = True
+    leader.put("/x", "1")
+    world.settle()
+    world.log.clear()
+    world.pass_time(200)
+    accepted = [
+        e.message.index
+        for src, _, e in world.log
+        if src == follower.name and isinstance(e.message, AppendReply) and e.message.accepted
+    ]
+    assert leader.status.last_index not in accepted
+
+
+# -- no room (S62) ---------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_refuses_proposals_serves_reads_and_recovers() -> None:
+    world = World()
+    (node,) = world.found("a")
+    world.put(node, "/x", "1")
+    node.disk.set_capacity(node.disk.used)
+    stuck = node.put("/x", "2", timeout_ms=60_000)
+    world.pass_time(300)
+    assert stuck.replies == [], "it is in the core's log; nobody may say that it is not done"
+
+    refused = world.answer(node.put("/x", "3"))
+    assert isinstance(refused, Failed)
+    assert isinstance(error_of(refused), Unavailable)
+    assert "disk is full" in refused.message
+    assert not refused.maybe_applied
+    assert isinstance(world.answer(node.read_index()), ReadAt)
+    assert node.get("/x") == b"1"
+
+    node.disk.set_capacity(None)
+    assert isinstance(world.answer(stuck), Committed)
+    assert isinstance(world.put(node, "/x", "4"), Committed)
+    assert node.failures == []
+    node.restart()
+    world.elect()
+    assert node.get("/x") == b"4"
+
+
+def test_a_follower_with_a_full_disk_holds_its_promises_back_and_catches_up() -> None:
+    world, leader, follower = three()
+    follower.disk.set_capacity(follower.disk.used)
+    for number in range(5):
+        assert isinstance(world.put(leader, f"/k/{number}", "v"), Committed)
+    assert follower.get("/k/4") is None
+    follower.disk.set_capacity(None)
+    world.pass_time(500)
+    assert follower.get("/k/4") == b"v"
+    follower.restart()
+    world.pass_time(3_000)
+    assert follower.get("/k/4") == b"v"
+
+
+def test_nothing_passes_a_write_that_did_not_fit() -> None:
+    """A smaller output behind it would fit: the log would have a hole, and the next start would find it."""
+    world = World()
+    (node,) = world.found("a")
+    world.put(node, "/x", "1")
+    node.disk.set_capacity(node.disk.used + 2_000)
+    big, small = node.put("/big", b"b" * 10_000, timeout_ms=60_000), None
+    node.replica.pump(world.now_ms)
+    small = node.put("/small", b"s", timeout_ms=60_000)
+    world.pass_time(500)
+    assert big.replies == []
+    assert small.replies == []
+    node.restart()
+    world.elect()
+    assert node.get("/small") is None
+    assert node.get("/x") == b"1"
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_failed_disk_stops_the_node(operation: str) -> None:
+    """R21f: what is on disk is unknown, so nothing that rests on it may be said any more."""
+    world, leader, follower = three()
+    follower.disk.fail_next(operation)
+    world.log.clear()
+    leader.put("/x", "1")
+    world.settle()
+    assert [type(failure) for failure in follower.failures] == [DiskFailed]
+    last = leader.status.last_index
+    assert not any(
+        isinstance(e.message, AppendReply) and e.message.index >= last
+        for src, _, e in world.log
+        if src == follower.name
+    )
+    assert isinstance(world.put(leader, "/y", "1"), Committed), "the others go on"
