@@ -55,8 +55,8 @@ def test_s56_building_a_snapshot_blocks_neither_append_nor_apply():
 
 
 def test_s56_joiner_that_replays_from_the_start_knows_the_group_at_every_index():
-    """Seed 20124 of the simulator: a joiner replays the log from index 1 and takes a snapshot before it gets to
-    the entry that adds it. With the bootstrap configuration in no log, that snapshot named no voters."""
+    """Seed 20124 of the simulator: a joiner replays the log from index 1 and takes a snapshot before it
+    reaches the entry that adds it. Its group in no log, that snapshot named no voters."""
     cluster = Cluster(config=CoreConfig(max_append_bytes=1))
     cluster.elect(1)
     cluster.propose(1, b"a", b"b", b"c")

@@ -238,10 +238,13 @@ def test_s41_second_learner_change_while_one_is_uncommitted_is_refused():
 
 
 def test_s41_change_right_after_election_waits_for_the_noop():
+    """Leader 2 inherits a committed configuration, so only the missing no-op stands in the way."""
     cluster = Cluster()
-    cluster.hold = lambda m: isinstance(m, AppendReply)
     cluster.elect(1)
+    cluster.hold = lambda m: isinstance(m, AppendReply)
+    cluster.elect(2)
+    assert cluster[2].status.membership_index <= cluster[2].commit
     with pytest.raises(MembershipBusy):
-        cluster[1].core.change_membership(add_learner(4))
+        cluster[2].core.change_membership(add_learner(4))
     cluster.release()
-    change(cluster, 1, add_learner(4))
+    change(cluster, 2, add_learner(4))
