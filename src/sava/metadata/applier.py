@@ -2,7 +2,7 @@
 
 Every committed entry is applied exactly once per state: the machine begins as the snapshot at index s, and
 takes s+1, s+2, … without a gap. Nothing else about it is stored, so after a restart the machine is rebuilt
-from snapshot and log, and index and state cannot disagree (R24). An entry that is not the next one is a
+from snapshot and log, and index and state cannot disagree. An entry that is not the next one is a
 state that cannot be, and stops the node.
 """
 

@@ -2,9 +2,9 @@
 
 Level-triggered: consumers act on the difference between the copy and the store, not on having seen every
 event. The order matters. The range is read first, with the revision it was read at, and the watch begins at
-that revision + 1; a watch from "now" after the read would lose what was written between the two (D31). After
+that revision + 1; a watch from "now" after the read would lose what was written between the two. After
 ``Compacted`` the range is read again and compared with the copy, and keys that are gone become deletions: a
-reload alone cannot show what is no longer there (D33).
+reload alone cannot show what is no longer there.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     -> CHECKPOINT in a fresh file of the log -> older files of the log go -> older snapshots go
 
 Each step relies on the one before it being durable. Dropping entries first would, after a power cut, leave a
-log that begins after a snapshot which does not exist (R11): the node could never start again, and with it
+log that begins after a snapshot which does not exist: the node could never start again, and with it
 went its share of every majority.
 
 The trigger counts entries and bytes since the last snapshot, and is looked at again when a build ends: one

@@ -1,4 +1,4 @@
-"""Guard: which messages may reach this node at all (R26).
+"""Guard: which messages may reach this node at all.
 
 A message is meant for this node only when it names its cluster and its id, and speaks for a sender that
 still exists:

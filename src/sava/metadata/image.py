@@ -1,8 +1,8 @@
-"""Images of the state: what a snapshot is made of (D12), and how it is read back.
+"""Images of the state: what a snapshot is made of, and how it is read back.
 
 An image is a byte stream of frames, ``kind (1) length (4) payload``: a header, the leases, the keys in order,
 the sessions in order, and an end frame with a BLAKE2b hash of everything before it. It is canonical: two
-replicas in the same state write the same bytes (I15), so comparing two hashes compares two replicas. All
+replicas in the same state write the same bytes, so comparing two hashes compares two replicas. All
 revisions, lease generations, remembered answers and counters are in it; leave out one of them and a replica
 that restarted from the image behaves differently from one that did not.
 
@@ -80,7 +80,7 @@ class FrozenState:
     hundred microseconds of work, so that a caller on an event loop can breathe in between).
 
     Holds copies of the containers and shares the immutable records in them, so that applies go on while it is
-    written out (D14: a walk over the live map would tear)."""
+    written out (a walk over the live map would tear)."""
 
     __slots__ = (
         "_clock_ms",

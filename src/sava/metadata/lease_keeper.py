@@ -109,7 +109,7 @@ class LeaseKeeper:
             return error
 
     def _touch(self, pending: Pending) -> None:
-        """An expiry of this lease is in the log already. Which of the two counts, the log decides (D3)."""
+        """An expiry of this lease is in the log already. Which of the two counts, the log decides."""
         assert isinstance(pending.request, KeepAlive)
         lease = pending.request.lease
 

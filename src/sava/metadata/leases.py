@@ -1,9 +1,8 @@
 """LeaseTable: which leases exist and what each holds. The replicated half of leases; deadlines live in
 ``lessor.py``.
 
-The table is the one truth. Seed 004 kept a second map from time to keys, and its apply dropped whole buckets
-of it by the local clock: keys not named by the command became immortal, on each node different ones (D4).
-Here a key knows its lease, a lease knows its keys, both change together, and the snapshot writes only the
+The table is the one truth. With a second map, from time to keys, an apply that drops what is due by its own
+clock leaves keys behind that nothing will ever expire, on each node different ones. Here a key knows its lease, a lease knows its keys, both change together, and the snapshot writes only the
 first.
 """
 
@@ -17,8 +16,8 @@ import msgspec
 
 class Lease(msgspec.Struct, array_like=True):
     """``keys`` is sorted, so that deleting them is in the same order everywhere. ``generation`` grows
-    whenever the holder showed a sign of life through the log; an expiry that was decided before it is void
-    (D3)."""
+    whenever the holder showed a sign of life through the log; an expiry that was decided before it is
+    void."""
 
     lease: int
     ttl_ms: int

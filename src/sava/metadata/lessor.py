@@ -2,13 +2,13 @@
 in ``leases.py``.
 
 Nothing here is replicated and no wall clock is read. Deadlines by wall clock let one clock that jumps forward
-expire every broker at once, a cluster-wide failover for nothing (D2). A new leader does not know when a
+expire every broker at once, a cluster-wide failover for nothing. A new leader does not know when a
 holder was last heard, so it gives every lease its full TTL and a grace again: a lease may end late, never
 early. The same holds after any time without a quorum: a leader cut off from the others must not conclude that
-*they* are dead (D7), so ``quorum_lost`` begins every TTL anew.
+*they* are dead, so ``quorum_lost`` begins every TTL anew.
 
 A keep-alive is an update of leader memory, not a log entry: with thousands of holders the log would consist
-of little else (D7). Only a keep-alive that meets an expiry already proposed must go through the log
+of little else. Only a keep-alive that meets an expiry already proposed must go through the log
 (``LeaseTouch``), where the order of the two decides.
 
 Guard: when more than half of the leases (of three or more) fall due in one scan, the likelier cause is this

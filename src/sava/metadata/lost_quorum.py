@@ -1,4 +1,4 @@
-"""force-new-cluster: one survivor of a lost majority becomes a cluster of its own (R28). Offline, and a last
+"""force-new-cluster: one survivor of a lost majority becomes a cluster of its own. Offline, and a last
 resort.
 
 What it cannot know: entries that only the lost members held are gone, and entries of its own log that were

@@ -2,12 +2,11 @@
 at the same state.
 
 What an apply may look at is the proposal, the entry's term and the state; what it produces is a result and
-events. It reads no clock: seed 004 called ``now_ms()`` here, so replicas stored different times and a restart
-stretched every TTL by replaying the log at a later hour (D1). It knows no watchers (D30): events are
-returned, and each node's ``WatchHub`` spreads them. It never iterates a set, and a dict only where the order
+events. It reads no clock: with one, replicas would store different times, and a restart would stretch every
+TTL by replaying the log at a later hour. It knows no watchers: events are returned, and each node's ``WatchHub`` spreads them. It never iterates a set, and a dict only where the order
 of insertion is itself replicated or the result is sorted.
 
-Three numbers must not be confused (D26): the *log index* belongs to consensus and is not known here; the
+Three numbers must not be confused: the *log index* belongs to consensus and is not known here; the
 *revision* is global, grows by one for each proposal that changed a key, and survives snapshots and restarts;
 the *version* counts the writes of one key.
 
@@ -144,7 +143,7 @@ class StateMachine:
 
     def _apply_in_session(self, proposal: Proposal, term: int) -> Applied:
         """A copy of a request gets the first one's answer, whatever that was; nothing happens a second time
-        (R23)."""
+        ."""
         seq = proposal.seq
         session = self._sessions.get(proposal.session)
         if session is None:
@@ -240,7 +239,7 @@ class StateMachine:
         return Transaction(self._space, self._leases, self._limits, self._revision + 1)
 
     def _advance(self, events: tuple[Event, ...]) -> None:
-        """No change, no revision (D22): a revision without an event would look like a lost one."""
+        """No change, no revision: a revision without an event would look like a lost one."""
         if events:
             self._revision += 1
 
@@ -269,14 +268,14 @@ class StateMachine:
 
     def _expire(self, lease: int, generation: int) -> Applied:
         """Only the generation that the leader saw when it looked at its clock may expire. Without this a sign
-        of life that was committed in between is ignored and a live broker is declared dead (D3)."""
+        of life that was committed in between is ignored and a live broker is declared dead."""
         found = self._leases.get(lease)
         if found is None or found.generation != generation:
             return self._done(False)
         return self._end_lease(found)
 
     def _end_lease(self, lease: Lease) -> Applied:
-        """Exactly the keys attached now: one that was put again without a lease has left (D5)."""
+        """Exactly the keys attached now: one that was put again without a lease has left."""
         transaction = self._transaction()
         transaction.delete(tuple(lease.keys))
         events = transaction.commit()

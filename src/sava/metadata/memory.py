@@ -1,6 +1,6 @@
 """MemoryStore: the metadata store of one process, for tests and tools.
 
-The same state machine, lessor and watch hub as the replicated store, without the log between (D50): a store
+The same state machine, lessor and watch hub as the replicated store, without the log between: a store
 for tests that behaves differently from the real one tests itself. Every call takes effect at once, so
 linearizable and local reads are the same.
 

@@ -27,11 +27,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import sava
 from sava.metadata.barrier import ReadBarrier
-from sava.metadata.errors import NotInitialized, Unavailable
+from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.failures import error_of
 from sava.metadata.identity import NodeState, open_state
 from sava.metadata.peer import Bootstrap, Conflict, Envelope, Failed, Propose, Reply, Request
@@ -45,6 +45,7 @@ from sava.wal.log import Buffers, Log, LogOptions
 from sava.wal.writer import Writer
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class RaftNode:
         self._is_draining = False
         self._pump_scheduled = False
         self._is_stopped = False
+        self._callers: set[asyncio.Future[Reply]] = set()
         self._spoke_from: dict[int, str] = {}
         """By nonce, that is by process: the address it gave as its own."""
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -172,14 +174,19 @@ class RaftNode:
     async def ask(self, request: Request, *, timeout: float) -> Reply:
         """The reply to ``request``, from wherever the leader is. Raises what the reply says went wrong."""
         self.require_cluster()
+        if self._is_stopped:
+            raise Unavailable("this node has stopped")
         started = time.perf_counter()
         future: asyncio.Future[Reply] = self._loop.create_future()
+        self._callers.add(future)
         ticket = self._submit(request, lambda reply: resolve(future, reply), _now_ms() + int(timeout * 1000))
         try:
             reply = await future
         except asyncio.CancelledError:
             self.replica.cancel(ticket)
             raise
+        finally:
+            self._callers.discard(future)
         if isinstance(reply, Failed):
             raise error_of(reply)
         if isinstance(request, Propose):
@@ -243,14 +250,16 @@ class RaftNode:
         )
 
     def receive(self, envelopes: Sequence[Envelope]) -> None:
-        if self._is_stopped:
-            return
+        if not self._is_stopped:
+            self._drive(self._receive, envelopes)
+            self._wake()
+
+    def _receive(self, envelopes: Sequence[Envelope]) -> None:
         receive, spoke_from = self.replica.receive, self._spoke_from
         for envelope in envelopes:
             if envelope.nonce not in spoke_from:
                 self._remember_voice(envelope)
             receive(envelope)
-        self._wake()
 
     def _remember_voice(self, envelope: Envelope) -> None:
         """One entry per life of a peer; bounded, because strangers may speak as well."""
@@ -260,7 +269,7 @@ class RaftNode:
 
     def unreachable(self, peer: NodeId) -> None:
         if not self._is_stopped:
-            self.replica.peer_unreachable(peer)
+            self._drive(self.replica.peer_unreachable, peer)
             self._wake()
 
     async def bind(self, bootstrap: Bootstrap) -> None:
@@ -300,7 +309,7 @@ class RaftNode:
         self._loop.call_soon_threadsafe(self._complete, completions)
 
     def _complete(self, completions: Callable[[], None]) -> None:
-        completions()
+        self._drive(completions)
         # Not scheduled but done: what just became durable is what everybody waits for.
         self._pump()
 
@@ -308,13 +317,17 @@ class RaftNode:
         self._pump_scheduled = False
         if self._is_stopped:
             return
-        try:
-            self.replica.pump(_now_ms())
-        except Exception as error:  # noqa: BLE001 (a state that cannot be: whatever it is, going on could do harm)
-            self.fail(error)
-            return
+        self._drive(self.replica.pump, _now_ms())
         if self._conditions:
             self._settle_conditions()
+
+    def _drive(self, step: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+        """Every call that moves the replica. An error that gets here left it in a state that cannot be;
+        whatever it is, going on could do harm."""
+        try:
+            step(*arguments, **named)
+        except Exception as error:  # noqa: BLE001
+            self.fail(error)
 
     def _settle_conditions(self) -> None:
         still: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -335,7 +348,7 @@ class RaftNode:
             self._timer = self._loop.call_later(DRAIN_S, self._on_timer)
             return
         self._is_draining = False
-        self.replica.tick(_now_ms())
+        self._drive(self.replica.tick, _now_ms())
         self._pump()
         if self._is_stopped:
             return
@@ -360,6 +373,12 @@ class RaftNode:
     def _stop(self) -> None:
         self._is_stopped = True
         self._timer.cancel()
+        # The replica answers everybody when it stops by itself; this is for when it cannot.
+        self._loop.call_soon(self._abandon_callers)
+
+    def _abandon_callers(self) -> None:
+        for future in self._callers:
+            resolve(future, Failed(OutcomeUnknown.code, "this node has stopped", 0, maybe_applied=True))
 
 
 class _MeasuredWriter:

@@ -1,7 +1,7 @@
 """Operations on the cluster itself: founding it, adding, promoting and removing nodes, handing over
 leadership.
 
-Founding (R27). The cluster id is derived from the ids of the founding nodes, and each node binds itself to
+Founding. The cluster id is derived from the ids of the founding nodes, and each node binds itself to
 one id for good. So ``init`` needs no coordinator and may be repeated, interrupted, or run twice at once:
 the same list names the same cluster, and a list that differs names another one, which a bound node refuses.
 A node that lost its disk has a new id and hence cannot be mistaken for the old one; nothing is ever founded

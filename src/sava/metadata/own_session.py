@@ -1,7 +1,7 @@
 """OwnSession: the replica's own name for its requests, which makes repeating them harmless.
 
 A request that was sent and not answered may have been applied. It is repeated under the same (session, seq),
-and the state machine answers the copy from memory (R23). The session is opened by the first request that
+and the state machine answers the copy from memory. The session is opened by the first request that
 needs it, with a nonce that no other life of any node uses; repeating the opening gives the same session.
 
 ``low`` is the lowest number still asked about: the state machine forgets answers below it. The machine keeps

@@ -1,7 +1,7 @@
 """Proposals: what the leader appends, and who waits for which index of the log.
 
 All requests that arrived since the last pump become one batch of entries: one append per follower, one sync.
-The leader stamps the time here and nowhere else (D1): a forwarder's clock would make time run by who
+The leader stamps the time here and nowhere else: a forwarder's clock would make time run by who
 forwarded.
 
 A waiter is kept by (index, term). When the entry applied at that index has another term, this proposal was
@@ -50,7 +50,7 @@ class Proposals:
         self, command: Command, fence_term: int, done: Callable[[Reply], None] | None = None
     ) -> None:
         """A command of the leader itself. It applies only in the term that proposed it, so a deposed leader's
-        late look at the clock cannot expire anything (D38)."""
+        late look at the clock cannot expire anything."""
         self._queue.append(Pending(_INTERNAL, Propose(command, fence_term=fence_term), done, FOREVER))
 
     def flush(self, core: RaftCore) -> None:

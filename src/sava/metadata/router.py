@@ -6,7 +6,7 @@ somebody leads it waits at the desk. What peers ask is served only while this no
 on.
 
 An answer that names an index of the log reaches a local caller when this node has applied that index, so
-that a local read right after it sees the effect (D37).
+that a local read right after it sees the effect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sessions: what makes a retry harmless (R23).
+"""Sessions: what makes a retry harmless.
 
 A client that lost the answer to a request cannot know whether the request took effect. It sends it again
 under the same (session, seq), and the state machine answers the second copy from memory: the first result, no

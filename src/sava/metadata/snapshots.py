@@ -4,7 +4,7 @@
 
 A file gets its name last: temporary file -> payload -> header -> sync -> rename -> sync of the directory. So
 every file with a snapshot's name is whole, and whatever a power cut leaves in between bears a temporary name
-and is removed at the next open. The log is compacted only after the last of these steps (R11); without that
+and is removed at the next open. The log is compacted only after the last of these steps; without that
 order a power cut leaves a log that begins after a snapshot which does not exist.
 
 The payload's digest is checked whenever it is loaded. A state that no other replica has is worse than a node

@@ -57,7 +57,7 @@ def lease_not_found(lease: int) -> Refused:
 
 def holds(space: KeySpace, compare: Compare) -> bool:
     """Only numbers of a key's history are compared, 0 when absent. A value that went A → B → A has other
-    numbers (D20)."""
+    numbers."""
     kv = space.kvs.get(compare.key)
     actual = 0 if kv is None else _number(kv, compare.target)
     match compare.relation:
@@ -112,7 +112,7 @@ class Transaction:
                 return self._allocate(key, count)
 
     def delete(self, keys: tuple[str, ...]) -> tuple[KeyValue, ...]:
-        """Deletes what is there and returns it. A missing key is no change (D22)."""
+        """Deletes what is there and returns it. A missing key is no change."""
         gone: list[KeyValue] = []
         for key in keys:
             kv = self._read(key)
@@ -143,7 +143,7 @@ class Transaction:
 
     def _check_quota(self) -> None:
         """Refuse growth above the quota; what shrinks the store, or leaves its size, is always accepted: the
-        way out of a full store must not be blocked by its being full (D28)."""
+        way out of a full store must not be blocked by its being full."""
         grown = 0
         for key, new in self._pending.items():
             old = self._space.kvs.get(key)

@@ -1,14 +1,14 @@
 """WatchHub: spreads the events that applying returned to this node's watchers.
 
-The hub is not replicated and not in the snapshot (D30). It holds a ring of recent revisions, bounded by
+The hub is not replicated and not in the snapshot. It holds a ring of recent revisions, bounded by
 number and bytes, so that a watcher can begin in the past: a range read at revision R followed by
-``watch(prefix, from_revision=R + 1)`` misses nothing that was written in between (D31). What has left the
-ring is answered by ``Compacted`` (D32), as is a watcher whose queue overflows (D34): it is told, once and by
+``watch(prefix, from_revision=R + 1)`` misses nothing that was written in between. What has left the
+ring is answered by ``Compacted``, as is a watcher whose queue overflows: it is told, once and by
 type, that there is a gap. A silent gap is what made Danube's brokers miss assignments.
 
-All events of one revision travel in one batch and are never split (D35). Watchers are found through the
+All events of one revision travel in one batch and are never split. Watchers are found through the
 prefixes of an event's key, one lookup per '/', so the cost of an event does not depend on the number of
-watchers that it does not concern; watchers have ids, so two on the same prefix are two (D29).
+watchers that it does not concern; watchers have ids, so two on the same prefix are two.
 
 Owned by one thread (the one that applies). ``HubWatch`` is the thin asyncio face.
 """

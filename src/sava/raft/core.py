@@ -164,7 +164,7 @@ class RaftCore:
         if message.dst != state.node or message.src == state.node:
             return
         if isinstance(message, _REPLIES) and message.src not in state.members:
-            # Looked at before the term: a removed node whose term ran away must not depose anyone (R20).
+            # Looked at before the term: a removed node whose term ran away must not depose anyone.
             return
         if message.term > state.term:
             if not admit_higher_term(state, message):
@@ -307,7 +307,7 @@ class RaftCore:
 
     def _poll_hard_state(self, *, rides_along: bool) -> HardState | None:
         """In the same batch as the entries of its term, never after them: found on disk without their term,
-        entries of it could be overwritten by a leader of an earlier one (R21c)."""
+        entries of it could be overwritten by a leader of an earlier one."""
         state = self._state
         commit = state.log.commit
         if not self._is_ballot_news and not (rides_along and commit != self._polled_commit):

@@ -1,4 +1,4 @@
-"""Elections: who may ask, who answers what, and what a higher or lower term does (R1–R4).
+"""Elections: who may ask, who answers what, and what a higher or lower term does.
 
 Three things keep a healthy group from being disturbed. *Pre-vote*: a candidate first asks whether it could
 win, which changes nothing anywhere. *Stickiness*: a node that hears a leader does not even answer. The
@@ -121,7 +121,7 @@ def _vote_request(state: CoreState, peer: NodeId, term: int, *, pre: bool, trans
 
 def count_own_vote(state: CoreState) -> None:
     """Called when something became durable. The own vote counts only then: a candidate that won with a vote
-    it forgets in a crash could give the same term's vote to another (R1)."""
+    it forgets in a crash could give the same term's vote to another."""
     if state.role is Role.CANDIDATE and state.durable_ballot == (state.term, state.node):
         state.votes[state.node] = True
         _conclude(state)
@@ -139,7 +139,7 @@ def on_timeout_now(state: CoreState, message: TimeoutNow) -> None:
 
 def on_vote_request(state: CoreState, message: VoteRequest) -> None:
     """Who asks is not compared with our own configuration: the asker may know a newer one, and a group in
-    which those who have not heard of it refuse can lock itself up (R14b, Camunda #57386). For the same reason
+    which those who have not heard of it refuse can lock itself up. For the same reason
     learners answer."""
     if state.vote_embargo and not message.transfer:
         return

@@ -1,4 +1,4 @@
-"""The follower's side of replication: log matching (R5), commit, heartbeats."""
+"""The follower's side of replication: log matching, commit, heartbeats."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _take_entries(state: CoreState, prev_index: int, entries: Sequence[Entry]) -
     changed = False
     if news[0].index <= log.last_index:
         log.truncate_from(news[0].index)
-        # Configurations go with their entries; the one before is in force again (R14d).
+        # Configurations go with their entries; the one before is in force again.
         changed = state.history.truncate_from(news[0].index)
     log.append(news)
     if state.note_memberships(news) or changed:

@@ -75,7 +75,7 @@ def _on_accepted(state: CoreState, peer: NodeId, progress: Progress, index: int)
 
 
 def acknowledge_self(state: CoreState) -> None:
-    """The leader's own disk has caught up: only now does it count itself (R21b)."""
+    """The leader's own disk has caught up: only now does it count itself."""
     progress = state.progress.get(state.node)
     if progress is None:
         return  # a leader outside the configuration never counts itself
@@ -117,7 +117,7 @@ def on_heartbeat_reply(state: CoreState, message: HeartbeatReply) -> None:
     progress.active = True
     progress.round = max(progress.round, message.round)
     # A full window whose appends were all lost gets no answer to any of them. One append after each
-    # heartbeat's answer, empty if need be, finds the hole (R7).
+    # heartbeat's answer, empty if need be, finds the hole.
     progress.wait_for_reply = False
     if progress.match < state.log.last_index or progress.state is ProgressState.PROBE:
         send_append(state, message.src, progress, even_if_empty=True)
@@ -175,7 +175,7 @@ def tick_leader(state: CoreState) -> None:
 
 
 def _check_quorum(state: CoreState) -> bool:
-    """Whether a quorum was heard in the window that ends now (R3). A leader cut off from it must not go on:
+    """Whether a quorum was heard in the window that ends now. A leader cut off from it must not go on:
     its clients would wait for ever, and its reads would be someone else's past."""
     active = {node: progress.active for node, progress in state.progress.items()}
     active[state.node] = True

@@ -5,7 +5,7 @@
                                           handed to the driver ^             ^ appended
 
 ``polled`` is the end of what outputs have asked the driver to write, ``durable`` the end of what the driver
-has confirmed *and is still in the log*. The second half of that sentence is the ABA rule (R22):
+has confirmed *and is still in the log*. The second half of that sentence is the ABA rule:
 
     batch 1 writes 5@t1 · a new leader truncates 5, batch 2 writes 5@t2 ·
     a third leader brings 5@t1 back in batch 3 · the completion of batch 1 arrives
@@ -133,7 +133,7 @@ class RaftLog:
         return (last_term, last_index) >= (self.last_term, self.last_index)
 
     def probe_point(self, index: int, term: int) -> int:
-        """The largest index <= ``index`` whose term is <= ``term``: where two logs may still agree (R5f).
+        """The largest index <= ``index`` whose term is <= ``term``: where two logs may still agree.
 
         Entries of a larger term than the other side has at that point cannot match, so one probe skips them
         all. Terms never fall along a log, hence the binary search. Returns an index below the compaction

@@ -1,6 +1,6 @@
 """Configurations as values: what a change turns them into, and which one is in force at which index.
 
-Rules (thesis §4, openraft; ``research/raft.md`` R14):
+Rules, after Ongaro's thesis (chapter 4):
 
 * A configuration is in force **from the moment its entry is appended**, committed or not. When the entry is
   truncated away, the one before it is in force again: ``History`` is the stack that makes this a pop.

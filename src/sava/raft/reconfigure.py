@@ -6,7 +6,7 @@ A change runs by itself once started:
     C_old,new commits   the leader appends C_new
     C_new commits       done; a leader outside C_new hands over to the best voter and steps down
 
-Two guards open the way (R14a). The latest configuration must be committed, so that only one change is ever
+Two guards open the way. The latest configuration must be committed, so that only one change is ever
 undecided. And an entry of the leader's own term must be committed: without that, two leaders of different
 terms can each append a change the other never saw, with majorities that do not meet (the 2015 bug of
 single-server changes).
@@ -88,7 +88,7 @@ def _check_new_majority(state: CoreState, planned: Membership) -> None:
 def _append_membership(state: CoreState, membership: Membership) -> int:
     entry = append_entry(state, EntryKind.MEMBERSHIP, encode_membership(membership))
     # Sent under the old configuration first: a member that leaves with this entry gets it too, and once it
-    # hears that the entry is committed it stops campaigning (R20). A courtesy; nothing waits for its answer.
+    # hears that the entry is committed it stops campaigning. A courtesy; nothing waits for its answer.
     flush_appends(state)
     state.departing = tuple(node for node in state.members if node not in membership.members)
     state.history.push(entry.index, membership)
@@ -110,7 +110,7 @@ def after_commit(state: CoreState) -> None:
     """Commit has moved: go on with the change whose entry it has passed, if any."""
     if state.history.current_index > state.log.commit or not has_committed_own_term(state):
         # The second condition matters for a joint configuration inherited from an earlier leader: before our
-        # own no-op is committed, "committed" may rest on the old leader's word alone (R14e, Camunda #60086).
+        # own no-op is committed, "committed" may rest on the old leader's word alone.
         return
     membership = state.membership
     _dismiss(state)
@@ -132,7 +132,7 @@ def _hand_over(state: CoreState, membership: Membership) -> None:
 
 
 def check_learners(state: CoreState) -> None:
-    """One check of every learner, at each heartbeat (R13). REPLICATE means that it has accepted an append: a
+    """One check of every learner, at each heartbeat. REPLICATE means that it has accepted an append: a
     learner that never answered has a small lag only because the log is short."""
     last = state.log.last_index
     for node in state.membership.learners:

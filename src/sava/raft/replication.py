@@ -1,6 +1,6 @@
 """The leader's sending side: appends, heartbeats, and how the log grows.
 
-Appends leave before the leader's own disk has them (R21b): only *counting* the leader itself waits for its
+Appends leave before the leader's own disk has them: only *counting* the leader itself waits for its
 disk. They are built at ``poll``, so that all proposals between two polls share one message per peer.
 """
 
@@ -28,7 +28,7 @@ __all__ = [
 
 def payload_size(entries: Iterable[Entry]) -> int:
     """What counts against the cap on uncommitted bytes. Entries that the core itself needs to make progress
-    (no-op, leaving a joint configuration) cost nothing, so the cap can never block them (R9)."""
+    (no-op, leaving a joint configuration) cost nothing, so the cap can never block them."""
     return sum([len(entry.data) for entry in entries if entry.kind is EntryKind.COMMAND])
 
 

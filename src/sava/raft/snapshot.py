@@ -85,7 +85,7 @@ def peer_unreachable(state: CoreState, peer: NodeId) -> None:
 
 
 def snapshot_taken(state: CoreState, meta: SnapshotMeta) -> None:
-    """Compact below a snapshot that is durable on this node, never below anything else (R11)."""
+    """Compact below a snapshot that is durable on this node, never below anything else."""
     log = state.log
     if meta.index <= log.snapshot.index:
         return  # overtaken by an installed one while it was being built
@@ -106,7 +106,7 @@ def on_snapshot_chunk(state: CoreState, message: SnapshotChunk) -> None:
         return  # answered once it is durable
     meta = message.meta
     if meta.index <= state.log.commit:
-        _acknowledge(state, state.log.commit)  # everything in it is here already (R10)
+        _acknowledge(state, state.log.commit)  # everything in it is here already
         return
     if state.log.matches(meta.index, meta.term):
         # The log already holds what the snapshot covers, and more: dropping it would lose entries that this

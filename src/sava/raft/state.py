@@ -146,8 +146,7 @@ class CoreState:
         self.install_number: int | None = None
         self.outbox = Outbox()
 
-        # The newest configuration *in the log* wins over any other copy, committed or not (R14c, Camunda
-        # #57389): this node may be part of the quorum that made it effective.
+        # The newest configuration *in the log* wins over any other copy, committed or not: this node may be part of the quorum that made it effective.
         self.members: tuple[NodeId, ...] = ()
         self.all_voters: tuple[NodeId, ...] = ()
         after_snapshot = self.log.between(recovered.snapshot.index + 1, self.log.last_index + 1)
@@ -170,7 +169,7 @@ class CoreState:
         committed. {1,2} becomes {2}; leader 1 appends C_new and loses its office before 2 has it. 2 cannot
         win against 1's longer log, so the group stands still for ever unless 1, outside its own newest
         configuration, campaigns once more (thesis §4.2.2). With a snapshot half installed, the log that would
-        back the candidacy is about to vanish (R10).
+        back the candidacy is about to vanish.
         """
         if self.install is not None:
             return False
@@ -225,7 +224,7 @@ class CoreState:
 
     @property
     def hears_leader(self) -> bool:
-        """Stickiness (R4): a leader is known and has been heard within the shortest election timeout."""
+        """Stickiness: a leader is known and has been heard within the shortest election timeout."""
         return self.vote_embargo > 0 or (
             self.leader != NO_NODE and self.election_elapsed < self.config.election_ticks
         )
@@ -244,7 +243,7 @@ class CoreState:
 
     def reply(self, message: Message, index: int = 0) -> None:
         """Answer a peer: now if all that the answer promises (term, vote, entries up to ``index``) is durable
-        already, else with the batch that makes it so (R21)."""
+        already, else with the batch that makes it so."""
         if index <= self.log.durable and self.is_ballot_durable:
             self.outbox.now.append(message)
         else:

@@ -1,0 +1,241 @@
+"""Settings: one YAML file, identical on every broker, checked completely before anything starts.
+
+A file that is wrong in one place is refused in whole, with the path of the key: a misspelt key that
+silently keeps its default is found months later, by an incident. Every key can be overridden by an
+environment variable whose name is the path in capitals behind ``SAVA__``
+(``SAVA__BROKER__PORTS__RAFT=7651``); values there are read as YAML, so ``true``, ``12`` and ``[a, b]`` mean
+what they mean in the file. Whatever must differ between brokers (the host name others reach it by) comes
+from the environment or the command line, never from an edited copy of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sava.errors import HostError
+
+ENVIRONMENT_PREFIX = "SAVA__"
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class ConfigInvalid(HostError):
+    """The configuration cannot be used. The text names the file or variable, the path of each wrong key,
+    and the fault."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Ports(Section):
+    client: Port = 6650
+    admin: Port = 50051
+    raft: Port = 7650
+    prometheus: Port = 9040
+
+
+class Broker(Section):
+    host: str = "0.0.0.0"
+    """The address to bind."""
+    advertised_host: str = ""
+    """The name by which other brokers and clients reach this one; by default ``host``, or the machine's
+    name when ``host`` is a wildcard. The one setting that differs between brokers: give it as
+    ``SAVA__BROKER__ADVERTISED_HOST``."""
+    ports: Ports = Ports()
+
+    @property
+    def reachable_host(self) -> str:
+        if self.advertised_host:
+            return self.advertised_host
+        return socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host
+
+
+class MetaStore(Section):
+    """The replicated metadata store.
+
+    The defaults let a cluster lose its leader and accept writes again within three seconds. A follower
+    campaigns after one to two election timeouts of silence (drawn at random, so that two rarely collide),
+    and then needs a pre-vote, a vote and the commit of one entry. With 1000 ms that is at most two seconds
+    and a little; with 3000 ms the silence alone may last six. Heartbeats of 100
+    ms leave room for nine to be lost before anyone gets nervous.
+    """
+
+    data_dir: Path = Path("/var/lib/sava/raft")
+    heartbeat_interval_ms: Annotated[int, Field(ge=10, le=10_000)] = 100
+    election_timeout_ms: Annotated[int, Field(ge=50, le=100_000)] = 1000
+    snapshot_threshold: Positive = 10_000
+    """Entries applied since the last snapshot before the next one is taken."""
+    max_payload_entries: Annotated[int, Field(ge=1, le=10_000)] = 300
+    """How much one append message carries. Sava bounds it by bytes, for entries differ a thousandfold in
+    size; one entry is counted here as 4 KiB."""
+
+    @model_validator(mode="after")
+    def _several_heartbeats_fit(self) -> MetaStore:
+        if self.election_timeout_ms < 3 * self.heartbeat_interval_ms:
+            raise ValueError("election_timeout_ms must be at least three times heartbeat_interval_ms")
+        return self
+
+
+class Policies(Section):
+    """Defaults for namespaces without a policy of their own; 0 means no limit."""
+
+    max_producers: Count = 0
+    max_subscriptions: Count = 0
+    max_consumers: Count = 0
+    max_message_size: Count = 0
+    retention_time_minutes: Count = 0
+    retention_size_mb: Count = 0
+
+
+class Storage(Section):
+    """Where messages live: the journal on a local disk, sealed segments under ``url``."""
+
+    url: str = "file:///var/lib/sava/segments"
+    """``file://``, ``s3://``, ``gs://``, ``az://`` or ``memory://``."""
+    journal_dir: Path = Path("/var/lib/sava/journal")
+    upload_interval_seconds: Positive = 60
+
+
+class Tls(Section):
+    """Files in PEM. All three together switch the Raft and admin ports to mutual TLS: both ends show a
+    certificate that ``ca_file`` signed."""
+
+    cert_file: Path
+    key_file: Path
+    ca_file: Path
+
+
+class Auth(Section):
+    mode: Literal["none", "tls"] = "none"
+    tls: Tls | None = None
+
+    @model_validator(mode="after")
+    def _tls_has_files(self) -> Auth:
+        if self.mode == "tls" and self.tls is None:
+            raise ValueError("mode tls needs auth.tls.cert_file, key_file and ca_file")
+        return self
+
+
+class Rebalancing(Section):
+    enabled: bool = True
+    check_interval_seconds: Positive = 120
+    aggressiveness: Literal["conservative", "moderate", "aggressive"] = "moderate"
+    max_moves_per_hour: Count = 10
+
+
+class LoadManager(Section):
+    assignment_strategy: Literal["round_robin", "fair", "weighted_load"] = "round_robin"
+    load_report_interval_seconds: Positive = 30
+    rebalancing: Rebalancing = Rebalancing()
+
+
+class Replication(Section):
+    create_topic_to_remote_cluster: bool = True
+    """Whether replication may create topics on the remote cluster (PIP-370). When false it waits until they
+    exist."""
+
+
+class Config(Section):
+    cluster_name: str = "sava"
+    broker: Broker = Broker()
+    meta_store: MetaStore = MetaStore()
+    bootstrap_namespaces: tuple[str, ...] = ()
+    auto_create_topics: bool = True
+    policies: Policies = Policies()
+    storage: Storage = Storage()
+    auth: Auth = Auth()
+    load_manager: LoadManager = LoadManager()
+    replication: Replication = Replication()
+
+
+def load(
+    path: Path | None, environment: Mapping[str, str] = os.environ, overlay: dict[str, Any] | None = None
+) -> Config:
+    """Read ``path`` (None: defaults only), lay the environment over it, then ``overlay`` (what the command
+    line says), and check everything. Raises ConfigInvalid."""
+    tree = _merge(_merge(_read(path), overrides(environment)), overlay or {})
+    return check(tree, source=str(path or "defaults"))
+
+
+def check(tree: dict[str, Any], *, source: str) -> Config:
+    try:
+        # Through JSON mode, because YAML has lists and text where the model has tuples and paths; it stays
+        # strict otherwise: "7650" is not a port and 1 is not true.
+        return Config.model_validate_json(_as_json(tree))
+    except ValidationError as error:
+        faults = "; ".join(f"{_path_of(fault['loc'])}: {_reason(fault)}" for fault in error.errors())
+        raise ConfigInvalid(f"configuration {source} refused: {faults}") from error
+
+
+def overrides(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The tree that the ``SAVA__…`` variables spell out."""
+    tree: dict[str, Any] = {}
+    for name in sorted(environment):
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        *sections, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        try:
+            value = yaml.safe_load(environment[name])
+        except yaml.YAMLError as error:
+            raise ConfigInvalid(f"environment variable {name}: not a YAML value: {error}") from error
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+            if not isinstance(branch, dict):
+                raise ConfigInvalid(
+                    f"environment variable {name}: another variable gives {section} a plain value"
+                )
+        branch[key] = value
+    return tree
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigInvalid(f"configuration {path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(f"configuration {path}: not YAML: {' '.join(str(error).split())}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigInvalid(f"configuration {path}: expected keys at the top, found {type(tree).__name__}")
+    return tree
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _as_json(tree: dict[str, Any]) -> str:
+    try:
+        return json.dumps(tree)
+    except TypeError as error:
+        raise ConfigInvalid(f"configuration holds a value of a kind that no key takes: {error}") from error
+
+
+def _path_of(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location) or "(top)"
+
+
+def _reason(fault: Any) -> str:
+    if fault["type"] == "extra_forbidden":
+        return "unknown key"
+    return str(fault["msg"]).removeprefix("Value error, ")
