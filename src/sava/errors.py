@@ -6,8 +6,8 @@ Errors are types with fields, split by whose fault they are, and are never told 
 * ``RetryableError``: the request may be fine; the same request can succeed later. It had no effect.
 * ``HostError``: this process cannot go on (disk, corruption, foreign data); an operator must act.
 
-The one error that belongs to none of them is ``OutcomeUnknown`` (in ``sava.metadata.errors``): the request may or may
-not have taken effect, and only the caller can decide what that means.
+The one error that belongs to none of them is ``OutcomeUnknown`` (in ``sava.metadata.errors``): the request
+may or may not have taken effect, and only the caller can decide what that means.
 """
 
 from __future__ import annotations
@@ -26,4 +26,4 @@ class RetryableError(SavaError):
 
 
 class HostError(SavaError):
-    """This process or its machine cannot serve: disk, corruption, foreign data, lock held by another process."""
+    """This process or its machine cannot serve: disk, corruption, foreign data, a lock held by another."""

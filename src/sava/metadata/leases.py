@@ -2,8 +2,8 @@
 ``lessor.py``.
 
 The table is the one truth. With a second map, from time to keys, an apply that drops what is due by its own
-clock leaves keys behind that nothing will ever expire, on each node different ones. Here a key knows its lease, a lease knows its keys, both change together, and the snapshot writes only the
-first.
+clock leaves keys behind that nothing will ever expire, on each node different ones. Here a key knows its
+lease, a lease knows its keys, both change together, and the snapshot writes only the first.
 """
 
 from __future__ import annotations

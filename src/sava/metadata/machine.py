@@ -3,8 +3,9 @@ at the same state.
 
 What an apply may look at is the proposal, the entry's term and the state; what it produces is a result and
 events. It reads no clock: with one, replicas would store different times, and a restart would stretch every
-TTL by replaying the log at a later hour. It knows no watchers: events are returned, and each node's ``WatchHub`` spreads them. It never iterates a set, and a dict only where the order
-of insertion is itself replicated or the result is sorted.
+TTL by replaying the log at a later hour. It knows no watchers: events are returned, and each node's
+``WatchHub`` spreads them. It never iterates a set, and a dict only where the order of insertion is itself
+replicated or the result is sorted.
 
 Three numbers must not be confused: the *log index* belongs to consensus and is not known here; the
 *revision* is global, grows by one for each proposal that changed a key, and survives snapshots and restarts;
@@ -142,8 +143,7 @@ class StateMachine:
         return self._execute(proposal, term)
 
     def _apply_in_session(self, proposal: Proposal, term: int) -> Applied:
-        """A copy of a request gets the first one's answer, whatever that was; nothing happens a second time
-        ."""
+        """A copy of a request gets the first one's answer, whatever that was; nothing happens twice."""
         seq = proposal.seq
         session = self._sessions.get(proposal.session)
         if session is None:

@@ -148,8 +148,7 @@ class Persister:
 
     def _receive(self, log: Log, output: Output) -> None:
         """On the writer's thread: bytes of a snapshot, and perhaps its installation. The file is durable
-         under its name before the record that names it is, and both before the state machine is replaced
-        ."""
+        under its name before the record that names it is, and both before the machine is replaced."""
         for chunk in output.chunks:
             self._files.write_chunk(chunk.meta, chunk.offset, chunk.data)
         if output.install is not None:
