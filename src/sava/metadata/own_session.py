@@ -54,11 +54,13 @@ class OwnSession:
         """Give the request its number and let it find the leader, or keep it until there is one."""
         if self._session and not self._outstanding and now_ms - self._last_use_ms > self._idle_ms // 2:
             self._session = 0
+        # Also when the request is only put aside: the session that it opens is fresh, and must not look idle to
+        # the next one.
+        self._last_use_ms = now_ms
         if not self._session or self._next_seq - self._low >= self._window or self._backlog:
             self._postpone(pending)
-            return
-        self._last_use_ms = now_ms
-        self._number(pending)
+        else:
+            self._number(pending)
 
     def _number(self, pending: Pending) -> None:
         pending.session, pending.seq = self._session, self._next_seq

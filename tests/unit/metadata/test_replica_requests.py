@@ -316,6 +316,20 @@ def test_a_session_that_was_idle_for_long_is_given_up_before_it_is_used() -> Non
     assert node.status.last_index == before + 2, "a new session and the put"
 
 
+def test_one_session_serves_requests_made_one_by_one_on_a_machine_that_is_up_for_long() -> None:
+    """The monotonic clock stands far from zero when the node starts. The request that opens the session counts
+    as its use; otherwise the session looks idle since time zero, and every request opens another one."""
+    world = World()
+    (node,) = world.found("a")
+    world.now_ms += 10 * CONFIG.session_idle_ms
+    world.pass_time(100)
+    world.put(node, "/x", "0")
+    before = node.status.last_index
+    for number in range(5):
+        world.put(node, "/x", str(number))
+    assert node.status.last_index == before + 5
+
+
 def test_a_callers_own_session_is_passed_on_as_it_is() -> None:
     world, _, follower = three()
     opened = world.answer(follower.ask(Propose(SessionOpen(b"client"))))

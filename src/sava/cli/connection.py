@@ -1,0 +1,49 @@
+"""How commands reach a broker: the address, and optional certificates, from options or the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from sava.config import Auth, ConfigInvalid, Tls
+from sava.services.admin_client import AdminClient
+
+T = TypeVar("T")
+
+AdminOption = Annotated[
+    str,
+    typer.Option(
+        "--admin",
+        envvar="SAVA_ADMIN",
+        metavar="HOST:PORT",
+        help="Admin address of any broker of the cluster.",
+    ),
+]
+DEFAULT_ADMIN = "127.0.0.1:50051"
+
+
+def run(admin: str, work: Callable[[AdminClient], Awaitable[T]]) -> T:
+    async def connected() -> T:
+        async with AdminClient(admin, auth_from_environment()) as client:
+            return await work(client)
+
+    return asyncio.run(connected())
+
+
+def auth_from_environment() -> Auth:
+    """``SAVA_TLS_CERT``, ``SAVA_TLS_KEY`` and ``SAVA_TLS_CA`` together switch to mutual TLS."""
+    names = ("SAVA_TLS_CERT", "SAVA_TLS_KEY", "SAVA_TLS_CA")
+    given = {name: os.environ[name] for name in names if os.environ.get(name)}
+    if not given:
+        return Auth()
+    if missing := [name for name in names if name not in given]:
+        raise ConfigInvalid(
+            f"{', '.join(given)} set, but not {', '.join(missing)}; mutual TLS needs all three"
+        )
+    cert, key, ca = (Path(given[name]) for name in names)
+    return Auth(mode="tls", tls=Tls(cert_file=cert, key_file=key, ca_file=ca))

@@ -1,0 +1,49 @@
+"""The ``sava`` command. Each file beside this one holds one group; this one joins them and turns errors
+into exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+import sava
+from sava.cli import broker, cluster, meta
+from sava.cli.output import print_error, print_line
+from sava.errors import SavaError
+
+app = typer.Typer(
+    name="sava",
+    help="Sava: publish/subscribe and streaming.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command(name="broker")(broker.broker)
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(meta.app, name="meta")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print_line(f"sava {sava.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    """Options before the command."""
+
+
+def main() -> None:
+    try:
+        app()
+    except SavaError as error:
+        print_error(str(error))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

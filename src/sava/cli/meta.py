@@ -1,0 +1,165 @@
+"""``sava meta``: the operators' view of the metadata store."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.cli.output import Format, as_dict, print_json, print_json_line, print_line, print_table, text_of
+from sava.errors import CallerError
+from sava.proto import admin_pb2 as pb
+from sava.services.admin_client import AdminClient
+
+app = typer.Typer(help="Read, write and watch the metadata store.", no_args_is_help=True)
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="A key, such as /namespaces/default/policy.")]
+Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="A prefix that ends in '/', or a whole key.")]
+Local = Annotated[
+    bool,
+    typer.Option(
+        "--local", help="What the asked broker has applied, possibly old; works without a majority."
+    ),
+]
+Output = Annotated[Format, typer.Option("--output", "-o", help="json, table, or raw (values alone).")]
+
+
+class NotFoundError(CallerError):
+    """The key does not exist, or a condition on it does not hold."""
+
+
+@app.command()
+def get(
+    key: Key, local: Local = False, output: Output = Format.RAW, admin: AdminOption = DEFAULT_ADMIN
+) -> None:
+    """Print the value of KEY (linearizable unless --local)."""
+    response = run(admin, lambda client: client.call(client.meta.Get, pb.GetRequest(key=key, local=local)))
+    if not response.HasField("kv"):
+        raise NotFoundError(f"key {key} does not exist (at revision {response.revision})")
+    _show([response.kv], output, single=True)
+
+
+@app.command(name="range")
+def range_(
+    prefix: Prefix,
+    limit: Annotated[int, typer.Option(min=0, help="At most this many keys; 0 for all.")] = 0,
+    local: Local = False,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """List the keys under PREFIX, in order."""
+
+    async def pages(client: AdminClient) -> list[pb.KeyValue]:
+        kvs: list[pb.KeyValue] = []
+        while True:
+            left = limit - len(kvs) if limit else 0
+            after = kvs[-1].key if kvs else ""
+            page = min(left, 1000) if left else 1000
+            request = pb.RangeRequest(prefix=prefix, limit=page, start_after=after, local=local)
+            response = await client.call(client.meta.Range, request)
+            kvs.extend(response.kvs)
+            if not response.more or (limit and len(kvs) >= limit):
+                return kvs
+
+    _show(run(admin, pages), output)
+
+
+@app.command()
+def put(
+    key: Key,
+    value: Annotated[
+        str, typer.Argument(metavar="VALUE", help="The value; '-' reads it from standard input.")
+    ],
+    if_absent: Annotated[bool, typer.Option("--if-absent", help="Only when the key does not exist.")] = False,
+    if_mod_revision: Annotated[
+        int | None, typer.Option(min=0, help="Only when it was last changed at this revision.")
+    ] = None,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Write VALUE under KEY."""
+    data = sys.stdin.buffer.read() if value == "-" else value.encode()
+    request = pb.PutRequest(key=key, value=data, if_absent=if_absent)
+    if if_mod_revision is not None:
+        request.if_mod_revision = if_mod_revision
+    response = run(admin, lambda client: client.call(client.meta.Put, request))
+    if not response.succeeded:
+        raise NotFoundError(f"key {key} was not changed: {_why_not(request, response)}")
+    if output is Format.JSON:
+        print_json(as_dict(response))
+    else:
+        print_line(f"revision {response.revision}")
+
+
+def _why_not(request: pb.PutRequest, response: pb.PutResponse) -> str:
+    if not response.HasField("prev"):
+        return "it does not exist"
+    if request.if_absent:
+        return f"it exists since revision {response.prev.create_revision}"
+    return f"it was last changed at revision {response.prev.mod_revision}, not {request.if_mod_revision}"
+
+
+@app.command()
+def delete(
+    key: Key,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="Delete everything under KEY, which then ends in '/'.")
+    ] = False,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Delete KEY. Deleting what does not exist is no error."""
+    response = run(
+        admin, lambda client: client.call(client.meta.Delete, pb.DeleteRequest(key=key, prefix=prefix))
+    )
+    if output is Format.JSON:
+        print_json(as_dict(response))
+    else:
+        print_line(f"deleted {len(response.prev)}, revision {response.revision}")
+
+
+@app.command()
+def watch(
+    prefix: Prefix,
+    from_revision: Annotated[
+        int, typer.Option(min=0, help="Begin with this revision; 0 for from now on.")
+    ] = 0,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Print every change under PREFIX until interrupted."""
+
+    async def follow(client: AdminClient) -> None:
+        async for response in client.watch(pb.WatchRequest(prefix=prefix, from_revision=from_revision)):
+            for event in response.events:
+                _show_event(event, output)
+            await asyncio.sleep(0)
+
+    run(admin, follow)
+
+
+def _show_event(event: pb.Event, output: Format) -> None:
+    if output is Format.JSON:
+        print_json_line(as_dict(event))
+    elif event.HasField("kv"):
+        print_line(f"{event.revision} put {event.key} {text_of(event.kv.value)}")
+    else:
+        print_line(f"{event.revision} delete {event.key}")
+
+
+def _show(kvs: list[Any], output: Format, *, single: bool = False) -> None:
+    if output is Format.JSON:
+        rows = [as_dict(kv) for kv in kvs]
+        print_json(rows[0] if single else rows)
+    elif output is Format.RAW:
+        for kv in kvs:
+            sys.stdout.buffer.write(kv.value + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        print_table(
+            ("KEY", "VALUE", "MOD_REVISION", "VERSION"),
+            [(kv.key, text_of(kv.value), kv.mod_revision, kv.version) for kv in kvs],
+        )

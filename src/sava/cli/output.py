@@ -1,0 +1,81 @@
+"""What commands print. JSON has the field names of the RPC messages; ids are strings there, because JSON's
+numbers lose digits beyond 2**53 in many readers; other numbers are numbers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table
+
+_console = Console(highlight=False, soft_wrap=True)
+_errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_ID_FIELDS = frozenset({"voters", "learners", "lease", "founders"})
+
+
+class Format(StrEnum):
+    JSON = "json"
+    TABLE = "table"
+    RAW = "raw"
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """All fields, also those with their default value; absent messages and optional fields are None."""
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        return [_value(item, field) for item in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _value(value, field)
+
+
+def _value(value: Any, field: Any) -> Any:
+    if isinstance(value, Message):
+        return as_dict(value)
+    if isinstance(value, bytes):
+        return text_of(value)
+    if isinstance(value, int) and (field.name.endswith("_id") or field.name in _ID_FIELDS):
+        return str(value)
+    return value
+
+
+def text_of(value: bytes) -> str:
+    """Values are opaque bytes, in practice text; what is not UTF-8 is shown as base64 behind its name."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(value).decode("ascii")
+
+
+def print_json(value: Any) -> None:
+    _console.print(json.dumps(value, indent=2, ensure_ascii=False), markup=False)
+
+
+def print_json_line(value: Any) -> None:
+    """One line per event, for streams."""
+    _console.print(json.dumps(value, ensure_ascii=False), markup=False)
+
+
+def print_line(text: str) -> None:
+    _console.print(text, markup=False)
+
+
+def print_error(text: str) -> None:
+    _errors.print(f"sava: {text}", markup=False)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    _console.print(table)

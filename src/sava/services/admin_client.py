@@ -1,0 +1,69 @@
+"""AdminClient: the admin port as the command line and the tests use it. Every call has a deadline; errors
+arrive as types."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self, cast
+
+from grpc import aio
+
+from sava.config import Auth
+from sava.proto import admin_pb2 as pb
+from sava.proto import admin_pb2_grpc as rpc
+from sava.services import faults, security
+
+MAX_MESSAGE_BYTES = 64 << 20
+PLAIN = Auth()
+CALL_TIMEOUT_S = 15.0
+"""A little longer than the store's own default, so that its answer, and not the transport's, is what people
+see."""
+
+_OPTIONS: security.Options = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class AdminClient:
+    def __init__(self, target: str, auth: Auth = PLAIN) -> None:
+        self.target = target
+        self._channel = security.open_channel(target, auth, _OPTIONS)
+        # The generated stubs type synchronous and asynchronous use at once; here it is asynchronous only.
+        self.cluster: Any = rpc.ClusterStub(self._channel)
+        self.meta: Any = rpc.MetaStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close(None)
+
+    async def call(self, method: Any, request: Any, *, timeout: float = CALL_TIMEOUT_S) -> Any:
+        """``await client.call(client.cluster.Status, StatusRequest())``. Raises the error that the broker
+        raised."""
+        try:
+            return await method(request, timeout=timeout)
+        except aio.AioRpcError as error:
+            raise faults.raised_by(error, target=f"broker {self.target}") from error
+
+    async def status(self, *, timeout: float = CALL_TIMEOUT_S) -> pb.StatusResponse:
+        return cast(
+            pb.StatusResponse, await self.call(self.cluster.Status, pb.StatusRequest(), timeout=timeout)
+        )
+
+    async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+        """Until the caller stops, or the broker ends it with an error."""
+        call = self.meta.Watch(request)
+        try:
+            async for response in call:
+                yield response
+        except aio.AioRpcError as error:
+            raise faults.raised_by(error, target=f"broker {self.target}") from error
+        finally:
+            call.cancel()

@@ -1,0 +1,76 @@
+"""Errors on the wire: a gRPC status for tools, and Sava's own stable ``code`` in the trailing metadata for
+programs.
+
+The text of an error is for people and may change; the code and the number beside it are the contract. What
+arrives is turned back into the same type that was raised, so a caller handles ``Compacted`` alike whether
+the store is in its process or far away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, cast
+
+import grpc
+from grpc import aio
+
+from sava.errors import CallerError, HostError, RetryableError, SavaError
+from sava.metadata.errors import OutcomeUnknown, Unavailable
+from sava.metadata.failures import code_of, detail_of, error_from
+
+Trailing = tuple[tuple[str, str | bytes], ...]
+
+CODE_KEY = "sava-code"
+DETAIL_KEY = "sava-detail"
+
+
+def status_of(error: SavaError) -> grpc.StatusCode:
+    match error:
+        case OutcomeUnknown():
+            return grpc.StatusCode.UNKNOWN
+        case CallerError():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case RetryableError():
+            return grpc.StatusCode.UNAVAILABLE
+        case HostError():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case _:
+            return grpc.StatusCode.INTERNAL
+
+
+async def refuse(context: Any, error: SavaError) -> NoReturn:
+    """End the call with ``error``."""
+    trailing = ((CODE_KEY, code_of(error)), (DETAIL_KEY, str(detail_of(error))))
+    await context.abort(status_of(error), str(error), trailing)
+    raise AssertionError("abort always raises")
+
+
+@asynccontextmanager
+async def told(context: Any) -> AsyncIterator[None]:
+    """Errors raised inside, on purpose, become the call's answer."""
+    try:
+        yield
+    except SavaError as error:
+        await refuse(context, error)
+
+
+def raised_by(error: aio.AioRpcError, *, target: str) -> SavaError:
+    """The error that the other side raised, or Unavailable when the call itself failed."""
+    trailing = {item[0]: item[1] for item in cast(Trailing, error.trailing_metadata() or ())}
+    code = trailing.get(CODE_KEY)
+    if isinstance(code, str):
+        detail = trailing.get(DETAIL_KEY)
+        return error_from(code, error.details() or code, int(detail) if isinstance(detail, str) else 0)
+    match error.code():
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return Unavailable(f"{target} did not answer within the deadline")
+        case grpc.StatusCode.UNAVAILABLE:
+            return Unavailable(f"{target} cannot be reached: {_brief(error.details())}")
+        case status:
+            return SavaError(f"{target} failed with {status.name}: {_brief(error.details())}")
+
+
+def _brief(details: str | None) -> str:
+    """gRPC's own texts are long and repeat themselves; the last part names the cause."""
+    return (details or "no details").rsplit(": ", 1)[-1]

@@ -1,0 +1,95 @@
+"""The HTTP port: ``/metrics``, ``/healthz`` and ``/readyz``, answered by a server of a page, since three
+GETs need no framework.
+
+``/healthz`` says that the process works; an orchestrator restarts it otherwise. ``/readyz`` says that it
+can serve: it belongs to a cluster, knows the leader and has applied what it knows to be committed. A broker
+that waits for ``cluster init`` is healthy and not ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+
+from sava.metadata.node import RaftNode
+from sava.services.metrics import Metrics
+
+MAX_REQUEST_BYTES = 16 << 10
+REQUEST_TIMEOUT_S = 5.0
+CAUGHT_UP = 100
+"""Entries that may be committed and not yet applied while a node still counts as caught up."""
+
+Page = Callable[[], tuple[HTTPStatus, str, bytes]]
+
+
+def readiness(node: RaftNode) -> tuple[bool, str]:
+    core = node.core_status
+    if core is None:
+        return False, "waiting for cluster initialization"
+    if core.node not in core.membership.members:
+        return False, "not a member of the cluster"
+    if not core.leader:
+        return False, "no leader known"
+    if core.commit - core.applied > CAUGHT_UP:
+        return False, f"catching up: applied {core.applied} of {core.commit}"
+    return True, "ready"
+
+
+class HttpServer:
+    def __init__(self, node: RaftNode, metrics: Metrics) -> None:
+        self._node = node
+        self._metrics = metrics
+        self._server: asyncio.Server | None = None
+        self._pages: dict[str, Page] = {
+            "/metrics": self._render,
+            "/healthz": self._health,
+            "/readyz": self._ready,
+        }
+
+    async def start(self, host: str, port: int) -> None:
+        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST_BYTES)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._respond(head))
+                await writer.drain()
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return
+        finally:
+            writer.close()
+
+    def _respond(self, head: bytes) -> bytes:
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(words) != 3 or words[0] not in ("GET", "HEAD"):
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"GET only\n")
+        page = self._pages.get(words[1].partition("?")[0])
+        if page is None:
+            return _response(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
+        status, kind, body = page()
+        return _response(status, kind, body)
+
+    def _render(self) -> tuple[HTTPStatus, str, bytes]:
+        return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", self._metrics.render()
+
+    def _health(self) -> tuple[HTTPStatus, str, bytes]:
+        return HTTPStatus.OK, "text/plain", b"ok\n"
+
+    def _ready(self) -> tuple[HTTPStatus, str, bytes]:
+        ready, reason = readiness(self._node)
+        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, "text/plain", f"{reason}\n".encode()
+
+
+def _response(status: HTTPStatus, kind: str, body: bytes) -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    )
+    return head.encode("latin-1") + b"Connection: close\r\n\r\n" + body

@@ -1,0 +1,116 @@
+"""What a broker tells Prometheus. Gauges are read from the node when scraped, so nothing is counted twice
+or kept in step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sava.metadata.node import RaftNode
+
+_LATENCIES = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+)
+
+
+class Metrics:
+    """Implements ``metadata.node.Observer``. One per process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._proposals = Histogram(
+            "sava_raft_proposal_seconds",
+            "From a request to its committed and applied result.",
+            buckets=_LATENCIES,
+            registry=self.registry,
+        )
+        self._syncs = Histogram(
+            "sava_raft_wal_sync_seconds",
+            "From handing a batch to the log's writer until it is durable.",
+            buckets=_LATENCIES,
+            registry=self.registry,
+        )
+        self._snapshots = Histogram(
+            "sava_raft_snapshot_seconds",
+            "Taking one snapshot, in the background.",
+            buckets=(0.01, 0.1, 1.0, 10.0, 60.0),
+            registry=self.registry,
+        )
+
+    def proposal(self, seconds: float) -> None:
+        self._proposals.observe(seconds)
+
+    def sync(self, seconds: float) -> None:
+        self._syncs.observe(seconds)
+
+    def snapshot(self, seconds: float, size: int) -> None:
+        self._snapshots.observe(seconds)
+
+    def observe(self, node: RaftNode) -> None:
+        self.registry.register(_NodeCollector(node))
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _NodeCollector(Collector):
+    def __init__(self, node: RaftNode) -> None:
+        self._node = node
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._node.status
+        yield _gauge("sava_raft_initialized", "1 when this node belongs to a cluster.", bool(status.cluster))
+        if status.core is not None:
+            core = status.core
+            yield _gauge("sava_raft_is_leader", "1 when this node leads.", core.leader == status.node)
+            yield _gauge("sava_raft_has_leader", "1 when this node knows a leader.", bool(core.leader))
+            yield _gauge("sava_raft_term", "Current term.", core.term)
+            yield _gauge("sava_raft_commit_index", "Highest index known committed.", core.commit)
+            yield _gauge("sava_raft_applied_index", "Highest index applied.", core.applied)
+            yield _gauge(
+                "sava_raft_commit_lag", "Entries in the log and not committed.", core.last_index - core.commit
+            )
+            yield _gauge(
+                "sava_raft_apply_lag", "Entries committed and not applied.", core.commit - core.applied
+            )
+            yield _gauge("sava_raft_voters", "Voting members.", len(core.membership.voters))
+        yield _gauge("sava_raft_snapshot_index", "Index of the latest snapshot.", status.snapshot_index)
+        yield _gauge("sava_meta_revision", "Revision of the metadata store.", status.revision)
+        yield _gauge("sava_meta_keys", "Keys in the metadata store.", status.keys)
+        yield _gauge("sava_meta_bytes", "Bytes of keys and values.", status.total_bytes)
+        yield _gauge("sava_meta_watchers", "Open watches on this node.", self._node.replica.hub.watchers)
+        yield self._dropped(status.dropped)
+
+    def _dropped(self, received: dict[str, int]) -> Metric:
+        family = CounterMetricFamily(
+            "sava_raft_dropped_messages",
+            "Messages not sent or not let in, by reason.",
+            labels=("direction", "reason"),
+        )
+        for reason, count in sorted(received.items()):
+            family.add_metric(("in", reason), count)
+        for reason, count in sorted(self._node.transport.dropped().items()):
+            family.add_metric(("out", reason), count)
+        return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=float(value))

@@ -1,0 +1,54 @@
+"""Mutual TLS on the Raft and admin ports: members talk, strangers do not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sava.config import Auth, Tls
+from sava.errors import SavaError
+from sava.metadata.errors import Unavailable
+from sava.services.admin_client import AdminClient
+from sava.services.raft_transport import GrpcTransport
+from tests.integration.harness import Cluster
+
+
+def make_certificates(directory: Path) -> Auth:
+    """An authority of our own, and one certificate for everybody on this machine."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+    directory.mkdir()
+    (directory / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "1")
+    openssl("req", *new_key, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node")
+    signed_by = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
+    openssl("x509", "-req", "-in", "node.csr", *signed_by, "-out", "node.pem", "-extfile", "san")
+    return Auth(
+        mode="tls",
+        tls=Tls(
+            cert_file=directory / "node.pem", key_file=directory / "node.key", ca_file=directory / "ca.pem"
+        ),
+    )
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+async def test_members_talk_and_strangers_do_not(tmp_path: Path) -> None:
+    auth = make_certificates(tmp_path / "certificates")
+    strangers = make_certificates(tmp_path / "elsewhere")
+    async with Cluster(3, tmp_path, auth=auth) as cluster:
+        await cluster.init()
+        first, _, third = cluster.brokers
+        await first.put("/x", b"1")
+        assert await third.get("/x") == b"1"
+        for foreign in (Auth(), strangers):
+            with pytest.raises(Unavailable):
+                await GrpcTransport(foreign).identify(first.raft_address, timeout=2.0)
+            async with AdminClient(first.admin, foreign) as client:
+                with pytest.raises(SavaError):
+                    await client.status(timeout=2.0)

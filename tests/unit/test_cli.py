@@ -1,0 +1,121 @@
+"""The command line without a broker: usage, help, errors, output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sava.cli.connection import auth_from_environment
+from sava.cli.main import app, main
+from sava.cli.output import as_dict
+from sava.config import ConfigInvalid
+from sava.proto import admin_pb2 as pb
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["broker", "--help"],
+        *(
+            ["cluster", name, "--help"]
+            for name in (
+                "init",
+                "status",
+                "add-node",
+                "promote-node",
+                "remove-node",
+                "transfer-leader",
+                "snapshot",
+                "force-new-cluster",
+            )
+        ),
+        *(["meta", name, "--help"] for name in ("get", "range", "put", "delete", "watch")),
+    ],
+    ids=" ".join,
+)
+def test_every_command_explains_itself(arguments: list[str]) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["broker"],
+        ["broker", "--standalone", "--config", "x.yaml"],
+        ["cluster", "init"],
+        ["cluster", "remove-node"],
+        ["cluster", "promote-node", "--addr", "a:1", "--node-id", "2"],
+        ["meta", "get"],
+        ["meta", "get", "/a", "-o", "xml"],
+        ["nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_two(arguments: list[str]) -> None:
+    assert runner.invoke(app, arguments).exit_code == 2
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["sava", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_an_unreachable_broker_is_one_line_and_exit_code_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "cluster", "status", "--admin", "127.0.0.1:1") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("sava: broker 127.0.0.1:1 cannot be reached")
+    assert error.count("\n") == 1
+
+
+def test_a_wrong_configuration_is_one_line_and_exit_code_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "sava.yaml"
+    file.write_text("brokr: {}")
+    assert run_main(monkeypatch, "broker", "--config", str(file)) == 1
+    assert "brokr: unknown key" in capsys.readouterr().err
+
+
+def test_recovering_what_is_no_data_directory_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run_main(monkeypatch, "cluster", "force-new-cluster", "--data-dir", str(tmp_path), "--yes") == 1
+    assert "not the data directory of a broker" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_json_has_the_names_of_the_rpc_and_ids_as_text() -> None:
+    status = pb.StatusResponse(leader_id=2**63 - 1, voters=[2**63 - 1], current_term=3)
+    status.members.add(node_id=7, raft_addr="a:1", role="voter")
+    shown = json.loads(json.dumps(as_dict(status)))
+    assert shown["leader_id"] == "9223372036854775807"
+    assert shown["voters"] == ["9223372036854775807"]
+    assert shown["current_term"] == 3
+    assert shown["learners"] == []
+    assert shown["members"][0]["node_id"] == "7"
+    assert shown["members"][0]["match"] is None
+
+
+def test_values_that_are_no_text_are_shown_as_base64() -> None:
+    assert as_dict(pb.KeyValue(key="/a", value="ž".encode()))["value"] == "ž"
+    assert as_dict(pb.KeyValue(key="/a", value=b"\xff\x00"))["value"] == "base64:/wA="
+
+
+def test_half_a_tls_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAVA_TLS_CERT", "cert.pem")
+    with pytest.raises(ConfigInvalid, match="SAVA_TLS_CA"):
+        auth_from_environment()
