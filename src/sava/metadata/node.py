@@ -318,6 +318,8 @@ class RaftNode:
         if self._is_stopped:
             return
         self._drive(self.replica.pump, _now_ms())
+        if self.replica.wants_pump:
+            self._wake()  # behind the callers that were just answered: their next requests take the news along
         if self._conditions:
             self._settle_conditions()
 

@@ -38,7 +38,8 @@ from sava.metadata.errors import IdentityConflict, Unavailable
 from sava.metadata.guard import CONTESTED, Guard
 from sava.metadata.machine import StateMachine
 from sava.metadata.milestones import Callback, Milestones
-from sava.metadata.peer import Answer, Ask, Bootstrap, Conflict, Envelope, PeerMessage, Request
+from sava.metadata.outbox import Outbox
+from sava.metadata.peer import Answer, Ask, Bootstrap, Conflict, Envelope, Request
 from sava.metadata.persister import LogWriter, Persisted, Persister, Task
 from sava.metadata.replica_config import ReplicaConfig, ReplicaStatus
 from sava.metadata.requests import Desk, OnReply
@@ -124,7 +125,7 @@ class Replica:
         self._rng = rng
         self._failure: BaseException | None = None
         self._now_ms = 0
-        self._outbox: list[tuple[NodeId, PeerMessage]] = []
+        self._outbox = Outbox()
         self._conflicts: dict[NodeId, Conflict] = {}
         self._later: list[Callback] = []
         self._guard = Guard(node)
@@ -354,7 +355,13 @@ class Replica:
             self._answer_all()
             if self._failure is not None or not self._router.has_work:
                 break
+        self._outbox.end_pump()
         self._send()
+
+    @property
+    def wants_pump(self) -> bool:
+        """Something waits for the next pump, in case that nothing else calls for one (see ``Outbox``)."""
+        return self._outbox.has_news
 
     def _guarded(self, work: Callback) -> None:
         try:
@@ -395,7 +402,7 @@ class Replica:
 
     def _carry_out(self, core: RaftCore, output: Output) -> None:
         for message in output.send_now:
-            self._outbox.append((message.dst, message))
+            self._outbox.add(message.dst, message)
         for chunk in output.send_chunks:
             self._send_chunk(core, chunk)
         if self._persister.add(output):
@@ -409,7 +416,7 @@ class Replica:
     def _release(self, core: RaftCore, output: Output) -> None:
         """Everything that the output's promises rest on is durable: now they may be made."""
         for message in output.send_after_persist:
-            self._outbox.append((message.dst, message))
+            self._outbox.add(message.dst, message)
         core.persisted(output.number)
 
     def _persisted(self, item: Persisted) -> None:
@@ -434,7 +441,7 @@ class Replica:
             return
         crc = google_crc32c.value(data)
         message = SnapshotChunk(self._node, chunk.peer, chunk.term, chunk.meta, chunk.offset, data, crc)
-        self._outbox.append((chunk.peer, message))
+        self._outbox.add(chunk.peer, message)
 
     def _apply(self, core: RaftCore) -> None:
         router = self._router
@@ -451,15 +458,16 @@ class Replica:
             callback()
 
     def _send(self) -> None:
-        outbox = self._outbox
+        if self._bootstrap is None:
+            return
+        outbox = self._outbox.take()
         outbox += self._desk.outbox
         self._desk.outbox.clear()
         if self._conflicts:
             outbox += self._conflicts.items()
             self._conflicts = {}
-        if not outbox or self._bootstrap is None:
+        if not outbox:
             return
-        self._outbox = []
         cluster, src, incarnation, nonce = self._bootstrap.cluster, self._node, self._incarnation, self._nonce
         address = self._address
         self._tell_network(
@@ -471,7 +479,7 @@ class Replica:
         if self._failure is not None:
             return
         self._failure = error
-        self._outbox = []
+        self._outbox.clear()
         self.stop(Unavailable(f"this node stops: {error}"))
         self._tell_failure(error)
 

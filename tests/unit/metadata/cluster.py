@@ -292,7 +292,7 @@ class World:
         inbox, machine.inbox = machine.inbox, []
         for frame in inbox:
             machine.replica.receive(decode_envelope(frame))
-        moved = machine.writer.step() | machine.saver.step()
+        moved = machine.writer.step() | machine.saver.step() | machine.replica.wants_pump
         if inbox or moved:
             machine.replica.pump(self.now_ms)
         return bool(inbox) or moved
