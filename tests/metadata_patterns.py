@@ -64,8 +64,7 @@ async def eventually(harness: Harness, holds: Callable[[], Awaitable[bool]]) -> 
             await asyncio.sleep(0)
 
 
-# -- P1: broker registration and liveness
-# ------------------------------------------------------------------------------
+# -- P1: broker registration and liveness ----------------------------------------------------------------
 
 
 async def test_p1_a_broker_registers_lives_by_keep_alive_and_its_death_is_seen(harness: Harness) -> None:
@@ -124,8 +123,7 @@ async def test_p1_a_clean_goodbye_removes_the_registration_at_once(harness: Harn
         await store.revoke_lease(lease)
 
 
-# -- P2: leader election is gone; what it protected is fenced
-# ----------------------------------------------------------
+# -- P2: leader election is gone; what it protected is fenced --------------------------------------------
 
 
 async def test_p2_d38_what_only_the_leader_may_do_carries_its_term(harness: Harness) -> None:
@@ -158,8 +156,7 @@ async def test_p2_a_claim_by_lease_has_one_holder_and_passes_on(harness: Harness
     await eventually(harness, passes_on)
 
 
-# -- P3: metadata of topics, namespaces, schemas
-# -----------------------------------------------------------------------
+# -- P3: metadata of topics, namespaces, schemas ---------------------------------------------------------
 
 
 async def test_p3_create_read_update_delete(harness: Harness) -> None:
@@ -246,8 +243,7 @@ async def test_p3_many_topics_are_created_and_deleted_quickly(harness: Harness) 
         assert (await store.range("/topics/d/")).kvs == ()
 
 
-# -- P4: watches
-# -------------------------------------------------------------------------------------------------------
+# -- P4: watches -----------------------------------------------------------------------------------------
 
 
 async def test_p4_every_node_sees_every_change_in_order_and_whole(harness: Harness) -> None:
@@ -308,8 +304,7 @@ async def _next_change(changes: object) -> tuple[Event, ...]:
         return batch
 
 
-# -- P5: load reports and coordination
-# ---------------------------------------------------------------------------------
+# -- P5: load reports and coordination -------------------------------------------------------------------
 
 
 async def test_p5_load_reports_are_level_triggered_the_last_one_counts(harness: Harness) -> None:
@@ -326,8 +321,7 @@ async def test_p5_load_reports_are_level_triggered_the_last_one_counts(harness: 
     assert {key: kv.value for key, kv in cache.kvs.items()} == {f"/cluster/load/{i}": b"4" for i in range(3)}
 
 
-# -- P6: storage metadata
-# ----------------------------------------------------------------------------------------------
+# -- P6: storage metadata --------------------------------------------------------------------------------
 
 
 async def test_p6_segments_are_registered_as_one_contiguous_chain(harness: Harness) -> None:

@@ -144,8 +144,7 @@ class RaftNode:
         self._timer = self._loop.call_at(self._tick_due, self._on_timer)
         self._wake()
 
-    # -- what callers use
-    # ------------------------------------------------------------------------------------------
+    # -- what callers use --------------------------------------------------------------------------------
 
     @property
     def status(self) -> ReplicaStatus:
@@ -236,8 +235,7 @@ class RaftNode:
         log.critical("raft: stopped node=%d error=%s: %s", self._state.node, type(error).__name__, error)
         resolve(self.failed, error)
 
-    # -- Inbound: what the transport calls
-    # ---------------------------------------------------------------------------
+    # -- Inbound: what the transport calls ---------------------------------------------------------------
 
     def info(self) -> NodeInfo:
         bootstrap = self._bootstrap
@@ -287,8 +285,7 @@ class RaftNode:
                 len(bootstrap.membership.voters),
             )
 
-    # -- the loop
-    # ------------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------------
 
     def _submit(self, request: Request, done: Callable[[Reply], None], deadline_ms: int) -> int:
         ticket = self.replica.ask(request, done, deadline_ms=deadline_ms)

@@ -33,7 +33,7 @@ Span = tuple[int, int]
 
 _MAX_GAP = 64 << 10
 """Records of others between two wanted ones are read along up to this size: cheaper than a second call."""
-_MAX_READ = 4 << 20
+_MAX_READ = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
