@@ -1,0 +1,21 @@
+"""The catalogue keeps pace with the code: a mutant that no longer applies tests nothing.
+
+Running them takes minutes (``python -m tests.mutants``); whether they still apply is told at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutants.catalogue import MUTANTS
+from tests.mutants.runner import Mutant, check_applies
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+def test_the_mutant_applies_and_somebody_is_to_kill_it(mutant: Mutant) -> None:
+    check_applies(mutant)
+    assert mutant.seeds or mutant.tests
+    assert mutant.old != mutant.new
+
+
+def test_all_thirty_dangers_are_there() -> None:
+    assert {f"m{number}" for number in range(1, 31)} <= {mutant.id for mutant in MUTANTS}
