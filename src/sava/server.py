@@ -22,11 +22,11 @@ from grpc import aio
 
 from sava.config import Config
 from sava.errors import HostError, SavaError
-from sava.metadata.machine import Limits
+from sava.metadata.machine.state_machine import Limits
 from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.operations import ClusterOperations
 from sava.metadata.raft_store import RaftStore
-from sava.metadata.replica import ReplicaConfig
+from sava.metadata.replica.replica import ReplicaConfig
 from sava.proto import admin_pb2_grpc
 from sava.raft.config import CoreConfig
 from sava.raft.types import NO_NODE

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from sava.metadata.commands import Event, KeyValue, Proposal, Refused
-from sava.metadata.machine import Applied
+from sava.metadata.machine.state_machine import Applied
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sava.metadata.commands import Done, LeaseExpire, LeaseGrant, LeaseResult, Put, Txn, TxnResult
-from sava.metadata.machine import Applied
+from sava.metadata.machine.state_machine import Applied
 from sava.metadata.peer import Alive, Committed, Failed, KeepAlive, Propose, Reply, Request
 from tests.sim.history import Violation
 from tests.sim.node import SimNode

@@ -19,7 +19,7 @@ from sava.metadata import snapshots
 from sava.metadata.errors import IdentityConflict
 from sava.metadata.identity import NodeState, open_state
 from sava.metadata.peer import Bootstrap, Conflict, Envelope, Reply, Request
-from sava.metadata.replica import Replica
+from sava.metadata.replica.replica import Replica
 from sava.metadata.snapshots import SnapshotStore
 from sava.raft.core import RaftCore, Status
 from sava.raft.types import Entry, NodeId, SnapshotMeta

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sava.metadata.commands import Put, Txn, TxnResult, decode_proposal
-from sava.metadata.machine import StateMachine
+from sava.metadata.machine.state_machine import StateMachine
 from sava.metadata.peer import Committed, Propose, ReadAt, ReadIndex, Reply
 from sava.raft.types import Membership
 from tests.sim.history import Violation

@@ -14,9 +14,9 @@ from typing import Any
 
 from sava.metadata.commands import decode_proposal
 from sava.metadata.identity import NodeState, cluster_id_of
-from sava.metadata.machine import Applied
+from sava.metadata.machine.state_machine import Applied
 from sava.metadata.peer import Bootstrap
-from sava.metadata.replica import Replica, ReplicaConfig
+from sava.metadata.replica.replica import Replica, ReplicaConfig
 from sava.raft.config import CoreConfig
 from sava.raft.core import Role, Status
 from sava.raft.types import Entry, Membership, NodeId

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from sava.metadata.machine import FrozenState
+from sava.metadata.machine.state_machine import FrozenState
 from sava.raft.types import SnapshotMeta
 from sava.wal.errors import DiskFailed, DiskFull
 from sava.wal.log import Buffers, Log

@@ -33,7 +33,7 @@ from sava.metadata.commands import (
     Result,
 )
 from sava.metadata.errors import LeaseNotFound, Unavailable
-from sava.metadata.machine import StateMachine
+from sava.metadata.machine.state_machine import StateMachine
 
 GUARD_MIN_LEASES = 3
 

@@ -24,8 +24,8 @@ from sava.metadata.commands import decode_proposal
 from sava.metadata.durable import checkpoint_records, write_checkpoint
 from sava.metadata.errors import NotInitialized
 from sava.metadata.identity import NodeState, open_state
-from sava.metadata.limits import DEFAULT_LIMITS, Limits
-from sava.metadata.machine import SNAPSHOT_FORMAT, StateMachine
+from sava.metadata.machine.limits import DEFAULT_LIMITS, Limits
+from sava.metadata.machine.state_machine import SNAPSHOT_FORMAT, StateMachine
 from sava.metadata.peer import Bootstrap
 from sava.metadata.snapshots import save
 from sava.raft.codec import decode_membership

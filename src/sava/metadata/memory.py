@@ -38,8 +38,8 @@ from sava.metadata.commands import (
 )
 from sava.metadata.errors import Unavailable, refusal
 from sava.metadata.lessor import Lessor
-from sava.metadata.limits import DEFAULT_LIMITS, check_key_or_prefix
-from sava.metadata.machine import Limits, StateMachine
+from sava.metadata.machine.limits import DEFAULT_LIMITS, check_key_or_prefix
+from sava.metadata.machine.state_machine import Limits, StateMachine
 from sava.metadata.store import DEFAULT_TIMEOUT_S, RangeResult
 from sava.metadata.watch import DEFAULT_HUB_LIMITS, HubLimits, HubWatch, WatchHub
 

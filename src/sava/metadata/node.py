@@ -35,7 +35,7 @@ from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.failures import error_of
 from sava.metadata.identity import NodeState, open_state
 from sava.metadata.peer import Bootstrap, Conflict, Envelope, Failed, Propose, Reply, Request
-from sava.metadata.replica import Replica, ReplicaConfig, ReplicaStatus
+from sava.metadata.replica.replica import Replica, ReplicaConfig, ReplicaStatus
 from sava.metadata.saver import BackgroundSaver
 from sava.metadata.transport import NodeInfo, Transport
 from sava.raft.output import Status
@@ -316,7 +316,8 @@ class RaftNode:
             return
         self._drive(self.replica.pump, _now_ms())
         if self.replica.wants_pump:
-            self._wake()  # behind the callers that were just answered: their next requests take the news along
+            # Behind the callers that were just answered: their next requests take the news along.
+            self._wake()
         if self._conditions:
             self._settle_conditions()
 

@@ -30,10 +30,10 @@ from sava.metadata.commands import (
 )
 from sava.metadata.errors import Unavailable
 from sava.metadata.failures import error_of
-from sava.metadata.limits import DEFAULT_LIMITS, check_key_or_prefix
+from sava.metadata.machine.limits import DEFAULT_LIMITS, check_key_or_prefix
 from sava.metadata.node import RaftNode, resolve
 from sava.metadata.peer import Alive, Committed, KeepAlive, Propose
-from sava.metadata.replica import Replica
+from sava.metadata.replica.replica import Replica
 from sava.metadata.store import DEFAULT_TIMEOUT_S, RangeResult, Watch
 from sava.metadata.watch import HubWatch
 

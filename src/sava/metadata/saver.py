@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from sava.metadata.machine import FrozenState
+from sava.metadata.machine.state_machine import FrozenState
 from sava.metadata.snapshots import SnapshotBuilder, SnapshotStore
 from sava.raft.types import SnapshotMeta
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from sava.metadata.commands import Event
 from sava.metadata.errors import Compacted
-from sava.metadata.limits import DEFAULT_LIMITS, check_key_or_prefix
+from sava.metadata.machine.limits import DEFAULT_LIMITS, check_key_or_prefix
 from sava.metadata.store import WatchBatch
 
 _EVENT_OVERHEAD = 200

@@ -146,7 +146,8 @@ class CoreState:
         self.install_number: int | None = None
         self.outbox = Outbox()
 
-        # The newest configuration *in the log* wins over any other copy, committed or not: this node may be part of the quorum that made it effective.
+        # The newest configuration *in the log* wins over any other copy, committed or not: this node may be
+        # part of the quorum that made it effective.
         self.members: tuple[NodeId, ...] = ()
         self.all_voters: tuple[NodeId, ...] = ()
         after_snapshot = self.log.between(recovered.snapshot.index + 1, self.log.last_index + 1)

@@ -9,7 +9,7 @@ from typing import Any
 import sava
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import OPERATION_TIMEOUT_S, ClusterOperations
-from sava.metadata.replica import ReplicaStatus
+from sava.metadata.replica.replica import ReplicaStatus
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
 from sava.raft.core import PeerStatus, Status

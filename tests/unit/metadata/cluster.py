@@ -13,7 +13,7 @@ from random import Random
 from sava.metadata import snapshots
 from sava.metadata.commands import Command, Delete, Operation, Proposal, Put, Txn, encode
 from sava.metadata.identity import NodeState, cluster_id_of, open_state
-from sava.metadata.machine import FrozenState
+from sava.metadata.machine.state_machine import FrozenState
 from sava.metadata.peer import (
     Bootstrap,
     Envelope,
@@ -24,7 +24,7 @@ from sava.metadata.peer import (
     decode_envelope,
     encode_envelope,
 )
-from sava.metadata.replica import Replica, ReplicaConfig
+from sava.metadata.replica.replica import Replica, ReplicaConfig
 from sava.raft.config import CoreConfig
 from sava.raft.core import Status
 from sava.raft.types import Membership, NodeId, SnapshotMeta

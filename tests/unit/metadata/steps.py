@@ -22,7 +22,7 @@ from sava.metadata.commands import (
     Txn,
     TxnResult,
 )
-from sava.metadata.machine import Limits, StateMachine
+from sava.metadata.machine.state_machine import Limits, StateMachine
 
 TERM = 3
 

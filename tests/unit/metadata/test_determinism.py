@@ -12,8 +12,8 @@ import pytest
 
 from sava.metadata.commands import Proposal, Put, Txn, decode_proposal, encode
 from sava.metadata.errors import SnapshotCorrupt, UnknownCommand
-from sava.metadata.image import CHUNK_BYTES
-from sava.metadata.machine import StateMachine
+from sava.metadata.machine.image import CHUNK_BYTES
+from sava.metadata.machine.state_machine import StateMachine
 from tests.unit.metadata.workload import LIMITS, TERMS, proposals, run
 
 ROOT = Path(__file__).parents[3]

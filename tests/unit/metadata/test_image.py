@@ -12,7 +12,7 @@ import pytest
 
 from sava.metadata.commands import Txn
 from sava.metadata.errors import SnapshotCorrupt
-from sava.metadata.machine import StateMachine
+from sava.metadata.machine.state_machine import StateMachine
 from tests.unit.metadata.steps import Steps
 
 Frames = list[tuple[int, Any]]

@@ -18,7 +18,7 @@ from sava.metadata.commands import (
     Refused,
     Txn,
 )
-from sava.metadata.machine import Limits
+from sava.metadata.machine.state_machine import Limits
 from tests.unit.metadata.steps import Steps
 
 

@@ -32,7 +32,7 @@ from sava.metadata.commands import (
     encode,
 )
 from sava.metadata.errors import InvalidRequest, UnknownCommand, refusal
-from sava.metadata.machine import Limits, StateMachine, rolling_digest
+from sava.metadata.machine.state_machine import Limits, StateMachine, rolling_digest
 from tests.unit.metadata.steps import TERM, Steps, absent, unchanged
 
 SMALL = Limits(

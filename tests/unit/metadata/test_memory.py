@@ -8,7 +8,7 @@ import pytest
 
 from sava.metadata.commands import Put
 from sava.metadata.errors import InvalidRequest, LeaseNotFound, NoSpace, Unavailable
-from sava.metadata.machine import Limits
+from sava.metadata.machine.state_machine import Limits
 from sava.metadata.memory import MemoryStore
 from sava.metadata.store import MetadataStore
 

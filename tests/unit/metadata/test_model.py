@@ -28,7 +28,7 @@ from sava.metadata.commands import (
     Txn,
     TxnResult,
 )
-from sava.metadata.machine import StateMachine
+from sava.metadata.machine.state_machine import StateMachine
 
 
 @dataclass

@@ -10,9 +10,9 @@ from random import Random
 from sava.metadata import snapshots
 from sava.metadata.commands import Put, Txn
 from sava.metadata.identity import NodeState, cluster_id_of, open_state
-from sava.metadata.machine import FrozenState
+from sava.metadata.machine.state_machine import FrozenState
 from sava.metadata.peer import Bootstrap, Committed, Propose, Reply
-from sava.metadata.replica import Replica, ReplicaConfig
+from sava.metadata.replica.replica import Replica, ReplicaConfig
 from sava.raft.types import Membership, SnapshotMeta
 from sava.wal.local_disk import LocalDisk
 from sava.wal.writer import Writer

@@ -14,7 +14,7 @@ import pytest
 from sava.metadata.commands import AllocateId
 from sava.metadata.errors import Compacted
 from sava.metadata.peer import Bootstrap, Changed, ChangeMembership, Committed, Envelope
-from sava.metadata.replica import ReplicaConfig
+from sava.metadata.replica.replica import ReplicaConfig
 from sava.raft.config import CoreConfig
 from sava.raft.messages import SnapshotChunk
 from sava.raft.types import Membership, MembershipChange, SnapshotMeta

@@ -29,7 +29,7 @@ from sava.metadata.commands import (
     Target,
     Txn,
 )
-from sava.metadata.machine import Limits, StateMachine, rolling_digest
+from sava.metadata.machine.state_machine import Limits, StateMachine, rolling_digest
 
 LIMITS = Limits(max_total_bytes=600, max_sessions=4, max_session_window=5, max_delete_keys=6, max_leases=6)
 """Tight, so that every refusal happens."""

@@ -23,7 +23,7 @@ from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.operations import ClusterOperations, check_address
 from sava.metadata.peer import ReadIndex
 from sava.metadata.raft_store import RaftStore
-from sava.metadata.replica import ReplicaConfig
+from sava.metadata.replica.replica import ReplicaConfig
 from sava.metadata.transport import LocalNetwork
 from sava.raft.config import CoreConfig
 from sava.raft.core import Role

@@ -1,0 +1,54 @@
+"""Plan: how long and how often everything is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+VALUE = bytes(range(200))
+"""200 bytes, all different from their neighbours, so that nothing on the way could compress them to
+nothing."""
+
+IN_FLIGHT = 64
+
+LIMIT_S = 570.0
+"""A run ends after this long, with whatever it has measured by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    folder: Path
+    """On the disk to be measured; emptied afterwards."""
+    with_etcd: bool
+    quick: bool = False
+
+    @property
+    def rounds(self) -> int:
+        """How often each contestant runs."""
+        return 1 if self.quick else 3
+
+    @property
+    def seconds(self) -> float:
+        """Of each repetition."""
+        return 0.3 if self.quick else 2.0
+
+    @property
+    def watched_puts(self) -> int:
+        return 60 if self.quick else 500
+
+    @property
+    def kills(self) -> int:
+        return 2 if self.quick else 20
+
+    @property
+    def keys(self) -> int:
+        return 100_000
+
+    @property
+    def restarts(self) -> int:
+        return 1 if self.quick else 3
+
+    @property
+    def snapshot_seconds(self) -> float:
+        """How long puts run next to snapshots."""
+        return 2.0 if self.quick else 15.0

@@ -1,0 +1,504 @@
+"""Replica: one node of the replicated store, without an event loop.
+
+It joins the consensus core, the durable log, the snapshot files, the state machine, the lessor and the watch
+hub, and is itself free of threads, sockets and clocks: its edges are injected, its inputs are method calls,
+its answers are callbacks. The asyncio node and the simulator drive the very same object.
+
+Inputs only queue; ``pump`` does the work, in turns:
+
+    completions of the disk -> requests to the core or to the leader -> outputs of the core
+    -> send and write -> apply -> answer
+
+What arrived between two pumps is one batch: one ``propose``, one read round, one ``send``, one submission to
+the log. Sending and writing are begun before applying, so the network and the disk work while the state
+machine does.
+
+Where things are:
+
+    guard       which messages may come in          persister   what is durable, and when it may be told
+    router      requests, to the leader and back    applier     the state machine at the end of the log
+    requests    who waits, what may be said of it   compaction  snapshots, and what may be forgotten
+    proposals, own_session, forwarding, reads, lease_keeper, steering   what the router is made of
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from random import Random
+from typing import Protocol
+
+import google_crc32c
+
+from sava.errors import HostError, SavaError
+from sava.metadata.durable import LogState, bootstrap_record, origin
+from sava.metadata.errors import IdentityConflict, Unavailable
+from sava.metadata.machine.state_machine import StateMachine
+from sava.metadata.peer import Answer, Ask, Bootstrap, Conflict, Envelope, Request
+from sava.metadata.replica.applier import Applier, OnApplied
+from sava.metadata.replica.compaction import Compaction, OnSaved, SnapshotSaver
+from sava.metadata.replica.config import ReplicaConfig, ReplicaStatus
+from sava.metadata.replica.guard import CONTESTED, Guard
+from sava.metadata.replica.milestones import Callback, Milestones
+from sava.metadata.replica.outbox import Outbox
+from sava.metadata.replica.persister import LogWriter, Persisted, Persister, Task
+from sava.metadata.replica.requests import Desk, OnReply
+from sava.metadata.replica.router import Router
+from sava.metadata.watch import WatchHub
+from sava.raft.core import RaftCore, Status
+from sava.raft.errors import InvariantError
+from sava.raft.messages import SnapshotChunk
+from sava.raft.output import ChunkSend, Output, Recovered
+from sava.raft.types import NodeId, SnapshotMeta
+from sava.wal.errors import DiskFailed, FileMissing
+from sava.wal.log import Log
+
+__all__ = [
+    "LogWriter",
+    "OnReply",
+    "Replica",
+    "ReplicaConfig",
+    "ReplicaStatus",
+    "SnapshotFiles",
+    "SnapshotSaver",
+]
+
+_LIFE_BITS = 40
+"""Tickets per life of a node: far more than one can use."""
+_MAX_ROUNDS = 3
+"""Rounds of work and answers per pump. Internal answers lead to more work at once; a caller that asks again
+from within its answer must not keep the event loop for ever."""
+_UNBOUND = "this node waits for 'sava cluster init', or to be added to a cluster"
+
+
+class SnapshotFiles(Protocol):
+    """The snapshot files of this node (``sava.metadata.snapshots.SnapshotStore``); synchronous."""
+
+    def latest(self) -> SnapshotMeta | None: ...
+
+    def read(self, meta: SnapshotMeta, offset: int, length: int) -> bytes: ...
+
+    def load(self, meta: SnapshotMeta) -> Iterable[bytes]: ...
+
+    def write_chunk(self, meta: SnapshotMeta, offset: int, data: bytes) -> None: ...
+
+    def install(self, meta: SnapshotMeta) -> None:
+        """Verify the received file, make it durable under its final name. Raises SnapshotCorrupt with nothing
+        changed."""
+        ...
+
+    def prune(self, keep: SnapshotMeta) -> None: ...
+
+
+class Replica:
+    """Owned by one thread. After any input, and after the writer or the saver delivered a completion, the
+    driver calls ``pump`` (once for many inputs is best: it batches)."""
+
+    core: RaftCore | None
+    """None while the node waits for initialization."""
+
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        address: str,
+        incarnation: int,
+        nonce: int,
+        config: ReplicaConfig,
+        recovered: LogState,
+        writer: LogWriter,
+        snapshots: SnapshotFiles,
+        saver: SnapshotSaver,
+        send: Callable[[Sequence[Envelope]], None],
+        fail: Callable[[BaseException], None],
+        rng: Random,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        """``recovered`` is what ``durable.Replay`` found. ``send`` hands envelopes to the network (bounded,
+        may drop). ``fail`` is told about an error after which this node must stop. ``wall_ms`` stamps
+        proposals."""
+        self._node, self._address = node, address
+        self._incarnation, self._nonce = incarnation, nonce
+        self._config = config
+        self._snapshots = snapshots
+        self._tell_network, self._tell_failure = send, fail
+        self._rng = rng
+        self._failure: BaseException | None = None
+        self._now_ms = 0
+        self._outbox = Outbox()
+        self._conflicts: dict[NodeId, Conflict] = {}
+        self._later: list[Callback] = []
+        self._guard = Guard(node)
+        self._desk = Desk(incarnation << _LIFE_BITS, config.max_pending)
+        self._applier = Applier(node, config.limits, snapshots.load)
+        self._persister = Persister(writer, self._applier.restore, snapshots)
+        self._router = Router(
+            node,
+            self._desk,
+            config,
+            self._applier,
+            self._persister,
+            session_name=f"{node:x}-{incarnation:x}-{nonce:x}",
+            wall_ms=wall_ms,
+        )
+        self._compaction = Compaction(
+            saver,
+            self._persister,
+            snapshots,
+            max_entries=config.snapshot_entries,
+            max_bytes=config.snapshot_bytes,
+        )
+        self.core = None
+        self._status: Status | None = None
+        """As of the last pump."""
+        self._bootstrap: Bootstrap | None = None
+        self._binding: tuple[Bootstrap, list[Callable[[BaseException | None], None]]] | None = None
+        if recovered.bootstrap is not None and recovered.core is not None:
+            self._start(recovered.bootstrap, recovered.core)
+
+    def _start(self, bootstrap: Bootstrap, recovered: Recovered) -> None:
+        self._bootstrap = bootstrap
+        self._applier.begin(recovered.snapshot)
+        self.core = RaftCore(self._node, self._config.core, recovered, self._rng)
+        self._status = self.core.status()
+        if self._status.membership.all_voters == (self._node,):
+            self.core.campaign()  # there is nobody to wait for
+
+    # -- what others look at -----------------------------------------------------------------------------
+
+    @property
+    def machine(self) -> StateMachine:
+        """Replaced as a whole when a snapshot is installed: look it up anew for each use."""
+        return self._applier.machine
+
+    @property
+    def hub(self) -> WatchHub:
+        return self._applier.hub
+
+    @property
+    def is_leader(self) -> bool:
+        """Leads, and has applied an entry of its own term: everything that earlier leaders committed is
+        visible here."""
+        return self._router.is_ready_to_lead
+
+    @property
+    def term(self) -> int:
+        return self._status.term if self._status is not None else 0
+
+    def address_of(self, node: NodeId) -> str | None:
+        """Where to send what is addressed to ``node``: by the newest membership, or as it said itself."""
+        known = self._status.membership.address(node) if self._status is not None else None
+        if known is None and self._bootstrap is not None:
+            known = self._bootstrap.membership.address(node)
+        return known or self._guard.address_of(node)
+
+    def status(self) -> ReplicaStatus:
+        core = self.core.status() if self.core is not None else None
+        machine = self.machine
+        return ReplicaStatus(
+            node=self._node,
+            cluster=self._bootstrap.cluster if self._bootstrap is not None else "",
+            core=core,
+            revision=machine.revision,
+            keys=machine.key_count,
+            total_bytes=machine.total_bytes,
+            snapshot_index=core.snapshot_index if core is not None else 0,
+            removed=self._applier.is_removed,
+            dropped=dict(self._guard.dropped),
+        )
+
+    def trace(self, on_applied: OnApplied) -> None:
+        """Tell about each command that is applied from now on (the simulator's history)."""
+        self._applier.on_applied = on_applied
+
+    # -- inputs ------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """``tick_ms`` of the monotonic clock have passed (lease deadlines, request deadlines and the core's
+        tick)."""
+        self._now_ms = max(self._now_ms, now_ms)
+        if self._failure is not None:
+            return
+        self._persister.retry()
+        self._compaction.tick()
+        if self.core is not None:
+            self._guarded(self._tick)
+        self._desk.expire(self._now_ms, "" if self.core is not None else _UNBOUND)
+        self._router.sweep()
+
+    def _tick(self) -> None:
+        assert self.core is not None
+        self.core.tick(self._now_ms)
+        self._router.tick(self._now_ms)
+
+    def receive(self, envelope: Envelope) -> None:
+        refusal = self._guard.refusal(envelope, self._bootstrap.cluster if self._bootstrap else "")
+        if refusal is not None:
+            self._guard.dropped[refusal] += 1
+            if refusal in CONTESTED:
+                self._conflicts[envelope.src] = Conflict(envelope.src, envelope.nonce)
+            return
+        if self.core is None or self._failure is not None:
+            return
+        try:
+            self._dispatch(self.core, envelope)
+        except (HostError, InvariantError) as error:
+            self._fail(error)
+
+    def _dispatch(self, core: RaftCore, envelope: Envelope) -> None:
+        match envelope.message:
+            case Ask() as ask:
+                if self._guard.is_repeated(envelope.src, ask.ticket):
+                    self._guard.dropped["repeated"] += 1
+                else:
+                    self._router.asked(core, envelope.src, ask, self._now_ms)
+            case Answer() as answer:
+                self._router.answered(answer)
+            case Conflict() as conflict:
+                self._contested(conflict)
+            case SnapshotChunk(data=data, crc=crc) if google_crc32c.value(data) != crc:
+                self._guard.dropped["checksum"] += 1
+            case message:
+                core.step(message)
+
+    def _contested(self, conflict: Conflict) -> None:
+        if (conflict.node, conflict.nonce) == (self._node, self._nonce):
+            self._fail(
+                IdentityConflict(
+                    f"another process speaks as node {self._node}: two processes run on copies of one data "
+                    "directory, and the others listen to the one that was started later. Stop both, keep one "
+                    "directory, remove the copy"
+                )
+            )
+
+    def ask(self, request: Request, done: OnReply, *, deadline_ms: int) -> int:
+        """Make a request, here or at the leader; ``done`` is called exactly once, at the latest when the
+        monotonic clock passes ``deadline_ms``. A ``Propose`` without a session gets this replica's own and
+        is retried under the same (session, seq) until the deadline; ``Committed`` and ``ReadAt`` arrive
+        only once this replica has applied their index, so that a local read right after them sees the
+        effect. Returns a ticket for ``cancel``."""
+        if self._failure is None:
+            return self._router.ask(request, done, deadline_ms, self._now_ms).ticket
+        pending = self._desk.open(request, done, deadline_ms)
+        self._desk.refuse(pending, Unavailable(f"this node has stopped: {self._failure}"))
+        return pending.ticket
+
+    def cancel(self, ticket: int) -> None:
+        """Forget a request or a ``when_…``; its ``done`` is not called."""
+        self._desk.cancel(ticket)
+        self._applier.by_index.cancel(ticket)
+        self._applier.by_revision.cancel(ticket)
+
+    def take_snapshot(self, done: OnSaved) -> None:
+        if self.core is None:
+            self._later.append(partial(done, Unavailable(_UNBOUND)))
+        else:
+            self._compaction.ask(done)
+
+    def peer_unreachable(self, peer: NodeId) -> None:
+        if self.core is not None:
+            self.core.peer_unreachable(peer)
+
+    def when_applied(self, index: int, done: Callback) -> int:
+        """Returns a ticket for ``cancel``. Raises Unavailable when too many wait."""
+        return self._wait(self._applier.by_index, index, done)
+
+    def when_revision(self, revision: int, done: Callback) -> int:
+        """Returns a ticket for ``cancel``. Raises Unavailable when too many wait."""
+        return self._wait(self._applier.by_revision, revision, done)
+
+    def _wait(self, milestones: Milestones[Callback], number: int, done: Callback) -> int:
+        """Bounded: callers that wait for a number which never comes must not be able to fill the memory."""
+        if len(milestones) >= 2 * self._config.max_pending:
+            raise Unavailable(f"{len(milestones)} callers wait on this node already")
+        ticket = self._desk.new_ticket()
+        milestones.add(number, ticket, done)
+        return ticket
+
+    def stop(self, reason: SavaError) -> None:
+        """Answer everybody who still waits (they are told at the next ``pump``)."""
+        self._desk.end_all(reason)
+
+    # -- initialization ----------------------------------------------------------------------------------
+
+    def bootstrap(self, bootstrap: Bootstrap, done: Callable[[BaseException | None], None]) -> None:
+        """Bind a pristine node to a cluster, durably. The same again: done(None). Another one:
+        done(IdentityConflict)."""
+        bound = self._binding[0] if self._binding is not None else self._bootstrap
+        error = _contradiction(self._node, bound, bootstrap)
+        if error is not None or self._bootstrap is not None:
+            self._later.append(partial(done, error))
+        elif self._binding is not None:
+            self._binding[1].append(done)
+        else:
+            self._binding = bootstrap, [done]
+            self._persister.add_task(Task(partial(_write_bootstrap, bootstrap), self._bound))
+
+    def _bound(self, error: BaseException | None) -> None:
+        assert self._binding is not None
+        bootstrap, callbacks = self._binding
+        self._binding = None
+        self._later += [partial(done, error) for done in callbacks]
+        if error is None:
+            self._start(bootstrap, origin(bootstrap))
+        elif isinstance(error, HostError):
+            raise error
+
+    # -- work --------------------------------------------------------------------------------------------
+
+    def pump(self, now_ms: int) -> None:
+        """Carry out all that the inputs made possible: propose in one batch, send, write, apply, answer."""
+        self._now_ms = max(self._now_ms, now_ms)
+        for _ in range(_MAX_ROUNDS):
+            if self._failure is None:
+                self._guarded(self._work)
+            self._answer_all()
+            if self._failure is not None or not self._router.has_work:
+                break
+        self._outbox.end_pump()
+        self._send()
+
+    @property
+    def wants_pump(self) -> bool:
+        """Something waits for the next pump, in case that nothing else calls for one (see ``Outbox``)."""
+        return self._outbox.has_news
+
+    def _guarded(self, work: Callback) -> None:
+        try:
+            work()
+        except (HostError, InvariantError) as error:
+            self._fail(error)
+
+    def _work(self) -> None:
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """One round through all parts; says whether another one has something to do."""
+        for item in self._persister.collect():
+            self._persisted(item)
+        core = self.core
+        if core is None:
+            self._persister.submit()
+            return self._persister.has_completion
+        self._router.route(core, self._now_ms)
+        while core.has_output():
+            self._carry_out(core, core.poll())
+        self._status = core.status()
+        self._router.look_at(core, self._status)
+        assert self._bootstrap is not None
+        self._compaction.step(core, self.machine, self._bootstrap, self._applier.index)
+        self._send()
+        self._persister.submit()
+        if self._applier.queue:
+            self._apply(core)
+        self._applier.reach()
+        return (
+            self._persister.has_completion
+            or core.has_output()
+            or self._compaction.has_result
+            or self._router.has_work
+        )
+
+    def _carry_out(self, core: RaftCore, output: Output) -> None:
+        for message in output.send_now:
+            self._outbox.add(message.dst, message)
+        for chunk in output.send_chunks:
+            self._send_chunk(core, chunk)
+        if self._persister.add(output):
+            self._release(core, output)
+        self._applier.queue += output.apply
+        for ready in output.reads_ready:
+            self._router.confirmed(ready.token, ready.index, self._now_ms)
+        for token in output.reads_failed:
+            self._router.reads.failed(token, "the leader changed")
+
+    def _release(self, core: RaftCore, output: Output) -> None:
+        """Everything that the output's promises rest on is durable: now they may be made."""
+        for message in output.send_after_persist:
+            self._outbox.add(message.dst, message)
+        core.persisted(output.number)
+
+    def _persisted(self, item: Persisted) -> None:
+        core, output, install = self.core, item.output, item.output.install
+        assert core is not None
+        if install is not None and item.install_error is not None:
+            self._guard.dropped["corrupt snapshot"] += 1
+            core.install_failed(output.number)
+            return
+        if install is not None:
+            assert item.machine is not None
+            self._applier.adopt(install, item.machine)
+            self._router.proposals.replaced()
+            self._compaction.installed()
+        self._release(core, output)
+
+    def _send_chunk(self, core: RaftCore, chunk: ChunkSend) -> None:
+        try:
+            data = self._snapshots.read(chunk.meta, chunk.offset, chunk.length)
+        except (FileMissing, DiskFailed):
+            core.snapshot_failed(chunk.peer)  # pruned meanwhile: the next attempt takes the newest
+            return
+        crc = google_crc32c.value(data)
+        message = SnapshotChunk(self._node, chunk.peer, chunk.term, chunk.meta, chunk.offset, data, crc)
+        self._outbox.add(chunk.peer, message)
+
+    def _apply(self, core: RaftCore) -> None:
+        router = self._router
+        entries, size = self._applier.apply(core, router.proposals, router.leases, self._now_ms)
+        self._compaction.applied(entries, size)
+        router.applied(self._now_ms)
+
+    def _answer_all(self) -> None:
+        while self._desk.has_answers:
+            for done, reply in self._desk.take_answers():
+                done(reply)
+        later, self._later = self._later, []
+        for callback in later:
+            callback()
+
+    def _send(self) -> None:
+        if self._bootstrap is None:
+            return
+        outbox = self._outbox.take()
+        outbox += self._desk.outbox
+        self._desk.outbox.clear()
+        if self._conflicts:
+            outbox += self._conflicts.items()
+            self._conflicts = {}
+        if not outbox:
+            return
+        cluster, src, incarnation, nonce = self._bootstrap.cluster, self._node, self._incarnation, self._nonce
+        address = self._address
+        self._tell_network(
+            [Envelope(cluster, src, incarnation, nonce, dst, message, address) for dst, message in outbox]
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing may be promised any more: what the disk holds, or who this node is, is no longer known."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        self._outbox.clear()
+        self.stop(Unavailable(f"this node stops: {error}"))
+        self._tell_failure(error)
+
+
+def _contradiction(node: NodeId, bound: Bootstrap | None, bootstrap: Bootstrap) -> IdentityConflict | None:
+    founders = bootstrap.membership.voters
+    if bound is None:
+        if founders and node not in founders:
+            return IdentityConflict(f"node {node} is not among the founders of cluster {bootstrap.cluster}")
+        return None
+    # Addresses may be written differently by two people; who founded which cluster may not.
+    if (bound.cluster, bound.membership.voters) == (bootstrap.cluster, founders):
+        return None
+    return IdentityConflict(
+        f"node {node} belongs to cluster {bound.cluster} with founders {bound.membership.voters}, not to "
+        f"{bootstrap.cluster} with {founders}; a node joins one cluster in its life"
+    )
+
+
+def _write_bootstrap(bootstrap: Bootstrap, log: Log) -> None:
+    log.append(*bootstrap_record(bootstrap))
+    log.sync()

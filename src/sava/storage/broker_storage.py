@@ -1,0 +1,131 @@
+"""BrokerStorage: the storage of one broker, assembled: journal, cache, uploader, and the topics it owns.
+
+BrokerStorage ── Journal        one log, one writer thread, all topics
+              ├─ BatchCache     newest batches, all topics
+              ├─ Uploader       one task, all topics
+              └─ TopicLog …     one for each topic that this broker owns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from sava.errors import RetryableError
+from sava.metadata.store import MetadataStore
+from sava.storage.cache import BatchCache
+from sava.storage.catalog import Catalog
+from sava.storage.errors import Fenced
+from sava.storage.journal import Journal, JournalOptions
+from sava.storage.objectstore import ObjectStore
+from sava.storage.segment import SegmentReader
+from sava.storage.topic_log import Parts, Status, TopicLog
+from sava.storage.types import TopicKey
+from sava.storage.uploader import Uploader, UploadOptions
+from sava.wal import Disk, Identity
+
+
+class TopicBusy(RetryableError):
+    """The topic is being opened here already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOptions:
+    cache_bytes: int = 64 << 20
+    footer_cache_bytes: int = 16 << 20
+    journal: JournalOptions = field(default_factory=JournalOptions)
+    upload: UploadOptions = field(default_factory=UploadOptions)
+
+
+class BrokerStorage:
+    """Owned by the event loop that opened it."""
+
+    def __init__(
+        self, journal: Journal, store: ObjectStore, metadata: MetadataStore, options: StorageOptions
+    ) -> None:
+        self._metadata = metadata
+        self._journal = journal
+        self._uploader = Uploader(store, journal, options.upload)
+        self._parts = Parts(
+            journal=journal,
+            cache=BatchCache(options.cache_bytes),
+            uploader=self._uploader,
+            store=store,
+            reader=SegmentReader(store, footer_cache_bytes=options.footer_cache_bytes),
+        )
+        self._topics: dict[int, TopicLog] = {}
+        self._opening: set[int] = set()
+
+    @classmethod
+    async def open(
+        cls,
+        disk: Disk,
+        *,
+        broker: str,
+        store: ObjectStore,
+        metadata: MetadataStore,
+        options: StorageOptions = StorageOptions(),  # noqa: B008 (frozen)
+        fail: Callable[[BaseException], None],
+    ) -> BrokerStorage:
+        """Recover the journal. ``fail`` is called at most once, when the disk has failed: stop the
+        process."""
+        journal = await Journal.open(disk, broker=broker, options=options.journal, fail=fail)
+        return cls(journal, store, metadata, options)
+
+    @property
+    def identity(self) -> Identity:
+        return self._journal.identity
+
+    @property
+    def journal(self) -> Journal:
+        return self._journal
+
+    @property
+    def cache(self) -> BatchCache:
+        return self._parts.cache
+
+    @property
+    def topics(self) -> Mapping[int, TopicLog]:
+        """The open topics by id."""
+        return MappingProxyType({key: log for key, log in self._topics.items() if log.status is Status.OPEN})
+
+    @property
+    def leftovers(self) -> list[int]:
+        """Topics that are not open here and of which the journal holds messages. They keep the journal from
+        being trimmed until they are opened, or discarded by somebody who knows that they are gone."""
+        return [topic_id for topic_id in self._journal.topic_ids if topic_id not in self.topics]
+
+    async def open_topic(self, topic: TopicKey, *, epoch: int) -> TopicLog:
+        """Take the topic over under this epoch. An older opening of it here ends first: its in-flight appends
+        resolve before anybody counts where the journal ends. Raises as ``TopicLog.open``, and TopicBusy."""
+        topic_id = topic.topic_id
+        if topic_id in self._opening:
+            raise TopicBusy(f"topic {topic.path} is being opened")
+        self._opening.add(topic_id)
+        try:
+            older = self._topics.get(topic_id)
+            if older is not None:
+                if older.epoch > epoch:
+                    raise Fenced(topic.path, epoch, older.epoch)
+                await older.close()
+            catalog = Catalog(self._metadata, topic)
+            log = await TopicLog.open(topic, epoch=epoch, catalog=catalog, parts=self._parts)
+            self._topics[topic_id] = log
+            return log
+        finally:
+            self._opening.discard(topic_id)
+
+    async def discard(self, topic_id: int) -> None:
+        """The topic is deleted, or its tail here was given up: forget what the journal holds of it."""
+        log = self._topics.pop(topic_id, None)
+        if log is not None:
+            await log.close()
+        await self._journal.disown(topic_id, 0)
+
+    async def close(self) -> None:
+        """Stop accepting, resolve what is in flight, leave the rest in the journal."""
+        for log in list(self._topics.values()):
+            await log.close()
+        await self._uploader.close()
+        await self._journal.close()

@@ -1,0 +1,398 @@
+"""Catalog: which segments a topic has, kept in the metadata store without gaps.
+
+A topic has one state record and one descriptor for each segment (``keys``). Every change is one transaction
+that writes the state record, on the condition that it is still the one that was read:
+
+    read the state (linearizable) -> check topic id, epoch, offsets -> transaction: if it is unchanged, write
+
+So two changes never cross. An owner that was replaced finds an epoch above its own; two registrations cannot
+overlap or leave a gap, since each must begin at the ``end`` that the same transaction moves; and descriptors
+are there exactly for ``start .. end``, at every revision.
+
+**Unknown outcomes.** When the answer to a transaction is lost, the state is read again and the change is
+decided anew: if it took effect, the state says so and the change is done; if not, it is tried again under the
+same condition, and of the two transactions at most one can succeed. When the state cannot be read either,
+``OutcomeUnknown`` is what the caller gets, not the harmless error of the second read. Every change can be
+repeated by the caller in the same way.
+
+**Unknown is not empty.** Only a successful linearizable read that finds no record means 'never opened'. A
+broker that took a failed read for an empty topic would give out offset 0 a second time.
+
+**One name, several topics.** Records are kept by name, and name their topic id. What a deleted topic has left
+is removed when its successor (greater id) claims the name; an owner of the deleted topic that wakes up later
+gets ``TopicGone``.
+
+Values are JSON: ``sava meta get`` shows an operator in trouble what is there, and a record is read far more
+rarely than it would matter. Numbers are exact to 64 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from sava.metadata.commands import Compare, Delete, Operation, Put, Relation, Target
+from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
+from sava.metadata.store import MetadataStore
+from sava.storage import keys
+from sava.storage.errors import (
+    CatalogBusy,
+    CatalogCorrupt,
+    DataGap,
+    EpochTaken,
+    Fenced,
+    NotClaimed,
+    SegmentConflict,
+    TailElsewhere,
+    TopicGone,
+    TopicSealed,
+)
+from sava.storage.types import ProducerState, Segment, TopicKey, TopicState
+
+T = TypeVar("T")
+
+ATTEMPTS: Final = 16
+"""The owner is the only writer but for retention and deletion, so conflicts are rare; an endless loop of them
+is a bug."""
+NO_ANSWER: Final = (Unavailable, NotInitialized)
+"""The metadata store could not be asked."""
+PAGE: Final = 1000
+"""Descriptors read at a time."""
+STEP: Final = 200
+"""Descriptors removed in one transaction, below the store's limit of operations."""
+
+
+class Held(NamedTuple):
+    """The state record as it was read; ``revision`` 0 and no state when there is none."""
+
+    state: TopicState | None
+    revision: int
+
+
+class Change(NamedTuple):
+    """A new state record, and what must become true with it."""
+
+    state: TopicState
+    operations: tuple[Operation, ...] = ()
+
+
+class Catalog:
+    """One topic's descriptors and state. Holds nothing between calls, so any number of them may exist for a
+    topic."""
+
+    def __init__(self, metadata: MetadataStore, topic: TopicKey) -> None:
+        self.topic = keys.check_topic(topic)
+        self._metadata = metadata
+        self._state_key = keys.state_key(topic)
+
+    def namesake(self, topic_id: int) -> Catalog:
+        """The catalog of another topic that has, or had, the same name."""
+        return Catalog(self._metadata, msgspec.structs.replace(self.topic, topic_id=topic_id))
+
+    # -- reading -----------------------------------------------------------------------------
+
+    async def load(self) -> TopicState | None:
+        """Linearizable. None: this topic has never been opened (and only that). Raises TopicGone."""
+        state = (await self._read()).state
+        if state is None or state.topic_id < self.topic.topic_id:
+            return None
+        self._check_id(state)
+        return state
+
+    async def segments(self, start: int = 0, end: int | None = None) -> list[Segment]:
+        """Descriptors that overlap ``start .. end``, in order, checked for gaps (DataGap). Takes time in
+        proportion to how many there are."""
+        held, segments = await self._read_all()
+        if held.state is None or held.state.topic_id < self.topic.topic_id:
+            return []
+        self._check_id(held.state)
+        return [each for each in segments if each.end > start and (end is None or each.start < end)]
+
+    # -- owning ------------------------------------------------------------------------------
+
+    async def claim(self, *, epoch: int, storage_id: str, has_tail: bool) -> TopicState:
+        """Become the owner: creates the state of a new topic, or moves it to ``epoch``. ``has_tail`` says
+        that this broker's own journal holds what follows ``end`` of the epoch before (which may be nothing).
+        It is believed only if the state names this journal: a broker that had the topic long ago still has a
+        tail of it, and not the last one.
+
+        Raises Fenced (a newer epoch), EpochTaken, TopicSealed (this epoch is over already), TailElsewhere
+        (not sealed and the tail is on another disk). Repeating the same claim succeeds."""
+
+        async def decide(held: Held) -> TopicState | Change:
+            state = held.state
+            if state is None:
+                return Change(
+                    TopicState(topic_id=self.topic.topic_id, epoch=epoch, storage_id=storage_id, sealed=False)
+                )
+            self._check_id(state)
+            if state.epoch > epoch:
+                raise Fenced(self.topic.path, epoch, state.epoch)
+            if state.epoch == epoch:
+                return self._check_same_claim(state, storage_id)
+            if not state.sealed and not (has_tail and state.storage_id == storage_id):
+                raise TailElsewhere(
+                    f"topic {self.topic.path}: offsets from {state.end} on are in journal {state.storage_id} "
+                    f"of epoch {state.epoch} and not in this one ({storage_id}); waiting for its owner"
+                )
+            return Change(msgspec.structs.replace(state, epoch=epoch, storage_id=storage_id, sealed=False))
+
+        await self._erase_older()
+        return await self._change(decide)
+
+    def _check_same_claim(self, state: TopicState, storage_id: str) -> TopicState:
+        if state.storage_id != storage_id:
+            raise EpochTaken(self.topic.path, state.epoch, state.storage_id)
+        if state.sealed:
+            raise TopicSealed(f"topic {self.topic.path}: epoch {state.epoch} is sealed at {state.end}")
+        return state
+
+    async def register(
+        self, segment: Segment, *, epoch: int, producers: Sequence[ProducerState]
+    ) -> TopicState:
+        """Append a verified segment: ``segment.start`` must be ``state.end``. Repeating the same registration
+        succeeds.
+
+        Raises Fenced, TopicSealed, DataGap (it begins later), SegmentConflict (it begins earlier, with other
+        content)."""
+        if segment.topic_id != self.topic.topic_id or segment.epoch != epoch or segment.start >= segment.end:
+            raise ValueError(f"a segment of another topic or epoch, or without messages: {segment}")
+        key = keys.segment_key(self.topic, segment.start)
+
+        async def decide(held: Held) -> TopicState | Change:
+            state = self._own(held, epoch)
+            if segment.start < state.end:
+                await self._check_registered(segment)
+                return state
+            if state.sealed:
+                raise TopicSealed(f"topic {self.topic.path}: epoch {epoch} is sealed at {state.end}")
+            if segment.start > state.end:
+                raise DataGap(
+                    f"topic {self.topic.path} ends at {state.end}, and a segment begins at {segment.start}"
+                )
+            moved = msgspec.structs.replace(state, end=segment.end, producers=tuple(producers))
+            return Change(moved, (Put(key, msgspec.json.encode(segment)),))
+
+        return await self._change(decide)
+
+    async def _check_registered(self, segment: Segment) -> None:
+        kv = await self._metadata.get(keys.segment_key(self.topic, segment.start))
+        if kv is None or _decode(kv.key, kv.value, Segment) != segment:
+            raise SegmentConflict(
+                f"topic {self.topic.path}: offsets {segment.start}..{segment.end} are registered already, "
+                f"with other content than {segment.key}"
+            )
+
+    async def seal(self, *, epoch: int, end: int, producers: Sequence[ProducerState]) -> TopicState:
+        """Nothing exists beyond ``end``, which must be the registered end. Repeating succeeds. Raises Fenced,
+        DataGap."""
+
+        async def decide(held: Held) -> TopicState | Change:
+            state = self._own(held, epoch)
+            if state.end != end:
+                raise DataGap(
+                    f"topic {self.topic.path} cannot be sealed at {end}: its segments end at {state.end}"
+                )
+            if state.sealed:
+                return state
+            return Change(msgspec.structs.replace(state, sealed=True, producers=tuple(producers)))
+
+        return await self._change(decide)
+
+    # -- removing ----------------------------------------------------------------------------
+
+    async def drop(self, *, epoch: int, before: int) -> list[Segment]:
+        """Retention: remove the descriptors of whole segments that end at or before ``before`` and move
+        ``start``; returns them so that the objects can be deleted afterwards (descriptors first: a reader
+        never finds a descriptor without its object for long, and a crash in between leaves an orphan, not a
+        hole)."""
+
+        def choose(held: Held, segments: list[Segment]) -> list[Segment]:
+            self._own(held, epoch)
+            return [segment for segment in segments if segment.end <= before]
+
+        return await self._remove(choose, with_state=False)
+
+    async def delete_all(self) -> list[Segment]:
+        """The topic is deleted: all descriptors and the state, in bounded steps, each of which leaves a
+        catalog without gaps. Repeating it goes on where it stopped (what was removed before is not returned
+        again: see ``orphans``)."""
+        return await self._erase(self.topic.topic_id)
+
+    async def _erase_older(self) -> None:
+        """Make room for this topic where a deleted one of the same name has left its records."""
+        state = (await self._read()).state
+        if state is not None and state.topic_id < self.topic.topic_id:
+            await self._erase(state.topic_id)
+
+    async def _erase(self, topic_id: int) -> list[Segment]:
+        def choose(held: Held, segments: list[Segment]) -> list[Segment] | None:
+            if held.state is None or held.state.topic_id != topic_id:
+                return None
+            return segments
+
+        return await self._remove(choose, with_state=True)
+
+    async def _remove(
+        self, choose: Callable[[Held, list[Segment]], list[Segment] | None], *, with_state: bool
+    ) -> list[Segment]:
+        """Remove the chosen descriptors, which are the oldest ones, from the front; at last the state record,
+        if it goes too. ``choose`` returns None when there is nothing left to do."""
+        attempted: dict[str, Segment] = {}
+        unknown: OutcomeUnknown | None = None
+        for _ in range(ATTEMPTS):
+            held, segments = await _after(unknown, self._read_all())
+            chosen = choose(held, segments)
+            if chosen is None or (not chosen and not with_state):
+                still_there = {segment.key for segment in segments}
+                return [segment for key, segment in attempted.items() if key not in still_there]
+            attempted.update((segment.key, segment) for segment in chosen)
+            try:
+                await _after(unknown, self._remove_in_steps(held, chosen, with_state))
+            except OutcomeUnknown as error:
+                unknown = error
+        raise self._busy()
+
+    async def _remove_in_steps(self, held: Held, chosen: list[Segment], with_state: bool) -> None:
+        """Stops at the first step that finds the state changed by another."""
+        state, revision = held
+        assert state is not None
+        for index in range(0, len(chosen), STEP) or (0,):
+            step = chosen[index : index + STEP]
+            operations: list[Operation] = [
+                Delete(keys.segment_key(self.topic, segment.start)) for segment in step
+            ]
+            if with_state and index + STEP >= len(chosen):
+                operations.append(Delete(self._state_key))
+            else:
+                state = msgspec.structs.replace(state, start=step[-1].end)
+                operations.append(Put(self._state_key, msgspec.json.encode(state)))
+            result = await self._metadata.txn((self._unchanged(revision),), operations)
+            if not result.succeeded:
+                return
+            revision = result.revision
+
+    # -- the way of every change ---------------------------------------------------------------
+
+    async def _change(self, decide: Callable[[Held], Awaitable[TopicState | Change]]) -> TopicState:
+        """``decide`` sees the state and returns it when there is nothing (more) to do, or what to change, or
+        raises."""
+        unknown: OutcomeUnknown | None = None
+        for _ in range(ATTEMPTS):
+            held = await _after(unknown, self._read())
+            decision = await _after(unknown, decide(held))
+            if isinstance(decision, TopicState):
+                return decision
+            put = Put(self._state_key, msgspec.json.encode(decision.state))
+            try:
+                result = await _after(
+                    unknown,
+                    self._metadata.txn((self._unchanged(held.revision),), (put, *decision.operations)),
+                )
+            except OutcomeUnknown as error:
+                unknown = error
+                continue
+            if result.succeeded:
+                return decision.state
+        raise self._busy()
+
+    def _unchanged(self, revision: int) -> Compare:
+        return Compare(self._state_key, Target.MOD_REVISION, Relation.EQUAL, revision)
+
+    def _busy(self) -> CatalogBusy:
+        return CatalogBusy(
+            f"topic {self.topic.path}: its state changed under {ATTEMPTS} attempts to change it"
+        )
+
+    def _own(self, held: Held, epoch: int) -> TopicState:
+        """The state, if the owner of ``epoch`` may change it."""
+        if held.state is None:
+            raise TopicGone(self.topic.path, self.topic.topic_id, None)
+        self._check_id(held.state)
+        if held.state.epoch > epoch:
+            raise Fenced(self.topic.path, epoch, held.state.epoch)
+        if held.state.epoch < epoch:
+            raise NotClaimed(
+                f"topic {self.topic.path}: epoch {epoch} has not claimed it (it is at {held.state.epoch})"
+            )
+        return held.state
+
+    def _check_id(self, state: TopicState) -> None:
+        if state.topic_id != self.topic.topic_id:
+            raise TopicGone(self.topic.path, self.topic.topic_id, state.topic_id)
+
+    # -- reading records -----------------------------------------------------------------------
+
+    async def _read(self) -> Held:
+        kv = await self._metadata.get(self._state_key)
+        return Held(None, 0) if kv is None else Held(_decode(kv.key, kv.value, TopicState), kv.mod_revision)
+
+    async def _read_all(self) -> tuple[Held, list[Segment]]:
+        """State and descriptors, as they were together.
+
+        They are under one prefix, so that one read of one revision gives both. A topic with many segments
+        takes several pages, between which the state may change: what looks like a gap then is looked at
+        again."""
+        problem = ""
+        for _ in range(ATTEMPTS):
+            held, segments, is_one_read = await self._read_pages()
+            problem = self._find_gap(held.state, segments)
+            if not problem:
+                return held, segments
+            if is_one_read:
+                break
+        raise DataGap(f"topic {self.topic.path}: {problem}")
+
+    async def _read_pages(self) -> tuple[Held, list[Segment], bool]:
+        held, segments, after, pages = Held(None, 0), [], "", 0
+        more = True
+        while more:
+            page = await self._metadata.range(keys.topic_prefix(self.topic), limit=PAGE, start_after=after)
+            more, pages = page.more, pages + 1
+            for kv in page.kvs:
+                after = kv.key
+                if kv.key == self._state_key:
+                    held = Held(_decode(kv.key, kv.value, TopicState), kv.mod_revision)
+                elif kv.key.startswith(keys.segments_prefix(self.topic)):
+                    segments.append(self._decode_segment(kv.key, kv.value))
+        if held.state is not None:
+            segments = [segment for segment in segments if segment.start >= held.state.start]
+        return held, segments, pages == 1
+
+    def _decode_segment(self, key: str, value: bytes) -> Segment:
+        segment = _decode(key, value, Segment)
+        if keys.segment_key(self.topic, segment.start) != key or segment.start >= segment.end:
+            raise CatalogCorrupt(f"{key} holds the descriptor of {segment.start}..{segment.end}")
+        return segment
+
+    def _find_gap(self, state: TopicState | None, segments: list[Segment]) -> str:
+        """What is wrong, in words; nothing if the descriptors are exactly those that the state promises."""
+        if state is None:
+            return f"{len(segments)} descriptors are there without a state" if segments else ""
+        expected = state.start
+        for segment in segments:
+            if segment.start != expected or segment.topic_id != state.topic_id:
+                return f"offsets from {expected} on are missing; the next segment is {segment.key}"
+            expected = segment.end
+        if expected != state.end:
+            return f"the segments end at {expected}, and the state says {state.end}"
+        return ""
+
+
+async def _after(unknown: OutcomeUnknown | None, step: Awaitable[T]) -> T:
+    """After a transaction of unknown outcome, a failure to find out more is still an unknown outcome."""
+    try:
+        return await step
+    except NO_ANSWER as error:
+        if unknown is not None:
+            raise unknown from error
+        raise
+
+
+def _decode(key: str, value: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CatalogCorrupt(f"the record {key} cannot be read: {error}") from error

@@ -1,0 +1,114 @@
+"""What storage refuses or cannot do, by whose fault it is."""
+
+from __future__ import annotations
+
+from sava.errors import CallerError, HostError, RetryableError
+
+
+class Fenced(CallerError):
+    """A newer owner has the topic. Whoever gets this stops serving it; nothing was written."""
+
+    def __init__(self, topic: str, epoch: int, current: int, reason: str = "") -> None:
+        reason = reason or f"epoch {epoch} is over, the current one is {current}"
+        super().__init__(f"topic {topic}: {reason}; this broker must let go of it")
+        self.topic, self.epoch, self.current = topic, epoch, current
+
+
+class EpochTaken(Fenced):
+    """Another journal has claimed the topic under the same epoch: two brokers believe that they own it, and
+    this is not the one that was first."""
+
+    def __init__(self, topic: str, epoch: int, storage_id: str) -> None:
+        super().__init__(topic, epoch, epoch, f"journal {storage_id} has claimed epoch {epoch} already")
+        self.storage_id = storage_id
+
+
+class TopicGone(Fenced):
+    """The topic was deleted (and perhaps created anew, under another id) since this owner claimed it."""
+
+    def __init__(self, topic: str, topic_id: int, current_id: int | None) -> None:
+        now = "nothing has its name" if current_id is None else f"its name belongs to topic id {current_id}"
+        super().__init__(topic, 0, 0, f"topic id {topic_id} is gone and {now}")
+        self.topic_id, self.current_id = topic_id, current_id
+
+
+class TopicSealed(CallerError):
+    """The owner of this epoch has sealed the topic. A seal is final for its epoch: whoever goes on needs the
+    next one."""
+
+
+class NotClaimed(CallerError):
+    """A write under an epoch that never claimed the topic."""
+
+
+class TailElsewhere(RetryableError):
+    """The topic is not sealed and its last messages are in the journal of another disk. Starting without them
+    would lose and renumber messages, so the topic waits for that journal (or for an operator)."""
+
+
+class OffsetOutOfRange(CallerError):
+    """Asked for an offset below what retention has kept, or beyond the end."""
+
+    def __init__(self, offset: int, start: int, end: int) -> None:
+        super().__init__(f"offset {offset} is outside of {start}..{end}")
+        self.offset, self.start, self.end = offset, start, end
+
+
+class InvalidName(CallerError):
+    """A namespace or topic name, or a key made of them, that storage does not accept."""
+
+
+class DataGap(HostError):
+    """Offsets that must exist are not there. Never skipped: the reader stops and says which."""
+
+
+class SegmentConflict(HostError):
+    """Offsets that are registered already, with other content. One of the two would be lost, so nothing is
+    changed."""
+
+
+class SegmentCorrupt(HostError):
+    """An object does not hold what its descriptor says."""
+
+
+class CatalogCorrupt(HostError):
+    """A record of the catalog that cannot be read, or whose key names something else."""
+
+
+class CatalogBusy(RetryableError):
+    """The topic's state changed under every attempt to change it."""
+
+
+class SequenceGap(CallerError):
+    """A producer's batch does not follow its last one: something between them is missing."""
+
+
+class UnsupportedStore(CallerError):
+    """A storage URL that names no store which Sava can use; says why."""
+
+
+class ObjectStoreUnavailable(RetryableError):
+    """The object store did not answer, or refused, within the deadline and the retries. A put may yet have
+    taken effect: its key is then taken by an object that nothing refers to."""
+
+
+class ObjectTruncated(HostError):
+    """The object ends before the bytes that were asked for."""
+
+    def __init__(self, key: str, wanted_end: int, size: int) -> None:
+        super().__init__(f"object {key} has {size} bytes, and those up to {wanted_end} were asked for")
+        self.key, self.wanted_end, self.size = key, wanted_end, size
+
+
+class ObjectMissing(CallerError):
+    def __init__(self, key: str) -> None:
+        super().__init__(f"there is no object {key}")
+        self.key = key
+
+
+class ObjectExists(CallerError):
+    """Put-if-absent found the key taken."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"object {key} exists already")
+        self.key = key

@@ -1,0 +1,162 @@
+"""JournalIndex: where in the journal the batches of a topic are.
+
+In memory only, rebuilt by the scan that recovery makes anyway. 28 bytes for a batch, in arrays: a journal
+full of small batches holds millions, and an object for each would cost ten times that.
+
+What a journal holds of one topic is a list of *runs*. A run is gapless and belongs to one epoch; a new one
+begins when this broker gets the topic again, perhaps after others had it:
+
+    epoch 1 here   0..22        run (epoch 1, 0..22)
+    epoch 2 elsewhere  22..30
+    epoch 3 here   30..         run (epoch 3, 30..)
+
+Runs rise in epoch and in offset. Anything else in the journal is a broken promise (JournalCorrupt), because
+the journal writes no frame behind one that it refused, and disowns what a seal has cut off before it takes
+the topic again (see ``journal``).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sava.errors import HostError
+from sava.records import Header
+
+
+class JournalCorrupt(HostError):
+    """The journal holds what it can never have written."""
+
+
+class Span(NamedTuple):
+    """One batch: its offset, where its frame is, and how long it is."""
+
+    base_offset: int
+    position: int
+    length: int
+
+
+class _Run:
+    __slots__ = ("bases", "end", "epoch", "lengths", "positions", "times")
+
+    def __init__(self, epoch: int, start: int) -> None:
+        self.epoch = epoch
+        self.bases = array("q")
+        self.positions = array("q")
+        self.lengths = array("I")
+        self.times = array("q")
+        """Latest publish time of each batch."""
+        self.end = start
+
+    def add(self, header: Header, position: int) -> None:
+        self.bases.append(header.base_offset)
+        self.positions.append(position)
+        self.lengths.append(header.length)
+        self.times.append(header.max_publish_time)
+        self.end = header.next_offset
+
+    def cut(self, first: int, stop: int) -> None:
+        """Keep the batches ``first .. stop``."""
+        self.end = self.bases[stop] if stop < len(self.bases) else self.end
+        for column in (self.bases, self.positions, self.lengths, self.times):
+            del column[stop:], column[:first]
+
+
+class JournalIndex:
+    """Of one topic; owned by the event loop (while recovering, by the thread that scans)."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        self._runs: list[_Run] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def lowest_position(self) -> int | None:
+        return self._runs[0].positions[0] if self._runs else None
+
+    @property
+    def start(self) -> int:
+        """The first offset held; of an empty index there is none, and this is 0."""
+        return self._runs[0].bases[0] if self._runs else 0
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The offsets held, gapless stretches from first to end."""
+        merged: list[tuple[int, int]] = []
+        for run in self._runs:
+            if merged and merged[-1][1] == run.bases[0]:
+                merged[-1] = (merged[-1][0], run.end)
+            else:
+                merged.append((run.bases[0], run.end))
+        return merged
+
+    def add(self, header: Header, position: int) -> None:
+        """A durable batch. Raises JournalCorrupt unless it continues a run or begins a later one."""
+        last = self._runs[-1] if self._runs else None
+        if last is not None and last.epoch == header.epoch and last.end == header.base_offset:
+            last.add(header, position)
+            return
+        if last is not None and (header.epoch <= last.epoch or header.base_offset < last.end):
+            raise JournalCorrupt(
+                f"topic {header.topic_id}: the frame at {position} holds offset {header.base_offset} of "
+                f"epoch {header.epoch}, after {last.end} of epoch {last.epoch}"
+            )
+        run = _Run(header.epoch, header.base_offset)
+        run.add(header, position)
+        self._runs.append(run)
+
+    def spans(self, offset: int, max_bytes: int) -> list[Span]:
+        """Batches from the one that holds ``offset`` on, without a gap, up to ``max_bytes`` but at least one;
+        none if the offset is not held."""
+        found: list[Span] = []
+        left = max_bytes
+        for run in self._runs:
+            if run.end <= offset:
+                continue
+            if run.bases[0] > offset:
+                break
+            index = bisect_right(run.bases, offset) - 1
+            for i in range(index, len(run.bases)):
+                if found and run.lengths[i] > left:
+                    return found
+                left -= run.lengths[i]
+                found.append(Span(run.bases[i], run.positions[i], run.lengths[i]))
+            offset = run.end
+        return found
+
+    def bytes_from(self, offset: int) -> int:
+        """How much is held from the offset on."""
+        total = 0
+        for run in self._runs:
+            if run.end > offset:
+                total += sum(run.lengths[max(0, bisect_right(run.bases, offset) - 1) :])
+        return total
+
+    def not_before(self, publish_time: int, offset: int) -> Iterator[int]:
+        """Base offsets of the batches that end behind ``offset`` and may hold a message of this publish time
+        or later."""
+        for run in self._runs:
+            if run.end > offset:
+                for i in range(max(0, bisect_right(run.bases, offset) - 1), len(run.bases)):
+                    if run.times[i] >= publish_time:
+                        yield run.bases[i]
+
+    def drop_before(self, offset: int) -> None:
+        """Forget the batches that end at or before the offset."""
+        while self._runs and self._runs[0].end <= offset:
+            del self._runs[0]
+        if self._runs:
+            run = self._runs[0]
+            run.cut(max(0, bisect_right(run.bases, offset) - 1), len(run.bases))
+
+    def drop_from(self, offset: int) -> None:
+        """Forget the batches that end behind the offset."""
+        for run in self._runs:
+            if run.end > offset:
+                run.cut(0, max(0, bisect_right(run.bases, offset) - 1))
+        self._runs = [run for run in self._runs if run.bases]

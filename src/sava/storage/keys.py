@@ -1,0 +1,96 @@
+"""Keys: what storage calls its records in the metadata store and its objects in the object store.
+
+Made and parsed here only. Parsing goes from the left and accepts exactly what the functions make: splitting
+at a substring would take a topic named ``objects`` or ``state`` for something else.
+
+    /storage/topics/{namespace}/{topic}/state                    TopicState
+    /storage/topics/{namespace}/{topic}/objects/{start}          Segment
+    topics/{namespace}/{topic}/{topic id}/{start}-{end}-{epoch}-{suffix}.parquet
+
+Offsets have 20 digits, so that the order of keys is the order of offsets. An object's name holds topic id,
+epoch and a random suffix: whatever two brokers upload, at whatever time, they never write the same key, and
+what a deleted topic of the same name has left is never taken for this one's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from sava.storage.errors import InvalidName
+from sava.storage.types import TopicKey
+
+_ROOT: Final = "/storage/topics/"
+_NAME: Final = re.compile(r"[\w-][\w.-]*")
+"""Letters and digits of any script, underscore, hyphen, and a dot that is not the first: what Danube allows,
+and dots. No character of it has a meaning in paths, URLs or globs."""
+MAX_NAME_BYTES: Final = 255
+
+_OBJECT: Final = re.compile(r"topics/([^/]+)/([^/]+)/(\d+)/(\d{20})-(\d{20})-(\d+)-([0-9a-f]+)\.parquet")
+
+
+def check_topic(topic: TopicKey) -> TopicKey:
+    """Raise InvalidName unless both names are usable; the topic itself."""
+    for name in (topic.namespace, topic.name):
+        if not _NAME.fullmatch(name) or len(name.encode()) > MAX_NAME_BYTES:
+            raise InvalidName(
+                f"{name!a} cannot be a name: letters, digits, '_', '-' and '.' (not first) can be used"
+            )
+    if topic.topic_id < 0:
+        raise InvalidName(f"topic id {topic.topic_id} of {topic.path}")
+    return topic
+
+
+# -- metadata store ----------------------------------------------------------------------
+
+
+def topic_prefix(topic: TopicKey) -> str:
+    """Everything that the metadata store holds of a topic's storage."""
+    return f"{_ROOT}{topic.namespace}/{topic.name}/"
+
+
+def state_key(topic: TopicKey) -> str:
+    return f"{topic_prefix(topic)}state"
+
+
+def segments_prefix(topic: TopicKey) -> str:
+    return f"{topic_prefix(topic)}objects/"
+
+
+def segment_key(topic: TopicKey, start: int) -> str:
+    return f"{segments_prefix(topic)}{start:020}"
+
+
+# -- object store ------------------------------------------------------------------------
+
+
+class ObjectName(NamedTuple):
+    topic: TopicKey
+    start: int
+    end: int
+    epoch: int
+    suffix: str
+
+
+def name_prefix(topic: TopicKey) -> str:
+    """All objects of topics that have or had this name."""
+    return f"topics/{topic.namespace}/{topic.name}"
+
+
+def objects_prefix(topic: TopicKey) -> str:
+    """All objects of this topic, and none of another topic of the same name."""
+    return f"{name_prefix(topic)}/{topic.topic_id}"
+
+
+def object_key(name: ObjectName) -> str:
+    return f"{objects_prefix(name.topic)}/{name.start:020}-{name.end:020}-{name.epoch}-{name.suffix}.parquet"
+
+
+def parse_object_key(key: str) -> ObjectName | None:
+    """What a key names, or None if ``object_key`` does not make it."""
+    match = _OBJECT.fullmatch(key)
+    if match is None:
+        return None
+    namespace, name, topic_id, start, end, epoch, suffix = match.groups()
+    parsed = ObjectName(TopicKey(namespace, name, int(topic_id)), int(start), int(end), int(epoch), suffix)
+    return parsed if object_key(parsed) == key else None

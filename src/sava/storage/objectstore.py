@@ -1,0 +1,286 @@
+"""ObjectStore: put-if-absent, ranged reads, listing, over any store that obstore speaks.
+
+One code path for ``file://``, ``memory://``, ``s3://``, ``gs://`` and ``az://``. What is added to obstore
+here:
+
+* **One place that retries.** obstore's own retries are switched off: it retries HTTP stores only, and hides
+  whether an attempt may have taken effect, which put-if-absent must know. Each call has a deadline that grows
+  with the bytes it moves; each attempt may use half of what is left and the last one all of it, so one
+  attempt that hangs does not use up the time of the others. Pauses double, with full jitter: brokers that
+  lost the store together do not come back in step.
+
+* **Put-if-absent that survives a lost answer.**
+
+      put          reaches the store, the object is there
+      answer       is lost (timeout, connection reset)
+      put again    refused: exists already
+
+  Reporting ``ObjectExists`` would make the caller throw away its own upload. So after an attempt of unknown
+  outcome a refusal is followed by a look at the object: the same bytes are success. Without such an attempt a
+  refusal is a refusal, even if the bytes are equal: somebody else wrote them.
+
+* **Durable files.** obstore writes a file and links it to its name, without any sync. The journal is trimmed
+  on the strength of an upload, so here a ``file://`` object is synced with its directories before ``put_new``
+  returns.
+
+* **Short answers are errors.** A store answers a range that passes the object's end with what there is.
+
+Objects are written in one request, never in parts: obstore drops the put-if-absent condition for multipart
+uploads. The limit for one request is 5 GB on S3, far above a segment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+
+from sava.storage.backends import Backend, open_backend, sync_path
+from sava.storage.errors import ObjectExists, ObjectMissing, ObjectStoreUnavailable, ObjectTruncated
+
+T = TypeVar("T")
+
+SLOWEST_BYTES_PER_S: Final = 1 << 20
+"""A transfer slower than this counts as hung: the deadline of a call grows by a second for each such
+amount."""
+MAX_PAUSE_S: Final = 5.0
+
+COALESCE_BYTES: Final = 128 << 10
+"""Ranges closer than this are fetched together: reading the gap takes less time than another request."""
+
+_REFUSALS: Final = (InvalidPathError, NotSupportedError, PermissionDeniedError, UnauthenticatedError)
+"""Answers that the same request will get again."""
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    key: str
+    size: int
+    modified_ms: int
+
+
+class _NotYet(Exception):
+    """An answer that asking again may change."""
+
+
+class ObjectStore:
+    """All calls have a deadline and bounded retries with backoff for what may pass; raise
+    ObjectStoreUnavailable then.
+
+    Owned by one event loop; the work is done by obstore's threads."""
+
+    url: str
+
+    def __init__(
+        self,
+        url: str,
+        backend: Backend,
+        *,
+        timeout_s: float = 30.0,
+        attempts: int = 4,
+        pause_s: float = 0.1,
+        sync_root: Path | None = None,
+    ) -> None:
+        """``sync_root``: the directory that a ``file://`` backend writes to; its objects are synced."""
+        self.url = url
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._attempts = attempts
+        self._pause_s = pause_s
+        self._sync_root = sync_root
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        timeout_s: float = 30.0,
+        attempts: int = 4,
+        options: Mapping[str, str] | None = None,
+    ) -> ObjectStore:
+        """``file:///dir``, ``memory://``, ``s3://bucket/prefix`` (credentials and endpoint from AWS_*
+        variables or ``options``, by obstore's names), ``gs://``, ``az://``. Raises UnsupportedStore for
+        anything else."""
+        backend, sync_root = open_backend(url, options or {})
+        return cls(url, backend, timeout_s=timeout_s, attempts=attempts, sync_root=sync_root)
+
+    # -- writing ---------------------------------------------------------------------
+
+    async def put_new(self, key: str, data: bytes | memoryview | Sequence[bytes]) -> None:
+        """Write an object that does not exist yet. Raises ObjectExists. A retry after a lost answer that
+        finds its own bytes there is success."""
+        if isinstance(data, memoryview):
+            data = data.cast("B")
+        parts = [data] if isinstance(data, bytes | memoryview) else data
+        size = sum(map(len, parts))
+        is_uncertain = False
+
+        async def attempt() -> None:
+            nonlocal is_uncertain
+            try:
+                await self._backend.put_async(key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                if not await self._is_own(key, parts, size, is_uncertain):
+                    raise ObjectExists(key) from None
+            except FileNotFoundError as error:
+                raise _NotYet(f"there is no place to put it: {_line(error)}") from error
+            except BaseException:
+                is_uncertain = True
+                raise
+
+        await self._retry("put", key, attempt, size)
+        if self._sync_root is not None:
+            await asyncio.to_thread(_sync, self._sync_root, key)
+
+    async def _is_own(
+        self, key: str, parts: Sequence[bytes | memoryview], size: int, is_uncertain: bool
+    ) -> bool:
+        """Whether the object that a put found in its way is what an earlier attempt of the same put left
+        there."""
+        try:
+            if (await self._backend.head_async(key))["size"] != size or not is_uncertain:
+                return False
+            found = memoryview((await (await self._backend.get_async(key)).bytes_async()).to_bytes())
+        except FileNotFoundError:
+            # S3 refuses one of two puts that overlap, also if the other fails in the end.
+            raise _NotYet("another put of the same key was under way") from None
+        position = 0
+        for part in parts:
+            if found[position : position + len(part)] != part:
+                return False
+            position += len(part)
+        return position == len(found)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Missing keys are fine."""
+        if not keys:
+            return
+        try:
+            await self._retry("delete", keys[0], lambda: self._backend.delete_async(list(keys)))
+        except ObjectMissing:
+            # Some stores stop at the first key that is not there.
+            for key in keys:
+                with suppress(ObjectMissing):
+                    await self._retry("delete", key, partial(self._backend.delete_async, [key]))
+
+    # -- reading ---------------------------------------------------------------------
+
+    async def get(self, key: str) -> bytes:
+        async def attempt() -> bytes:
+            answer = await self._backend.get_async(key)
+            body = (await answer.bytes_async()).to_bytes()
+            if len(body) != answer.meta["size"]:
+                raise _NotYet(f"{len(body)} bytes of {answer.meta['size']} came")
+            return body
+
+        return await self._retry("get", key, attempt)
+
+    async def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Exactly ``end - start`` bytes. Raises ObjectTruncated when the object has fewer."""
+        return (await self.get_ranges(key, [(start, end)]))[0]
+
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As ``get_range``, for several at once; near ones in one request, distant ones side by side."""
+        if not ranges:
+            return []
+        starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
+        if any(not 0 <= start < end for start, end in ranges):
+            raise ValueError(f"ranges {ranges} of {key}: each must begin before it ends")
+
+        async def attempt() -> list[bytes]:
+            parts = await self._backend.get_ranges_async(
+                key, starts=starts, ends=ends, coalesce=COALESCE_BYTES
+            )
+            if [len(part) for part in parts] != [end - start for start, end in ranges]:
+                raise _NotYet("fewer bytes came than were asked for")
+            return [part.to_bytes() for part in parts]
+
+        try:
+            return await self._retry("get", key, attempt, sum(ends) - sum(starts))
+        except ObjectStoreUnavailable as error:
+            if isinstance(error.__cause__, TimeoutError):
+                raise
+            size = (await self.head(key)).size
+            if size < max(ends):
+                raise ObjectTruncated(key, max(ends), size) from None
+            raise
+
+    async def head(self, key: str) -> ObjectInfo:
+        return _info(await self._retry("head", key, lambda: self._backend.head_async(key)))
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """All objects below ``prefix``, which ends where a name ends: ``a/b`` covers ``a/b/c`` and not
+        ``a/bc``. In key order. Read completely before the first is given: a listing that breaks off in the
+        middle must not look like a short one."""
+
+        async def attempt() -> list[ObjectInfo]:
+            found: list[ObjectInfo] = []
+            try:
+                async for page in self._backend.list(prefix, chunk_size=1000):
+                    found += map(_info, page)
+            except FileNotFoundError as error:
+                raise _NotYet(f"there is nothing to list: {_line(error)}") from error
+            return found
+
+        for info in sorted(await self._retry("list", prefix, attempt), key=lambda info: info.key):
+            yield info
+
+    # -- the one place that retries ---------------------------------------------------
+
+    async def _retry(
+        self, verb: str, key: str, attempt: Callable[[], Awaitable[T]], transferred: int = 0
+    ) -> T:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timeout_s + transferred / SLOWEST_BYTES_PER_S
+        pause_s, number = self._pause_s, 0
+        while True:
+            number += 1
+            left_s = deadline - clock()
+            try:
+                async with asyncio.timeout(left_s if number == self._attempts else left_s / 2):
+                    return await attempt()
+            except FileNotFoundError as error:
+                raise ObjectMissing(key) from error
+            except _REFUSALS as error:
+                raise ObjectStoreUnavailable(f"{self.url}: cannot {verb} {key}: {_line(error)}") from error
+            except (BaseError, OSError, _NotYet) as error:
+                failure = error
+            wait_s = random.uniform(0, pause_s)
+            if number == self._attempts or clock() + wait_s >= deadline:
+                break
+            await asyncio.sleep(wait_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        raise ObjectStoreUnavailable(
+            f"{self.url}: cannot {verb} {key}, tried {number} times: {_line(failure)}"
+        ) from failure
+
+
+def _info(meta: Any) -> ObjectInfo:
+    return ObjectInfo(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
+
+
+def _line(error: BaseException) -> str:
+    """obstore's messages go on for pages; the first line says it."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _sync(root: Path, key: str) -> None:
+    """Make a file durable, and every name on the way to it."""
+    path = root / key
+    for place in (path, *path.parents):
+        sync_path(place)
+        if place == root:
+            return

@@ -1,0 +1,167 @@
+"""ProducerTable: which batches of each producer a topic already has, so that a repeated one is not appended
+twice.
+
+A producer numbers its messages. The answer to an append may be lost, so it sends the batch again, and only
+its number tells the broker that this is the same one:
+
+    producer   batch 20..29 ───────▶ appended at 700
+               answer lost     ◀─╳─
+    producer   batch 20..29 again ─▶ already there: 700, nothing is appended
+    producer   batch 40..49 ───────▶ 30..39 never came: SequenceGap
+
+Batches in flight count as known, since the producer may repeat one before the disk has answered; they become
+part of the memory when durable (``commit``) and are forgotten together when one is refused (``abandon``).
+They are kept apart from the durable ones because of that: cutting the memory to its limit while a hundred
+are in flight would otherwise leave nothing when these are taken back, and the producer would be a stranger.
+
+A stranger must begin with 0. If any number would do:
+
+    producer   0..9 refused (disk full), 10..19 arrives: "new producer, begins with 10" ─▶ accepted
+    producer   0..9 again: before the first known one, lost or out of order
+
+Both memories are bounded: the last ``WINDOW`` batches of a producer are answered with their offsets (older
+ones with DuplicateForgotten), and the ``MAX_PRODUCERS`` that appended last are remembered. Whoever was
+forgotten gets SequenceGap and begins anew under a new id. Over a move only the last batch of each is handed
+on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from sava.errors import CallerError
+from sava.records import Header
+from sava.storage.errors import SequenceGap
+from sava.storage.types import ProducerState
+
+NOBODY: Final = 0
+"""The producer id of batches that have no part in deduplication."""
+WINDOW: Final = 16
+"""More than a client has in flight: after a reconnect it repeats all of these."""
+MAX_PRODUCERS: Final = 1000
+"""They are part of the topic's record in the metadata store (about 30 bytes each), rewritten per segment."""
+
+
+class DuplicateForgotten(CallerError):
+    """The batch was appended long ago: nothing was appended now, and its offset is no longer remembered."""
+
+    def __init__(self, producer_id: int, base_sequence: int) -> None:
+        super().__init__(
+            f"producer {producer_id}: the batch from sequence {base_sequence} on was appended before; "
+            "its offset is no longer remembered"
+        )
+        self.producer_id, self.base_sequence = producer_id, base_sequence
+
+
+class _Appended(NamedTuple):
+    base_sequence: int
+    next_sequence: int
+    base_offset: int
+
+
+class _Producer:
+    __slots__ = ("durable", "in_flight")
+
+    def __init__(self) -> None:
+        self.durable: deque[_Appended] = deque(maxlen=WINDOW)
+        self.in_flight: deque[_Appended] = deque()
+
+    @property
+    def next_sequence(self) -> int:
+        if self.in_flight:
+            return self.in_flight[-1].next_sequence
+        return self.durable[-1].next_sequence if self.durable else 0
+
+    def find(self, base_sequence: int, next_sequence: int) -> int | None:
+        for batches in (self.in_flight, self.durable):
+            for known in reversed(batches):
+                if known.base_sequence == base_sequence and known.next_sequence == next_sequence:
+                    return known.base_offset
+        return None
+
+
+class ProducerTable:
+    """Of one topic; owned by the event loop of its TopicLog."""
+
+    def __init__(self, known: Iterable[ProducerState] = ()) -> None:
+        self._producers: dict[int, _Producer] = {}
+        """By last durable batch, oldest first."""
+        for state in sorted(known, key=lambda state: state.last_base_offset):
+            self._remember(
+                state.producer_id,
+                _Appended(state.last_base_sequence, state.next_sequence, state.last_base_offset),
+            )
+
+    def find(self, header: Header) -> int | None:
+        """The base offset if the batch is known, None if it is the next one. Raises SequenceGap,
+        DuplicateForgotten."""
+        if header.producer_id == NOBODY:
+            return None
+        producer = self._producers.get(header.producer_id)
+        expected = producer.next_sequence if producer is not None else 0
+        if header.base_sequence == expected:
+            return None
+        if header.base_sequence > expected or header.next_sequence > expected or producer is None:
+            raise SequenceGap(
+                f"producer {header.producer_id}: sequences {header.base_sequence}..{header.next_sequence} do "
+                f"not follow: {expected} is the next"
+            )
+        offset = producer.find(header.base_sequence, header.next_sequence)
+        if offset is None:
+            raise DuplicateForgotten(header.producer_id, header.base_sequence)
+        return offset
+
+    def begin(self, header: Header) -> None:
+        """The batch (assigned) is on its way to the disk."""
+        if header.producer_id != NOBODY:
+            producer = self._producers.setdefault(header.producer_id, _Producer())
+            producer.in_flight.append(_appended(header))
+
+    def commit(self, header: Header) -> None:
+        """The oldest batch in flight of this producer is durable."""
+        if header.producer_id != NOBODY:
+            self._producers[header.producer_id].in_flight.popleft()
+            self._remember(header.producer_id, _appended(header))
+
+    def abandon(self) -> None:
+        """Nothing that is in flight will be appended."""
+        for producer_id, producer in list(self._producers.items()):
+            producer.in_flight.clear()
+            if not producer.durable:
+                del self._producers[producer_id]
+
+    def follow(self, header: Header) -> None:
+        """A batch that is durable already (recovery, upload)."""
+        if header.producer_id != NOBODY:
+            self._remember(header.producer_id, _appended(header))
+
+    def adopt(self, newer: ProducerTable) -> None:
+        """Take over what a table of the same topic knows of later offsets."""
+        for producer_id, theirs in newer._producers.items():
+            ours = self._producers.get(producer_id)
+            if ours is None or ours.durable[-1].base_offset <= theirs.durable[-1].base_offset:
+                for batch in theirs.durable:
+                    self._remember(producer_id, batch)
+
+    def states(self) -> tuple[ProducerState, ...]:
+        """What the next owner must know, as of the last durable batch."""
+        return tuple(
+            ProducerState(producer_id, last.next_sequence, last.base_sequence, last.base_offset)
+            for producer_id, producer in self._producers.items()
+            if producer.durable and (last := producer.durable[-1])
+        )
+
+    def _remember(self, producer_id: int, batch: _Appended) -> None:
+        producer = self._producers.pop(producer_id, None) or _Producer()
+        producer.durable.append(batch)
+        self._producers[producer_id] = producer
+        if len(self._producers) > MAX_PRODUCERS:
+            oldest = next((key for key, kept in self._producers.items() if not kept.in_flight), None)
+            if oldest is not None and oldest != producer_id:
+                del self._producers[oldest]
+
+
+def _appended(header: Header) -> _Appended:
+    return _Appended(header.base_sequence, header.next_sequence, header.base_offset)

@@ -1,0 +1,225 @@
+"""Segments: ranges of a topic as Parquet objects, written once and read in parts.
+
+Writing: encode in a worker thread, put if absent under a name that nobody else uses, read the object back,
+describe it. Only then may the catalog name it, and only then may the journal forget the messages: an object
+store that answered 'done' and kept something else is found out while the messages are still elsewhere.
+
+Reading: the footer by one ranged read (its size is in the descriptor), kept in a bounded cache; then only the
+row groups that hold the wanted offsets, each in one range. The first is fetched alone, so that a reader who
+wants one message waits for and pays for little; whoever goes on gets windows that double up to
+``WINDOW_BYTES``, of which two are fetched and decoded, side by side, while the caller works on the last.
+These windows are what a reader holds in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sava.records import RecordBatch
+from sava.storage import segment_file
+from sava.storage.errors import ObjectTruncated, SegmentCorrupt
+from sava.storage.keys import ObjectName, check_topic, object_key
+from sava.storage.objectstore import ObjectStore
+from sava.storage.segment_file import Footer, RowGroup
+from sava.storage.types import Segment, TopicKey
+
+WINDOW_BYTES: Final = 4 << 20
+"""Of messages before compression, fetched and decoded together."""
+WINDOWS_AHEAD: Final = 3
+"""The one that the caller works on, and two that are fetched and decoded meanwhile."""
+CHUNK_BYTES: Final = 8 << 20
+"""Read at a time when a whole object is checked."""
+FOOTER_COST: Final = 11
+"""What a parsed footer takes in memory, in multiples of its bytes in the object (measured)."""
+
+
+async def write_segment(
+    store: ObjectStore, topic: TopicKey, *, epoch: int, batches: Sequence[RecordBatch], created_ms: int
+) -> Segment:
+    """Turn contiguous assigned batches into one Parquet object (encoding off the event loop), put it if
+    absent, read it back (size and checksum) and describe it. Nothing refers to it yet: see
+    ``Catalog.register``.
+
+    Raises ObjectStoreUnavailable, SegmentCorrupt (the store has not kept what it was given), DataGap. The
+    first two may leave an orphan; trying again writes another object."""
+    check_topic(topic)
+    encoded = await asyncio.to_thread(segment_file.encode, topic, epoch, batches)
+    name = ObjectName(topic, encoded.start, encoded.end, epoch, secrets.token_hex(8))
+    segment = Segment(
+        topic_id=topic.topic_id,
+        start=encoded.start,
+        end=encoded.end,
+        epoch=epoch,
+        key=object_key(name),
+        size=encoded.size,
+        crc32c=encoded.crc32c,
+        footer_size=encoded.footer_size,
+        footer_crc32c=encoded.footer_crc32c,
+        min_publish_time=encoded.min_publish_time,
+        max_publish_time=encoded.max_publish_time,
+        created_ms=created_ms,
+    )
+    await store.put_new(segment.key, encoded.chunks)
+    await _check_bytes(store, segment)
+    return segment
+
+
+async def _check_bytes(store: ObjectStore, segment: Segment) -> None:
+    """Read the object, a chunk at a time, and compare size and checksum."""
+    size = (await store.head(segment.key)).size
+    if size != segment.size:
+        raise SegmentCorrupt(f"{segment.key} has {size} bytes instead of {segment.size}")
+    crc = 0
+    for start in range(0, size, CHUNK_BYTES):
+        chunk = await _fetch(store, segment, start, min(start + CHUNK_BYTES, size))
+        crc = await asyncio.to_thread(google_crc32c.extend, crc, chunk)
+    if crc != segment.crc32c:
+        raise SegmentCorrupt(f"{segment.key}: the checksum does not match")
+
+
+async def _fetch(store: ObjectStore, segment: Segment, start: int, end: int) -> bytes:
+    try:
+        return await store.get_range(segment.key, start, end)
+    except ObjectTruncated as error:
+        raise SegmentCorrupt(f"{segment.key} has {error.size} bytes instead of {segment.size}") from error
+
+
+class SegmentReader:
+    """Reads ranges of segments; keeps a bounded cache of footers. Only the needed row groups are fetched.
+
+    Owned by one event loop; any number of reads may go on at once. ``ObjectMissing`` means that the object
+    was deleted since its descriptor was read (or lost: read the catalog again to know)."""
+
+    def __init__(self, store: ObjectStore, *, footer_cache_bytes: int = 16 << 20) -> None:
+        self._store = store
+        self._footers: OrderedDict[str, tuple[Footer, int]] = OrderedDict()
+        self._footer_bytes = 0
+        self._footer_cache_bytes = footer_cache_bytes
+
+    async def read(self, segment: Segment, start: int, end: int) -> AsyncIterator[RecordBatch]:
+        """Batches that cover exactly ``max(start, segment.start) .. min(end, segment.end)``, in order, each
+        about one row group. Raises SegmentCorrupt, ObjectStoreUnavailable, ObjectMissing."""
+        start, end = max(start, segment.start), min(end, segment.end)
+        if start >= end:
+            return
+        footer = await self._footer(segment)
+        windows = _windows(footer.covering(start, end))
+        ahead: deque[asyncio.Task[list[RecordBatch]]] = deque()
+        try:
+            while True:
+                for window in islice(windows, WINDOWS_AHEAD - len(ahead)):
+                    ahead.append(asyncio.create_task(self._read_window(segment, footer, window)))
+                if not ahead:
+                    return
+                for batch in await ahead[0]:
+                    yield batch.slice(start, end)
+                ahead.popleft()
+        finally:
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+
+    async def offset_at(self, segment: Segment, publish_time: int) -> int | None:
+        """The first offset in the segment whose publish time is >= ``publish_time`` (µs), or None. Reads one
+        row group."""
+        if segment.max_publish_time < publish_time:
+            return None
+        footer = await self._footer(segment)
+        group = next((each for each in footer.row_groups if each.max_publish_time >= publish_time), None)
+        if group is None:
+            raise SegmentCorrupt(f"{segment.key}: no message is as late as its descriptor says")
+        data = await _fetch(self._store, segment, group.first_byte, group.end_byte)
+        return await asyncio.to_thread(_find_time, segment, footer, group, data, publish_time)
+
+    async def verify(self, segment: Segment) -> None:
+        """Read all of it: checksum, contiguous offsets, counts, times. Raises SegmentCorrupt naming what
+        differs."""
+        await _check_bytes(self._store, segment)
+        footer = await self._footer(segment)
+        times: list[tuple[int, int]] = []
+        for group in footer.row_groups:
+            data = await _fetch(self._store, segment, group.first_byte, group.end_byte)
+            times.append(await asyncio.to_thread(_verify_group, segment, footer, group, data))
+        found = min(earliest for earliest, _ in times), max(latest for _, latest in times)
+        if found != (segment.min_publish_time, segment.max_publish_time):
+            raise SegmentCorrupt(f"{segment.key}: publish times {found} differ from its descriptor's")
+
+    async def _read_window(
+        self, segment: Segment, footer: Footer, window: Sequence[RowGroup]
+    ) -> list[RecordBatch]:
+        first, end = window[0].first_byte, window[-1].end_byte
+        data = await _fetch(self._store, segment, first, end)
+        return await asyncio.to_thread(_decode, segment, footer, window, first, data)
+
+    async def _footer(self, segment: Segment) -> Footer:
+        held = self._footers.get(segment.key)
+        if held is not None:
+            self._footers.move_to_end(segment.key)
+            return held[0]
+        if not 0 < segment.footer_size <= segment.size:
+            raise SegmentCorrupt(f"{segment.key}: a footer of {segment.footer_size} bytes in {segment.size}")
+        data = await _fetch(self._store, segment, segment.size - segment.footer_size, segment.size)
+        footer = await asyncio.to_thread(segment_file.parse_footer, segment, data)
+        if segment.key not in self._footers:
+            self._footers[segment.key] = footer, len(data) * FOOTER_COST
+            self._footer_bytes += len(data) * FOOTER_COST
+        while self._footer_bytes > self._footer_cache_bytes:
+            self._footer_bytes -= self._footers.popitem(last=False)[1][1]
+        return footer
+
+
+def _windows(groups: Sequence[RowGroup]) -> Iterator[Sequence[RowGroup]]:
+    """Row groups that are fetched together: as many as were before, within WINDOW_BYTES."""
+    position = 0
+    while position < len(groups):
+        end, raw_bytes = position, 0
+        while end < min(position + max(position, 1), len(groups)):
+            raw_bytes += groups[end].raw_bytes
+            if end > position and raw_bytes > WINDOW_BYTES:
+                break
+            end += 1
+        yield groups[position:end]
+        position = end
+
+
+# -- in a worker thread ------------------------------------------------------------------
+
+
+def _decode(
+    segment: Segment, footer: Footer, window: Sequence[RowGroup], position: int, data: bytes
+) -> list[RecordBatch]:
+    file = segment_file.open_part(segment, footer, position, data)
+    return [segment_file.read_batch(segment, file, group) for group in window]
+
+
+def _find_time(segment: Segment, footer: Footer, group: RowGroup, data: bytes, publish_time: int) -> int:
+    file = segment_file.open_part(segment, footer, group.first_byte, data)
+    times = segment_file.read_columns(segment, file, group, ["publish_time"]).column(0)
+    late = pc.greater_equal(times.cast(pa.int64()), publish_time)
+    index: int = pc.index(late, True).as_py()
+    if index < 0:
+        raise SegmentCorrupt(
+            f"{segment.key}: row group {group.number} has earlier times than its statistics say"
+        )
+    return group.start + index
+
+
+def _verify_group(segment: Segment, footer: Footer, group: RowGroup, data: bytes) -> tuple[int, int]:
+    """Earliest and latest publish time."""
+    file = segment_file.open_part(segment, footer, group.first_byte, data)
+    offsets = segment_file.read_columns(segment, file, group, ["offset"]).column(0)
+    if not offsets.equals(pa.arange(group.start, group.end)):
+        raise SegmentCorrupt(
+            f"{segment.key}: the offsets of row group {group.number} are not {group.start}..{group.end}"
+        )
+    header = segment_file.read_batch(segment, file, group).header
+    return header.min_publish_time, header.max_publish_time

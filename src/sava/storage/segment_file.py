@@ -1,0 +1,304 @@
+"""Segment file: the Parquet file that a range of a topic becomes, and how to find one's way in it. No I/O.
+
+Any Parquet reader (Spark, DuckDB, Polars) reads it as it is:
+
+==================  ==========================  ============================================================
+``offset``          int64, not null             sorted, without gaps: ``start .. end`` of the file
+``publish_time``    timestamp µs UTC, not null  the producer's; not sorted
+``key``             string
+``payload``         binary, not null            exactly the bytes that were published
+``attributes``      map<string, string>         null, or an empty map: the message has none
+``producer``        int64, not null             id of the producer; 0: nobody
+``schema_id``       int64
+``schema_version``  int32
+``origin_cluster``  string                      null, as the next one, unless replicated from another cluster
+``origin_offset``   int64
+==================  ==========================  ============================================================
+
+A producer's *sequences* are not stored: deduplication needs only the latest of each producer, which
+``TopicState`` carries. A batch that is read back therefore has producer 0, which means that it has no part in
+deduplication; taking it for a producer's batch with sequence 0 would be worse than not knowing.
+
+**Row groups are small** (about 1 MB before compression): a consumer that begins in the middle fetches the
+footer and one row group. Parquet's page index would allow the same within large row groups, at the price of a
+second index to fetch. Statistics are written for the columns by which somebody looks for rows, and not for
+payloads, whose minima would fill the footer.
+
+**Checksums.** Every page carries one, checked when it is read. Parquet has none for the footer, which says
+where pages are and which offsets they hold; the descriptor has it (``footer_crc32c``), and the checksum of
+the whole.
+
+The footer's key-values name topic, range, epoch and format, so that an object that lost its descriptor still
+says what it is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sava.errors import CallerError
+from sava.records import STORED_COLUMNS, RecordBatch
+from sava.storage.errors import DataGap, SegmentCorrupt
+from sava.storage.row_groups import ROW_GROUP_ROWS, SCHEMA, row_groups
+from sava.storage.types import Segment, TopicKey
+
+FORMAT_VERSION: Final = 1
+
+_WRITER_OPTIONS: Final[Mapping[str, Any]] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": [
+        "key",
+        "attributes.key_value.key",
+        "attributes.key_value.value",
+        "producer",
+        "schema_id",
+        "schema_version",
+        "origin_cluster",
+    ],
+    "column_encoding": dict.fromkeys(("offset", "publish_time", "origin_offset"), "DELTA_BINARY_PACKED"),
+    "write_statistics": ["offset", "publish_time", "producer", "schema_id", "schema_version"],
+    "write_page_checksum": True,
+}
+
+
+class Encoded(NamedTuple):
+    """A segment's bytes, and what its descriptor must say of them."""
+
+    chunks: Sequence[bytes]
+    size: int
+    start: int
+    end: int
+    crc32c: int
+    footer_size: int
+    footer_crc32c: int
+    min_publish_time: int
+    max_publish_time: int
+
+
+# -- writing -----------------------------------------------------------------------------
+
+
+def encode(topic: TopicKey, epoch: int, batches: Sequence[RecordBatch]) -> Encoded:
+    """One Parquet file of contiguous batches. Needs memory for the compressed file and a few row groups.
+
+    Called in a worker thread: pyarrow lets go of the interpreter while it encodes. Raises DataGap,
+    ValueError."""
+    _check_contiguous(topic, epoch, batches)
+    start, end = batches[0].base_offset, batches[-1].next_offset
+    facts = {"topic_id": topic.topic_id, "epoch": epoch, "start": start, "end": end, "format": FORMAT_VERSION}
+    schema = SCHEMA.with_metadata({f"sava.{name}": str(value) for name, value in facts.items()})
+    sink = _Chunks()
+    with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, **_WRITER_OPTIONS) as writer:
+        for rows in row_groups(batches):
+            writer.write_table(rows.replace_schema_metadata(schema.metadata), row_group_size=ROW_GROUP_ROWS)
+    sink.flush_pending()
+    footer = sink.last(int.from_bytes(sink.last(8)[:4], "little") + 8)
+    return Encoded(
+        chunks=sink.chunks,
+        size=sink.tell(),
+        start=start,
+        end=end,
+        crc32c=sink.crc32c,
+        footer_size=len(footer),
+        footer_crc32c=google_crc32c.value(footer),
+        min_publish_time=min(batch.header.min_publish_time for batch in batches),
+        max_publish_time=max(batch.header.max_publish_time for batch in batches),
+    )
+
+
+class _Chunks:
+    """The file object that pyarrow writes to: the file in pieces, each copied once. (One growing buffer would
+    take twice the size of the file, and more while it grows.)"""
+
+    closed = False
+    chunk_bytes = 1 << 20
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.crc32c = 0
+        self._pending = bytearray()
+        self._size = 0
+
+    def write(self, data: bytes) -> int:
+        self._pending += data
+        self._size += len(data)
+        if len(self._pending) >= self.chunk_bytes:
+            self.flush_pending()
+        return len(data)
+
+    def flush_pending(self) -> None:
+        self.chunks.append(bytes(self._pending))
+        self.crc32c = google_crc32c.extend(self.crc32c, self.chunks[-1])
+        self._pending.clear()
+
+    def flush(self) -> None:
+        """Called after each row group; chunks go by size."""
+
+    def tell(self) -> int:
+        return self._size
+
+    def last(self, length: int) -> bytes:
+        """The last bytes of what was flushed."""
+        tail: list[bytes] = []
+        for chunk in reversed(self.chunks):
+            if sum(map(len, tail)) >= length:
+                break
+            tail.insert(0, chunk)
+        return b"".join(tail)[-length:]
+
+
+def _check_contiguous(topic: TopicKey, epoch: int, batches: Sequence[RecordBatch]) -> None:
+    if not batches:
+        raise ValueError(f"a segment of {topic.path} without messages")
+    expected = batches[0].base_offset
+    for batch in batches:
+        header = batch.header
+        if not header.is_assigned or header.topic_id != topic.topic_id or header.epoch > epoch:
+            raise ValueError(
+                f"{batch!r} does not belong to {topic.path} (id {topic.topic_id}) in epoch {epoch}"
+            )
+        if header.base_offset != expected:
+            raise DataGap(f"topic {topic.path}: offset {expected} is missing, {batch!r} follows")
+        expected = header.next_offset
+
+
+# -- reading -----------------------------------------------------------------------------
+
+
+class RowGroup(NamedTuple):
+    """Which offsets and times a row group holds, and where in the object it is."""
+
+    number: int
+    start: int
+    end: int
+    first_byte: int
+    end_byte: int
+    raw_bytes: int
+    """Before compression."""
+    max_publish_time: int
+
+
+class Footer(NamedTuple):
+    metadata: Any
+    """pyarrow's FileMetaData."""
+    row_groups: tuple[RowGroup, ...]
+
+    def covering(self, start: int, end: int) -> Sequence[RowGroup]:
+        """Row groups that overlap ``start .. end``."""
+        first = bisect_right(self.row_groups, start, key=lambda group: group.end)
+        groups = self.row_groups[first:]
+        return groups[: bisect_right(groups, end - 1, key=lambda group: group.start)]
+
+
+def parse_footer(segment: Segment, data: bytes) -> Footer:
+    """From the last ``footer_size`` bytes of the object. Raises SegmentCorrupt unless they are what was
+    written, for this segment."""
+    if google_crc32c.value(data) != segment.footer_crc32c:
+        raise SegmentCorrupt(f"{segment.key}: the checksum of the footer does not match")
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(data))
+        groups = tuple(
+            _row_group(metadata.row_group(number), number) for number in range(metadata.num_row_groups)
+        )
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise SegmentCorrupt(f"{segment.key}: the footer cannot be read: {error}") from error
+    _check_facts(segment, metadata)
+    expected = segment.start
+    for group in groups:
+        if group.start != expected:
+            raise SegmentCorrupt(f"{segment.key}: offset {expected} is missing, {group.start} follows")
+        expected = group.end
+    if expected != segment.end:
+        raise SegmentCorrupt(f"{segment.key}: its row groups end at {expected} instead of {segment.end}")
+    return Footer(metadata, groups)
+
+
+def _check_facts(segment: Segment, metadata: Any) -> None:
+    told = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
+    if told.get("sava.format") != str(FORMAT_VERSION):
+        raise SegmentCorrupt(
+            f"{segment.key}: format {told.get('sava.format')}, this version reads {FORMAT_VERSION}"
+        )
+    for name in ("topic_id", "epoch", "start", "end"):
+        if told.get(f"sava.{name}") != str(getattr(segment, name)):
+            raise SegmentCorrupt(
+                f"{segment.key}: {name} is {told.get(f'sava.{name}')}, which its descriptor denies"
+            )
+    if not metadata.schema.to_arrow_schema().equals(SCHEMA):
+        raise SegmentCorrupt(f"{segment.key}: its columns are not those of a segment")
+
+
+def _row_group(group: Any, number: int) -> RowGroup:
+    columns = [group.column(index) for index in range(group.num_columns)]
+    first_bytes = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+    offsets, times = columns[0].statistics, columns[1].statistics
+    if offsets is None or times is None:
+        raise ValueError(f"row group {number} has no statistics")
+    # Raw: as numbers, since a time may lie outside of what datetime can hold.
+    start, end = offsets.min_raw, offsets.max_raw + 1
+    if end - start != group.num_rows:
+        raise ValueError(f"row group {number} has {group.num_rows} rows for the offsets {start}..{end}")
+    ends = [first + column.total_compressed_size for first, column in zip(first_bytes, columns, strict=True)]
+    return RowGroup(number, start, end, min(first_bytes), max(ends), group.total_byte_size, times.max_raw)
+
+
+class _Part:
+    """The file object that pyarrow reads, of which only the bytes from ``position`` on are here. Parquet
+    names places by their position in the whole file. What is read is lent, not copied."""
+
+    closed = False
+
+    def __init__(self, size: int, position: int, data: bytes) -> None:
+        self._size = size
+        self._first = position
+        self._data = memoryview(data)
+        self._at = 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset if whence == 0 else self._size + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, length: int) -> memoryview:
+        skip = self._at - self._first
+        self._at += length
+        return self._data[max(skip, 0) : max(skip + length, 0)]
+
+
+def open_part(segment: Segment, footer: Footer, position: int, data: bytes) -> Any:
+    """A ``pq.ParquetFile`` of an object of which only ``data``, at ``position``, is here."""
+    part = pa.PythonFile(_Part(segment.size, position, data), mode="r")
+    return pq.ParquetFile(part, metadata=footer.metadata, page_checksum_verification=True, pre_buffer=False)
+
+
+def read_columns(segment: Segment, file: Any, group: RowGroup, columns: Sequence[str]) -> Any:
+    """A ``pa.RecordBatch`` of some columns of a row group. Raises SegmentCorrupt."""
+    try:
+        table = file.read_row_group(group.number, columns=list(columns), use_threads=False)
+        rows = table.combine_chunks().to_batches()
+    except (pa.ArrowException, OSError) as error:
+        raise SegmentCorrupt(f"{segment.key}: row group {group.number} cannot be read: {error}") from error
+    if len(rows) != 1 or rows[0].num_rows != group.end - group.start:
+        raise SegmentCorrupt(
+            f"{segment.key}: row group {group.number} has other rows than its statistics say"
+        )
+    return rows[0]
+
+
+def read_batch(segment: Segment, file: Any, group: RowGroup) -> RecordBatch:
+    """All messages of a row group, at their offsets. Raises SegmentCorrupt."""
+    rows = read_columns(segment, file, group, STORED_COLUMNS)
+    try:
+        batch = RecordBatch.from_arrow(rows)
+    except CallerError as error:
+        raise SegmentCorrupt(f"{segment.key}: row group {group.number} holds no messages: {error}") from error
+    return batch.assigned(topic_id=segment.topic_id, epoch=segment.epoch, base_offset=group.start)

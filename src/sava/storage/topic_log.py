@@ -1,0 +1,419 @@
+"""TopicLog: one topic's messages on the broker that owns it: append, read, follow, seal.
+
+Offsets are given out in the order of acceptance and written in that order; an append is acknowledged, and its
+messages can be read, when they are durable. Two ends say so:
+
+    ... ──────────────────┤ next_offset ───────────────────┤ assigned_offset
+      durable, readable         in flight: on the way to the disk
+
+**A refused batch leaves no hole.**
+
+    a  0..10   accepted, in flight
+    b 10..20   accepted, in flight
+    disk full  a is refused
+    c          must not get 20: nothing will ever be at 0..20
+
+The journal writes nothing behind a refused frame (see ``journal``), so b fails as well. The first failure is
+known before those behind it, and settles them all: every append in flight fails, what deduplication knew of
+them is forgotten, and the next offset is the durable end again. The journal refuses at its door until its
+queue has drained, so no new frame can get between.
+
+**Opening.** The state in the metadata store says where segments end. If it is sealed, that is the next
+offset, whatever the local journal holds. If it is not sealed and names this disk, the journal's frames from
+there on are the tail, over all epochs this disk has served in a row. Otherwise the tail is elsewhere and the
+topic is not opened. A read of the state that fails is a failure to open: taken for "nothing there" it would
+give out offset 0 a second time.
+
+**Sealing.** Stop accepting → in-flight appends resolve → upload the rest → ``Catalog.seal``. Up to the last
+step a failure or the deadline takes it back, and the topic goes on. From the last step on nothing does:
+
+    seal sent ─▶ no answer in time ─▶ topic goes on, acknowledges 22
+                 the seal takes effect: "nothing beyond 22" ─▶ the next owner gives out 22 again
+
+So a seal of unknown outcome leaves the topic closed for appends; ``seal`` can be called again, or the topic
+be opened under the next epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+
+from sava.errors import RetryableError
+from sava.records import Header, RecordBatch
+from sava.storage import retention
+from sava.storage.cache import BatchCache
+from sava.storage.catalog import Catalog
+from sava.storage.errors import DataGap, Fenced, OffsetOutOfRange
+from sava.storage.journal import Journal
+from sava.storage.journal_index import JournalCorrupt
+from sava.storage.objectstore import ObjectStore
+from sava.storage.producers import ProducerTable
+from sava.storage.retention import RetentionPolicy
+from sava.storage.segment import SegmentReader
+from sava.storage.tiered import KnownSegments, TieredReader
+from sava.storage.types import Segment, TopicKey, TopicState
+from sava.storage.uploader import Backlog, Uploader
+
+
+class TopicClosed(RetryableError):
+    """The topic is being moved away or was closed here. Nothing was appended; its next owner will accept."""
+
+
+class Status(Enum):
+    OPEN = "open"
+    SEALING = "being sealed"
+    SEALED = "sealed"
+    CLOSED = "closed"
+    FENCED = "owned by a newer epoch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the topics of one broker share."""
+
+    journal: Journal
+    cache: BatchCache
+    uploader: Uploader
+    store: ObjectStore
+    reader: SegmentReader
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """An append in flight."""
+
+    batch: RecordBatch
+    header: Header
+    future: asyncio.Future[int] = field(default_factory=asyncio.Future)
+    is_settled: bool = False
+
+    def fail(self, error: BaseException) -> None:
+        self.is_settled = True
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # seen: its caller may be gone
+
+
+class TopicLog:
+    """Owned by the event loop of its journal: every change of its state is one step without an await."""
+
+    def __init__(
+        self,
+        topic: TopicKey,
+        *,
+        epoch: int,
+        catalog: Catalog,
+        state: TopicState,
+        next_offset: int,
+        producers: ProducerTable,
+        parts: Parts,
+    ) -> None:
+        self.topic = topic
+        self.epoch = epoch
+        self._parts = parts
+        self._journal = parts.journal
+        self._catalog = catalog
+        self._status = Status.OPEN
+        self._is_seal_running = False
+        self._is_seal_in_doubt = False
+        self._fence: Fenced | None = None
+        self._durable = next_offset
+        self._assigned = next_offset
+        self._in_flight: deque[_Pending] = deque()
+        self._unwritten = 0
+        """Frames that the journal has not answered for, those included that were given up here."""
+        self._producers = producers
+        self._advanced = asyncio.Event()
+        self._recent = parts.cache.recent()
+        self._segments = KnownSegments(catalog)
+        self._tiers = TieredReader(
+            topic, recent=self._recent, journal=parts.journal, segments=self._segments, reader=parts.reader
+        )
+        self._backlog = Backlog(
+            topic,
+            epoch=epoch,
+            catalog=catalog,
+            state=state,
+            held_bytes=parts.journal.index(topic.topic_id).bytes_from(state.end),
+            registered=self._segments.registered,
+            fenced=self.fence,
+        )
+        parts.uploader.attach(self._backlog)
+
+    @classmethod
+    async def open(cls, topic: TopicKey, *, epoch: int, catalog: Catalog, parts: Parts) -> TopicLog:
+        """Claim the topic and go on where it ends. Raises Fenced, TopicSealed, TailElsewhere, DataGap, and
+        whatever keeps the state from being read."""
+        journal = parts.journal
+        storage_id = journal.identity.storage_id
+        found = await catalog.load()
+        is_ours = found is not None and not found.sealed and found.storage_id == storage_id
+        if found is None and journal.index(topic.topic_id):
+            raise JournalCorrupt(f"the journal holds messages of {topic.path}, which was never opened")
+        if found is not None and found.sealed:
+            await journal.disown(topic.topic_id, found.end)
+        state = await catalog.claim(epoch=epoch, storage_id=storage_id, has_tail=is_ours)
+        if not is_ours and found is not None and state.end != found.end:
+            raise DataGap(f"topic {topic.path}: sealed at {found.end}, and claimed at {state.end}")
+        journal.fence(topic.topic_id, epoch)
+        journal.release(topic.topic_id, state.end)
+        next_offset = state.end
+        producers = ProducerTable(state.producers)
+        if is_ours:
+            next_offset = _end_of_tail(topic, state, journal)
+            producers.adopt(journal.known_producers(topic.topic_id))
+        return cls(
+            topic,
+            epoch=epoch,
+            catalog=catalog,
+            state=state,
+            next_offset=next_offset,
+            producers=producers,
+            parts=parts,
+        )
+
+    # -- knowing -----------------------------------------------------------------------------
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    @property
+    def start_offset(self) -> int:
+        return self._backlog.state.start
+
+    @property
+    def stored_offset(self) -> int:
+        """End of what is in registered segments."""
+        return self._backlog.state.end
+
+    @property
+    def next_offset(self) -> int:
+        """End of what is durable and can be read."""
+        return self._durable
+
+    @property
+    def assigned_offset(self) -> int:
+        """End of what was accepted."""
+        return self._assigned
+
+    # -- appending ---------------------------------------------------------------------------
+
+    async def append(self, batch: RecordBatch | bytes | memoryview) -> int:
+        """The base offset of the batch, once it is durable. A batch of a producer that is already here gets
+        the offset it has. The body is not looked at: whoever takes batches from clients verifies them.
+
+        Waits while too much is in flight or waits to be uploaded. Raises SequenceGap, DuplicateForgotten,
+        TopicClosed, Fenced; DiskFull (retryable); DiskFailed: the process stops. If the caller is cancelled,
+        the batch may or may not be appended."""
+        if not isinstance(batch, RecordBatch):
+            batch = RecordBatch.parse(batch)
+        self._check_accepting()
+        await self._journal.reserve(batch.header.length)
+        # No await from here to the queue: the order of acceptance is the order of offsets and of frames.
+        self._check_accepting()
+        known = self._producers.find(batch.header)
+        if known is not None:
+            return await self._outcome_of(known)
+        placed = batch.assigned(topic_id=self.topic.topic_id, epoch=self.epoch, base_offset=self._assigned)
+        pending = _Pending(placed, placed.header)
+        self._journal.append(placed, partial(self._written, pending))
+        self._unwritten += 1
+        self._producers.begin(pending.header)
+        self._assigned = placed.next_offset
+        self._in_flight.append(pending)
+        return await asyncio.shield(pending.future)
+
+    async def _outcome_of(self, base_offset: int) -> int:
+        """Of a repeated batch, which may still be in flight."""
+        for pending in self._in_flight:
+            if pending.header.base_offset == base_offset:
+                return await asyncio.shield(pending.future)
+        return base_offset
+
+    def _check_accepting(self) -> None:
+        if self._fence is not None:
+            raise self._fence
+        if self._status is not Status.OPEN:
+            raise TopicClosed(f"topic {self.topic.path} is {self._status.value} on this broker")
+
+    def _written(self, pending: _Pending, outcome: BaseException | None) -> None:
+        """In the order of acceptance, on the event loop."""
+        self._unwritten -= 1
+        if pending.is_settled:
+            self._tell()
+            return
+        if outcome is not None:
+            self._settle_all(outcome)
+            return
+        self._in_flight.popleft()
+        header = pending.header
+        self._durable = header.next_offset
+        self._recent.put(pending.batch)
+        self._producers.commit(header)
+        uploader = self._parts.uploader
+        if self._backlog.grew(header, uploader.options.segment_bytes) or self._journal.is_pressed:
+            uploader.wake()
+        if not pending.future.done():
+            pending.future.set_result(header.base_offset)
+        self._tell()
+
+    def _settle_all(self, error: BaseException) -> None:
+        """Nothing that is in flight will be acknowledged."""
+        for pending in self._in_flight:
+            pending.fail(error)
+        self._in_flight.clear()
+        self._producers.abandon()
+        self._assigned = self._durable
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake all who wait for a change."""
+        self._advanced.set()
+        self._advanced.clear()
+
+    # -- reading -----------------------------------------------------------------------------
+
+    async def read(
+        self, start: int, end: int | None = None, *, max_bytes: int | None = None
+    ) -> AsyncGenerator[RecordBatch, None]:
+        """Batches that cover ``start .. end`` without a gap (to the durable end of this moment if not said),
+        up to about ``max_bytes`` but at least one. Raises OffsetOutOfRange, DataGap."""
+        if not self.start_offset <= start <= self._durable:
+            raise OffsetOutOfRange(start, self.start_offset, self._durable)
+        stop = self._durable if end is None else min(end, self._durable)
+        left = max_bytes
+        async with aclosing(self._tiers.stream(start, stop)) as stream:
+            async for batch in stream:
+                yield batch
+                if left is not None:
+                    left -= len(batch.data)
+                    if left <= 0:
+                        return
+
+    async def tail(self, start: int) -> AsyncGenerator[RecordBatch, None]:
+        """As ``read``, without an end: waits for what comes. Ends with TopicClosed or Fenced."""
+        position = start
+        while True:
+            async with aclosing(self.read(position)) as stream:
+                async for batch in stream:
+                    yield batch
+                    position = batch.next_offset
+            await self.wait_beyond(position)
+
+    async def wait_beyond(self, offset: int) -> None:
+        """Until the message at the offset can be read: woken by the sync that makes it durable."""
+        while self._durable <= offset:
+            if self._status is not Status.OPEN and self._status is not Status.SEALING:
+                self._check_accepting()
+            await self._advanced.wait()
+
+    async def offset_at(self, publish_time: int) -> int:
+        """The first offset whose publish time (µs) is not before this; ``next_offset`` if there is none."""
+        return await self._tiers.offset_at(publish_time, self._durable)
+
+    async def enforce_retention(
+        self, policy: RetentionPolicy, *, now_ms: int, keep_from: int | None = None
+    ) -> list[Segment]:
+        """Drop the segments that the policy lets go (see ``retention.enforce``); returns them."""
+        try:
+            dropped = await retention.enforce(
+                self._catalog,
+                self._parts.store,
+                policy,
+                epoch=self.epoch,
+                now_ms=now_ms,
+                keep_from=keep_from,
+            )
+        except Fenced as error:
+            self.fence(error)
+            raise
+        finally:
+            self._segments.forget()  # also after a failure: the descriptors may be gone already
+        if dropped:
+            self._backlog.starts_at(dropped[-1].end)
+        return dropped
+
+    # -- ending ------------------------------------------------------------------------------
+
+    async def seal(self, *, timeout: float = 30.0) -> TopicState:
+        """Hand the topic over: everything in segments, the end written down. Idempotent. Raises TimeoutError
+        and whatever stands in the way; the topic then goes on, unless the seal itself is in doubt."""
+        if self._status is Status.SEALED:
+            return self._backlog.state
+        if self._status is not Status.OPEN and (self._is_seal_running or self._status is not Status.SEALING):
+            self._check_accepting()
+        self._status, self._is_seal_running = Status.SEALING, True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._drained()
+                await self._parts.uploader.flush(self._backlog, self._durable)
+                return await self._write_seal()
+        finally:
+            self._is_seal_running = False
+            if self._status is Status.SEALING and not self._is_seal_in_doubt:
+                self._status = Status.OPEN
+
+    async def _write_seal(self) -> TopicState:
+        was_in_doubt, self._is_seal_in_doubt = self._is_seal_in_doubt, True
+        try:
+            state = await self._catalog.seal(
+                epoch=self.epoch, end=self._durable, producers=self._backlog.producers.states()
+            )
+        except RetryableError:
+            self._is_seal_in_doubt = was_in_doubt  # this one had no effect; an earlier one still may
+            raise
+        except Fenced as error:
+            self.fence(error)
+            raise
+        self._backlog.state = state
+        self._status = Status.SEALED
+        self._let_go()
+        return state
+
+    async def _drained(self) -> None:
+        while self._unwritten:
+            await self._advanced.wait()
+
+    def fence(self, error: Fenced) -> None:
+        """A newer epoch has the topic. What is in flight may be on this disk, but belongs to nobody: it is
+        not acknowledged."""
+        if self._fence is None:
+            self._fence = error
+            self._status = Status.FENCED
+            self._settle_all(error)
+            self._let_go()
+
+    async def close(self) -> None:
+        """Stop here; what is not uploaded stays in the journal for the next opening, which must not begin
+        before the journal has answered for every frame of this one."""
+        is_first = self._status in (Status.OPEN, Status.SEALING)
+        if is_first:
+            self._status = Status.CLOSED
+        await self._drained()
+        if is_first:
+            self._journal.keep_producers(self.topic.topic_id, self._producers)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._parts.uploader.detach(self._backlog)
+        self._recent.drop()
+        self._tell()
+
+
+def _end_of_tail(topic: TopicKey, state: TopicState, journal: Journal) -> int:
+    """Where the journal's frames end that follow the segments."""
+    for start, end in journal.index(topic.topic_id).ranges:
+        if start > state.end:
+            raise DataGap(
+                f"topic {topic.path}: segments end at {state.end}, and the journal begins at {start}"
+            )
+        if end > state.end:
+            return end
+    return state.end

@@ -1,0 +1,78 @@
+"""The nouns of storage: a topic's place in it, its segments, and the state that one owner hands to the next.
+
+Ends are exclusive everywhere: ``end`` and ``next_offset`` name the first offset that is *not* there, so an
+empty topic is ``start == end == 0`` and needs no special case.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TopicKey(msgspec.Struct, frozen=True, array_like=True):
+    """A topic as storage knows it. ``topic_id`` is new for each creation: what a deleted topic of the same
+    name left behind can never be taken for this one's."""
+
+    namespace: str
+    name: str
+    topic_id: int
+    """Grows with each creation: of two topics that had one name, the greater id is the newer."""
+
+    @property
+    def path(self) -> str:
+        """As users write it."""
+        return f"/{self.namespace}/{self.name}"
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """One immutable Parquet object that holds the offsets ``start .. end`` of a topic, and how to check
+    it."""
+
+    topic_id: int
+    start: int
+    end: int
+    epoch: int
+    key: str
+    """Object key; names topic id, start, end, epoch and a unique suffix, so no two writers ever write one
+    key."""
+    size: int
+    crc32c: int
+    footer_size: int
+    """Bytes at the end of the object that a Parquet reader needs first: one read fetches exactly them."""
+    footer_crc32c: int
+    """Parquet protects its pages with checksums, but not the footer that says where they are."""
+    min_publish_time: int
+    max_publish_time: int
+    created_ms: int
+    """By the clock of the broker that wrote it. Retention goes by this: publish times are the producers' to
+    choose."""
+
+
+class ProducerState(msgspec.Struct, frozen=True, array_like=True):
+    """What deduplication must remember of a producer over moves: the sequence after the last one appended,
+    and where that batch went (so that a repeated last batch is answered with its offset)."""
+
+    producer_id: int
+    next_sequence: int
+    last_base_sequence: int
+    last_base_offset: int
+
+
+class TopicState(msgspec.Struct, frozen=True, kw_only=True):
+    """The record under ``/storage/topics/{ns}/{topic}/state``; changed by compare-and-swap only.
+
+    ``start .. end`` is what the registered segments hold, without a gap. ``sealed`` says that nothing exists
+    beyond ``end``: the next owner begins there. While not sealed, only the journal of the owner of ``epoch``
+    knows what follows ``end``.
+    """
+
+    topic_id: int
+    epoch: int
+    storage_id: str
+    """Journal (disk) of the owner of ``epoch``: where offsets from ``end`` on are to be found while not
+    sealed."""
+    start: int = 0
+    end: int = 0
+    sealed: bool = True
+    producers: tuple[ProducerState, ...] = ()
+    """As of ``end``."""

@@ -1,0 +1,289 @@
+"""Uploader: turns what the journal holds into segments, one background task for all topics of a broker.
+
+For each segment, in this order, because each step relies on the one before it being durable:
+
+    read the range from the journal -> write_segment -> Catalog.register -> Journal.release
+
+    crash before      what is there            at the next start
+    write_segment     journal                  the same range is taken again
+    register          journal, orphan object   the same range is taken again, under another key
+    release           journal, segment         the state says where segments end: the journal lets go of it
+
+Where the next segment begins is not the uploader's to remember: it is the registered end, read from the state
+at every opening. (A position kept apart from it would skip offsets whenever the two disagree.)
+
+A segment that was written but whose registration failed or is in doubt is kept and registered again: of two
+segments with the same start only one can ever be registered, and the one in doubt may be it. A registration
+can even be left behind by an earlier life of this broker:
+
+    register 10..20 sent ─▶ broker restarts, reads state: end 10 ─▶ the registration takes effect: end 20
+                            writes and registers 10..25 ─▶ conflict
+
+Under one epoch only this journal's frames are ever registered, so what is there has the same content: the
+state is read again and the next segment begins at its end. (The object just written stays as an orphan.)
+
+When is a range due: enough bytes for a segment, or old enough, or its topic is being sealed, or the journal
+is half full (then whoever holds its oldest frames goes first, whatever its size). One range is in memory at a
+time. When the object store is down, each topic is tried again with growing pauses; the journal grows up to
+its limit, and then appends wait (``Journal.reserve``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from sava.errors import HostError, SavaError
+from sava.records import Header, RecordBatch
+from sava.storage.catalog import Catalog
+from sava.storage.errors import DataGap, Fenced, SegmentConflict
+from sava.storage.journal import Journal
+from sava.storage.objectstore import ObjectStore
+from sava.storage.producers import ProducerTable
+from sava.storage.segment import write_segment
+from sava.storage.types import ProducerState, Segment, TopicKey, TopicState
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadOptions:
+    segment_bytes: int = 16 << 20
+    """Of the batches that make a segment, as they are in the journal."""
+    segment_age_s: float = 60.0
+    """How long messages may be in the journal only."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A verified object that is to be registered."""
+
+    segment: Segment
+    producers: tuple[ProducerState, ...]
+    taken_bytes: int
+
+
+class Backlog:
+    """What a topic has in the journal and not yet in segments: ``state.end .. durable end``. Owned by the
+    event loop; the uploader alone moves its beginning, the TopicLog its end."""
+
+    def __init__(
+        self,
+        topic: TopicKey,
+        *,
+        epoch: int,
+        catalog: Catalog,
+        state: TopicState,
+        held_bytes: int,
+        registered: Callable[[Segment], None],
+        fenced: Callable[[Fenced], None],
+    ) -> None:
+        self.topic = topic
+        self.epoch = epoch
+        self.catalog = catalog
+        self.state = state
+        self.producers = ProducerTable(state.producers)
+        """As of ``state.end``."""
+        self.held_bytes = held_bytes
+        self.since = time.monotonic()
+        self.is_urgent = False
+        self.written: _Written | None = None
+        self.error: Exception | None = None
+        self.retry_at = 0.0
+        self.failures = 0
+        self.changed = asyncio.Event()
+        self._on_registered = registered
+        self.fence = fenced
+
+    def grew(self, header: Header, segment_bytes: int) -> bool:
+        """Whether the uploader should look: the first bytes begin to grow old, or there are enough."""
+        is_first = not self.held_bytes
+        if is_first:
+            self.since = time.monotonic()
+        self.held_bytes += header.length
+        return is_first or self.held_bytes >= segment_bytes
+
+    def due_at(self, options: UploadOptions, *, is_pressed: bool) -> float | None:
+        """From when on a segment is to be made; None: not as far as is known."""
+        if not self.held_bytes:
+            return None
+        is_due = self.is_urgent or is_pressed or self.held_bytes >= options.segment_bytes
+        return max(self.retry_at, 0.0 if is_due else self.since + options.segment_age_s)
+
+    def registered(self, state: TopicState, written: _Written) -> None:
+        self._moved(state, self.held_bytes - written.taken_bytes)
+        self._on_registered(written.segment)
+
+    def adopt(self, state: TopicState, held_bytes: int) -> None:
+        """An earlier life of this broker has registered more than was known."""
+        self.producers = ProducerTable(state.producers)
+        self._moved(state, held_bytes)
+
+    def starts_at(self, start: int) -> None:
+        """Retention has dropped what is before. It may overtake an answer to a registration, so that the
+        start never goes back."""
+        self.state = msgspec.structs.replace(self.state, start=max(start, self.state.start))
+
+    def _moved(self, state: TopicState, held_bytes: int) -> None:
+        start = self.state.start
+        self.state, self.held_bytes = state, held_bytes
+        self.starts_at(start)
+        self.written = None
+        self.since = time.monotonic()
+        self.error, self.failures, self.retry_at = None, 0, 0.0
+
+    def failed(self, error: Exception) -> None:
+        self.error = error
+        self.retry_at = time.monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.failures)
+        self.failures += 1
+
+    def tell(self) -> None:
+        """Wake whoever waits for progress."""
+        self.changed.set()
+        self.changed.clear()
+
+
+class Uploader:
+    """One task, which alone uploads. Everything else here is called on the same event loop."""
+
+    def __init__(self, store: ObjectStore, journal: Journal, options: UploadOptions) -> None:
+        self._store = store
+        self._journal = journal
+        self.options = options
+        self._backlogs: set[Backlog] = set()
+        self._woken = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name="sava-uploader")
+
+    def attach(self, backlog: Backlog) -> None:
+        self._backlogs.add(backlog)
+        self.wake()
+
+    def detach(self, backlog: Backlog) -> None:
+        self._backlogs.discard(backlog)
+
+    def wake(self) -> None:
+        """Something may be due."""
+        self._woken.set()
+
+    async def flush(self, backlog: Backlog, end: int) -> None:
+        """Wait until everything before ``end`` is in registered segments. Raises what makes that impossible
+        (HostError); what may pass is tried again for as long as the caller waits."""
+        backlog.is_urgent = True
+        backlog.retry_at, backlog.error = 0.0, None
+        self.wake()
+        try:
+            while backlog.state.end < end:
+                await backlog.changed.wait()
+                if isinstance(backlog.error, HostError | Fenced):
+                    raise backlog.error
+        finally:
+            backlog.is_urgent = False
+
+    async def close(self) -> None:
+        """Stop at once: what is not registered stays in the journal."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    # -- the task ----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._woken.clear()
+            backlog, due_at = self._choose()
+            if backlog is not None:
+                await self._advance(backlog)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if due_at is None else due_at - time.monotonic()):
+                    await self._woken.wait()
+
+    def _choose(self) -> tuple[Backlog | None, float | None]:
+        """Whose turn it is, or when to look again. Of those that are due: topics that are being sealed first,
+        then whoever holds the journal's oldest frames."""
+        now, is_pressed = time.monotonic(), self._journal.is_pressed
+        due = {
+            backlog: due_at
+            for backlog in self._backlogs
+            if (due_at := backlog.due_at(self.options, is_pressed=is_pressed)) is not None
+        }
+        ready = [backlog for backlog, due_at in due.items() if due_at <= now]
+        if ready:
+            return min(ready, key=self._rank), now
+        return None, min(due.values(), default=None)
+
+    def _rank(self, backlog: Backlog) -> tuple[bool, int]:
+        position = self._journal.index(backlog.topic.topic_id).lowest_position
+        return not backlog.is_urgent, position or 0
+
+    async def _advance(self, backlog: Backlog) -> None:
+        """One segment further, or one failure more: a topic in trouble does not keep the others waiting."""
+        try:
+            await self._upload(backlog)
+        except Fenced as error:
+            self.detach(backlog)
+            backlog.error = error
+            backlog.fence(error)
+        except SavaError as error:
+            _log.warning("topic %s: upload failed, will be tried again: %s", backlog.topic.path, error)
+            backlog.failed(error)
+        except Exception as error:  # noqa: BLE001
+            # A bug in one topic's data must not end the task that all topics need.
+            _log.exception("topic %s: upload failed, will be tried again", backlog.topic.path)
+            backlog.failed(error)
+        finally:
+            backlog.tell()
+
+    async def _upload(self, backlog: Backlog) -> None:
+        if backlog.written is None:
+            backlog.written = await self._write(backlog)
+        written = backlog.written
+        try:
+            state = await backlog.catalog.register(
+                written.segment, epoch=backlog.epoch, producers=written.producers
+            )
+            backlog.registered(state, written)
+        except SegmentConflict:
+            state = await self._catch_up(backlog)
+        self._journal.release(backlog.topic.topic_id, state.end)
+
+    async def _catch_up(self, backlog: Backlog) -> TopicState:
+        """(Called while a SegmentConflict is handled.)"""
+        state = await backlog.catalog.load()
+        if state is None or state.epoch != backlog.epoch or state.end <= backlog.state.end:
+            raise
+        backlog.adopt(state, self._journal.index(backlog.topic.topic_id).bytes_from(state.end))
+        return state
+
+    async def _write(self, backlog: Backlog) -> _Written:
+        batches = await self._collect(backlog)
+        segment = await write_segment(
+            self._store,
+            backlog.topic,
+            epoch=backlog.epoch,
+            batches=batches,
+            created_ms=time.time_ns() // 1_000_000,
+        )
+        for batch in batches:
+            backlog.producers.follow(batch.header)
+        taken_bytes = sum(batch.header.length for batch in batches)
+        return _Written(segment, backlog.producers.states(), taken_bytes)
+
+    async def _collect(self, backlog: Backlog) -> list[RecordBatch]:
+        start = backlog.state.end
+        batches = await self._journal.read(backlog.topic.topic_id, start, self.options.segment_bytes)
+        if not batches or batches[0].base_offset != start:
+            raise DataGap(
+                f"topic {backlog.topic.path}: offset {start} is not in the journal and in no segment"
+            )
+        return batches

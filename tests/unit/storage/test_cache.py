@@ -1,0 +1,97 @@
+"""The newest batches of all topics, within one bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from sava.records import Codec, RecordBatch
+from sava.storage.cache import BatchCache
+from sava.storage.errors import DataGap
+
+
+def batch(base: int, count: int = 10, *, size: int = 100, codec: Codec = Codec.NONE) -> RecordBatch:
+    return RecordBatch.encode([b"x" * size] * count, publish_time=1, codec=codec).assigned(
+        topic_id=1, epoch=1, base_offset=base
+    )
+
+
+def cost(one: RecordBatch) -> int:
+    cache = BatchCache(1 << 30)
+    cache.recent().put(one)
+    return cache.held_bytes
+
+
+def test_an_offset_finds_the_batch_that_holds_it() -> None:
+    recent = BatchCache(1 << 20).recent()
+    first, second = batch(5), batch(15)
+    recent.put(first)
+    recent.put(second)
+    assert [recent.get(offset) for offset in (5, 14, 15, 24)] == [first, first, second, second]
+    assert [recent.get(offset) for offset in (0, 4, 25, 99)] == [None] * 4
+
+
+def test_what_came_first_over_all_topics_goes_first() -> None:
+    cache = BatchCache(3 * cost(batch(0)))
+    one, two = cache.recent(), cache.recent()
+    one.put(batch(0))
+    two.put(batch(0))
+    one.put(batch(10))
+    two.put(batch(10))
+    assert one.get(0) is None
+    assert one.get(10) is not None
+    assert two.get(0) is not None
+    one.put(batch(20))
+    assert two.get(0) is None
+
+
+def test_the_bound_holds_for_many_small_batches_and_over_many_evictions() -> None:
+    cache = BatchCache(100_000)
+    parts = [cache.recent() for _ in range(7)]
+    for base in range(5000):
+        parts[base % 7].put(batch(base // 7, 1, size=1))
+        assert cache.held_bytes <= 100_000
+    for index, part in enumerate(parts):
+        last = (4999 - index) // 7
+        newest = part.get(last)
+        assert newest is not None
+        assert newest.base_offset == last
+        assert part.get(0) is None
+
+
+def test_a_compressed_batch_counts_with_the_columns_it_may_keep() -> None:
+    packed = batch(0, 1000, codec=Codec.ZSTD)
+    assert packed.header.length < 10_000
+    assert cost(packed) > 100_000
+
+
+def test_a_batch_larger_than_the_cache_is_not_kept() -> None:
+    cache = BatchCache(1000)
+    recent = cache.recent()
+    recent.put(batch(0, 100))
+    assert recent.get(0) is None
+    assert cache.held_bytes == 0
+    recent.put(batch(100, 1, size=1))
+    assert recent.get(100) is not None
+
+
+def test_a_closed_topic_gives_its_room_back() -> None:
+    cache = BatchCache(3 * cost(batch(0)))
+    one, two = cache.recent(), cache.recent()
+    one.put(batch(0))
+    one.put(batch(10))
+    two.put(batch(0))
+    one.drop()
+    one.drop()
+    assert one.get(0) is None
+    assert cache.held_bytes == cost(batch(0))
+    for base in (10, 20, 30):
+        two.put(batch(base))
+    assert two.get(0) is None
+    assert two.get(10) is not None
+
+
+def test_a_gap_is_refused() -> None:
+    recent = BatchCache(1 << 20).recent()
+    recent.put(batch(0))
+    with pytest.raises(DataGap):
+        recent.put(batch(11))
