@@ -318,7 +318,8 @@ def test_a_session_that_was_idle_for_long_is_given_up_before_it_is_used() -> Non
 
 def test_one_session_serves_requests_made_one_by_one_on_a_machine_that_is_up_for_long() -> None:
     """The monotonic clock stands far from zero when the node starts. The request that opens the session
-    counts as its use; otherwise the session looks idle since time zero, and every request opens another one."""
+    counts as its use; otherwise the session looks idle since time zero, and every request opens another
+    one."""
     world = World()
     (node,) = world.found("a")
     world.now_ms += 10 * CONFIG.session_idle_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -124,6 +124,28 @@ async def test_released_frames_are_trimmed_up_to_the_lowest_that_is_needed(tmp_p
         assert journal.topic_ids == [1]
 
 
+async def test_trimmed_files_give_their_space_back(tmp_path: Path) -> None:
+    """A descriptor of a removed file keeps its space occupied."""
+    async with opened(LocalDisk(tmp_path)) as journal:
+        for base in range(100):
+            await append(journal, frame(base))
+        await offsets(journal)
+        assert len(_open_files(tmp_path)) > 5
+        journal.release(1, 100)
+        await append(journal, frame(100))
+        while any("(deleted)" in name for name in _open_files(tmp_path)):  # noqa: ASYNC110 (a thread does it)
+            await asyncio.sleep(0.001)
+        assert await offsets(journal, 1, 100) == [100]
+
+
+def _open_files(path: Path) -> list[str]:
+    names = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            names.append(str(descriptor.readlink()))
+    return [name for name in names if name.startswith(str(path))]
+
+
 async def test_released_frames_do_not_come_back_after_a_restart(tmp_path: Path) -> None:
     """Nobody opens a topic that has moved away: its frames would hold the log for ever."""
     async with opened(LocalDisk(tmp_path), JournalOptions()) as journal:
@@ -172,6 +194,26 @@ async def test_waiting_appends_are_served_in_their_order(tmp_path: Path) -> None
                 await asyncio.sleep(0)
         await asyncio.gather(*tasks)
     assert order == list(range(60))
+
+
+async def test_whoever_comes_between_the_waking_and_the_running_of_a_waiter_goes_behind_it(
+    tmp_path: Path,
+) -> None:
+    order: list[str] = []
+    async with opened(LocalDisk(tmp_path), JournalOptions(max_held_bytes=1000)) as journal:
+        await append(journal, frame(0, size=2000))
+
+        async def wait() -> None:
+            await journal.reserve(100)
+            order.append("waiter")
+
+        waiter = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        journal.release(1, 1)
+        await journal.reserve(100)
+        order.append("newcomer")
+        await waiter
+    assert order == ["waiter", "newcomer"]
 
 
 async def test_a_cancelled_waiter_does_not_block_those_behind_it(tmp_path: Path) -> None:
@@ -273,6 +315,30 @@ async def test_nothing_is_written_behind_a_refused_frame() -> None:
         assert await offsets(journal) == [0, 1]
     async with opened(sim, JournalOptions()) as journal:
         assert await offsets(journal) == [0, 1]
+
+
+async def test_nothing_is_accepted_before_all_who_were_refused_know_it() -> None:
+    """a and b are refused. Between the two answers somebody appends c to the topic of b, behind b, whose fate
+    is not known there yet: c must not be written."""
+    sim = SimDisk(Random(1))
+    async with opened(sim, JournalOptions()) as journal:
+        await append(journal, frame(0, topic=2))
+        sim.set_capacity(sim.used + 2000)
+        refused: list[BaseException | None] = []
+
+        def of_a(outcome: BaseException | None) -> None:
+            refused.append(outcome)
+            with pytest.raises(DiskFull):
+                append(journal, frame(2, topic=2))
+
+        journal.append(frame(0, size=5000), of_a)
+        b = append(journal, frame(1, topic=2))
+        with pytest.raises(DiskFull):
+            await b
+        assert isinstance(refused[0], DiskFull)
+        await _until_accepting(journal)
+        await append(journal, frame(1, topic=2))
+        assert await offsets(journal, 2) == [0, 1]
 
 
 async def _until_accepting(journal: Journal) -> None:
