@@ -35,7 +35,8 @@ from sava.services.cluster_admin import ClusterService
 from sava.services.http import HttpServer
 from sava.services.meta_admin import MetaService
 from sava.services.metrics import Metrics
-from sava.services.raft_transport import GrpcTransport, raft_server
+from sava.services.raft_listener import RaftListener
+from sava.services.raft_transport import TcpTransport
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +92,10 @@ class Broker:
         config, host, wanted = self._config, self._config.broker.host, self._config.broker.ports
         metrics = Metrics()
         options = NodeOptions(address=raft_address(config), replica=replica_config(config))
-        self.node = node = open_node(config.meta_store.data_dir, options, GrpcTransport(config.auth), metrics)
+        self.node = node = open_node(config.meta_store.data_dir, options, TcpTransport(config.auth), metrics)
         self._stack.push_async_callback(node.close)
         metrics.observe(node)
-        await self._serve(raft_server(node, f"{host}:{wanted.raft}", config.auth))
+        await self._serve(RaftListener(node, f"{host}:{wanted.raft}", config.auth))
         admin = aio.server(options=ADMIN_OPTIONS)
         admin_pb2_grpc.add_ClusterServicer_to_server(ClusterService(node, config.cluster_name), admin)
         admin_pb2_grpc.add_MetaServicer_to_server(MetaService(RaftStore(node)), admin)
@@ -107,7 +108,7 @@ class Broker:
         except OSError as error:
             raise HostError(f"cannot listen on {host}:{wanted.prometheus}: {error.strerror}") from error
 
-    async def _serve(self, server: aio.Server) -> None:
+    async def _serve(self, server: aio.Server | RaftListener) -> None:
         await server.start()
         self._stack.push_async_callback(server.stop, GRACE_S)
 

@@ -21,7 +21,7 @@ from sava.metadata.identity import cluster_id_of, open_state
 from sava.metadata.peer import Bootstrap
 from sava.proto import admin_pb2 as pb
 from sava.raft.types import Entry, EntryKind, HardState, Membership, NodeId
-from sava.services.raft_transport import GrpcTransport
+from sava.services.raft_transport import TcpTransport
 from sava.wal.local_disk import LocalDisk
 from tests.integration.harness import BrokerProcess, Cluster
 
@@ -144,7 +144,7 @@ async def test_a_broker_of_another_cluster_is_not_heard(tmp_path: Path) -> None:
             cluster_id_of([theirs]), Membership((theirs,), addresses=((theirs, second.raft_address),))
         )
         with pytest.raises(IdentityConflict):
-            await GrpcTransport(Auth()).bootstrap(first.raft_address, bootstrap, timeout=5.0)
+            await TcpTransport(Auth()).bootstrap(first.raft_address, bootstrap, timeout=5.0)
         await first.put("/x", b"1")
 
 

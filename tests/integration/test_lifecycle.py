@@ -64,12 +64,12 @@ async def test_a_partial_init_is_completed_by_running_it_again(tmp_path: Path) -
         from sava.metadata.identity import cluster_id_of
         from sava.metadata.peer import Bootstrap
         from sava.raft.types import Membership, NodeId
-        from sava.services.raft_transport import GrpcTransport
+        from sava.services.raft_transport import TcpTransport
 
         members = tuple(sorted([(NodeId(await b.node_id()), b.raft_address) for b in cluster.brokers]))
         founders = tuple(node for node, _ in members)
         bootstrap = Bootstrap(cluster_id_of(founders), Membership(voters=founders, addresses=members))
-        await GrpcTransport(Auth()).bootstrap(second.raft_address, bootstrap, timeout=5.0)
+        await TcpTransport(Auth()).bootstrap(second.raft_address, bootstrap, timeout=5.0)
         assert (await first.status()).cluster_id == ""
         assert not (await cluster.init()).already_initialized
         await third.put("/x", b"1")

@@ -12,7 +12,7 @@ from sava.config import Auth, Tls
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
 from sava.services.admin_client import AdminClient
-from sava.services.raft_transport import GrpcTransport
+from sava.services.raft_transport import TcpTransport
 from tests.integration.harness import Cluster
 
 
@@ -48,7 +48,7 @@ async def test_members_talk_and_strangers_do_not(tmp_path: Path) -> None:
         assert await third.get("/x") == b"1"
         for foreign in (Auth(), strangers):
             with pytest.raises(Unavailable):
-                await GrpcTransport(foreign).identify(first.raft_address, timeout=2.0)
+                await TcpTransport(foreign).identify(first.raft_address, timeout=2.0)
             async with AdminClient(first.admin, foreign) as client:
                 with pytest.raises(SavaError):
                     await client.status(timeout=2.0)

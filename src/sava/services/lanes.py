@@ -1,37 +1,44 @@
-"""Lane: one ordered, lossy, bounded stream of frames to one peer.
+"""Lane: one ordered, lossy, bounded stream of frames to one peer, over one TCP connection.
 
-A lane is one long client-streaming call. Everything queued while a write is under way goes out in the next
-message, so the batch grows exactly when the peer or the network is slower than the sender, and a lone frame
-never waits for company.
+Frames are handed to the socket at once; only while the peer does not keep up do they wait here, and then go
+out together. Nothing is kept for later: Raft repeats what matters, and a message that waited out an outage is
+stale. Hence the states:
 
-Nothing is kept for later: Raft repeats what matters, and a message that waited out an outage is stale.
-Hence the states:
+* connected or connecting: frames queue up to the limits, the newest is dropped beyond them;
+* pausing: after a connection broke or could not be made, frames are dropped at once; the first frame after
+  the pause connects anew. The pause grows until a connection was welcomed.
 
-* ``open`` and ``connecting``: frames queue up to the limits, the newest is dropped beyond them;
-* ``backoff``: frames are dropped at once, and the first frame after the pause opens a new call.
-
-A peer that is stopped or cut off without a reset shows as a write that never completes; ``expire`` (called
-by the transport's sweep, cheaper than a timer per write) cancels the call then. Owned by the event loop.
+A peer that is stopped or cut off without a reset shows as a socket that takes no more: ``expire`` (called by
+the transport's sweep, cheaper than a timer per write) breaks the connection then. Owned by the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, cast
 
-from grpc import aio
+from sava.services.raft_wire import (
+    GREETING,
+    BadFrame,
+    FrameReader,
+    OpenLane,
+    Refusal,
+    Welcome,
+    decode_response,
+    encode,
+    frames,
+)
 
-from sava.proto.raft_pb2 import Frames
-
-BACKOFF_MIN_S = 0.05
-BACKOFF_MAX_S = 1.0
-WRITE_TIMEOUT_S = 5.0
+PAUSE_MIN_S = 0.05
+PAUSE_MAX_S = 1.0
+CONNECT_TIMEOUT_S = 2.0
+STUCK_S = 5.0
 """Longer than any pause of a healthy peer, shorter than an operator's patience."""
-BATCH_BYTES = 4 << 20
-"""A message is closed once it holds this much; a single larger frame still goes, alone."""
+SOCKET_BUFFER_BYTES = 1 << 20
+"""What the loop may hold for a slow socket before frames wait here, where they are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,103 +47,142 @@ class LaneLimits:
     size: int
 
 
-class Lane:
+class Connect(Protocol):
+    async def __call__(self, protocol: Callable[[], asyncio.BaseProtocol], /) -> object: ...
+
+
+class Lane(asyncio.Protocol):
     def __init__(
         self,
-        start_call: Callable[[], Any],
+        connect: Connect,
+        cluster: Callable[[], str],
         limits: LaneLimits,
-        failed: Callable[[], None],
+        failed: Callable[[str], None],
         dropped: Callable[[str, int], None],
     ) -> None:
-        """``start_call`` opens the gRPC call; ``failed`` is told each time it breaks; ``dropped`` counts by
-        reason."""
-        self._start_call = start_call
+        """``connect`` opens the connection; ``failed`` is told each time it breaks, and why; ``dropped``
+        counts by reason."""
+        self._connect = connect
+        self._cluster = cluster
         self._limits = limits
         self._failed = failed
         self._dropped = dropped
+        self._loop = asyncio.get_running_loop()
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._ready = asyncio.Event()
+        self._transport: asyncio.WriteTransport | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._reader = FrameReader()
+        self._stuck_since = 0.0
+        self._pause_s = PAUSE_MIN_S
         self._resume_at = 0.0
-        self._writing = 0
-        self._writing_since = 0.0
-        self._call: Any = None
-        self._closing = False
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._reason = "the connection was closed"
+        self._is_closing = False
 
-    def offer(self, frame: bytes) -> bool:
-        """Queue a frame, or drop it (and count it) when the lane is full or the peer was just found
-        unreachable."""
-        if self._resume_at and asyncio.get_running_loop().time() < self._resume_at:
-            self._dropped("unreachable", 1)
+    # -- for the transport -----------------------------------------------------------------------------------
+
+    def offer(self, payloads: Sequence[bytes]) -> bool:
+        """Send, or queue, or drop and count. Says whether all were taken."""
+        if self._transport is not None and not self._stuck_since:
+            self._transport.write(frames(payloads))
+            return True
+        if self._resume_at and self._loop.time() < self._resume_at:
+            self._dropped("unreachable", len(payloads))
             return False
-        if len(self._queue) >= self._limits.frames or self._queued_bytes + len(frame) > self._limits.size:
-            self._dropped("queue_full", 1)
-            return False
-        self._queue.append(frame)
-        self._queued_bytes += len(frame)
-        self._ready.set()
-        return True
+        taken = 0
+        for payload in payloads:
+            if (
+                len(self._queue) >= self._limits.frames
+                or self._queued_bytes + len(payload) > self._limits.size
+            ):
+                self._dropped("queue_full", len(payloads) - taken)
+                break
+            self._queue.append(payload)
+            self._queued_bytes += len(payload)
+            taken += 1
+        if self._transport is None and self._connecting is None and not self._is_closing:
+            self._connecting = self._loop.create_task(self._open())
+        return taken == len(payloads)
 
     def expire(self, now: float) -> None:
-        if self._writing_since and now - self._writing_since > WRITE_TIMEOUT_S and self._call is not None:
-            self._call.cancel()
+        if self._transport is not None and self._stuck_since and now - self._stuck_since > STUCK_S:
+            self._reason = f"it took nothing for {STUCK_S:g} s"
+            self._transport.abort()
 
     async def close(self) -> None:
-        self._closing = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self._is_closing = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        if self._transport is not None:
+            self._transport.abort()
 
-    async def _run(self) -> None:
-        backoff = BACKOFF_MIN_S
-        while True:
-            await self._ready.wait()
-            self._resume_at = 0.0
-            wrote = await self._stream()
-            backoff = BACKOFF_MIN_S if wrote else min(2 * backoff, BACKOFF_MAX_S)
-            self._resume_at = asyncio.get_running_loop().time() + backoff
-            self._dropped("unreachable", self._writing + len(self._queue))
-            self._writing = 0
+    # -- connection ------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._connect(lambda: self)
+        except (OSError, TimeoutError) as error:
+            self._reason = str(error) or "no answer"
+            self._broke()
+        finally:
+            self._connecting = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.WriteTransport, transport)
+        if self._is_closing:
+            transport.abort()
+            return
+        self._transport = transport
+        self._reader = FrameReader()
+        self._stuck_since = 0.0
+        self._reason = "the connection was closed"
+        transport.set_write_buffer_limits(high=SOCKET_BUFFER_BYTES)
+        transport.write(GREETING + encode(OpenLane(self._cluster())))
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._reader.feed(data):
+                match decode_response(payload):
+                    case Welcome():
+                        self._pause_s = PAUSE_MIN_S
+                    case Refusal(message=message):
+                        self._reason = message
+                    case _:
+                        raise BadFrame("an answer to another question")
+        except BadFrame as error:
+            self._reason = str(error)
+            if self._transport is not None:
+                self._transport.abort()
+
+    def pause_writing(self) -> None:
+        self._stuck_since = self._loop.time()
+
+    def resume_writing(self) -> None:
+        self._stuck_since = 0.0
+        self._flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is not None:
+            self._reason = str(error)
+        self._transport = None
+        self._broke()
+
+    def _flush(self) -> None:
+        if self._queue and self._transport is not None:
+            waiting, self._queue, self._queued_bytes = self._queue, deque(), 0
+            self._transport.write(frames(waiting))
+
+    def _broke(self) -> None:
+        if self._is_closing:
+            return
+        self._resume_at = self._loop.time() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+        self._stuck_since = 0.0
+        if self._queue:
+            self._dropped("unreachable", len(self._queue))
             self._queue.clear()
             self._queued_bytes = 0
-            self._ready.clear()
-            self._failed()
-
-    async def _stream(self) -> bool:
-        """Write until the call breaks; tells whether anything was written."""
-        wrote = False
-        loop = asyncio.get_running_loop()
-        self._call = call = self._start_call()
-        try:
-            while True:
-                message = self._take()
-                self._writing = len(message.envelopes)
-                self._writing_since = loop.time()
-                await call.write(message)
-                self._writing = 0
-                self._writing_since = 0.0
-                wrote = True
-                if not self._queue:
-                    self._ready.clear()
-                    await self._ready.wait()
-        except (aio.AioRpcError, asyncio.InvalidStateError):
-            return wrote
-        except asyncio.CancelledError:
-            # Our own close, or a call cancelled by ``expire``: gRPC reports both as a cancellation.
-            if self._closing:
-                raise
-            return wrote
-        finally:
-            self._writing_since = 0.0
-            self._call = None
-            call.cancel()
-
-    def _take(self) -> Frames:
-        frames: list[bytes] = []
-        size = 0
-        while self._queue and (not frames or size + len(self._queue[0]) <= BATCH_BYTES):
-            frame = self._queue.popleft()
-            size += len(frame)
-            frames.append(frame)
-        self._queued_bytes -= size
-        return Frames(envelopes=frames)
+        self._failed(self._reason)

@@ -19,7 +19,7 @@ from sava.metadata.lost_quorum import ForceReport, force_new_cluster
 from sava.raft.codec import decode_membership
 from sava.raft.output import Recovered
 from sava.raft.types import EntryKind, Membership, NodeId
-from sava.services.raft_transport import GrpcTransport
+from sava.services.raft_transport import TcpTransport
 from sava.wal.local_disk import LocalDisk
 
 ANSWER_TIMEOUT_S = 1.0
@@ -71,7 +71,7 @@ def _newest_membership(recovered: Recovered) -> Membership:
 
 async def _answers(node: NodeId, address: str, auth: Auth) -> bool:
     try:
-        info = await GrpcTransport(auth).identify(address, timeout=ANSWER_TIMEOUT_S)
+        info = await TcpTransport(auth).identify(address, timeout=ANSWER_TIMEOUT_S)
     except SavaError:
         return False
     return info.node == node

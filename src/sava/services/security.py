@@ -1,4 +1,4 @@
-"""Channels and server credentials: plain, or mutual TLS when the configuration names certificates.
+"""Channels, contexts and server credentials: plain, or mutual TLS when the configuration names certificates.
 
 With TLS both ends show a certificate signed by the cluster's own authority; the Raft port is then closed to
 everybody else, which a cluster id alone (a name, not a secret) cannot do.
@@ -6,6 +6,7 @@ everybody else, which a cluster id alone (a name, not a secret) cannot do.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 
 import grpc
@@ -38,6 +39,29 @@ def listen(server: aio.Server, address: str, auth: Auth) -> None:
         raise ConfigInvalid(
             f"cannot listen on {address}: the address is in use or not of this machine"
         ) from error
+
+
+def client_context(auth: Auth) -> ssl.SSLContext | None:
+    """For connections to the Raft port; None without TLS."""
+    return _context(auth, ssl.Purpose.SERVER_AUTH)
+
+
+def server_context(auth: Auth) -> ssl.SSLContext | None:
+    context = _context(auth, ssl.Purpose.CLIENT_AUTH)
+    if context is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _context(auth: Auth, purpose: ssl.Purpose) -> ssl.SSLContext | None:
+    if auth.mode == "none" or auth.tls is None:
+        return None
+    try:
+        context = ssl.create_default_context(purpose, cafile=str(auth.tls.ca_file))
+        context.load_cert_chain(str(auth.tls.cert_file), str(auth.tls.key_file))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigInvalid(f"auth.tls: the certificates cannot be used: {error}") from error
+    return context
 
 
 def _read(tls: Tls) -> tuple[bytes, bytes, bytes]:

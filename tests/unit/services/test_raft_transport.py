@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
 from sava.config import Auth
 from sava.metadata.errors import IdentityConflict, Unavailable
-from sava.metadata.peer import Answer, Ask, Bootstrap, Envelope, Failed, PeerMessage, ReadIndex
+from sava.metadata.peer import (
+    Answer,
+    Ask,
+    Bootstrap,
+    Envelope,
+    Failed,
+    PeerMessage,
+    ReadIndex,
+    encode_envelope,
+)
 from sava.metadata.transport import NodeInfo
 from sava.raft.messages import Append, AppendReply, Heartbeat
 from sava.raft.types import Entry, EntryKind, Membership, NodeId
 from sava.services.lanes import Lane, LaneLimits
-from sava.services.raft_transport import GrpcTransport, is_bulk, raft_server
+from sava.services.raft_listener import RaftListener
+from sava.services.raft_transport import TcpTransport, is_bulk
+from sava.services.raft_wire import GREETING, BadFrame, FrameReader, OpenLane, encode, frame, frames
 from tests.integration.harness import free_ports
 
 ONE, TWO = NodeId(1), NodeId(2)
@@ -65,20 +76,20 @@ def append(index: int, size: int = 10) -> Append:
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[tuple[GrpcTransport, Node, Node]]:
+async def pair() -> AsyncIterator[tuple[TcpTransport, Node, Node]]:
     (port,) = free_ports(1)
     target = Node(TWO, f"127.0.0.1:{port}")
-    server = raft_server(target, target.address, Auth())
+    server = RaftListener(target, target.address, Auth())
     await server.start()
     sender = Node(ONE, "127.0.0.1:1")
-    transport = GrpcTransport(Auth())
+    transport = TcpTransport(Auth())
     transport.attach(sender)
     yield transport, sender, target
     await transport.close()
     await server.stop(0)
 
 
-async def test_frames_of_one_lane_arrive_in_order(pair: tuple[GrpcTransport, Node, Node]) -> None:
+async def test_frames_of_one_lane_arrive_in_order(pair: tuple[TcpTransport, Node, Node]) -> None:
     transport, _, target = pair
     messages = [append(index) for index in range(1, 301)]
     for message in messages[:100]:
@@ -88,7 +99,7 @@ async def test_frames_of_one_lane_arrive_in_order(pair: tuple[GrpcTransport, Nod
     assert transport.dropped() == {}
 
 
-async def test_identify_and_bootstrap(pair: tuple[GrpcTransport, Node, Node]) -> None:
+async def test_identify_and_bootstrap(pair: tuple[TcpTransport, Node, Node]) -> None:
     transport, _, target = pair
     info = await transport.identify(target.address, timeout=5.0)
     assert info == target.info()
@@ -99,7 +110,7 @@ async def test_identify_and_bootstrap(pair: tuple[GrpcTransport, Node, Node]) ->
         await transport.identify("127.0.0.1:1", timeout=2.0)
 
 
-async def test_a_stream_of_another_cluster_is_refused(pair: tuple[GrpcTransport, Node, Node]) -> None:
+async def test_a_stream_of_another_cluster_is_refused(pair: tuple[TcpTransport, Node, Node]) -> None:
     transport, sender, target = pair
     sender.cluster = "foreign"
     transport.send(target.address, [envelope(append(1))])
@@ -113,7 +124,7 @@ async def test_a_stream_of_another_cluster_is_refused(pair: tuple[GrpcTransport,
 
 
 async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
-    pair: tuple[GrpcTransport, Node, Node],
+    pair: tuple[TcpTransport, Node, Node],
 ) -> None:
     transport, sender, _ = pair
     (port,) = free_ports(1)
@@ -124,7 +135,7 @@ async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
     assert transport.dropped()["unreachable"] >= 1
 
     late = Node(TWO, address)
-    server = raft_server(late, address, Auth())
+    server = RaftListener(late, address, Auth())
     await server.start()
     async with asyncio.timeout(10):
         while not late.received:
@@ -142,39 +153,89 @@ def test_heartbeats_and_replies_never_share_a_lane_with_bulk() -> None:
     assert is_bulk(envelope(Answer(1, Failed("x", "y"))), 1 << 20)
 
 
-class StuckCall:
-    """A call whose writes never complete: a peer that is stopped."""
+class StuckTransport(asyncio.Transport):
+    """A socket that takes no more: a peer that is stopped."""
 
-    def __init__(self) -> None:
-        self.cancelled = asyncio.Event()
+    def __init__(self, lane: Lane) -> None:
+        super().__init__()
+        self._lane = lane
+        self.written: list[bytes] = []
 
-    async def write(self, message: object) -> None:
-        await self.cancelled.wait()
-        raise asyncio.CancelledError
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Not needed."""
 
-    def cancel(self) -> None:
-        self.cancelled.set()
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    def abort(self) -> None:
+        self._lane.connection_lost(None)
 
 
-async def test_a_full_lane_drops_the_newest_and_a_stuck_write_expires() -> None:
+async def test_a_full_lane_drops_the_newest_and_a_stuck_peer_is_given_up() -> None:
     dropped: list[tuple[str, int]] = []
-    failed = asyncio.Event()
+    failures: list[str] = []
+    connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def connect(protocol: Callable[[], asyncio.BaseProtocol], /) -> None:
+        protocol().connection_made(StuckTransport(lane))
+        connected.set_result(None)
+
     lane = Lane(
-        StuckCall,
+        connect,
+        lambda: "c",
         LaneLimits(frames=3, size=1000),
-        failed.set,
+        failures.append,
         lambda why, count: dropped.append((why, count)),
     )
-    assert lane.offer(b"under way")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert all(lane.offer(b"queued") for _ in range(3))
-    assert not lane.offer(b"too many")
+    assert lane.offer([b"connects"])
+    await connected
+    lane.pause_writing()
+    assert lane.offer([b"queued"] * 3)
+    assert not lane.offer([b"too many"])
     assert dropped == [("queue_full", 1)]
-    assert not failed.is_set()
+    assert failures == []
     lane.expire(asyncio.get_running_loop().time() + 60)
-    async with asyncio.timeout(5):
-        await failed.wait()
-    assert ("unreachable", 4) in dropped
-    assert not lane.offer(b"during the pause")
+    assert len(failures) == 1
+    assert dropped[-1] == ("unreachable", 3)
+    assert not lane.offer([b"during the pause"])
     await lane.close()
+
+
+async def test_a_stranger_on_the_raft_port_is_dropped_and_counted() -> None:
+    (port,) = free_ports(1)
+    node = Node(TWO, f"127.0.0.1:{port}")
+    listener = RaftListener(node, node.address, Auth())
+    await listener.start()
+    try:
+        for garbage in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            GREETING + b"\xff" * 64,
+            GREETING + frame(b"\x00 no opening"),
+            GREETING + encode(OpenLane("c")) + frame(encode_envelope(envelope(append(1))))[:-1] + b"?",
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(garbage)
+            async with asyncio.timeout(5):
+                while await reader.read(100):
+                    pass
+            writer.close()
+        assert listener.malformed == 4
+        assert node.received == []
+    finally:
+        await listener.stop()
+
+
+def test_frames_survive_any_cutting() -> None:
+    payloads = [b"", b"a", b"b" * 1000, b"c" * 70_000]
+    stream = GREETING + frames(payloads)
+    for step in (1, 7, 8, 9, 4096, len(stream)):
+        reader = FrameReader(GREETING)
+        found = [
+            payload for at in range(0, len(stream), step) for payload in reader.feed(stream[at : at + step])
+        ]
+        assert found == payloads
+
+
+def test_a_frame_cannot_claim_more_than_the_limit() -> None:
+    with pytest.raises(BadFrame, match="claims"):
+        FrameReader().feed(b"\xff\xff\xff\x7f" + bytes(4))

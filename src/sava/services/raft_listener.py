@@ -1,0 +1,180 @@
+"""RaftListener: the Raft port of this node.
+
+An accepted connection has a few seconds to say what it is for (``raft_wire``); a lane then delivers envelopes
+to the node until it breaks, everything else is one question and one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import cast
+
+from sava.config import Auth, ConfigInvalid
+from sava.errors import SavaError
+from sava.metadata.errors import IdentityConflict
+from sava.metadata.failures import code_of, detail_of
+from sava.metadata.peer import Bootstrap, MalformedEnvelope, decode_envelope
+from sava.metadata.transport import Inbound
+from sava.services import security
+from sava.services.raft_wire import (
+    GREETING,
+    BadFrame,
+    Bind,
+    Bound,
+    FrameReader,
+    Identify,
+    Introduction,
+    Opening,
+    OpenLane,
+    Refusal,
+    Response,
+    Welcome,
+    decode_opening,
+    encode,
+)
+from sava.services.sockets import notice_vanishing, split_address
+
+log = logging.getLogger(__name__)
+
+OPENING_TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 1024
+"""Far more than a cluster needs; a stranger that opens more is turned away."""
+
+
+class RaftListener:
+    """The server side: hands what arrives to the node."""
+
+    def __init__(self, inbound: Inbound, address: str, auth: Auth) -> None:
+        self._inbound = inbound
+        self._address = address
+        self._tls = security.server_context(auth)
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.malformed = 0
+
+    async def start(self) -> None:
+        """Raises ConfigInvalid when the port is taken."""
+        host, port = split_address(self._address)
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: _Connection(self), host, port, ssl=self._tls
+            )
+        except OSError as error:
+            raise ConfigInvalid(
+                f"cannot listen on {self._address}: the address is in use or not of this machine"
+            ) from error
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Connections carry nothing that could be finished: ``grace`` is of no use here."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self._connections):
+            connection.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def joined(self, connection: _Connection) -> bool:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def left(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+
+    def open(self, connection: _Connection, opening: Opening) -> None:
+        match opening:
+            case OpenLane(cluster=theirs):
+                ours = self._inbound.info().cluster
+                if ours and theirs and ours != theirs:
+                    error = IdentityConflict(f"this node belongs to cluster {ours}, not to {theirs}")
+                    connection.end(_refusal(error))
+                else:
+                    connection.welcome()
+            case Identify():
+                connection.end(Introduction(self._inbound.info()))
+            case Bind(bootstrap=bootstrap):
+                task = asyncio.get_running_loop().create_task(self._bind(connection, bootstrap))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _bind(self, connection: _Connection, bootstrap: Bootstrap) -> None:
+        try:
+            await self._inbound.bind(bootstrap)
+        except SavaError as error:
+            connection.end(_refusal(error))
+        else:
+            connection.end(Bound())
+
+    def receive(self, payloads: Sequence[bytes]) -> None:
+        envelopes = []
+        for payload in payloads:
+            try:
+                envelopes.append(decode_envelope(payload))
+            except MalformedEnvelope:
+                self.malformed += 1
+        self._inbound.receive(envelopes)
+
+
+class _Connection(asyncio.Protocol):
+    """One accepted connection: first its opening, then, if it is a lane, envelopes."""
+
+    def __init__(self, listener: RaftListener) -> None:
+        self._listener = listener
+        self._reader = FrameReader(GREETING)
+        self._transport: asyncio.WriteTransport | None = None
+        self._impatience: asyncio.TimerHandle | None = None
+        self._is_opened = False
+        self._is_lane = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.WriteTransport, transport)
+        self._transport = transport
+        if not self._listener.joined(self):
+            transport.abort()
+            return
+        notice_vanishing(transport)
+        self._impatience = asyncio.get_running_loop().call_later(OPENING_TIMEOUT_S, self._expect_opening)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            payloads = self._reader.feed(data)
+            if payloads and not self._is_opened:
+                self._is_opened = True
+                self._listener.open(self, decode_opening(payloads.pop(0)))
+        except BadFrame as error:
+            self._listener.malformed += 1
+            log.warning("raft: connection dropped reason=%s", error)
+            self.abort()
+            return
+        if payloads and self._is_lane:
+            self._listener.receive(payloads)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._impatience is not None:
+            self._impatience.cancel()
+        self._listener.left(self)
+
+    def welcome(self) -> None:
+        self._is_lane = True
+        if self._transport is not None:
+            self._transport.write(encode(Welcome()))
+
+    def end(self, response: Response) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(response))
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _expect_opening(self) -> None:
+        if not self._is_opened:
+            self.abort()
+
+
+def _refusal(error: SavaError) -> Refusal:
+    return Refusal(code_of(error), str(error), detail_of(error))

@@ -1,0 +1,34 @@
+"""What all connections of the Raft port share: addresses, and noticing that the other side vanished."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from sava.metadata.errors import Unavailable
+
+VANISHED_MS = 4000
+"""A peer that vanished without a reset is noticed within this time, whether data waits for it or not."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    try:
+        return host.removeprefix("[").removesuffix("]"), int(port)
+    except ValueError:
+        raise Unavailable(f"{address!r} is not an address of the form host:port") from None
+
+
+def notice_vanishing(transport: asyncio.BaseTransport) -> None:
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 2),
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", VANISHED_MS),
+    ):
+        if hasattr(socket, name):  # not on every system
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
