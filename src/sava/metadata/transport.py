@@ -1,4 +1,4 @@
-"""Transport: how envelopes reach other nodes. ``services`` implements it over gRPC; ``LocalNetwork`` is its
+"""Transport: how envelopes reach other nodes. ``services`` implements it over TCP; ``LocalNetwork`` is its
 in-memory twin.
 
 The two directions are two protocols. A node calls ``Transport`` to reach others; the transport calls

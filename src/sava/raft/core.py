@@ -373,6 +373,24 @@ class RaftCore:
 
     # -- questions -------------------------------------------------------------------------------------------
 
+    # What drivers look at after every step, each without the cost of a whole ``status``.
+
+    @property
+    def role(self) -> Role:
+        return self._state.visible_role
+
+    @property
+    def term(self) -> int:
+        return self._state.term
+
+    @property
+    def leader(self) -> NodeId:
+        return self._state.leader
+
+    @property
+    def membership(self) -> Membership:
+        return self._state.membership
+
     def status(self) -> Status:
         state = self._state
         log = state.log

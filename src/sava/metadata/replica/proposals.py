@@ -44,6 +44,7 @@ class Proposals:
         self._waiters: dict[int, tuple[int, Pending]] = {}
 
     def submit(self, pending: Pending) -> None:
+        pending.reason = "the leader's disk has not finished what came before"
         self._queue.append(pending)
 
     def submit_own(

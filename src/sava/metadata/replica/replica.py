@@ -45,7 +45,7 @@ from sava.metadata.replica.persister import LogWriter, Persisted, Persister, Tas
 from sava.metadata.replica.requests import Desk, OnReply
 from sava.metadata.replica.router import Router
 from sava.metadata.watch import WatchHub
-from sava.raft.core import RaftCore, Status
+from sava.raft.core import RaftCore
 from sava.raft.errors import InvariantError
 from sava.raft.messages import SnapshotChunk
 from sava.raft.output import ChunkSend, Output, Recovered
@@ -149,8 +149,6 @@ class Replica:
             max_bytes=config.snapshot_bytes,
         )
         self.core = None
-        self._status: Status | None = None
-        """As of the last pump."""
         self._bootstrap: Bootstrap | None = None
         self._binding: tuple[Bootstrap, list[Callable[[BaseException | None], None]]] | None = None
         if recovered.bootstrap is not None and recovered.core is not None:
@@ -160,8 +158,7 @@ class Replica:
         self._bootstrap = bootstrap
         self._applier.begin(recovered.snapshot)
         self.core = RaftCore(self._node, self._config.core, recovered, self._rng)
-        self._status = self.core.status()
-        if self._status.membership.all_voters == (self._node,):
+        if self.core.membership.all_voters == (self._node,):
             self.core.campaign()  # there is nobody to wait for
 
     # -- what others look at -----------------------------------------------------------------------------
@@ -183,11 +180,11 @@ class Replica:
 
     @property
     def term(self) -> int:
-        return self._status.term if self._status is not None else 0
+        return self.core.term if self.core is not None else 0
 
     def address_of(self, node: NodeId) -> str | None:
         """Where to send what is addressed to ``node``: by the newest membership, or as it said itself."""
-        known = self._status.membership.address(node) if self._status is not None else None
+        known = self.core.membership.address(node) if self.core is not None else None
         if known is None and self._bootstrap is not None:
             known = self._bootstrap.membership.address(node)
         return known or self._guard.address_of(node)
@@ -384,8 +381,7 @@ class Replica:
         self._router.route(core, self._now_ms)
         while core.has_output():
             self._carry_out(core, core.poll())
-        self._status = core.status()
-        self._router.look_at(core, self._status)
+        self._router.look_at(core)
         assert self._bootstrap is not None
         self._compaction.step(core, self.machine, self._bootstrap, self._applier.index)
         self._send()

@@ -40,7 +40,7 @@ from sava.metadata.replica.proposals import Proposals
 from sava.metadata.replica.reads import Reads
 from sava.metadata.replica.requests import Desk, OnReply, Pending
 from sava.metadata.replica.steering import Steering
-from sava.raft.core import RaftCore, Role, Status
+from sava.raft.core import RaftCore, Role
 from sava.raft.errors import NotLeader
 from sava.raft.types import NO_NODE, NodeId
 
@@ -128,7 +128,11 @@ class Router:
                 else:
                     self._forwarding.send(pending, self._leader)
         if self.leading_term:
-            self.proposals.flush(core)
+            # While the disk works, those that arrive one by one become the next batch: one append to each
+            # follower and one sync for all. Nobody is answered later for it, since the leader answers
+            # only what is on its own disk; and the disk's completion brings the next turn.
+            if self._persister.is_idle:
+                self.proposals.flush(core)
             self.reads.flush(core)
 
     # -- the leader's side -------------------------------------------------------------------------------
@@ -206,17 +210,18 @@ class Router:
 
     # -- leaders come and go -----------------------------------------------------------------------------
 
-    def look_at(self, core: RaftCore, status: Status) -> None:
+    def look_at(self, core: RaftCore) -> None:
         """After each round of the core's outputs: who leads now, and what follows from it."""
-        leading_term = status.term if status.role is Role.LEADER else 0
+        leading_term = core.term if core.role is Role.LEADER else 0
         if leading_term != self.leading_term:
             if self.leading_term:
                 self._lose_leadership(f"node {self._node} no longer leads")
             self.leading_term = leading_term
-        if status.leader != self._leader:
-            self._leader = status.leader
+        if core.leader != self._leader:
+            self._leader = core.leader
             self._forwarding.leader_changed()
-        self._steering.look(core, status)
+        if self._steering.has_open:
+            self._steering.look(core)
 
     def _lose_leadership(self, reason: str) -> None:
         self.leases.step_down(reason)

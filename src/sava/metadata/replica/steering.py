@@ -59,8 +59,13 @@ class Steering:
             pending.reason = f"node {to} has not taken over yet"
             self._transfer = pending, to
 
-    def look(self, core: RaftCore, status: Status) -> None:
+    @property
+    def has_open(self) -> bool:
+        return bool(self._changes) or self._transfer is not None
+
+    def look(self, core: RaftCore) -> None:
         """Answer what is complete by now, and what can no longer be."""
+        status = core.status()
         if self._changes:
             for pending, index, term in self._changes:
                 self._look_at_change(pending, index, term, core, status)
