@@ -137,7 +137,7 @@ MUTANTS = (
     Mutant(
         "m15",
         "a snapshot forgets the answers that sessions remember",
-        f"{META}/image.py",
+        f"{META}/machine/image.py",
         "x.low, sorted(x.responses.items()))),\n",
         "x.low, [])),\n",
         seeds=40,
@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         "m15b",
         "a snapshot forgets the generations of leases",
-        f"{META}/image.py",
+        f"{META}/machine/image.py",
         "        self.leases.add(Lease(x.lease, x.ttl_ms, x.generation, []))\n",
         "        self.leases.add(Lease(x.lease, x.ttl_ms, 1, []))\n",
         seeds=60,
@@ -153,7 +153,7 @@ MUTANTS = (
     Mutant(
         "m16",
         "the log is compacted before the snapshot is durable",
-        f"{META}/compaction.py",
+        f"{META}/replica/compaction.py",
         "        self._saver.save(base, machine.freeze(), self._saved)\n",
         "        self._saver.save(base, machine.freeze(), self._saved)\n        core.snapshot_taken(base)\n",
         seeds=20,
@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         "m21",
         "a lease expires although it was touched meanwhile",
-        f"{META}/machine.py",
+        f"{META}/machine/state_machine.py",
         "        if found is None or found.generation != generation:\n",
         "        if found is None:\n",
         seeds=60,
@@ -225,7 +225,7 @@ MUTANTS = (
         seeds=60,
         more=(
             (
-                f"{META}/applier.py",
+                f"{META}/replica/applier.py",
                 "            if index != self.index + 1:\n",
                 "            if index > self.index + 1:\n",
             ),
@@ -234,7 +234,7 @@ MUTANTS = (
     Mutant(
         "m23",
         "compare-and-swap does not see every change (lost update)",
-        f"{META}/transaction.py",
+        f"{META}/machine/transaction.py",
         "            return kv.mod_revision\n",
         "            return kv.create_revision\n",
         seeds=60,
@@ -250,7 +250,7 @@ MUTANTS = (
     Mutant(
         "m25",
         "applying iterates over a set of strings",
-        f"{META}/transaction.py",
+        f"{META}/machine/transaction.py",
         "        for key in sorted(self._pending):\n",
         "        for key in set(self._pending):\n",
         seeds=20,

@@ -136,10 +136,10 @@ class SimWriter:
         if self._failure is None and not self._host.guard(self._sync):
             return
         for submission in group:
-            if self._failure is not None:
-                submission.outcome = submission.outcome or self._failure
-            elif submission.action is None:
+            # What a full disk refused is not on it, whatever the sync says, and will be submitted again.
+            if submission.action is None and (submission.outcome is not None or self._failure is None):
                 self._settle(submission)
+            submission.outcome = submission.outcome or self._failure
         self._host.on_durable()
         self._schedule.after(self._rng.randrange(1, 100), self._hand_over, group)
         self._marked = False

@@ -78,6 +78,8 @@ class Lane(asyncio.Protocol):
         self._resume_at = 0.0
         self._reason = "the connection was closed"
         self._is_closing = False
+        self._gone = asyncio.Event()
+        self._gone.set()
 
     # -- for the transport -----------------------------------------------------------------------------------
 
@@ -116,6 +118,7 @@ class Lane(asyncio.Protocol):
             await asyncio.gather(self._connecting, return_exceptions=True)
         if self._transport is not None:
             self._transport.abort()
+        await self._gone.wait()
 
     # -- connection ------------------------------------------------------------------------------------------
 
@@ -131,6 +134,7 @@ class Lane(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.WriteTransport, transport)
+        self._gone.clear()
         if self._is_closing:
             transport.abort()
             return
@@ -168,6 +172,7 @@ class Lane(asyncio.Protocol):
         if error is not None:
             self._reason = str(error)
         self._transport = None
+        self._gone.set()
         self._broke()
 
     def _flush(self) -> None:

@@ -53,6 +53,8 @@ class RaftListener:
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
         self.malformed = 0
 
     async def start(self) -> None:
@@ -74,15 +76,19 @@ class RaftListener:
         for connection in tuple(self._connections):
             connection.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._empty.wait()
 
     def joined(self, connection: _Connection) -> bool:
         if len(self._connections) >= MAX_CONNECTIONS:
             return False
         self._connections.add(connection)
+        self._empty.clear()
         return True
 
     def left(self, connection: _Connection) -> None:
         self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
 
     def open(self, connection: _Connection, opening: Opening) -> None:
         match opening:

@@ -142,7 +142,7 @@ class TcpTransport:
         except (OSError, BadFrame) as error:
             raise Unavailable(f"node {address} cannot be reached: {error}") from error
         finally:
-            caller.close()
+            await caller.close()
         if isinstance(response, Refusal):
             raise error_from(response.code, response.message, response.detail)
         return response
@@ -196,6 +196,7 @@ class _Caller(asyncio.Protocol):
         self._answer = answer
         self._reader = FrameReader()
         self._transport: asyncio.WriteTransport | None = None
+        self._gone = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.WriteTransport, transport)
@@ -211,14 +212,16 @@ class _Caller(asyncio.Protocol):
             self._fail(error)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._gone.set()
         self._fail(ConnectionResetError(str(error) if error else "it closed the connection"))
 
     def _fail(self, error: Exception) -> None:
         if not self._answer.done():
             self._answer.set_exception(error)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+            await self._gone.wait()
         if self._answer.done() and not self._answer.cancelled():
             self._answer.exception()  # seen, even when the caller gave up before
