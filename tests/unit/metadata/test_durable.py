@@ -79,6 +79,22 @@ def test_truncation_and_append_are_one_record() -> None:
     assert len(records) == 1
 
 
+def test_a_batch_may_commit_what_it_puts_in_the_place_of_what_it_cuts() -> None:
+    """Behind a slow disk: entries 2.. of an old leader are cut, those of the next one appended, and the commit
+    has passed them before the batch is written. Judged by its own commit, the truncation would seem to undo
+    what is committed, and a good log would be refused."""
+    state = replay(
+        BOUND,
+        batch_records(output(entry(1, 1), entry(2, 1), entry(3, 1), hard_state=HardState(1, NodeId(1), 1))),
+        batch_records(
+            output(entry(2, 2), entry(3, 2), hard_state=HardState(2, NodeId(2), 3), truncate_from=2)
+        ),
+    )
+    assert state.core is not None
+    assert [(e.index, e.term) for e in state.core.entries] == [(1, 1), (2, 2), (3, 2)]
+    assert state.core.hard_state.commit == 3
+
+
 def test_a_huge_batch_is_split_and_the_first_record_carries_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
     """m27: entries that are durable without their term let this node vote twice in it."""
     monkeypatch.setattr(durable, "MAX_RECORD_BYTES", 100)
