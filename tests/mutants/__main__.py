@@ -15,7 +15,12 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="ids of the mutants to run")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--verbose", action="store_true", help="show the killer's output")
+    parser.add_argument("--list", action="store_true", help="only say what they are")
     options = parser.parse_args()
+    if options.list:
+        for mutant in MUTANTS:
+            print(f"{mutant.id:<5} {mutant.file:<44} {mutant.story}")
+        return 0
     chosen = [mutant for mutant in MUTANTS if not options.only or mutant.id in options.only]
     verdicts = []
     with ThreadPoolExecutor(options.jobs) as pool:

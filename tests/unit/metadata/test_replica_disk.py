@@ -9,7 +9,8 @@ import pytest
 from sava.metadata.errors import Unavailable
 from sava.metadata.failures import error_of
 from sava.metadata.peer import Committed, Failed, ReadAt, TransferLeadership
-from sava.raft.messages import AppendReply, VoteReply, VoteRequest
+from sava.metadata.replica.proposals import BATCH_ENTRIES
+from sava.raft.messages import Append, AppendReply, VoteReply, VoteRequest
 from sava.wal.errors import DiskFailed
 from tests.unit.metadata.cluster import Machine, World
 
@@ -19,6 +20,12 @@ def three() -> tuple[World, Machine, Machine]:
     world.found("a", "b", "c")
     world.put(world.leader(), "/warm", "up")
     return world, world.leader(), world.followers()[0]
+
+
+def sent_entries(world: World) -> list[int]:
+    """How many entries each append had, of those that had any."""
+    messages = [envelope.message for _, _, envelope in world.log]
+    return [len(message.entries) for message in messages if isinstance(message, Append) and message.entries]
 
 
 def test_a_follower_acknowledges_entries_only_when_they_are_durable() -> None:
@@ -95,6 +102,54 @@ def test_a_slow_disk_on_the_leader_does_not_stop_the_others() -> None:
     leader.writer.is_held = False
     world.settle()
     assert isinstance(box.reply, Committed)
+
+
+def test_requests_that_come_one_by_one_while_the_disk_works_share_an_append_and_a_write() -> None:
+    world, leader, _ = three()
+    leader.writer.is_held = True
+    first = leader.put("/first", "1")
+    world.settle()
+    world.log.clear()
+    boxes = []
+    for number in range(BATCH_ENTRIES - 1):
+        boxes.append(leader.put(f"/k/{number}", "v"))
+        world.settle()
+    assert sent_entries(world) == [], "they wait for each other"
+
+    before = leader.writer.appends
+    leader.writer.is_held = False
+    world.settle()
+    assert all(isinstance(box.reply, Committed) for box in (first, *boxes))
+    assert sent_entries(world) == [BATCH_ENTRIES - 1] * 2, "one append to each follower"
+    assert leader.writer.appends - before == 2
+
+
+def test_a_full_batch_does_not_wait_for_the_leaders_disk() -> None:
+    world, leader, follower = three()
+    leader.writer.is_held = True
+    leader.put("/first", "1")
+    world.settle()
+    for number in range(BATCH_ENTRIES):
+        leader.put(f"/k/{number}", "v")
+        world.settle()
+    world.pass_time(300)
+    assert follower.get(f"/k/{BATCH_ENTRIES - 1}") == b"v"
+
+
+def test_a_request_that_waited_for_the_disk_until_its_deadline_had_no_effect() -> None:
+    world, leader, follower = three()
+    leader.writer.is_held = True
+    leader.put("/first", "1", timeout_ms=60_000)
+    world.settle()
+    late = leader.put("/late", "1", timeout_ms=300)
+    world.pass_time(500)
+    assert isinstance(late.reply, Failed)
+    assert not late.reply.maybe_applied
+    assert "disk" in late.reply.message
+
+    leader.writer.is_held = False
+    assert isinstance(world.put(leader, "/next", "1"), Committed)
+    assert follower.get("/late") is None
 
 
 def test_an_output_without_anything_durable_costs_no_write() -> None:

@@ -70,8 +70,8 @@ class Thief:
         return True
 
 
-def test_a_follower_sees_its_own_forwarded_write_at_once() -> None:
-    """S70, D37: the leader's answer may overtake the entry on its way to the follower."""
+def test_s70_a_follower_sees_its_own_forwarded_write_at_once() -> None:
+    """The leader's answer may overtake the entry on its way to the follower."""
     world, leader, follower = three()
     held: list[Envelope] = []
 
