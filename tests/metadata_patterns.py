@@ -90,7 +90,7 @@ async def test_p1_a_broker_registers_lives_by_keep_alive_and_its_death_is_seen(h
     watch.close()
 
 
-async def test_p1_d40_a_broker_that_slept_through_its_lease_must_register_anew(harness: Harness) -> None:
+async def test_p1_a_broker_that_slept_through_its_lease_must_register_anew(harness: Harness) -> None:
     """Danger: a paused broker simply puts its key again and goes on as the owner of its topics."""
     store = harness.stores[0]
     key = "/cluster/register/1"
@@ -126,7 +126,7 @@ async def test_p1_a_clean_goodbye_removes_the_registration_at_once(harness: Harn
 # -- P2: leader election is gone; what it protected is fenced --------------------------------------------
 
 
-async def test_p2_d38_what_only_the_leader_may_do_carries_its_term(harness: Harness) -> None:
+async def test_p2_what_only_the_leader_may_do_carries_its_term(harness: Harness) -> None:
     store = harness.stores[0]
     with pytest.raises(Deposed):
         await store.txn([], [Put("/topics/d/t/ownership", b"broker 9")], fence_term=harness.term + 1_000_000)
@@ -186,7 +186,7 @@ async def test_p3_a_local_read_with_the_revision_of_a_write_sees_it(harness: Har
 
 
 async def test_p3_creating_a_topic_is_one_transaction(harness: Harness) -> None:
-    """D21: of two that create the same topic one wins, and no reader sees half of it."""
+    """Of two that create the same topic one wins, and no reader sees half of it."""
     store = harness.stores[0]
     keys = ["/topics/d/t/ownership", "/topics/d/t/schema", "/topics/d/t/spec"]
 
@@ -268,7 +268,7 @@ async def test_p4_every_node_sees_every_change_in_order_and_whole(harness: Harne
 
 
 async def test_p4_reading_then_watching_from_there_misses_nothing(harness: Harness) -> None:
-    """D31: what is written between the two is delivered."""
+    """What is written between the two is delivered."""
     store = harness.stores[0]
     await store.put("/topics/a", b"1")
     read = await harness.stores[-1].range("/topics/")

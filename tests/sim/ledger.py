@@ -4,7 +4,7 @@ it.
 It reads the very records that the replica hands to its log writer and folds them a second time, with its own
 few lines. Two states come out: ``submitted`` (what the node believes) and ``durable`` (what a power cut
 cannot take). The invariants about promises (I6, I10, I11) ask the durable one, and a restart must find one of
-the states between the two (R25): nothing that was synced is missing, nothing appears that was never written,
+the states between the two: nothing that was synced is missing, nothing appears that was never written,
 and no record counts without those before it."""
 
 from __future__ import annotations

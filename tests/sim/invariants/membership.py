@@ -46,7 +46,7 @@ class MembershipChain(Invariant):
 
     def _check_in_force(self, node: SimNode, status: Status) -> None:
         """On append, rolled back on truncation, and after a restart: always the newest one in the log
-        (R14)."""
+        ."""
         image = node.ledger.submitted
         if status.membership_index > status.last_index:
             raise Violation("I12", f"node {node.id} follows a configuration beyond its log: {status}")

@@ -2,7 +2,7 @@
 
 The core splits its messages into ``send_now`` and ``send_after_persist``; this checks the outcome, on the
 wire, against what the simulated disk has really synced (``Ledger.durable``), whichever list a message came
-from. It also compares what a restart finds with what had been promised (R25)."""
+from. It also compares what a restart finds with what had been promised."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ async def take(changes: AsyncIterator[tuple[Event, ...]]) -> list[tuple[str, byt
         ]
 
 
-async def test_m24_d31_what_is_written_between_reading_and_watching_is_seen() -> None:
+async def test_m24_what_is_written_between_reading_and_watching_is_seen() -> None:
     """Danger: a watch from 'now' that begins after the read loses it, for ever."""
     store = Interrupted()
     await store.put("/t/a", b"1")
@@ -48,7 +48,7 @@ async def test_m24_d31_what_is_written_between_reading_and_watching_is_seen() ->
     assert await take(changes) == [("/t/b", b"1")]
 
 
-async def test_d33_after_a_gap_the_difference_is_made_up_with_deletions() -> None:
+async def test_after_a_gap_the_difference_is_made_up_with_deletions() -> None:
     """Danger: a reload shows what exists, never what is gone; a cache without synthesized deletions keeps
     dead topics for ever."""
     store = Interrupted(hub_limits=HubLimits(queue_batches=2, history_revisions=2))
@@ -68,7 +68,7 @@ async def test_d33_after_a_gap_the_difference_is_made_up_with_deletions() -> Non
     assert sorted(cache.kvs) == ["/t/b", "/t/d"]
 
 
-async def test_d33_a_gap_before_the_watch_could_begin_is_a_reload_too() -> None:
+async def test_a_gap_before_the_watch_could_begin_is_a_reload_too() -> None:
     store = Interrupted(hub_limits=HubLimits(history_revisions=1, history_bytes=1))
     await store.put("/t/a", b"1")
     store.meanwhile = [("/t/b", b"1")]

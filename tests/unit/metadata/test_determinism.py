@@ -69,7 +69,7 @@ def test_i15_snapshot_bytes_are_identical_on_all_replicas_and_after_restoring() 
     assert b"".join(one.freeze().chunks()) == b"".join(other.freeze().chunks())
 
 
-def test_d14_a_frozen_image_does_not_change_while_applies_go_on() -> None:
+def test_a_frozen_image_does_not_change_while_applies_go_on() -> None:
     """Danger: a snapshot written from the live map is torn: half of it is older than the other half."""
     machine = StateMachine(LIMITS)
     work = proposals(5, 1_000)

@@ -80,9 +80,9 @@ def test_truncation_and_append_are_one_record() -> None:
 
 
 def test_a_batch_may_commit_what_it_puts_in_the_place_of_what_it_cuts() -> None:
-    """Behind a slow disk: entries 2.. of an old leader are cut, those of the next one appended, and the commit
-    has passed them before the batch is written. Judged by its own commit, the truncation would seem to undo
-    what is committed, and a good log would be refused."""
+    """Behind a slow disk: entries 2.. of an old leader are cut, those of the next one appended, and the
+    commit has passed them before the batch is written. Judged by its own commit, the truncation would seem to
+    undo what is committed, and a good log would be refused."""
     state = replay(
         BOUND,
         batch_records(output(entry(1, 1), entry(2, 1), entry(3, 1), hard_state=HardState(1, NodeId(1), 1))),

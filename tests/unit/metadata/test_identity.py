@@ -1,4 +1,4 @@
-"""Node id, log and data directory belong together or not at all (R26, S42)."""
+"""Node id, log and data directory belong together or not at all (S42)."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_on_a_real_directory(tmp_path: Path) -> None:
 
 
 def test_the_cluster_id_names_the_founders_in_any_order() -> None:
-    """R27: two people who run init with the same nodes at the same time make one cluster."""
+    """Two people who run init with the same nodes at the same time make one cluster."""
     one = cluster_id_of([NodeId(3), NodeId(1), NodeId(2)])
     assert one == cluster_id_of([NodeId(1), NodeId(2), NodeId(3)])
     assert len(one) == 32

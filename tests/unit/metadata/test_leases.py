@@ -22,7 +22,7 @@ from sava.metadata.machine.state_machine import Limits
 from tests.unit.metadata.steps import Steps
 
 
-def test_d3_a_sign_of_life_between_the_look_at_the_clock_and_the_entry_keeps_the_lease() -> None:
+def test_a_sign_of_life_between_the_look_at_the_clock_and_the_entry_keeps_the_lease() -> None:
     """Danger: an unconditional expiry deletes what was just renewed, and a live broker is declared dead."""
     steps = Steps()
     lease = steps.grant()
@@ -35,7 +35,7 @@ def test_d3_a_sign_of_life_between_the_look_at_the_clock_and_the_entry_keeps_the
     assert steps.keys() == []
 
 
-def test_d3_attaching_is_a_sign_of_life() -> None:
+def test_attaching_is_a_sign_of_life() -> None:
     steps = Steps()
     lease = steps.grant()
     seen = steps.generation(lease)
@@ -46,7 +46,7 @@ def test_d3_attaching_is_a_sign_of_life() -> None:
     assert steps.apply(LeaseExpire(lease, again)) == Done(False, 2)
 
 
-def test_d3_the_generation_survives_a_restart() -> None:
+def test_the_generation_survives_a_restart() -> None:
     """Danger: generations that begin anew make an old expiry valid again."""
     steps = Steps()
     lease = steps.grant()
@@ -57,7 +57,7 @@ def test_d3_the_generation_survives_a_restart() -> None:
     assert again.generation(lease) == old + 1
 
 
-def test_d4_expiry_deletes_exactly_the_keys_of_the_lease_under_one_revision() -> None:
+def test_expiry_deletes_exactly_the_keys_of_the_lease_under_one_revision() -> None:
     """Danger: a second map of deadlines drops keys that the command did not name, on each node different
     ones."""
     steps = Steps()
@@ -76,7 +76,7 @@ def test_d4_expiry_deletes_exactly_the_keys_of_the_lease_under_one_revision() ->
 @pytest.mark.parametrize(
     "operation", [Put("/r", b"plain"), Put("/r", b"", 2), Delete("/r"), DeletePrefix("/")]
 )
-def test_d5_a_key_leaves_its_lease_by_put_without_it_and_by_deletion(
+def test_a_key_leaves_its_lease_by_put_without_it_and_by_deletion(
     operation: Put | Delete | DeletePrefix,
 ) -> None:
     """Danger: an old deadline kills a key that was since written without one."""
@@ -92,7 +92,7 @@ def test_d5_a_key_leaves_its_lease_by_put_without_it_and_by_deletion(
     assert steps.restarted().keys() == expected
 
 
-def test_d5_delete_and_plain_put_of_the_same_key_is_detached() -> None:
+def test_delete_and_plain_put_of_the_same_key_is_detached() -> None:
     steps = Steps()
     lease = steps.grant()
     steps.txn(Put("/r", b"", lease), Delete("/r"), Put("/r", b"plain"))
@@ -119,7 +119,7 @@ def test_an_unknown_lease_refuses_the_whole_transaction() -> None:
 
 @pytest.mark.parametrize("command", [LeaseTouch(5), LeaseRevoke(5)])
 def test_an_ended_lease_is_said_to_be_gone(command: LeaseTouch | LeaseRevoke) -> None:
-    """D40: its holder must stop acting on what the lease protected, so it must be told."""
+    """Its holder must stop acting on what the lease protected, so it must be told."""
     result = Steps().apply(command)
     assert isinstance(result, Refused)
     assert (result.code, result.detail) == ("lease_not_found", 5)

@@ -54,7 +54,7 @@ def test_keep_alive_moves_the_deadline() -> None:
     assert leader.due(57_000 + TTL) == [lease]
 
 
-def test_s67_d3_a_renewal_that_races_an_expiry_keeps_the_lease() -> None:
+def test_s67_a_renewal_that_races_an_expiry_keeps_the_lease() -> None:
     """Story: the leader proposes an expiry; before it commits, the holder is heard. From memory the leader
     could only lie, so the keep-alive goes through the log. Here it was ordered first: the expiry that
     follows is void."""
@@ -83,7 +83,7 @@ def test_s67_when_the_expiry_comes_first_the_holder_is_told() -> None:
         leader.lessor.keep_alive(lease, TTL + 2)
 
 
-def test_s67_d2_a_new_leader_gives_every_lease_its_full_ttl_and_a_grace() -> None:
+def test_s67_a_new_leader_gives_every_lease_its_full_ttl_and_a_grace() -> None:
     """Danger: the new leader does not know when a holder was last heard; guessing early kills live
     brokers."""
     leader = Leader()
@@ -97,7 +97,7 @@ def test_s67_d2_a_new_leader_gives_every_lease_its_full_ttl_and_a_grace() -> Non
     assert leader.due(11 * TTL + GRACE) == [lease]
 
 
-def test_s67_d2_a_wall_clock_that_jumps_an_hour_expires_nothing() -> None:
+def test_s67_a_wall_clock_that_jumps_an_hour_expires_nothing() -> None:
     """Danger: deadlines by wall clock. Stamps carry the wall clock; deadlines do not look at them."""
     leader = Leader()
     leader.leases(1)
@@ -106,7 +106,7 @@ def test_s67_d2_a_wall_clock_that_jumps_an_hour_expires_nothing() -> None:
     assert leader.due(TTL - 1) == []
 
 
-def test_d7_without_a_quorum_nothing_expires_and_afterwards_every_ttl_begins_anew() -> None:
+def test_without_a_quorum_nothing_expires_and_afterwards_every_ttl_begins_anew() -> None:
     """Danger: a leader cut off from the others hears no keep-alives and concludes that they are all dead."""
     leader = Leader()
     (lease,) = leader.leases(1)
@@ -118,7 +118,7 @@ def test_d7_without_a_quorum_nothing_expires_and_afterwards_every_ttl_begins_ane
     assert leader.due(regained + TTL + GRACE) == [lease]
 
 
-def test_d2_guard_a_mass_expiry_waits_one_more_ttl_and_raises_an_alarm() -> None:
+def test_guard_a_mass_expiry_waits_one_more_ttl_and_raises_an_alarm() -> None:
     """Danger: the leader was paused for a minute; on waking, every lease is overdue, and the whole cluster
     fails over."""
     leader = Leader()
@@ -130,7 +130,7 @@ def test_d2_guard_a_mass_expiry_waits_one_more_ttl_and_raises_an_alarm() -> None
     assert leader.lessor.alarms == 1
 
 
-def test_d2_guard_does_not_protect_the_minority_nor_two_leases() -> None:
+def test_guard_does_not_protect_the_minority_nor_two_leases() -> None:
     leader = Leader()
     leases = leader.leases(4)
     for lease in leases[:2]:
@@ -142,7 +142,7 @@ def test_d2_guard_does_not_protect_the_minority_nor_two_leases() -> None:
     assert leader.lessor.alarms == pair.lessor.alarms == 0
 
 
-def test_d2_guard_protects_again_after_a_sign_of_life() -> None:
+def test_guard_protects_again_after_a_sign_of_life() -> None:
     leader = Leader()
     leases = leader.leases(3)
     assert leader.due(TTL) == []

@@ -1,6 +1,4 @@
-"""force-new-cluster: one survivor, everything it knows, and nothing of the old cluster that could be mistaken
-(R28).
-"""
+"""force-new-cluster: one survivor, everything it knows, and nothing of the old cluster that could be mistaken."""
 
 from __future__ import annotations
 

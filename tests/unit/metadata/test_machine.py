@@ -40,7 +40,7 @@ SMALL = Limits(
 )
 
 
-def test_d6_d26_a_key_has_its_own_history_and_the_store_has_one_revision() -> None:
+def test_a_key_has_its_own_history_and_the_store_has_one_revision() -> None:
     """Danger: one number used as 'version' and as 'revision', rewritten on every put."""
     steps = Steps()
     assert [steps.put("/a"), steps.put("/b"), steps.put("/a", b"2")] == [1, 2, 3]
@@ -50,7 +50,7 @@ def test_d6_d26_a_key_has_its_own_history_and_the_store_has_one_revision() -> No
     assert steps.machine.get("/a") == KeyValue("/a", b"3", create_revision=5, mod_revision=5, version=1)
 
 
-def test_d26_the_revision_survives_a_restart_and_never_goes_back() -> None:
+def test_the_revision_survives_a_restart_and_never_goes_back() -> None:
     """Danger: a revision derived from the log or from the keys repeats after a snapshot, and watchers skip
     real events."""
     steps = Steps()
@@ -61,7 +61,7 @@ def test_d26_the_revision_survives_a_restart_and_never_goes_back() -> None:
     assert again.put("/a") == 3
 
 
-def test_d26_force_new_cluster_jumps_ahead_of_everything_the_lost_cluster_may_have_given_out() -> None:
+def test_force_new_cluster_jumps_ahead_of_everything_the_lost_cluster_may_have_given_out() -> None:
     steps = Steps()
     steps.put("/a")
     lease, session = steps.grant(), steps.session()
@@ -71,7 +71,7 @@ def test_d26_force_new_cluster_jumps_ahead_of_everything_the_lost_cluster_may_ha
     assert steps.session(b"other") > session + 999
 
 
-def test_d22_deleting_nothing_changes_nothing() -> None:
+def test_deleting_nothing_changes_nothing() -> None:
     """Danger: a revision without a change makes every watcher's gap detection meaningless."""
     steps = Steps()
     assert steps.delete("/a") == TxnResult(True, 0, (DeleteResult(()),))
@@ -81,14 +81,14 @@ def test_d22_deleting_nothing_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("value", [b'{"a": 1, "b": 1.0}', b'{"b":1,"a":1}', b"", b"\0\xff"])
-def test_d19_values_are_opaque_bytes(value: bytes) -> None:
+def test_values_are_opaque_bytes(value: bytes) -> None:
     """Danger: values parsed as JSON compare equal or different by spelling."""
     steps = Steps()
     steps.put("/a", value)
     assert steps.restarted().machine.get("/a") == KeyValue("/a", value, 1, 1, 1)
 
 
-def test_d20_s66_a_value_that_went_a_b_a_does_not_pass() -> None:
+def test_s66_a_value_that_went_a_b_a_does_not_pass() -> None:
     """Danger: compare by value. A reader saw 'free'; meanwhile it was taken and freed again; its swap must
     fail."""
     steps = Steps()
@@ -144,7 +144,7 @@ def test_comparison_by_lease_tells_whose_registration_it_is() -> None:
     assert not steps.txn(compare=(Compare("/r", Target.LEASE, Relation.EQUAL, other),)).succeeded
 
 
-def test_d21_a_transaction_is_one_revision_and_one_batch_sorted_by_key() -> None:
+def test_a_transaction_is_one_revision_and_one_batch_sorted_by_key() -> None:
     """Danger: create, assign, move touch several keys; a reader or a crash between them sees half."""
     steps = Steps()
     steps.put("/b")
@@ -156,7 +156,7 @@ def test_d21_a_transaction_is_one_revision_and_one_batch_sorted_by_key() -> None
     assert deletion.prev == KeyValue("/b", b"v", 1, 1, 1)
 
 
-def test_d21_a_refused_operation_refuses_the_whole_transaction() -> None:
+def test_a_refused_operation_refuses_the_whole_transaction() -> None:
     steps = Steps()
     before = steps.machine.digest()
     assert steps.refused(Put("/a", b"1"), Put("/b", b"1", lease=7)) == "lease_not_found"
@@ -196,7 +196,7 @@ def test_delete_then_put_in_one_transaction_creates_anew() -> None:
     assert steps.machine.get("/a") == KeyValue("/a", b"new", 3, 3, 1)
 
 
-def test_d23_prefix_deletion_stops_at_the_segment_and_is_one_batch() -> None:
+def test_prefix_deletion_stops_at_the_segment_and_is_one_batch() -> None:
     """Danger: deleting '/a' also hits '/ab'; events in the order of a hash table; many revisions for one
     deletion."""
     steps = Steps()
@@ -214,7 +214,7 @@ def test_d23_prefix_deletion_stops_at_the_segment_and_is_one_batch() -> None:
     ]
 
 
-def test_d23_a_prefix_without_slash_is_refused_even_when_it_reached_the_log() -> None:
+def test_a_prefix_without_slash_is_refused_even_when_it_reached_the_log() -> None:
     steps = Steps()
     steps.put("/ab")
     assert steps.refused(DeletePrefix("/a")) == "invalid"
@@ -222,7 +222,7 @@ def test_d23_a_prefix_without_slash_is_refused_even_when_it_reached_the_log() ->
 
 
 @pytest.mark.parametrize("limits", [Limits(max_delete_keys=2), Limits(max_delete_bytes=12)])
-def test_d23_prefix_deletion_has_a_size_cap(limits: Limits) -> None:
+def test_prefix_deletion_has_a_size_cap(limits: Limits) -> None:
     """Danger: one command whose events are one indivisible batch of any size."""
     steps = Steps(limits)
     for name in "abc":
@@ -234,7 +234,7 @@ def test_d23_prefix_deletion_has_a_size_cap(limits: Limits) -> None:
     assert steps.keys() == []
 
 
-def test_d24_ranges_end_at_the_segment_and_page() -> None:
+def test_ranges_end_at_the_segment_and_page() -> None:
     """Danger: broker 1 sees the keys of broker 12."""
     steps = Steps()
     for key in ("/b/1/x", "/b/12/x", "/b/1/y", "/b/1"):
@@ -255,7 +255,7 @@ def test_keys_are_ordered_as_their_encoded_bytes() -> None:
     assert steps.keys() == sorted(steps.keys(), key=str.encode)
 
 
-def test_d25_ids_are_unique_also_across_a_restart_and_a_retry() -> None:
+def test_ids_are_unique_also_across_a_restart_and_a_retry() -> None:
     """Danger: an allocation that is repeated after a lost answer gives two owners of one id, or a counter
     outside the snapshot."""
     steps = Steps()
@@ -278,7 +278,7 @@ def test_a_counter_that_cannot_count_is_refused(value: bytes) -> None:
     assert steps.keys() == ["/n"]
 
 
-def test_d28_a_full_store_refuses_growth_and_still_deletes() -> None:
+def test_a_full_store_refuses_growth_and_still_deletes() -> None:
     """Danger: a store that is full refuses the very deletes that would make room."""
     steps = Steps(SMALL)
     steps.put("/a", b"x" * 10)
@@ -307,7 +307,7 @@ def test_total_bytes_follow_the_content_through_everything() -> None:
     assert steps.machine.key_count == len(steps.keys())
 
 
-def test_d38_a_deposed_leader_cannot_act() -> None:
+def test_a_deposed_leader_cannot_act() -> None:
     """Danger: 'I am the leader' was true when asked and false when the command reached the log."""
     steps = Steps()
     command = Txn(then=(Put("/assign", b""),))
@@ -317,14 +317,14 @@ def test_d38_a_deposed_leader_cannot_act() -> None:
     assert isinstance(steps.apply(command, fence_term=TERM), TxnResult)
 
 
-def test_d18_an_unknown_command_stops_the_node() -> None:
+def test_an_unknown_command_stops_the_node() -> None:
     """Danger: a node of an older version skips what it cannot read and silently differs from then on."""
     known = encode(Proposal(SetVersion(2)))
     with pytest.raises(UnknownCommand):
         decode_proposal(known.replace(b"\x92\x11", b"\x92\x7f", 1))
 
 
-def test_d18_the_cluster_version_only_rises() -> None:
+def test_the_cluster_version_only_rises() -> None:
     steps = Steps()
     assert steps.apply(SetVersion(2)) == Done(True, 0)
     assert steps.apply(SetVersion(1)) == Done(False, 0)
@@ -333,7 +333,7 @@ def test_d18_the_cluster_version_only_rises() -> None:
 
 
 def test_the_clock_is_the_largest_stamp() -> None:
-    """D1: apply sees no clock; a leader whose clock is behind does not turn it back."""
+    """Apply sees no clock; a leader whose clock is behind does not turn it back."""
     steps = Steps()
     for stamp in (10, 30, 20):
         steps.apply(Txn(), stamp_ms=stamp)
@@ -360,7 +360,7 @@ def test_the_clock_is_the_largest_stamp() -> None:
         ((Put("/a", b"x" * 10), Put("/b", b"x" * 10), Put("/c", b"x" * 5)), "31 bytes; the limit is 30"),
     ],
 )
-def test_d28_limits_are_checked_before_proposing_and_named(
+def test_limits_are_checked_before_proposing_and_named(
     operations: tuple[Operation, ...], complaint: str
 ) -> None:
     """Danger: a value of a gigabyte in the log stalls every heartbeat behind it."""

@@ -100,7 +100,7 @@ def test_a_leader_that_dies_is_replaced_and_catches_up() -> None:
 
 
 def test_what_arrives_between_two_pumps_is_one_batch() -> None:
-    """R8: one entry in the log each, one write, one append to each follower."""
+    """One entry in the log each, one write, one append to each follower."""
     world = World()
     world.found("a", "b", "c")
     leader = world.leader()
@@ -172,7 +172,7 @@ def test_a_cancelled_request_is_never_answered() -> None:
     assert box.replies == []
 
 
-# -- initialization (R27) --------------------------------------------------------------------------------
+# -- initialization --------------------------------------------------------------------------------
 
 
 def test_a_pristine_node_waits_and_says_so() -> None:

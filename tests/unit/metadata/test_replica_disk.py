@@ -240,7 +240,7 @@ def test_nothing_passes_a_write_that_did_not_fit() -> None:
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
 def test_a_failed_disk_stops_the_node(operation: str) -> None:
-    """R21f: what is on disk is unknown, so nothing that rests on it may be said any more."""
+    """What is on disk is unknown, so nothing that rests on it may be said any more."""
     world, leader, follower = three()
     follower.disk.fail_next(operation)
     world.log.clear()

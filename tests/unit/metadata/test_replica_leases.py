@@ -1,4 +1,4 @@
-"""Leases through the replica: kept alive by whoever leads, ended late but never early (S67, D2, D3, D7)."""
+"""Leases through the replica: kept alive by whoever leads, ended late but never early (S67)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_lease_granted_by_the_next_leader_is_known_to_whoever_asks() -> None:
 
 
 def test_a_keep_alive_that_meets_an_expiry_in_the_log_is_decided_by_the_log() -> None:
-    """D3: the expiry was proposed but is not committed; the touch behind it finds no lease."""
+    """The expiry was proposed but is not committed; the touch behind it finds no lease."""
     world, leader, _follower, lease = three()
     world.put(leader, "/warm", "up")
     held: list[Envelope] = []
@@ -128,7 +128,7 @@ def test_an_expiry_with_an_old_generation_has_no_effect() -> None:
 
 
 def test_leases_do_not_end_while_the_leader_has_no_majority() -> None:
-    """D7: a leader that hears nobody cannot conclude that they are dead."""
+    """A leader that hears nobody cannot conclude that they are dead."""
     world = World()
     world.found("a", "b", "c")
     leader = world.leader()

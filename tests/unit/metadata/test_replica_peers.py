@@ -1,4 +1,4 @@
-"""Who may talk to whom: cluster, addressee, lives and copies of a node (R26); who is a member (S30-S42)."""
+"""Who may talk to whom: cluster, addressee, lives and copies of a node; who is a member (S30-S42)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_message_that_speaks_for_somebody_else_is_dropped() -> None:
 
 
 def test_a_pristine_node_listens_to_nobody() -> None:
-    """D43."""
+    """Whoever reaches the port of a node that waits must not make it a member of anything."""
     world, leader, follower = three()
     pristine = world.machine("d")
     pristine.start()
@@ -90,7 +90,7 @@ def test_bytes_that_are_no_envelope_are_a_typed_error() -> None:
 
 
 def test_two_processes_on_copies_of_one_directory_are_told_apart() -> None:
-    """S42, R26: both were started from the same copy, so they have one incarnation and two nonces."""
+    """S42: both were started from the same copy, so they have one incarnation and two nonces."""
     world, _leader, follower = three()
     follower.stop()
     copy = world.machine("copy")
@@ -165,7 +165,7 @@ def test_a_node_joins_is_promoted_and_another_one_leaves() -> None:
 
 
 def test_a_removed_node_learns_it_and_disturbs_nobody() -> None:
-    """R20."""
+    """Cut off from the group, it would campaign with ever higher terms."""
     world, leader, follower = three()
     assert isinstance(change(world, leader, remove=(follower.id,)), Changed)
     world.pass_time(300)

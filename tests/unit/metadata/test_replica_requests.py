@@ -1,4 +1,4 @@
-"""Requests on their way to the leader and back: forwarded, repeated, answered and applied once (R19, R23)."""
+"""Requests on their way to the leader and back: forwarded, repeated, answered and applied once."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_linearizable_read_on_a_follower_waits_for_what_was_acknowledged() -> 
 
 
 def test_a_lost_answer_is_asked_for_again_and_the_request_applied_once() -> None:
-    """R19: kill the link after the request; the copy is answered from the session's memory."""
+    """Kill the link after the request; the copy is answered from the session's memory."""
     world, _, follower = three()
     thief = Thief(world, Answer)
     box = follower.propose(ALLOCATE)

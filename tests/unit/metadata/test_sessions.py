@@ -151,7 +151,7 @@ def test_the_number_of_sessions_is_bounded() -> None:
     assert isinstance(steps.apply(SessionOpen(b"3")), SessionResult)
 
 
-def test_r23_every_proposal_doubled_gives_the_same_state() -> None:
+def test_every_proposal_doubled_gives_the_same_state() -> None:
     single, double = Steps(), Steps()
     commands: list[Command] = [COUNT, Txn(then=(Put("/a", b"1"),)), LeaseGrant(9_000), SetVersion(1), COUNT]
     for steps, copies in ((single, 1), (double, 3)):

@@ -38,7 +38,7 @@ def seen(subscription: Subscription) -> list[tuple[int, list[str]]]:
     return [(batch.revision, [event.key for event in batch.events]) for batch in drain(subscription)]
 
 
-def test_d29_s69_two_watchers_of_one_prefix_both_get_everything() -> None:
+def test_s69_two_watchers_of_one_prefix_both_get_everything() -> None:
     """Danger: a registry by prefix, where the second watcher replaces the first, whose stream ends in
     silence."""
     node = Node()
@@ -52,7 +52,7 @@ def test_d29_s69_two_watchers_of_one_prefix_both_get_everything() -> None:
     assert (seen(one), one.closed, node.hub.watchers) == ([], True, 1)
 
 
-def test_s69_d34_a_slow_watcher_gets_an_explicit_gap_and_the_others_notice_nothing() -> None:
+def test_s69_a_slow_watcher_gets_an_explicit_gap_and_the_others_notice_nothing() -> None:
     """Danger: one queue for all; a burst makes everyone lag, and the error is only a line in a log."""
     node = Node(queue_batches=3)
     slow, fast = node.hub.watch("/a/"), node.hub.watch("/a/")
@@ -68,7 +68,7 @@ def test_s69_d34_a_slow_watcher_gets_an_explicit_gap_and_the_others_notice_nothi
     assert seen(fast) == [(5, ["/a/x"])]
 
 
-def test_d34_the_queue_is_bounded_by_bytes_and_one_large_batch_still_passes() -> None:
+def test_the_queue_is_bounded_by_bytes_and_one_large_batch_still_passes() -> None:
     node = Node(queue_bytes=500)
     watcher = node.hub.watch("/")
     node.write(*(f"/k{i}" for i in range(20)))
@@ -80,7 +80,7 @@ def test_d34_the_queue_is_bounded_by_bytes_and_one_large_batch_still_passes() ->
         watcher.take()
 
 
-def test_d24_a_watch_ends_at_the_segment_and_a_whole_key_is_one_key() -> None:
+def test_a_watch_ends_at_the_segment_and_a_whole_key_is_one_key() -> None:
     """Danger: watching the keys of broker 1 shows those of broker 12."""
     node = Node()
     prefix, key, root = node.hub.watch("/b/1/"), node.hub.watch("/b/1"), node.hub.watch("/")
@@ -96,7 +96,7 @@ def test_an_impossible_prefix_is_refused(prefix: str) -> None:
         WatchHub().watch(prefix)
 
 
-def test_d35_events_of_one_transaction_are_never_split() -> None:
+def test_events_of_one_transaction_are_never_split() -> None:
     """Danger: a watcher acts between the two halves of a move."""
     node = Node(queue_batches=1)
     watcher = node.hub.watch("/t/")
@@ -105,7 +105,7 @@ def test_d35_events_of_one_transaction_are_never_split() -> None:
     assert [event.key for event in batch.events] == sorted(f"/t/{i:03}" for i in range(200))
 
 
-def test_d31_d32_a_watch_begins_in_the_past_where_a_range_was_read() -> None:
+def test_a_watch_begins_in_the_past_where_a_range_was_read() -> None:
     """Danger: what is written between reading and watching is lost."""
     node = Node()
     node.write("/a/1")
@@ -135,7 +135,7 @@ def test_a_revision_of_the_future_waits_for_it() -> None:
     assert seen(watcher) == [(3, ["/c"]), (4, ["/d"])]
 
 
-def test_d32_below_the_floor_the_watch_is_refused_at_once() -> None:
+def test_below_the_floor_the_watch_is_refused_at_once() -> None:
     node = Node(history_revisions=3)
     for i in range(5):
         node.write(f"/{i}")
@@ -146,7 +146,7 @@ def test_d32_below_the_floor_the_watch_is_refused_at_once() -> None:
     assert seen(node.hub.watch("/", 3)) == [(3, ["/2"]), (4, ["/3"]), (5, ["/4"])]
 
 
-def test_d32_the_history_is_bounded_by_bytes() -> None:
+def test_the_history_is_bounded_by_bytes() -> None:
     node = Node(history_bytes=1_000)
     for i in range(10):
         node.write(f"/{i}")
@@ -155,7 +155,7 @@ def test_d32_the_history_is_bounded_by_bytes() -> None:
     assert node.hub.floor == node.hub.revision + 1 == 12
 
 
-def test_d32_replaying_a_long_history_does_not_overflow_the_queue() -> None:
+def test_replaying_a_long_history_does_not_overflow_the_queue() -> None:
     node = Node(queue_batches=2)
     for i in range(50):
         node.write(f"/{i}")
@@ -164,7 +164,7 @@ def test_d32_replaying_a_long_history_does_not_overflow_the_queue() -> None:
     assert [revision for revision, _ in seen(watcher)] == list(range(1, 52))
 
 
-def test_s68_d32_after_a_snapshot_install_a_watcher_is_contiguous_or_told() -> None:
+def test_s68_after_a_snapshot_install_a_watcher_is_contiguous_or_told() -> None:
     """Story: a follower was away and gets a snapshot at revision 9. Its watchers saw everything to 2; 3..9
     never passed here."""
     node = Node()

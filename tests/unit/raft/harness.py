@@ -137,7 +137,7 @@ class Disk:
         for entry in output.entries:
             expected = self.entries[-1].index + 1 if self.entries else None
             assert expected is None or entry.index == expected, f"wrote {entry.index}, expected {expected}"
-            assert entry.term <= self.hard_state.term, "an entry is durable before its term (R21c)"
+            assert entry.term <= self.hard_state.term, "an entry is durable before its term"
             self.entries.append(entry)
         return True
 

@@ -70,7 +70,7 @@ def test_s56_joiner_that_replays_from_the_start_knows_the_group_at_every_index()
     assert joiner.snapshot().membership == cluster[1].core.membership_at(3)
 
 
-def test_r11_compaction_keeps_a_tail_and_the_term_before_it():
+def test_compaction_keeps_a_tail_and_the_term_before_it():
     cluster = Cluster(config=CoreConfig(keep_entries=4))
     cluster.elect(1)
     cluster.propose(1, *[b"%d" % n for n in range(9)])
@@ -87,7 +87,7 @@ def test_r11_compaction_keeps_a_tail_and_the_term_before_it():
     assert checkpoint.snapshot == meta
 
 
-def test_r11_follower_within_the_kept_tail_needs_no_snapshot():
+def test_follower_within_the_kept_tail_needs_no_snapshot():
     cluster = Cluster(config=CoreConfig(keep_entries=20))
     cluster.elect(1)
     cluster.isolate(3)
@@ -99,7 +99,7 @@ def test_r11_follower_within_the_kept_tail_needs_no_snapshot():
     assert not any(isinstance(m, SnapshotChunk) for m in cluster.delivered)
 
 
-def test_r11_compaction_beyond_a_durable_snapshot_is_impossible():
+def test_compaction_beyond_a_durable_snapshot_is_impossible():
     """A snapshot of what is not applied here, or that does not describe this log, is a driver gone wrong."""
     cluster = Cluster()
     cluster.elect(1)
@@ -118,7 +118,7 @@ def test_r11_compaction_beyond_a_durable_snapshot_is_impossible():
     assert cluster[1].status.snapshot_index == 3, "an overtaken one is ignored"
 
 
-def test_r11_a_snapshot_of_handed_out_but_unapplied_entries_is_refused():
+def test_a_snapshot_of_handed_out_but_unapplied_entries_is_refused():
     core = make_core(1, membership([1]))
     core.campaign()
     output = core.poll()

@@ -83,7 +83,7 @@ def test_s57_a_repeated_vote_whose_batch_is_in_flight_waits_for_it():
     assert core.poll().send_now == (VoteReply(1, 2, 1, True),)
 
 
-def test_r01_the_own_vote_counts_only_when_durable():
+def test_the_own_vote_counts_only_when_durable():
     """Candidate 1 of three has 2's vote but not its own on disk: one of three."""
     core = make_core(1, THREE)
     core.campaign()
@@ -97,7 +97,7 @@ def test_r01_the_own_vote_counts_only_when_durable():
     assert core.status().role is Role.LEADER
 
 
-def test_r01_an_earlier_batchs_completion_does_not_count_the_own_vote():
+def test_an_earlier_batchs_completion_does_not_count_the_own_vote():
     """Entries are in flight when the node campaigns. Their completion says nothing about the vote."""
     core = make_core(1, THREE, term=1)
     core.step(Append(3, 1, 1, 0, 0, entries_of([1]), 0))
@@ -112,7 +112,7 @@ def test_r01_an_earlier_batchs_completion_does_not_count_the_own_vote():
     assert core.status().role is Role.LEADER
 
 
-def test_r01_single_voter_is_no_leader_before_its_vote_is_durable():
+def test_single_voter_is_no_leader_before_its_vote_is_durable():
     core = make_core(1, membership([1]))
     core.campaign()
     assert core.status().role is Role.CANDIDATE
@@ -122,7 +122,7 @@ def test_r01_single_voter_is_no_leader_before_its_vote_is_durable():
     assert core.status().role is Role.LEADER
 
 
-def test_r01_vote_requests_wait_for_the_candidates_own_disk():
+def test_vote_requests_wait_for_the_candidates_own_disk():
     """Sent earlier, a request could outlive a crash that takes the term and the log's end with it."""
     core = make_core(1, THREE)
     core.campaign()
@@ -186,7 +186,7 @@ def test_s58_a_duplicate_append_is_not_acknowledged_before_the_first_copy_is_dur
     assert core.poll().send_now == (AppendReply(2, 1, 1, True, 2),), "all of it is durable: no sync needed"
 
 
-def test_r21c_the_term_is_never_durable_after_entries_of_it():
+def test_the_term_is_never_durable_after_entries_of_it():
     """A follower learns term 4 and entries of term 4 from one append: one batch holds both."""
     core = make_core(2, THREE, [1], term=1)
     core.step(Append(1, 2, 4, 1, 1, entries_of([4, 4], start=2), 0))
@@ -196,7 +196,7 @@ def test_r21c_the_term_is_never_durable_after_entries_of_it():
     assert [e.term for e in output.entries] == [4, 4]
 
 
-def test_r21_heartbeat_of_a_new_term_is_answered_with_the_batch_that_stores_the_term():
+def test_heartbeat_of_a_new_term_is_answered_with_the_batch_that_stores_the_term():
     core = make_core(2, THREE)
     core.step(Heartbeat(1, 2, 3, 0, 7))
     output = core.poll()
@@ -209,7 +209,7 @@ def test_r21_heartbeat_of_a_new_term_is_answered_with_the_batch_that_stores_the_
     assert not output.must_sync, "nothing new: no sync for a heartbeat"
 
 
-def test_r21e_commit_alone_forces_no_sync_and_rides_along_with_entries():
+def test_commit_alone_forces_no_sync_and_rides_along_with_entries():
     core = make_core(2, THREE, [1, 1], term=1)
     core.step(Heartbeat(1, 2, 1, 1, 1))
     output = core.poll()

@@ -376,7 +376,7 @@ def test_s16_the_hatch_answers_an_old_leader_with_our_term(message):
 
 
 def test_s16_a_removed_node_with_a_high_term_deposes_nobody():
-    """Answers of non-members are dropped before their term is looked at (R20)."""
+    """Answers of non-members are dropped before their term is looked at."""
     cluster = Cluster()
     cluster.elect(1)
     for reply in (AppendReply(9, 1, 50, False, 0), HeartbeatReply(9, 1, 50, 1), VoteReply(9, 1, 50, False)):
@@ -408,7 +408,7 @@ def test_s18_partial_partition_leaves_the_cluster_writable():
     assert len(cluster[1].machine) == len(cluster[2].machine) == 10
 
 
-def test_r12_learner_votes_when_asked():
+def test_learner_votes_when_asked():
     """The asker may know a newer configuration in which this learner is a voter."""
     core = make_core(4, membership([1, 2, 3], [4]))
     core.step(VoteRequest(1, 4, 1, 0, 0))
@@ -416,7 +416,7 @@ def test_r12_learner_votes_when_asked():
     assert reply.granted
 
 
-def test_r14b_votes_are_given_without_looking_at_the_own_configuration():
+def test_votes_are_given_without_looking_at_the_own_configuration():
     """Candidate 9 is in no configuration that node 1 knows. Refusing could lock up the group (Camunda
     #57386)."""
     core = make_core(1, THREE)
@@ -425,7 +425,7 @@ def test_r14b_votes_are_given_without_looking_at_the_own_configuration():
     assert [m.granted for m in sent(drain(core), VoteReply)] == [True, True]
 
 
-def test_r20_removed_node_campaigns_in_vain():
+def test_removed_node_campaigns_in_vain():
     """A removed node that never heard of its removal, with a longer log, keeps asking. The leader is
     unaffected."""
     cluster = Cluster([1, 2, 3, 4])

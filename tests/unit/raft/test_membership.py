@@ -151,7 +151,7 @@ def test_s33_remove_a_follower():
     assert cluster[3].machine == []
 
 
-def test_r20_removed_follower_hears_that_it_is_and_stops_campaigning():
+def test_removed_follower_hears_that_it_is_and_stops_campaigning():
     cluster = Cluster()
     cluster.elect(1)
     change(cluster, 1, remove(3))
@@ -264,7 +264,7 @@ def test_s42_a_member_is_not_added_again_under_its_id():
         cluster[1].core.change_membership(add_learner(2))
 
 
-def test_r13_promotion_of_a_stopped_learner_is_refused():
+def test_promotion_of_a_stopped_learner_is_refused():
     cluster = with_learner()
     cluster.isolate(4)
     cluster.tick(30)
@@ -276,7 +276,7 @@ def test_r13_promotion_of_a_stopped_learner_is_refused():
     change(cluster, 1, promote(4))
 
 
-def test_r13_promotion_of_a_lagging_learner_is_refused_until_two_checks_pass():
+def test_promotion_of_a_lagging_learner_is_refused_until_two_checks_pass():
     cluster = with_learner(config=CoreConfig(promote_max_lag=5, keep_entries=0, snapshot_chunk_bytes=16))
     cluster.drop = lambda m: isinstance(m, Append) and m.dst == 4
     cluster.propose(1, *[b"%d" % n for n in range(10)])
@@ -295,7 +295,7 @@ def test_r13_promotion_of_a_lagging_learner_is_refused_until_two_checks_pass():
     change(cluster, 1, promote(4))
 
 
-def test_r13_a_learner_that_never_answered_is_not_caught_up_by_a_short_log():
+def test_a_learner_that_never_answered_is_not_caught_up_by_a_short_log():
     cluster = Cluster()
     cluster.elect(1)
     change(cluster, 1, add_learner(4))
@@ -304,7 +304,7 @@ def test_r13_a_learner_that_never_answered_is_not_caught_up_by_a_short_log():
         cluster[1].core.change_membership(promote(4))
 
 
-def test_r13_after_promotion_the_old_voter_may_die():
+def test_after_promotion_the_old_voter_may_die():
     cluster = with_learner()
     change(cluster, 1, promote(4, remove=(3,)))
     cluster[2].crash()
@@ -312,7 +312,7 @@ def test_r13_after_promotion_the_old_voter_may_die():
     assert cluster[4].machine == [b"x"]
 
 
-def test_r14i_change_whose_new_majority_is_silent_is_refused_unless_forced():
+def test_change_whose_new_majority_is_silent_is_refused_unless_forced():
     """{1,2,3} -> {1,2} while 2 is silent: the new group could not decide anything."""
     cluster = Cluster()
     cluster.elect(1)
@@ -325,7 +325,7 @@ def test_r14i_change_whose_new_majority_is_silent_is_refused_unless_forced():
     assert cluster[1].last == index
 
 
-def test_r14g_leaving_joint_keeps_the_new_half_as_it_is():
+def test_leaving_joint_keeps_the_new_half_as_it_is():
     """Learners and addresses survive the second phase; only the old half goes."""
     cluster = with_learner()
     change(cluster, 1, MembershipChange(add_learners=((5, "five"),), promote=(4,), remove=(2,)))
@@ -344,7 +344,7 @@ def test_change_during_a_transfer_is_refused():
 
 
 def test_new_member_does_not_cost_the_leader_its_quorum_before_it_could_answer():
-    """R3: a freshly added member starts active. {1} -> {1,2}: check-quorum falls right after the change."""
+    """A freshly added member starts active. {1} -> {1,2}: check-quorum falls right after the change."""
     core = make_core(1, membership([1], [2]), term=0)
     core.campaign()
     drain(core)

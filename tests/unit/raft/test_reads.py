@@ -168,7 +168,7 @@ def test_s47_reads_waiting_for_the_noop_fail_with_the_leadership():
     assert cluster[1].reads_ready == []
 
 
-def test_r09_pending_reads_are_bounded():
+def test_pending_reads_are_bounded():
     cluster = leading(config=CoreConfig(max_pending_reads=3, keep_entries=0))
     cluster.isolate(1)
     for token in range(3):

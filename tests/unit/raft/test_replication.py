@@ -368,7 +368,7 @@ def test_s29_a_new_leader_counts_the_uncommitted_tail_it_inherits():
     core.propose([b"1234567890"])
 
 
-def test_r08_an_append_is_cut_by_bytes_but_carries_at_least_one_entry():
+def test_an_append_is_cut_by_bytes_but_carries_at_least_one_entry():
     config = CoreConfig(max_append_bytes=300, keep_entries=0)
     cluster = Cluster(config=config)
     cluster.elect(1)
@@ -378,7 +378,7 @@ def test_r08_an_append_is_cut_by_bytes_but_carries_at_least_one_entry():
     assert cluster[2].machine == cluster[1].machine
 
 
-def test_r08_applying_is_paginated():
+def test_applying_is_paginated():
     config = CoreConfig(max_apply_bytes=300, keep_entries=0)
     cluster = Cluster(config=config)
     cluster.elect(1)

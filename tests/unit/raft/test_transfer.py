@@ -163,7 +163,7 @@ def test_s44_transfer_works_under_stickiness():
     assert cluster.leader() == 3
 
 
-def test_r18_lease_ends_with_the_sending_of_timeout_now_for_the_whole_term():
+def test_lease_ends_with_the_sending_of_timeout_now_for_the_whole_term():
     """The message cannot be called back by aborting: its receiver may campaign past all patience at any later
     time."""
     cluster = leading(config=CoreConfig(lease_reads=True, keep_entries=0))

@@ -139,7 +139,7 @@ async def test_a_cancelled_caller_is_forgotten(trio: Trio) -> None:
 
 
 async def test_a_stalled_loop_does_not_start_an_election(trio: Trio) -> None:
-    """R29: all three stand still far longer than the election timeout, as one loop does; nobody campaigns
+    """All three stand still far longer than the election timeout, as one loop does; nobody campaigns
     after it."""
     term = trio.leader().replica.term
     for _ in range(3):
