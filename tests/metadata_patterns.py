@@ -1,7 +1,7 @@
 """The six things that Danube used etcd for (seed 004 §2), as stories that any ``MetadataStore`` must tell.
 
 Written against the protocol only. A test module imports everything from here and provides a fixture
-``harness``; ``MemoryStore`` and the Raft store run the very same functions (D50: a store for tests with
+``harness``; ``MemoryStore`` and the Raft store run the very same functions (a store for tests with
 other semantics would test itself).
 """
 
@@ -175,7 +175,7 @@ async def test_p3_create_read_update_delete(harness: Harness) -> None:
 
 
 async def test_p3_a_local_read_with_the_revision_of_a_write_sees_it(harness: Harness) -> None:
-    """S70, D37: written through one node, read at another."""
+    """S70: written through one node, read at another."""
     written = await harness.stores[0].put("/a", b"1")
     other = harness.stores[-1]
     seen = await other.get("/a", linearizable=False, min_revision=written.revision)
@@ -247,7 +247,7 @@ async def test_p3_many_topics_are_created_and_deleted_quickly(harness: Harness) 
 
 
 async def test_p4_every_node_sees_every_change_in_order_and_whole(harness: Harness) -> None:
-    """D29, D31, D35, I22."""
+    """Two watchers of one prefix are two; neither misses anything between reading and watching (I22)."""
     store = harness.stores[0]
     start = (await store.range("/topics/")).revision
     watches = [node.watch("/topics/", from_revision=start + 1) for node in harness.stores for _ in range(2)]

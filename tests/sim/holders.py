@@ -1,6 +1,6 @@
 """Lease holders: grant a lease, keep a key under it, stay alive for a while, then fall silent.
 
-What is checked (D2, D3, D7, S67): a lease whose keep-alive was acknowledged lives at least its TTL from the
+What is checked (S67): a lease whose keep-alive was acknowledged lives at least its TTL from the
 moment the keep-alive was *sent*, whatever the leaders' clocks, pauses and elections do. The one thing that
 may shorten it is a clock that runs fast, so the TTL is divided by the fastest rate any node may have. Late
 expiry is allowed; never expiring is not, and is seen at the end."""

@@ -103,7 +103,7 @@ def draw(seed: int) -> Knobs:
     rng = Random(f"{seed}/knobs")
     lease_reads = rng.random() < 0.25
     faults = _draw_faults(rng)
-    # Lease reads rest on bounded drift (raft.md R18): clocks within +-10 % keep the ratio of two of them
+    # Lease reads rest on bounded drift: clocks within +-10 % keep the ratio of two of them
     # under 1/(1-0.2).
     skew = (90, 110) if lease_reads else rng.choice([(100, 100), (80, 125), (50, 200)])
     tick = rng.choice([50, 100, 100, 150])

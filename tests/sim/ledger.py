@@ -117,7 +117,7 @@ class Ledger:
         while not _is_same(image, state):
             if not self._pending:
                 raise Violation(
-                    "R25", f"node {node} had promised {_brief(self.durable)} and found {_found(state)}"
+                    "durability", f"node {node} had promised {_brief(self.durable)} and found {_found(state)}"
                 )
             image.fold(self._pending.popleft())
         if state.core is not None:

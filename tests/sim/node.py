@@ -170,7 +170,7 @@ class SimNode:
             self.world.after(500_000, self.start)
             return
         if not self.rotten:
-            raise Violation("R25", f"node {self.name} cannot start: {error}") from error
+            raise Violation("durability", f"node {self.name} cannot start: {error}") from error
         self.world.note("corrupt", self.name, error)
         self.world.count("corrupt disks refused")
         self.lose()

@@ -247,7 +247,7 @@ def test_s69_two_watchers_of_one_prefix_get_everything_and_a_slow_one_is_told() 
 
 
 def test_an_acknowledgement_waits_for_the_disk_of_the_follower() -> None:
-    """R21 seen on the wire: while a follower's sync hangs, no acknowledgement of the new entry leaves it."""
+    """While a follower's sync hangs, no acknowledgement of the new entry leaves it."""
     story = Story()
     slow = story.followers[0]
     story.put("/k/0", b"warm")

@@ -1,4 +1,4 @@
-"""force-new-cluster: one survivor, everything it knows, and nothing of the old cluster that could be mistaken."""
+"""force-new-cluster: one survivor, all that it knows, and nothing that could be mistaken for the old cluster."""
 
 from __future__ import annotations
 

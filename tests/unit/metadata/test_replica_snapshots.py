@@ -1,6 +1,4 @@
-"""Snapshots: taken, compacted under, sent in chunks, installed, with a power cut at every step (R10, R11,
-S49-S56).
-"""
+"""Snapshots: taken, compacted under, sent in chunks, installed, with a power cut at every step (S54)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compaction below a local snapshot, and what a restart finds: S54, S56. Rule R11."""
+"""Compaction below a local snapshot, and what a restart finds: S54, S56."""
 
 from __future__ import annotations
 

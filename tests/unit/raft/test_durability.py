@@ -1,4 +1,4 @@
-"""Persistence: S57, S58, S60, S61, and the core's part of S63, S64. Rules R21, R22."""
+"""Persistence: S57, S58, S60, S61, and the core's part of S63, S64."""
 
 from __future__ import annotations
 

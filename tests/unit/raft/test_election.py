@@ -1,4 +1,4 @@
-"""Elections: S1–S18. Rules R1–R4, R12, R14b, R20."""
+"""Elections: S1–S18."""
 
 from __future__ import annotations
 

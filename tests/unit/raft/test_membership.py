@@ -1,4 +1,4 @@
-"""Membership changes: the ways they go, S30–S35 and S42. Rules R12–R14, R20."""
+"""Membership changes: the ways they go, S30–S35 and S42."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership changes when things go wrong: crashes, truncation, rival leaders. S36–S41, R14, R15."""
+"""Membership changes when things go wrong: crashes, truncation, rival leaders. S36–S41."""
 
 from __future__ import annotations
 

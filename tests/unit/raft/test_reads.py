@@ -1,4 +1,4 @@
-"""Linearizable reads: S45–S48. Rules R17, R18, and the bounds of R9."""
+"""Linearizable reads: S45–S48."""
 
 from __future__ import annotations
 

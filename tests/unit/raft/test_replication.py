@@ -1,4 +1,4 @@
-"""Replication: S19–S29. Rules R5–R9."""
+"""Replication: S19–S29."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots on their way: S49–S53, S55, and the core's part of S54. Rule R10."""
+"""Snapshots on their way: S49–S53, S55, and the core's part of S54."""
 
 from __future__ import annotations
 

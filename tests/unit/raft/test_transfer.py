@@ -1,4 +1,4 @@
-"""Leadership transfer: S43, S44. Rule R16."""
+"""Leadership transfer: S43, S44."""
 
 from __future__ import annotations
 
