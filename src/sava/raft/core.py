@@ -255,13 +255,16 @@ class RaftCore:
         return self._state.install is None
 
     def has_output(self) -> bool:
+        # Asked several times per step of a driver, hence ``_has_durable_output`` and ``_may_apply`` in line.
         state = self._state
+        log, install = state.log, state.install
         return (
-            self._has_durable_output
+            state.append_wanted
             or bool(state.outbox)
-            or state.append_wanted
+            or log.has_unpolled
+            or self._is_ballot_news
+            or (log.applicable > log.handed_out if install is None else state.install_number is None)
             or state.reads.wanted_round > state.round
-            or (self._may_apply and state.log.applicable > state.log.handed_out)
         )
 
     def poll(self) -> Output:

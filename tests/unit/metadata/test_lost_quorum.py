@@ -1,4 +1,4 @@
-"""force-new-cluster: one survivor, all that it knows, and nothing that could be mistaken for the old cluster."""
+"""force-new-cluster: one survivor, all that it knows, and nothing mistaken for the old cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,15 @@
 """Proposals: what the leader appends, and who waits for which index of the log.
 
-All requests that arrived since the last pump become one batch of entries: one append per follower, one sync.
+All requests that are queued become one batch of entries: one append per follower, one sync. Callers that come
+over the network come one by one, and each alone would cost as much as a batch; so while the leader's disk
+works, a few wait for more (``has_batch``):
+
+    disk       sync of a ............ | sync of b c d ........ | …
+    queue           b    c    d ----> one batch
+
+A lone caller finds the disk idle. One that has to wait loses little, as the leader answers only what is on
+its own disk, and that could not have begun earlier.
+
 The leader stamps the time here and nowhere else: a forwarder's clock would make time run by who
 forwarded.
 
@@ -30,6 +39,10 @@ MAX_BATCH_BYTES = 4 << 20
 """Bytes per call of ``core.propose``: a batch that exceeds the core's limit as a whole would be refused for
 ever."""
 
+BATCH_ENTRIES = 16
+"""So many are worth an append of their own. They do not wait, and the followers' disks work at the same time
+as the leader's."""
+
 _INTERNAL = 0
 """The ticket of the leader's own commands. They are not on the desk: nobody waits for them beyond this
 leadership."""
@@ -53,6 +66,10 @@ class Proposals:
         """A command of the leader itself. It applies only in the term that proposed it, so a deposed leader's
         late look at the clock cannot expire anything."""
         self._queue.append(Pending(_INTERNAL, Propose(command, fence_term=fence_term), done, FOREVER))
+
+    @property
+    def has_batch(self) -> bool:
+        return len(self._queue) >= BATCH_ENTRIES
 
     def flush(self, core: RaftCore) -> None:
         """Append all that is queued, as far as the core takes it."""

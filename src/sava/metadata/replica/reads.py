@@ -37,6 +37,8 @@ class Reads:
 
     def gather(self) -> None:
         """Make one request of all reads that arrived, and let it find the leader."""
+        if not self._arrived:
+            return
         members = living(self._arrived)
         self._arrived.clear()
         if not members:

@@ -128,10 +128,8 @@ class Router:
                 else:
                     self._forwarding.send(pending, self._leader)
         if self.leading_term:
-            # While the disk works, those that arrive one by one become the next batch: one append to each
-            # follower and one sync for all. Nobody is answered later for it, since the leader answers
-            # only what is on its own disk; and the disk's completion brings the next turn.
-            if self._persister.is_idle:
+            # What waits here waits for a disk at work, whose completion brings the next turn.
+            if self._persister.is_idle or self.proposals.has_batch:
                 self.proposals.flush(core)
             self.reads.flush(core)
 
