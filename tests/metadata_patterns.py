@@ -1,4 +1,4 @@
-"""The six things that Danube used etcd for (seed 004 §2), as stories that any ``MetadataStore`` must tell.
+"""The six things that Danube used etcd for, as stories that any ``MetadataStore`` must tell.
 
 Written against the protocol only. A test module imports everything from here and provides a fixture
 ``harness``; ``MemoryStore`` and the Raft store run the very same functions (a store for tests with
@@ -234,7 +234,7 @@ async def test_p3_what_breaks_a_rule_is_refused_by_type(harness: Harness) -> Non
 
 
 async def test_p3_many_topics_are_created_and_deleted_quickly(harness: Harness) -> None:
-    """Seed 004 phase 3: 100+ topics, rapid create/delete cycles."""
+    """100+ topics, rapid create/delete cycles."""
     store = harness.stores[0]
     for _ in range(2):
         await asyncio.gather(*(store.put(f"/topics/d/{i:03}/spec", b"x") for i in range(120)))
@@ -351,7 +351,7 @@ async def test_p6_segments_are_registered_as_one_contiguous_chain(harness: Harne
 
 
 async def test_p6_schema_ids_are_unique_and_grow_under_a_race(harness: Harness) -> None:
-    """Seed 004 phase 3 'schema ID race': read-modify-write gave two schemas one id."""
+    """Schema id race: read-modify-write gives two schemas one id."""
     stores = [harness.stores[i % len(harness.stores)] for i in range(30)]
     ids = await asyncio.gather(*(store.allocate_id("/schemas/next_id") for store in stores))
     assert sorted(ids) == list(range(1, 31))

@@ -1,4 +1,4 @@
-"""Seed 004, phase 3: what a cluster of real processes must do when parts of it fail."""
+"""What a cluster of real processes must do when parts of it fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seed 004 §7: founding a cluster, growing and shrinking it, handing over, stopping and coming back."""
+"""Founding a cluster, growing and shrinking it, handing over, stopping and coming back."""
 
 from __future__ import annotations
 

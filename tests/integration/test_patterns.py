@@ -1,5 +1,5 @@
-"""The six patterns of seed 004 on three real nodes: gRPC between them, a disk below each, one process
-around them all."""
+"""The six patterns in which metadata is used, on three real nodes: sockets between them, a disk below each,
+one process around them all."""
 
 from __future__ import annotations
 

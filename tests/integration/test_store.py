@@ -106,7 +106,7 @@ async def test_a_watch_on_another_broker_sees_every_change_in_order(trio: Cluste
 
 
 async def test_a_watcher_that_lags_is_told_and_resyncs_without_a_gap(trio: Cluster) -> None:
-    """Seed 004: a slow consumer must recover by reading again. It stops reading while far more is written
+    """A slow consumer must recover by reading again. It stops reading while far more is written
     than the pipe, the queue and the history hold; the watch ends with ``Compacted``, and range plus watch
     closes the gap."""
     broker = await trio.leader()

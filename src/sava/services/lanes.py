@@ -31,6 +31,7 @@ from sava.services.raft_wire import (
     encode,
     frames,
 )
+from sava.services.sockets import settle
 
 PAUSE_MIN_S = 0.05
 PAUSE_MAX_S = 1.0
@@ -116,6 +117,7 @@ class Lane(asyncio.Protocol):
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
+            await settle()
         if self._transport is not None:
             self._transport.abort()
         await self._gone.wait()

@@ -34,7 +34,7 @@ from sava.services.raft_wire import (
     decode_opening,
     encode,
 )
-from sava.services.sockets import notice_vanishing, split_address
+from sava.services.sockets import notice_vanishing, settle, split_address
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class RaftListener:
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._is_stopping = False
         self.malformed = 0
 
     async def start(self) -> None:
@@ -71,19 +72,23 @@ class RaftListener:
 
     async def stop(self, grace: float | None = None) -> None:
         """Connections carry nothing that could be finished: ``grace`` is of no use here."""
+        self._is_stopping = True
         if self._server is not None:
             self._server.close()
+        await settle()
         for connection in tuple(self._connections):
             connection.abort()
+        for task in tuple(self._tasks):
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._empty.wait()
 
     def joined(self, connection: _Connection) -> bool:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            return False
         self._connections.add(connection)
         self._empty.clear()
-        return True
+        # A connection that was accepted just before ``stop`` may get here after it; a peer's lane would then
+        # stay open, and ``stop`` would wait for it.
+        return not self._is_stopping and len(self._connections) <= MAX_CONNECTIONS
 
     def left(self, connection: _Connection) -> None:
         self._connections.discard(connection)

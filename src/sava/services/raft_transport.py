@@ -56,7 +56,7 @@ from sava.services.raft_wire import (
     decode_response,
     encode,
 )
-from sava.services.sockets import notice_vanishing, split_address
+from sava.services.sockets import notice_vanishing, settle, split_address
 
 log = logging.getLogger(__name__)
 
@@ -220,6 +220,7 @@ class _Caller(asyncio.Protocol):
             self._answer.set_exception(error)
 
     async def close(self) -> None:
+        await settle()
         if self._transport is not None:
             self._transport.abort()
             await self._gone.wait()

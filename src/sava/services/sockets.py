@@ -11,6 +11,16 @@ VANISHED_MS = 4000
 """A peer that vanished without a reset is noticed within this time, whether data waits for it or not."""
 
 
+_PASSES = 3
+
+
+async def settle() -> None:
+    """Let asyncio finish what it has begun with a socket: between accepting or connecting it and
+    ``connection_made`` lie up to three passes of the loop, in which nobody else knows of the socket yet."""
+    for _ in range(_PASSES):
+        await asyncio.sleep(0)
+
+
 def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     try:

@@ -1,4 +1,4 @@
-"""The six patterns of seed 004 on MemoryStore."""
+"""The six patterns in which metadata is used, on MemoryStore."""
 
 from __future__ import annotations
 

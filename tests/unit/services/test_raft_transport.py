@@ -239,3 +239,21 @@ def test_frames_survive_any_cutting() -> None:
 def test_a_frame_cannot_claim_more_than_the_limit() -> None:
     with pytest.raises(BadFrame, match="claims"):
         FrameReader().feed(b"\xff\xff\xff\x7f" + bytes(4))
+
+
+async def test_a_listener_stops_although_peers_keep_connecting() -> None:
+    """A connection that was accepted before ``stop`` is handed over after it has begun. Left open, it would
+    keep the listener waiting for a peer that has no reason to close it."""
+    (port,) = free_ports(1)
+    node = Node(TWO, f"127.0.0.1:{port}")
+    for _ in range(20):
+        listener = RaftListener(node, node.address, Auth())
+        await listener.start()
+        peers = [asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        connecting = asyncio.gather(*peers, return_exceptions=True)
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await listener.stop()
+        for opened in await connecting:
+            if not isinstance(opened, BaseException):
+                opened[1].close()
