@@ -155,8 +155,10 @@ class ClusterOperations:
 
     async def transfer(self, node: NodeId, address: str, *, timeout: float = OPERATION_TIMEOUT_S) -> NodeId:
         """Hand leadership to ``node``, or to the most up-to-date voter when neither id nor address is
-        given."""
+        given. Asking for the one that leads already is done at once: a script may repeat the command."""
         target = await self._member(node, address, timeout) if node or address else NO_NODE
+        if target and target == self._leader():
+            return target
         reply = await self._node.ask(TransferLeadership(target), timeout=timeout)
         assert isinstance(reply, Transferred)
         return reply.to

@@ -182,6 +182,8 @@ async def test_leadership_moves_on_request(trio: Trio) -> None:
     to = await ClusterOperations(trio.nodes[2]).transfer(target.info().node, "", timeout=10)
     assert to == target.info().node
     await target.wait_until(lambda: target.replica.is_leader, "leads", timeout=10)
+    again = await ClusterOperations(target).transfer(to, "", timeout=10)
+    assert again == to, "repeating the command is harmless"
 
 
 async def test_a_snapshot_is_taken_while_writes_go_on(trio: Trio) -> None:
