@@ -13,7 +13,9 @@ Three kinds of records, and the state of a node is the fold over them:
 * ``CHECKPOINT``: everything up to here in one value, written as the first record of a fresh file once a
   snapshot is durable. After it, all older files may go. Its entries may need several records; a checkpoint
   counts only when its last part is there, so a power cut in the middle leaves the state that the older files
-  (not yet deleted) tell.
+  (not yet deleted) tell. The older files go one by one, oldest first: a power cut in between leaves a log
+  that begins in the middle, with what is left of them. That is no harm as long as a complete checkpoint
+  follows; what stands before it is passed over.
 
 Recovery believes nothing that cannot be: a gap, a term that falls, an entry newer than the term, a
 truncation of what was committed are ``LogCorrupt``. Starting with less than was promised would break quorum
@@ -238,6 +240,8 @@ class Replay:
         self._fold: _Fold | None = None
         self._checkpoint: _Fold | None = None
         """A checkpoint whose last part was not seen yet; it replaces ``_fold`` when it is complete."""
+        self._has_remains = False
+        """The log begins with records that only a later checkpoint makes superfluous."""
         self._position = 0
 
     def __call__(self, record: Record) -> None:
@@ -249,17 +253,24 @@ class Replay:
 
     def result(self) -> LogState:
         if self._fold is None:
-            if self._checkpoint is not None:
-                raise LogCorrupt(self._path, "log", self._position, "the log begins with half a checkpoint")
+            if self._has_remains or self._checkpoint is not None:
+                raise LogCorrupt(
+                    self._path,
+                    "log",
+                    self._position,
+                    "the log begins in the middle, and no checkpoint follows",
+                )
             return LogState()
         return LogState(self._fold.bootstrap, self._fold.recovered())
 
     def _apply(self, kind: int, payload: bytes) -> None:
         if kind == RecordKind.BATCH:
             self._checkpoint = None  # half a checkpoint before a power cut: it never counted
-            if self._fold is None:
-                raise _Inconsistent("the log begins in the middle")
-            self._fold.batch(_decode_batch(payload))
+            batch = _decode_batch(payload)
+            if self._fold is not None:
+                self._fold.batch(batch)
+            else:
+                self._has_remains = True
         elif kind == RecordKind.CHECKPOINT:
             self._part(_decode_part(payload))
         elif kind == RecordKind.BOOTSTRAP:
@@ -268,7 +279,7 @@ class Replay:
             raise _Inconsistent(f"a record of unknown kind {kind}")
 
     def _bind(self, bootstrap: Bootstrap) -> None:
-        if self._fold is not None:
+        if self._fold is not None or self._has_remains:
             raise _Inconsistent("a second bootstrap")
         origin = SnapshotMeta(0, 0, bootstrap.membership, 0, b"")
         self._fold = _Fold(bootstrap, HardState(), origin, 0, 1)
@@ -280,7 +291,10 @@ class Replay:
                 head.bootstrap, head.hard_state, head.snapshot, head.compacted_term, head.first_index
             )
         if self._checkpoint is None:
-            raise _Inconsistent("a part of a checkpoint without its head")
+            if self._fold is not None:
+                raise _Inconsistent("a part of a checkpoint without its head")
+            self._has_remains = True
+            return
         self._checkpoint.append(part.entries)
         if not part.more:
             self._fold, self._checkpoint = self._checkpoint, None

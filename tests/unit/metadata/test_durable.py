@@ -12,7 +12,7 @@ from sava.metadata.peer import Bootstrap
 from sava.raft.output import Checkpoint, Output
 from sava.raft.types import Entry, EntryKind, HardState, Membership, NodeId, SnapshotMeta
 from sava.wal.errors import LogCorrupt
-from sava.wal.log import Buffers, Log, Record
+from sava.wal.log import Buffers, Log, LogOptions, Record
 from tests.sim.disk import CrashPolicy, SimDisk
 
 ALONE = Membership(voters=(NodeId(1),))
@@ -155,10 +155,11 @@ def test_half_a_checkpoint_does_not_count(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_log_that_begins_with_half_a_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable, "MAX_RECORD_BYTES", 100)
     parts = checkpoint_records(BOOTSTRAP, checkpoint(*(entry(i, 1, b"z" * 60) for i in range(4, 7))))
-    with pytest.raises(LogCorrupt, match="half a checkpoint"):
-        replay(parts[:1])
+    for remains in (parts[:1], parts[1:], [*parts[:1], *HELD]):
+        with pytest.raises(LogCorrupt, match="no checkpoint follows"):
+            replay(remains)
     with pytest.raises(LogCorrupt, match="without its head"):
-        replay(parts[1:])
+        replay(BOUND, parts[1:])
 
 
 HELD = batch_records(output(entry(1, 1), entry(2, 1), hard_state=HardState(2, NodeId(0), 1)))
@@ -193,8 +194,10 @@ def test_records_that_cannot_follow_each_other_are_corruption(bad: Output, why: 
 
 
 def test_other_impossible_beginnings() -> None:
-    with pytest.raises(LogCorrupt, match="in the middle"):
+    with pytest.raises(LogCorrupt, match="in the middle, and no checkpoint follows"):
         replay(HELD)
+    with pytest.raises(LogCorrupt, match="second bootstrap"):
+        replay(HELD, BOUND)
     with pytest.raises(LogCorrupt, match="second bootstrap"):
         replay(BOUND, BOUND)
     with pytest.raises(LogCorrupt, match="unknown kind 9"):
@@ -203,21 +206,25 @@ def test_other_impossible_beginnings() -> None:
         replay(BOUND, [(durable.RecordKind.BATCH, [b"\xc1"])])
 
 
+@pytest.mark.parametrize("file_bytes", [64 << 20, 600], ids=["one file before", "several files before"])
 @pytest.mark.parametrize("policy", list(CrashPolicy))
 def test_a_checkpoint_cut_off_at_any_disk_operation_leaves_the_old_or_the_new_state(
-    policy: CrashPolicy,
+    policy: CrashPolicy, file_bytes: int
 ) -> None:
-    """S54: compaction of the log, with a power cut before each operation that it makes."""
+    """S54: compaction of the log, with a power cut before each operation that it makes. With several older
+    files, a cut between two removals leaves a log that begins in the middle of what was replaced."""
 
     class CutError(BaseException):
         pass
 
     def prepare() -> tuple[SimDisk, Log]:
         disk = SimDisk(Random(f"{policy}"))
-        log = Log.open(disk, owner="node-1", new_storage_id=lambda: "s")
-        log.append_many(
-            [*BOUND, *batch_records(output(*(entry(i, 1) for i in range(1, 8)), hard_state=HardState(1)))]
+        log = Log.open(
+            disk, owner="node-1", new_storage_id=lambda: "s", options=LogOptions(file_bytes=file_bytes)
         )
+        log.append_many([*BOUND, *batch_records(output(hard_state=HardState(1)))])
+        for index in range(1, 8):
+            log.append_many(batch_records(output(entry(index, 1, b"x" * 60))))
         log.sync()
         return disk, log
 
