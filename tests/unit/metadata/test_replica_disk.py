@@ -152,6 +152,23 @@ def test_a_request_that_waited_for_the_disk_until_its_deadline_had_no_effect() -
     assert follower.get("/late") is None
 
 
+def test_those_who_gave_up_while_the_disk_worked_are_passed_over() -> None:
+    """One write is at the disk, one request waits behind it, its caller goes away, the disk finishes: the
+    batch that is due is empty."""
+    world, leader, _ = three()
+    leader.writer.is_held = True
+    first = leader.put("/first", "1")
+    world.settle()
+    waiting = leader.put("/waiting", "2")
+    world.settle()
+    leader.replica.cancel(waiting.ticket)
+    leader.writer.is_held = False
+    world.answer(first)
+    assert not leader.failures
+    world.put(leader, "/next", "3")
+    assert leader.get("/waiting") is None
+
+
 def test_an_output_without_anything_durable_costs_no_write() -> None:
     world, leader, follower = three()
     world.pass_time(500)

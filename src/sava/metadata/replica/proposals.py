@@ -76,6 +76,8 @@ class Proposals:
         queue = self._queue
         while queue:
             batch, payloads = self._next_batch()
+            if not batch:
+                return  # all who waited have given up meanwhile
             try:
                 indexes = core.propose(payloads)
             except (Busy, Transferring) as error:
