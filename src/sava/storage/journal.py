@@ -164,6 +164,8 @@ class Journal:
         """Groups that became durable, for figures."""
         self._reader = Reader(disk, storage_id=log.identity.storage_id)
         self._threads = ThreadPoolExecutor(options.read_threads, thread_name_prefix="sava-journal-read")
+        self._log = log
+        """Of the writer's thread alone."""
         self._writer = Writer(log, deliver=self._deliver, max_queued_bytes=_UNBOUNDED)
 
     @classmethod
@@ -303,7 +305,7 @@ class Journal:
         elif not self._is_shut and not self._is_closed:
             self._is_shut = True
             # Runs behind everything that was queued behind the refused one.
-            self._writer.run(lambda log: log.accept_again(), self._reopened)  # type: ignore[attr-defined]
+            self._writer.run(lambda _: self._log.accept_again(), self._reopened)
 
     def _reopened(self, outcome: BaseException | None) -> None:
         self._is_shut = False
