@@ -5,7 +5,7 @@ Pure: no I/O, no clock. The format is specified in ``docs/design/record-batch.md
 
 ===============  =====================================================================
 ``message``      a message as applications see it
-``header``       the fixed header, and ``assign``, the broker's part of it
+``header``       the fixed header, and which part of it is the broker's
 ``columns``      which columns there are and how each may be encoded
 ``buffers``      values or Arrow arrays → the buffers of a column
 ``encoder``      columns → the bytes of a batch
@@ -34,7 +34,6 @@ from sava.records.header import (
     UNASSIGNED,
     Codec,
     Header,
-    assign,
     peek_header,
 )
 from sava.records.message import Message, Origin
@@ -58,7 +57,6 @@ __all__ = [
     "Origin",
     "RecordBatch",
     "UnsupportedBatch",
-    "assign",
     "iter_batches",
     "peek_header",
     "schema_of",

@@ -2,7 +2,8 @@
 
 A batch is its bytes. Everything else is a view of them that is made when first asked for: the header is read
 at once (88 bytes), the columns when a value is wanted, messages when somebody iterates. A batch never
-changes; a slice shares its parent's columns and gets bytes of its own only if they are asked for.
+changes; a slice shares its parent's columns, an assigned batch all of its parent's bytes but the prefix, and
+both get bytes of their own only if somebody asks for these in one piece.
 
 Safe to share between threads: the cached views are computed from immutable bytes, and computing one twice is
 harmless.
@@ -23,7 +24,7 @@ from sava.records.compression import decompress
 from sava.records.decoder import publish_time_range, read_columns
 from sava.records.encoder import Body, Place, assemble, encode_arrow, encode_columns, encode_values
 from sava.records.errors import BatchCorrupt, BatchUnassigned, OffsetOutside
-from sava.records.header import HEADER_BYTES, PREFIX_BYTES, Buffer, Codec, Header, assign, peek_header
+from sava.records.header import HEADER_BYTES, PREFIX_BYTES, Buffer, Codec, Header, check_header, peek_header
 from sava.records.message import Message, Origin
 
 
@@ -31,15 +32,21 @@ class RecordBatch:
     """One to about a million messages that belong together. Made by ``encode``, ``from_messages``,
     ``from_arrow`` or ``parse``."""
 
-    __slots__ = ("_columns", "_data", "_header")
+    __slots__ = ("_columns", "_data", "_header", "_prefix")
 
     def __init__(
-        self, header: Header, data: bytes | memoryview | None, columns: tuple[Column, ...] | None
+        self,
+        header: Header,
+        data: bytes | memoryview | None,
+        columns: tuple[Column, ...] | None,
+        prefix: bytes | None = None,
     ) -> None:
-        """Not for callers: ``data`` or ``columns`` must be there, and agree with ``header``."""
+        """Not for callers: ``data`` or ``columns`` must be there and agree with ``header``; ``prefix`` stands
+        for the first bytes of ``data``."""
         self._header = header
         self._data = data
         self._columns = columns
+        self._prefix = prefix
 
     # -- making ---------------------------------------------------------------------
 
@@ -54,13 +61,14 @@ class RecordBatch:
         schema_id: int | Sequence[int | None] | None = None,
         schema_version: int | Sequence[int | None] | None = None,
         origins: Sequence[Origin | None] | None = None,
+        producer: str | Sequence[str | None] | None = None,
         producer_id: int = 0,
         base_sequence: int = 0,
         codec: Codec = Codec.NONE,
     ) -> RecordBatch:
-        """A batch from one sequence per column; a single integer stands for one that all messages have.
-        Producer 0 is nobody: such a batch has no part in deduplication. Raises InvalidMessage,
-        BatchTooLarge."""
+        """A batch from one sequence per column; a single value stands for one that all messages have
+        (the ``producer``'s name, usually). Producer id 0 is nobody: such a batch has no part in
+        deduplication. Raises InvalidMessage, BatchTooLarge."""
         body = encode_values(
             payloads,
             publish_time=publish_time,
@@ -69,6 +77,7 @@ class RecordBatch:
             schema_id=schema_id,
             schema_version=schema_version,
             origins=origins,
+            producer=producer,
         )
         return cls._of(body, producer_id, base_sequence, codec)
 
@@ -90,6 +99,7 @@ class RecordBatch:
             schema_id=[message.schema_id for message in messages],
             schema_version=[message.schema_version for message in messages],
             origins=[message.origin for message in messages],
+            producer=[message.producer for message in messages],
             producer_id=producer_id,
             base_sequence=base_sequence,
             codec=codec,
@@ -137,7 +147,7 @@ class RecordBatch:
 
     @property
     def header(self) -> Header:
-        self._encoded()
+        self._sealed()
         return self._header
 
     @property
@@ -160,11 +170,22 @@ class RecordBatch:
 
     @property
     def data(self) -> bytes | memoryview:
-        """The encoded batch, not copied."""
-        return self._encoded()
+        """The encoded batch in one piece. Of a batch from ``assigned`` it is put together now, and kept."""
+        data = self._sealed()
+        if self._prefix is not None:
+            # In this order: a thread that comes between the two puts the same bytes together once more.
+            self._data = data = b"".join((self._prefix, memoryview(data)[PREFIX_BYTES:]))
+            self._prefix = None
+        return data
+
+    @property
+    def buffers(self) -> tuple[bytes, Any]:
+        """The encoded batch in two pieces, never copied: the prefix, and a ``pa.Buffer`` of the rest."""
+        rest = pa.py_buffer(self._sealed()).slice(PREFIX_BYTES)
+        return self._prefix or self._header.prefix(), rest
 
     def to_bytes(self) -> bytes:
-        return bytes(self._encoded())
+        return bytes(self.data)
 
     def __reduce__(self) -> tuple[Any, tuple[bytes]]:
         return RecordBatch.parse, (self.to_bytes(),)
@@ -174,7 +195,7 @@ class RecordBatch:
     def verify_crc(self) -> None:
         """Raise BatchCorrupt unless the bytes are those that were sealed. Says nothing of who sealed them."""
         # pa.Buffer lends its memory to the checksum; a memoryview would have to be copied.
-        if google_crc32c.value(pa.py_buffer(self._encoded()).slice(PREFIX_BYTES)) != self._header.crc:
+        if google_crc32c.value(pa.py_buffer(self._sealed()).slice(PREFIX_BYTES)) != self._header.crc:
             raise BatchCorrupt("the checksum does not match")
 
     def verify(self) -> RecordBatch:
@@ -226,10 +247,10 @@ class RecordBatch:
     # -- placing ---------------------------------------------------------------------
 
     def assigned(self, *, topic_id: int, epoch: int, base_offset: int) -> RecordBatch:
-        """The same batch at its place in a topic. Writers that need no object use ``assign`` and save the
-        copy."""
-        data = b"".join(assign(self._encoded(), topic_id=topic_id, epoch=epoch, base_offset=base_offset))
-        return RecordBatch(peek_header(data), data, None)
+        """The same batch at its place in a topic. It shares the bytes of this one: see ``buffers``."""
+        header = self.header.replace(topic_id=topic_id, epoch=epoch, base_offset=base_offset)
+        check_header(header)
+        return RecordBatch(header, self._data, None, header.prefix())
 
     def slice(self, start: int, end: int) -> RecordBatch:
         """The messages with offsets in [start, end), as far as they are here. Raises OffsetOutside if none
@@ -258,9 +279,18 @@ class RecordBatch:
         )
         return RecordBatch(part, None, columns)
 
+    def select(self, rows: Sequence[int] | pa.Array) -> RecordBatch:
+        """A new batch of the messages at these rows (counted from 0, ascending): a part of a batch for one of
+        several consumers. It has no place and no producer id, since its messages do not follow one another.
+        Raises IndexError for a row that is not here, InvalidMessage for no row at all."""
+        chosen = rows if isinstance(rows, pa.Array) else pa.array(rows, pa.int32())
+        body = encode_columns([column.take(chosen) for column in self._decoded()], len(chosen))
+        return self._of(body, 0, 0, self._header.codec)
+
     # -- views, made once ----------------------------------------------------------
 
-    def _encoded(self) -> bytes | memoryview:
+    def _sealed(self) -> bytes | memoryview:
+        """The encoded batch, with a prefix that may not be this one's."""
         if self._data is None:
             header, columns = self._header, self._decoded()
             self._header, self._data = assemble(

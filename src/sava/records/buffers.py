@@ -77,6 +77,14 @@ def constant_integer(spec: ColumnSpec, value: int) -> Encoded:
         raise InvalidMessage(f"{spec.name}: {value!r} is no integer of {spec.width} bytes") from None
 
 
+def constant_text(spec: ColumnSpec, value: str) -> Encoded:
+    try:
+        data = value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{spec.name}: {error}") from None
+    return Encoding.CONSTANT, (struct.pack("<2i", 0, len(data)), data)
+
+
 def _attributes_array(values: Sequence[Mapping[str, str]]) -> Any:
     """No attributes become null: they cost nothing in Parquet, and all batches tell it the same way."""
     lengths = list(map(len, values))

@@ -69,11 +69,22 @@ COLUMNS: Final = (
     ColumnSpec("schema_version", pa.int32(), Shape.FIXED, 4),
     ColumnSpec("origin_cluster", TEXT, Shape.BINARY),
     ColumnSpec("origin_offset", pa.int64(), Shape.FIXED, 8),
+    ColumnSpec("producer", TEXT, Shape.BINARY),
 )
 """The order is part of the format: column i has the bits 2i and 2i + 1 of the layout, and the body follows
 it."""
 
-PAYLOAD, PUBLISH_TIME, KEY, ATTRIBUTE_MAP, SCHEMA_ID, SCHEMA_VERSION, ORIGIN_CLUSTER, ORIGIN_OFFSET = range(8)
+(
+    PAYLOAD,
+    PUBLISH_TIME,
+    KEY,
+    ATTRIBUTE_MAP,
+    SCHEMA_ID,
+    SCHEMA_VERSION,
+    ORIGIN_CLUSTER,
+    ORIGIN_OFFSET,
+    PRODUCER,
+) = range(len(COLUMNS))
 
 STORED_COLUMNS: Final = tuple(spec.name for spec in COLUMNS)
 DERIVED_COLUMNS: Final = ("offset", "producer_id", "sequence")
@@ -101,6 +112,11 @@ class Column(NamedTuple):
         if self.encoding <= Encoding.CONSTANT:
             return self
         return self._replace(array=self.array.slice(start, end - start))
+
+    def take(self, rows: Any) -> Column:
+        if self.encoding <= Encoding.CONSTANT:
+            return self
+        return self._replace(array=self.array.take(rows))
 
     def to_arrow(self, count: int) -> Any:
         """The column with all its rows. Only a constant one has to be written out, by one Arrow kernel."""

@@ -8,7 +8,15 @@ from typing import Any, Final, NamedTuple
 import google_crc32c
 import pyarrow as pa
 
-from sava.records.buffers import ABSENT, Encoded, constant_integer, encode_array, encode_payloads, to_array
+from sava.records.buffers import (
+    ABSENT,
+    Encoded,
+    constant_integer,
+    constant_text,
+    encode_array,
+    encode_payloads,
+    to_array,
+)
 from sava.records.columns import (
     COLUMNS,
     ORIGIN_CLUSTER,
@@ -18,6 +26,7 @@ from sava.records.columns import (
     Column,
     ColumnSpec,
     Encoding,
+    Shape,
 )
 from sava.records.compression import compress
 from sava.records.decoder import publish_time_range
@@ -61,8 +70,9 @@ def encode_values(
     schema_id: int | Sequence[int | None] | None,
     schema_version: int | Sequence[int | None] | None,
     origins: Sequence[Origin | None] | None,
+    producer: str | Sequence[str | None] | None,
 ) -> Body:
-    """A body from one sequence per column. A single integer stands for one that every message has."""
+    """A body from one sequence per column. A single value stands for one that every message has."""
     count = _checked(len(payloads))
     clusters, offsets = (None, None) if origins is None else _origin_arrays(origins, count)
     if isinstance(publish_time, int):
@@ -70,7 +80,7 @@ def encode_values(
     else:
         publish_times = to_array(COLUMNS[PUBLISH_TIME], publish_time, count)
         times = publish_time_range(publish_times)
-    given = (publish_times, keys, attributes, schema_id, schema_version, clusters, offsets)
+    given = (publish_times, keys, attributes, schema_id, schema_version, clusters, offsets, producer)
     others = [_encode_given(spec, values, count) for spec, values in zip(COLUMNS[1:], given, strict=True)]
     return Body(count, [encode_payloads(payloads), *others], times)
 
@@ -99,7 +109,8 @@ def encode_arrow(rows: Any, *, publish_time: int | None) -> Body:
 
 
 def encode_columns(columns: Sequence[Column], count: int) -> Body:
-    """A body from decoded columns, or from slices of them."""
+    """A body from decoded columns, or from parts of them."""
+    _checked(count)
     encoded = [
         ABSENT if column.array is None else encode_array(column.spec, column.array) for column in columns
     ]
@@ -163,6 +174,8 @@ def _encode_given(spec: ColumnSpec, values: Any, count: int) -> Encoded:
         return ABSENT
     if isinstance(values, int):
         return constant_integer(spec, values)
+    if isinstance(values, str) and spec.shape is Shape.BINARY:
+        return constant_text(spec, values)
     return encode_array(spec, values if isinstance(values, pa.Array) else to_array(spec, values, count))
 
 

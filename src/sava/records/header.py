@@ -1,7 +1,7 @@
 """Header: the 88 bytes before the columns, and the part of them that belongs to the broker.
 
     prefix, rewritten by the broker    magic | version | length | crc | topic id | epoch | base offset
-    sealed by the crc                  count | body size | flags | layout | producer | sequence | times | body
+    sealed by the crc                  count | sizes | flags | layout | producer id | sequence | times | body
 
 A broker that takes a batch from a client writes 40 new bytes and passes the rest on as it came: nothing is
 decoded, re-encoded or summed again. The length stands outside the checksum because it says what the checksum
@@ -40,6 +40,8 @@ PREFIX_BYTES: Final = _PREFIX.size
 HEADER_BYTES: Final = _WHOLE.size
 
 _CODEC_BITS: Final = 0b11
+_LAYOUT_END: Final = 1 << 18
+"""Two bits for each of nine columns."""
 INT64_END: Final = 1 << 63
 
 
@@ -98,8 +100,8 @@ class Header(msgspec.Struct, frozen=True, gc=False):
             self.count,
             self.body_size,
             self.codec,
-            self.layout,
             0,
+            self.layout,
             self.producer_id,
             self.base_sequence,
             self.min_publish_time,
@@ -115,7 +117,7 @@ def peek_header(buffer: Buffer, position: int = 0) -> Header:
     except struct.error:
         raise BatchCorrupt(f"{len(buffer) - position} bytes are fewer than a header has") from None
     magic, version, gap, length, crc, topic_id, epoch, base_offset, count, body_size, flags, *rest = fields
-    layout, reserved, producer_id, base_sequence, min_time, max_time = rest
+    reserved, layout, producer_id, base_sequence, min_time, max_time = rest
     if magic != MAGIC:
         raise BatchCorrupt(f"begins with {magic!r}")
     if version != VERSION:
@@ -125,6 +127,8 @@ def peek_header(buffer: Buffer, position: int = 0) -> Header:
         raise UnsupportedBatch("flags", flags)
     if reserved or gap != b"\0\0\0":
         raise UnsupportedBatch("use of reserved bytes", reserved or int.from_bytes(gap, "little"))
+    if layout >= _LAYOUT_END:
+        raise UnsupportedBatch("layout", layout)
     header = Header(
         length,
         crc,
@@ -169,16 +173,3 @@ def check_sizes(count: int, length: int, body_size: int) -> None:
         raise BatchTooLarge("the length", length, MAX_BATCH_BYTES)
     if body_size > MAX_BATCH_BYTES:
         raise BatchTooLarge("the uncompressed body", body_size, MAX_BATCH_BYTES)
-
-
-def assign(batch: Buffer, *, topic_id: int, epoch: int, base_offset: int) -> tuple[bytes, memoryview]:
-    """Give a batch its place in a topic: a new prefix, and the rest of the bytes as they are (not copied).
-
-    Both together are the batch to write. The checksum stays valid, for it does not cover the prefix.
-    """
-    header = peek_header(batch)
-    if header.length != len(batch):
-        raise BatchCorrupt(f"has {len(batch)} bytes and says {header.length}")
-    header = header.replace(topic_id=topic_id, epoch=epoch, base_offset=base_offset)
-    check_header(header)
-    return header.prefix(), memoryview(batch)[PREFIX_BYTES:]

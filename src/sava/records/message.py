@@ -22,8 +22,9 @@ class Origin(NamedTuple):
 class Message(msgspec.Struct, frozen=True, gc=False):
     """A message to publish, or one that was read.
 
-    ``publish_time`` is in microseconds since 1970-01-01 UTC. No attributes is the empty mapping. ``offset``
-    and ``topic`` are None until a broker has assigned them; an encoder ignores them.
+    ``publish_time`` is in microseconds since 1970-01-01 UTC. No attributes is the empty mapping.
+    ``producer`` is a name for people to read and has no part in deduplication. ``offset`` and ``topic`` are
+    None until a broker has assigned them; an encoder ignores them.
 
     ``gc=False``: a message cannot be part of a reference cycle, and a reader makes millions of them.
     """
@@ -35,5 +36,6 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     schema_id: int | None = None
     schema_version: int | None = None
     origin: Origin | None = None
+    producer: str | None = None
     offset: int | None = None
     topic: str | None = None

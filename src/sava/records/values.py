@@ -16,6 +16,7 @@ from sava.records.columns import (
     ORIGIN_CLUSTER,
     ORIGIN_OFFSET,
     PAYLOAD,
+    PRODUCER,
     PUBLISH_TIME,
     SCHEMA_ID,
     SCHEMA_VERSION,
@@ -45,6 +46,7 @@ def messages(
         _values(columns[SCHEMA_ID], _integers),
         _values(columns[SCHEMA_VERSION], _integers),
         _origins(columns),
+        _values(columns[PRODUCER], _text),
         offsets,
         repeat(topic),
     )

@@ -14,20 +14,22 @@ from types import MappingProxyType
 
 from sava.errors import RetryableError
 from sava.metadata.store import MetadataStore
+from sava.storage import retention
 from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced
 from sava.storage.journal import Journal, JournalOptions
+from sava.storage.leftovers import needless, topic_states
 from sava.storage.objectstore import ObjectStore
 from sava.storage.segment import SegmentReader
 from sava.storage.topic_log import Parts, Status, TopicLog
-from sava.storage.types import TopicKey
+from sava.storage.types import TopicKey, TopicState
 from sava.storage.uploader import Uploader, UploadOptions
 from sava.wal import Disk, Identity
 
 
 class TopicBusy(RetryableError):
-    """The topic is being opened here already."""
+    """The topic is being opened here already, or what is left of it here is being let go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class BrokerStorage:
             reader=SegmentReader(store, footer_cache_bytes=options.footer_cache_bytes),
         )
         self._topics: dict[int, TopicLog] = {}
-        self._opening: set[int] = set()
+        self._busy: set[int] = set()
+        """Topics that are being opened or let go."""
 
     @classmethod
     async def open(
@@ -93,16 +96,22 @@ class BrokerStorage:
     @property
     def leftovers(self) -> list[int]:
         """Topics that are not open here and of which the journal holds messages. They keep the journal from
-        being trimmed until they are opened, or discarded by somebody who knows that they are gone."""
-        return [topic_id for topic_id in self._journal.topic_ids if topic_id not in self.topics]
+        being trimmed until they are opened, let go (``release_leftovers``), or discarded by somebody who
+        knows that they are gone."""
+        return [topic_id for topic_id in self._journal.topic_ids if not self._is_in_use(topic_id)]
+
+    def _is_in_use(self, topic_id: int) -> bool:
+        log = self._topics.get(topic_id)
+        is_open = log is not None and log.status in (Status.OPEN, Status.SEALING)
+        return is_open or topic_id in self._busy
 
     async def open_topic(self, topic: TopicKey, *, epoch: int) -> TopicLog:
         """Take the topic over under this epoch. An older opening of it here ends first: its in-flight appends
         resolve before anybody counts where the journal ends. Raises as ``TopicLog.open``, and TopicBusy."""
         topic_id = topic.topic_id
-        if topic_id in self._opening:
-            raise TopicBusy(f"topic {topic.path} is being opened")
-        self._opening.add(topic_id)
+        if topic_id in self._busy:
+            raise TopicBusy(f"topic {topic.path} is being opened or let go")
+        self._busy.add(topic_id)
         try:
             older = self._topics.get(topic_id)
             if older is not None:
@@ -114,7 +123,7 @@ class BrokerStorage:
             self._topics[topic_id] = log
             return log
         finally:
-            self._opening.discard(topic_id)
+            self._busy.discard(topic_id)
 
     async def discard(self, topic_id: int) -> None:
         """The topic is deleted, or its tail here was given up: forget what the journal holds of it."""
@@ -122,6 +131,36 @@ class BrokerStorage:
         if log is not None:
             await log.close()
         await self._journal.disown(topic_id, 0)
+
+    async def release_leftovers(self) -> list[int]:
+        """Let go of what the journal need not keep of topics that are not open here (see ``leftovers``);
+        returns those of which it holds nothing any more. When the metadata store cannot be read, that is
+        raised and nothing is let go. For a broker that has started, and then from time to time."""
+        held = self.leftovers
+        if not held:
+            return []
+        states = await topic_states(self._metadata)
+        for topic_id in held:
+            if not self._is_in_use(topic_id):  # it may have been opened meanwhile
+                await self._let_go(topic_id, states.get(topic_id))
+        return [topic_id for topic_id in held if topic_id not in self._journal.topic_ids]
+
+    async def _let_go(self, topic_id: int, state: TopicState | None) -> None:
+        epoch = self._journal.index(topic_id).epoch
+        release, disown = needless(state, storage_id=self.identity.storage_id, epoch=epoch)
+        self._busy.add(topic_id)
+        try:
+            if disown is not None:
+                await self._journal.disown(topic_id, disown)
+            self._journal.release(topic_id, release)
+        finally:
+            self._busy.discard(topic_id)
+
+    async def delete_topic(self, topic: TopicKey) -> int:
+        """Remove everything that storage has of a deleted topic; returns how many objects went. Can be
+        repeated."""
+        await self.discard(topic.topic_id)
+        return await retention.delete_topic(Catalog(self._metadata, topic), self._parts.store)
 
     async def close(self) -> None:
         """Stop accepting, resolve what is in flight, leave the rest in the journal."""

@@ -179,7 +179,7 @@ class Catalog:
 
     async def _check_registered(self, segment: Segment) -> None:
         kv = await self._metadata.get(keys.segment_key(self.topic, segment.start))
-        if kv is None or _decode(kv.key, kv.value, Segment) != segment:
+        if kv is None or decode_record(kv.key, kv.value, Segment) != segment:
             raise SegmentConflict(
                 f"topic {self.topic.path}: offsets {segment.start}..{segment.end} are registered already, "
                 f"with other content than {segment.key}"
@@ -327,7 +327,9 @@ class Catalog:
 
     async def _read(self) -> Held:
         kv = await self._metadata.get(self._state_key)
-        return Held(None, 0) if kv is None else Held(_decode(kv.key, kv.value, TopicState), kv.mod_revision)
+        if kv is None:
+            return Held(None, 0)
+        return Held(decode_record(kv.key, kv.value, TopicState), kv.mod_revision)
 
     async def _read_all(self) -> tuple[Held, list[Segment]]:
         """State and descriptors, as they were together.
@@ -354,7 +356,7 @@ class Catalog:
             for kv in page.kvs:
                 after = kv.key
                 if kv.key == self._state_key:
-                    held = Held(_decode(kv.key, kv.value, TopicState), kv.mod_revision)
+                    held = Held(decode_record(kv.key, kv.value, TopicState), kv.mod_revision)
                 elif kv.key.startswith(keys.segments_prefix(self.topic)):
                     segments.append(self._decode_segment(kv.key, kv.value))
         if held.state is not None:
@@ -362,7 +364,7 @@ class Catalog:
         return held, segments, pages == 1
 
     def _decode_segment(self, key: str, value: bytes) -> Segment:
-        segment = _decode(key, value, Segment)
+        segment = decode_record(key, value, Segment)
         if keys.segment_key(self.topic, segment.start) != key or segment.start >= segment.end:
             raise CatalogCorrupt(f"{key} holds the descriptor of {segment.start}..{segment.end}")
         return segment
@@ -391,7 +393,8 @@ async def _after(unknown: OutcomeUnknown | None, step: Awaitable[T]) -> T:
         raise
 
 
-def _decode(key: str, value: bytes, kind: type[T]) -> T:
+def decode_record(key: str, value: bytes, kind: type[T]) -> T:
+    """Raises CatalogCorrupt."""
     try:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

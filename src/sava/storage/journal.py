@@ -43,9 +43,10 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sava.errors import CallerError
 from sava.records import Header, RecordBatch, peek_header
@@ -102,8 +103,12 @@ class _Replay:
     def __init__(self) -> None:
         self.topics: dict[int, JournalIndex] = {}
         self.producers: dict[int, ProducerTable] = {}
+        self.is_unwanted = False
+        """Set by the event loop: nobody waits for the scan any more."""
 
     def take(self, record: Record) -> None:
+        if self.is_unwanted:
+            raise LogClosed("nobody waits for the journal any more")
         if record.kind == BATCH:
             try:
                 header = peek_header(record.payload)
@@ -177,16 +182,26 @@ class Journal:
         options: JournalOptions = JournalOptions(),  # noqa: B008 (frozen)
         fail: Callable[[BaseException], None],
     ) -> Journal:
-        """Lock, recover, scan. Raises what ``Log.open`` raises, and JournalCorrupt."""
+        """Lock, recover, scan. Raises what ``Log.open`` raises, and JournalCorrupt. If the caller is
+        cancelled, the scan is broken off and the lock is free when this ends."""
         found = _Replay()
-        log = await asyncio.to_thread(
-            _OrderedLog.open,
-            disk,
-            owner=broker,
-            new_storage_id=lambda: uuid.uuid4().hex,
-            options=LogOptions(file_bytes=options.file_bytes),
-            replay=found.take,
+        opening = asyncio.get_running_loop().run_in_executor(
+            None,
+            partial(
+                _OrderedLog.open,
+                disk,
+                owner=broker,
+                new_storage_id=lambda: uuid.uuid4().hex,
+                options=LogOptions(file_bytes=options.file_bytes),
+                replay=found.take,
+            ),
         )
+        try:
+            log = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            found.is_unwanted = True
+            await _abandon(opening)
+            raise
         assert isinstance(log, _OrderedLog)
         return cls(disk, log, found, options=options, fail=fail)
 
@@ -270,7 +285,7 @@ class Journal:
         positions: list[int] = []
         size = FRAME_BYTES + header.length
         complete = partial(self._complete, header, positions, size, done)
-        self._writer.append([(BATCH, [batch.data])], complete, positions=positions)
+        self._writer.append([(BATCH, batch.buffers)], complete, positions=positions)
         self._reserved += size
 
     def _deliver(self, complete: Callable[[], None]) -> None:
@@ -363,7 +378,8 @@ class Journal:
 
     def _let_go(self, topic_id: int) -> None:
         """Trim what nobody needs any more."""
-        if not self._topics[topic_id]:
+        index = self._topics.get(topic_id)
+        if index is not None and not index:
             del self._topics[topic_id]
             self._producers.pop(topic_id, None)
         floor = self._lowest_needed()
@@ -417,6 +433,24 @@ class Journal:
         finally:
             self._threads.shutdown()
             self._reader.close()
+
+
+async def _abandon(opening: asyncio.Future[Log]) -> None:
+    """Wait for a thread that cannot be interrupted, and undo what it has done. Whoever cancels meanwhile is
+    served by the cancellation that is under way."""
+    loop = asyncio.get_running_loop()
+    await _settled(opening)
+    if opening.exception() is None:
+        closing = loop.run_in_executor(None, opening.result().close)
+        await _settled(closing)
+        if (failure := closing.exception()) is not None:
+            _log.warning("the journal, opened for nobody, could not be closed: %s", failure)
+
+
+async def _settled(future: asyncio.Future[Any]) -> None:
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
 
 
 def _batch_at(span: Span, record: Record, topic_id: int) -> RecordBatch:

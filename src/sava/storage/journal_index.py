@@ -85,6 +85,11 @@ class JournalIndex:
         return self._runs[0].bases[0] if self._runs else 0
 
     @property
+    def epoch(self) -> int:
+        """The latest of the batches held; 0 if there is none."""
+        return self._runs[-1].epoch if self._runs else 0
+
+    @property
     def ranges(self) -> list[tuple[int, int]]:
         """The offsets held, gapless stretches from first to end."""
         merged: list[tuple[int, int]] = []

@@ -20,12 +20,15 @@ from typing import Final, NamedTuple
 from sava.storage.errors import InvalidName
 from sava.storage.types import TopicKey
 
-_ROOT: Final = "/storage/topics/"
+TOPICS: Final = "/storage/topics/"
+"""Prefix of all of them in the metadata store."""
 _NAME: Final = re.compile(r"[\w-][\w.-]*")
 """Letters and digits of any script, underscore, hyphen, and a dot that is not the first: what Danube allows,
 and dots. No character of it has a meaning in paths, URLs or globs."""
 MAX_NAME_BYTES: Final = 255
 
+_STATE: Final = re.compile(rf"{TOPICS}[^/]+/[^/]+/state")
+_SEGMENT: Final = re.compile(rf"({TOPICS}[^/]+/[^/]+/objects/)\d{{20}}")
 _OBJECT: Final = re.compile(r"topics/([^/]+)/([^/]+)/(\d+)/(\d{20})-(\d{20})-(\d+)-([0-9a-f]+)\.parquet")
 
 
@@ -46,7 +49,7 @@ def check_topic(topic: TopicKey) -> TopicKey:
 
 def topic_prefix(topic: TopicKey) -> str:
     """Everything that the metadata store holds of a topic's storage."""
-    return f"{_ROOT}{topic.namespace}/{topic.name}/"
+    return f"{TOPICS}{topic.namespace}/{topic.name}/"
 
 
 def state_key(topic: TopicKey) -> str:
@@ -59,6 +62,16 @@ def segments_prefix(topic: TopicKey) -> str:
 
 def segment_key(topic: TopicKey, start: int) -> str:
     return f"{segments_prefix(topic)}{start:020}"
+
+
+def is_state_key(key: str) -> bool:
+    return _STATE.fullmatch(key) is not None
+
+
+def segments_prefix_of(key: str) -> str | None:
+    """The prefix that a descriptor shares with the others of its topic; None if the key is not of one."""
+    match = _SEGMENT.fullmatch(key)
+    return match[1] if match else None
 
 
 # -- object store ------------------------------------------------------------------------

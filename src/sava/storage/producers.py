@@ -100,7 +100,7 @@ class ProducerTable:
         if header.producer_id == NOBODY:
             return None
         producer = self._producers.get(header.producer_id)
-        expected = producer.next_sequence if producer is not None else 0
+        expected = self.next_sequence(header.producer_id)
         if header.base_sequence == expected:
             return None
         if header.base_sequence > expected or header.next_sequence > expected or producer is None:
@@ -112,6 +112,11 @@ class ProducerTable:
         if offset is None:
             raise DuplicateForgotten(header.producer_id, header.base_sequence)
         return offset
+
+    def next_sequence(self, producer_id: int) -> int:
+        """The sequence expected next; 0 of a stranger."""
+        producer = self._producers.get(producer_id)
+        return producer.next_sequence if producer is not None else 0
 
     def begin(self, header: Header) -> None:
         """The batch (assigned) is on its way to the disk."""

@@ -28,25 +28,21 @@ TINY: Final = 4
 _ROW_OVERHEAD: Final = 32
 """Bytes counted for the numbers of a row."""
 
-_SOURCES: Final = {
-    "offset": "offset",
-    "publish_time": "publish_time",
-    "key": "key",
-    "payload": "payload",
-    "attributes": "attributes",
-    "producer": "producer_id",
-    "schema_id": "schema_id",
-    "schema_version": "schema_version",
-    "origin_cluster": "origin_cluster",
-    "origin_offset": "origin_offset",
-}
-"""The columns of a segment, and what a record batch calls them."""
-_COLUMNS: Final = tuple(_SOURCES.values())
-_PRODUCER: Final = tuple(_SOURCES).index("producer")
-
-SCHEMA: Final = pa.schema(
-    [field.with_name(name) for name, field in zip(_SOURCES, schema_of(_COLUMNS), strict=True)]
+_COLUMNS: Final = (
+    "offset",
+    "publish_time",
+    "key",
+    "payload",
+    "attributes",
+    "producer",
+    "schema_id",
+    "schema_version",
+    "origin_cluster",
+    "origin_offset",
 )
+"""Those of a segment, in its order."""
+
+SCHEMA: Final = schema_of(_COLUMNS)
 
 
 def row_groups(batches: Sequence[RecordBatch]) -> Iterator[Any]:
@@ -66,7 +62,7 @@ def row_groups(batches: Sequence[RecordBatch]) -> Iterator[Any]:
 
 def _table(group: list[Any]) -> Any:
     """The writer goes chunk by chunk, so that many small ones would cost it dearly."""
-    return pa.Table.from_batches(group).rename_columns(SCHEMA.names).combine_chunks()
+    return pa.Table.from_batches(group).combine_chunks()
 
 
 def _rows(batches: Sequence[RecordBatch]) -> Iterator[Any]:
@@ -94,14 +90,12 @@ def _gathered(batches: Iterable[RecordBatch]) -> Iterator[list[RecordBatch]]:
 
 
 def _merged(batches: list[RecordBatch]) -> Any:
-    """The rows of adjacent batches, each with its own producer."""
+    """The rows of adjacent batches."""
     first = batches[0].header
     merged = RecordBatch.from_messages(list(chain.from_iterable(batches))).assigned(
         topic_id=first.topic_id, epoch=first.epoch, base_offset=first.base_offset
     )
-    rows = merged.to_arrow(_COLUMNS)
-    producers = [batch.header.producer_id for batch in batches for _ in range(len(batch))]
-    return rows.set_column(_PRODUCER, rows.schema.field(_PRODUCER), pa.array(producers, pa.int64()))
+    return merged.to_arrow(_COLUMNS)
 
 
 def _cut(rows: Any) -> Iterator[Any]:
@@ -123,7 +117,7 @@ def _running_bytes(rows: Any) -> Any:
     """For each row the bytes of all rows up to and with it, as they will be once every value is written
     out."""
     sizes = pa.repeat(pa.scalar(_ROW_OVERHEAD, pa.int64()), len(rows))
-    for name in ("payload", "key", "origin_cluster"):
+    for name in ("payload", "key", "origin_cluster", "producer"):
         sizes = pc.add(sizes, pc.fill_null(pc.binary_length(rows.column(name)), 0).cast(pa.int64()))
     running = pc.cumulative_sum(sizes)
     attributes = rows.column("attributes")

@@ -17,14 +17,15 @@ import asyncio
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Executor
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import google_crc32c
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sava.records import RecordBatch
+from sava.records import STORED_COLUMNS, RecordBatch
 from sava.storage import segment_file
 from sava.storage.errors import ObjectTruncated, SegmentCorrupt
 from sava.storage.keys import ObjectName, check_topic, object_key
@@ -36,14 +37,20 @@ WINDOW_BYTES: Final = 4 << 20
 """Of messages before compression, fetched and decoded together."""
 WINDOWS_AHEAD: Final = 3
 """The one that the caller works on, and two that are fetched and decoded meanwhile."""
-CHUNK_BYTES: Final = 8 << 20
+CHUNK_BYTES: Final = 4 << 20
 """Read at a time when a whole object is checked."""
 FOOTER_COST: Final = 11
 """What a parsed footer takes in memory, in multiples of its bytes in the object (measured)."""
 
 
 async def write_segment(
-    store: ObjectStore, topic: TopicKey, *, epoch: int, batches: Sequence[RecordBatch], created_ms: int
+    store: ObjectStore,
+    topic: TopicKey,
+    *,
+    epoch: int,
+    batches: Sequence[RecordBatch],
+    created_ms: int,
+    threads: Executor | None = None,
 ) -> Segment:
     """Turn contiguous assigned batches into one Parquet object (encoding off the event loop), put it if
     absent, read it back (size and checksum) and describe it. Nothing refers to it yet: see
@@ -52,7 +59,9 @@ async def write_segment(
     Raises ObjectStoreUnavailable, SegmentCorrupt (the store has not kept what it was given), DataGap. The
     first two may leave an orphan; trying again writes another object."""
     check_topic(topic)
-    encoded = await asyncio.to_thread(segment_file.encode, topic, epoch, batches)
+    loop = asyncio.get_running_loop()
+    encoded = await loop.run_in_executor(threads, segment_file.encode, topic, epoch, batches)
+    del batches
     name = ObjectName(topic, encoded.start, encoded.end, epoch, secrets.token_hex(8))
     segment = Segment(
         topic_id=topic.topic_id,
@@ -221,5 +230,16 @@ def _verify_group(segment: Segment, footer: Footer, group: RowGroup, data: bytes
         raise SegmentCorrupt(
             f"{segment.key}: the offsets of row group {group.number} are not {group.start}..{group.end}"
         )
+    unused = [name for name in STORED_COLUMNS if name not in group.columns]
+    rows = segment_file.read_columns(segment, file, group, unused)
+    if not all(map(_says_nothing, rows.columns)):
+        raise SegmentCorrupt(f"{segment.key}: row group {group.number} has values that its statistics deny")
     header = segment_file.read_batch(segment, file, group).header
     return header.min_publish_time, header.max_publish_time
+
+
+def _says_nothing(array: Any) -> bool:
+    """Nulls only, or empty maps: both are a message without attributes."""
+    if array.null_count == len(array):
+        return True
+    return pa.types.is_map(array.type) and bool(array.offsets[0] == array.offsets[-1])

@@ -8,21 +8,22 @@ Any Parquet reader (Spark, DuckDB, Polars) reads it as it is:
 ``key``             string
 ``payload``         binary, not null            exactly the bytes that were published
 ``attributes``      map<string, string>         null, or an empty map: the message has none
-``producer``        int64, not null             id of the producer; 0: nobody
+``producer``        string                      the producer's name, if it gave one
 ``schema_id``       int64
 ``schema_version``  int32
 ``origin_cluster``  string                      null, as the next one, unless replicated from another cluster
 ``origin_offset``   int64
 ==================  ==========================  ============================================================
 
-A producer's *sequences* are not stored: deduplication needs only the latest of each producer, which
-``TopicState`` carries. A batch that is read back therefore has producer 0, which means that it has no part in
-deduplication; taking it for a producer's batch with sequence 0 would be worse than not knowing.
+A producer's *id* and *sequences* are not stored: deduplication needs only the latest of each producer, which
+``TopicState`` carries. A batch that is read back therefore has producer id 0, which means that it has no part
+in deduplication; taking it for a producer's batch with sequence 0 would be worse than not knowing.
 
 **Row groups are small** (about 1 MB before compression): a consumer that begins in the middle fetches the
 footer and one row group. Parquet's page index would allow the same within large row groups, at the price of a
-second index to fetch. Statistics are written for the columns by which somebody looks for rows, and not for
-payloads, whose minima would fill the footer.
+second index to fetch. Statistics are written for all columns but payloads, whose minima would fill the
+footer. They also tell which columns of a row group hold nothing but nulls: most messages use few, and reading
+the others would take longer than reading the payloads.
 
 **Checksums.** Every page carries one, checked when it is read. Parquet has none for the footer, which says
 where pages are and which offsets they hold; the descriptor has it (``footer_crc32c``), and the checksum of
@@ -36,6 +37,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import google_crc32c
@@ -50,20 +52,23 @@ from sava.storage.types import Segment, TopicKey
 
 FORMAT_VERSION: Final = 1
 
+_ATTRIBUTES: Final = ("attributes.key_value.key", "attributes.key_value.value")
+_LEAVES: Final = [name for name in SCHEMA.names if name not in ("payload", "attributes")] + [*_ATTRIBUTES]
+"""As Parquet calls the columns that have statistics."""
+
 _WRITER_OPTIONS: Final[Mapping[str, Any]] = {
     "compression": "zstd",
     "compression_level": 1,
     "use_dictionary": [
         "key",
-        "attributes.key_value.key",
-        "attributes.key_value.value",
+        *_ATTRIBUTES,
         "producer",
         "schema_id",
         "schema_version",
         "origin_cluster",
     ],
     "column_encoding": dict.fromkeys(("offset", "publish_time", "origin_offset"), "DELTA_BINARY_PACKED"),
-    "write_statistics": ["offset", "publish_time", "producer", "schema_id", "schema_version"],
+    "write_statistics": _LEAVES,
     "write_page_checksum": True,
 }
 
@@ -183,6 +188,8 @@ class RowGroup(NamedTuple):
     raw_bytes: int
     """Before compression."""
     max_publish_time: int
+    columns: tuple[str, ...]
+    """Of a record batch, without those that hold only nulls."""
 
 
 class Footer(NamedTuple):
@@ -246,7 +253,36 @@ def _row_group(group: Any, number: int) -> RowGroup:
     if end - start != group.num_rows:
         raise ValueError(f"row group {number} has {group.num_rows} rows for the offsets {start}..{end}")
     ends = [first + column.total_compressed_size for first, column in zip(first_bytes, columns, strict=True)]
-    return RowGroup(number, start, end, min(first_bytes), max(ends), group.total_byte_size, times.max_raw)
+    return RowGroup(
+        number,
+        start,
+        end,
+        min(first_bytes),
+        max(ends),
+        group.total_byte_size,
+        times.max_raw,
+        _used_columns(columns),
+    )
+
+
+def _used_columns(columns: Sequence[Any]) -> tuple[str, ...]:
+    used = {column.path_in_schema.partition(".")[0] for column in columns if not _is_all_null(column)}
+    return _stored_columns(frozenset(used))
+
+
+def _is_all_null(column: Any) -> bool:
+    statistics = column.statistics
+    return (
+        statistics is not None
+        and statistics.has_null_count
+        and bool(statistics.null_count == column.num_values)
+    )
+
+
+@cache
+def _stored_columns(used: frozenset[str]) -> tuple[str, ...]:
+    """One tuple for all row groups with the same columns: footers are kept in memory."""
+    return tuple(name for name in STORED_COLUMNS if name in used)
 
 
 class _Part:
@@ -296,7 +332,7 @@ def read_columns(segment: Segment, file: Any, group: RowGroup, columns: Sequence
 
 def read_batch(segment: Segment, file: Any, group: RowGroup) -> RecordBatch:
     """All messages of a row group, at their offsets. Raises SegmentCorrupt."""
-    rows = read_columns(segment, file, group, STORED_COLUMNS)
+    rows = read_columns(segment, file, group, group.columns)
     try:
         batch = RecordBatch.from_arrow(rows)
     except CallerError as error:

@@ -214,13 +214,19 @@ class TopicLog:
         the batch may or may not be appended."""
         if not isinstance(batch, RecordBatch):
             batch = RecordBatch.parse(batch)
+        return await asyncio.shield(await self.begin(batch))
+
+    async def begin(self, batch: RecordBatch) -> asyncio.Future[int]:
+        """Accept the batch, after which its place in the topic is fixed; the future has its base offset once
+        it is durable. For callers that keep many on the way. Raises and waits as ``append``; the future fails
+        with what becomes known later. It is shared when a batch is repeated: never cancel it."""
         self._check_accepting()
         await self._journal.reserve(batch.header.length)
         # No await from here to the queue: the order of acceptance is the order of offsets and of frames.
         self._check_accepting()
         known = self._producers.find(batch.header)
         if known is not None:
-            return await self._outcome_of(known)
+            return self._outcome_of(known)
         placed = batch.assigned(topic_id=self.topic.topic_id, epoch=self.epoch, base_offset=self._assigned)
         pending = _Pending(placed, placed.header)
         self._journal.append(placed, partial(self._written, pending))
@@ -228,14 +234,20 @@ class TopicLog:
         self._producers.begin(pending.header)
         self._assigned = placed.next_offset
         self._in_flight.append(pending)
-        return await asyncio.shield(pending.future)
+        return pending.future
 
-    async def _outcome_of(self, base_offset: int) -> int:
+    def _outcome_of(self, base_offset: int) -> asyncio.Future[int]:
         """Of a repeated batch, which may still be in flight."""
         for pending in self._in_flight:
             if pending.header.base_offset == base_offset:
-                return await asyncio.shield(pending.future)
-        return base_offset
+                return pending.future
+        known: asyncio.Future[int] = asyncio.Future()
+        known.set_result(base_offset)
+        return known
+
+    def next_sequence(self, producer_id: int) -> int:
+        """The sequence that is expected next of this producer; 0 of one that is not known."""
+        return self._producers.next_sequence(producer_id)
 
     def _check_accepting(self) -> None:
         if self._fence is not None:
@@ -293,7 +305,7 @@ class TopicLog:
             async for batch in stream:
                 yield batch
                 if left is not None:
-                    left -= len(batch.data)
+                    left -= batch.header.length
                     if left <= 0:
                         return
 
@@ -317,6 +329,10 @@ class TopicLog:
     async def offset_at(self, publish_time: int) -> int:
         """The first offset whose publish time (µs) is not before this; ``next_offset`` if there is none."""
         return await self._tiers.offset_at(publish_time, self._durable)
+
+    async def segments(self, from_offset: int = 0) -> list[Segment]:
+        """The registered segments that end beyond the offset, in order."""
+        return [segment for segment in await self._segments.all() if segment.end > from_offset]
 
     async def enforce_retention(
         self, policy: RetentionPolicy, *, now_ms: int, keep_from: int | None = None

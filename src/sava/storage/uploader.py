@@ -34,6 +34,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -162,6 +163,8 @@ class Uploader:
         self.options = options
         self._backlogs: set[Backlog] = set()
         self._woken = asyncio.Event()
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="sava-upload")
+        """One: malloc keeps the memory of a segment for every thread that has ever made one."""
         self._task = asyncio.create_task(self._run(), name="sava-uploader")
 
     def attach(self, backlog: Backlog) -> None:
@@ -194,6 +197,7 @@ class Uploader:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
+        await asyncio.to_thread(self._threads.shutdown)
 
     # -- the task ----------------------------------------------------------------------------
 
@@ -267,16 +271,20 @@ class Uploader:
 
     async def _write(self, backlog: Backlog) -> _Written:
         batches = await self._collect(backlog)
-        segment = await write_segment(
+        headers = [batch.header for batch in batches]
+        writing = write_segment(
             self._store,
             backlog.topic,
             epoch=backlog.epoch,
             batches=batches,
             created_ms=time.time_ns() // 1_000_000,
+            threads=self._threads,
         )
-        for batch in batches:
-            backlog.producers.follow(batch.header)
-        taken_bytes = sum(batch.header.length for batch in batches)
+        del batches  # once encoded, they are not held while the object is on its way
+        segment = await writing
+        for header in headers:
+            backlog.producers.follow(header)
+        taken_bytes = sum(header.length for header in headers)
         return _Written(segment, backlog.producers.states(), taken_bytes)
 
     async def _collect(self, backlog: Backlog) -> list[RecordBatch]:

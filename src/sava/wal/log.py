@@ -53,8 +53,8 @@ from sava.wal.format import (
     OPENED,
     Buffers,
     Identity,
-    encode,
     encode_header,
+    encode_parts,
     file_name,
     payload_bytes,
     read_frame,
@@ -194,16 +194,17 @@ class Log:
 
     def _write(self, records: Sequence[tuple[int, Buffers]]) -> list[int]:
         position, durable, incarnation = self._end, self._durable_end, self.identity.incarnation
-        positions, frames = [], []
+        positions: list[int] = []
+        buffers: list[bytes | memoryview] = []
         for kind, payload in records:
-            frame = encode(
+            size, parts = encode_parts(
                 kind, payload, position=position, durable=durable, incarnation=incarnation, seed=self._seed
             )
             positions.append(position)
-            frames.append(frame)
-            position += len(frame)
+            buffers += parts
+            position += size
         try:
-            self._file.write(self._end - self._starts[-1], frames)
+            self._file.write(self._end - self._starts[-1], buffers)
         except DiskFailed as failure:
             self._failure = failure
             raise

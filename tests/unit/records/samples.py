@@ -33,6 +33,7 @@ MESSAGES = st.lists(
         schema_id=st.none() | INT64,
         schema_version=st.none() | st.integers(-(2**31), 2**31 - 1),
         origin=st.none() | st.builds(Origin, TEXT, INT64),
+        producer=st.none() | TEXT,
     ),
     min_size=1,
     max_size=20,
@@ -45,9 +46,9 @@ UNIFORM = st.builds(
 """Messages with everything in common: every column constant or absent."""
 
 RICH = [
-    Message(b"one", "k", {"a": "1"}, 1000, 7, 2, Origin("eu", 5)),
-    Message(b"", None, {}, 1001, 7, 3, None),
-    Message("é!".encode(), "clé", {"b": "22", "c": ""}, 999, 7, None, Origin("us", 6)),
+    Message(b"one", "k", {"a": "1"}, 1000, 7, 2, Origin("eu", 5), "web"),
+    Message(b"", None, {}, 1001, 7, 3, None, None),
+    Message("é!".encode(), "clé", {"b": "22", "c": ""}, 999, 7, None, Origin("us", 6), "app"),
 ]
 """One constant column (the schema id); all others hold different values, and nulls where they may."""
 

@@ -44,6 +44,7 @@ def test_arrow_says_what_the_messages_say(messages: list[Message]) -> None:
     assert arrow.column("offset").to_pylist() == list(range(70, 70 + count))
     assert arrow.column("sequence").to_pylist() == list(range(9, 9 + count))
     assert arrow.column("producer_id").to_pylist() == [8] * count
+    assert arrow.column("producer").to_pylist() == [message.producer for message in messages]
 
 
 def leaves(array: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 
 from sava.records import (
@@ -16,7 +17,6 @@ from sava.records import (
     Codec,
     RecordBatch,
     UnsupportedBatch,
-    assign,
     iter_batches,
     peek_header,
 )
@@ -24,12 +24,12 @@ from tests.unit.records.samples import RICH, numbered, patch, placed, rich
 
 GOLDEN = """
     53415642 01 000000                   | magic, version, reserved
-    50010000 f8bb2569                    | length 336, crc
+    70010000 9be44ec4                    | length 368, crc
     0000000000000000                     | topic id: none yet
     0000000000000000                     | epoch: none yet
     ffffffffffffffff                     | base offset: none yet
-    03000000 f8000000                    | 3 messages, body of 248 bytes
-    0000 fafd 00000000                   | no compression; layout 11 11 11 01 11 11 10 10; reserved
+    03000000 18010000                    | 3 messages, body of 280 bytes
+    0000 0000 fafd0300                   | no compression; reserved; layout 11 11 11 11 01 11 11 10 10
     0300000000000000                     | producer 3
     0a00000000000000                     | base sequence 10
     e703000000000000                     | earliest publish time 999
@@ -58,16 +58,19 @@ GOLDEN = """
     0500000000000000                     | origin_offset: 5
     0000000000000000                     | origin_offset: null
     0600000000000000                     | origin_offset: 6
+    05 00000000000000                    | producer: validity 101
+    00000000 03000000 03000000 06000000  | producer: offsets
+    776562 617070 0000                   | producer: data
 """
 
 GOLDEN_ONE = """
     53415642 01 000000                   | magic, version, reserved
-    80000000 c1ea4b2e                    | length 120, crc
+    80000000 bd7eb308                    | length 128, crc
     0500000000000000                     | topic id 5
     0600000000000000                     | epoch 6
     0700000000000000                     | base offset 7
     01000000 28000000                    | 1 message, body of 40 bytes
-    0000 1600 00000000                   | no compression; layout 00 00 00 00 00 01 01 10; reserved
+    0000 0000 16000000                   | no compression; reserved; layout 00 00 00 00 00 00 01 01 10
     0000000000000000                     | no producer
     0000000000000000                     | base sequence 0
     0400000000000000                     | earliest publish time 4
@@ -112,7 +115,7 @@ def test_the_bytes_of_a_batch_of_one() -> None:
 def test_header_fields() -> None:
     header = peek_header(placed(rich()).data)
     assert (header.topic_id, header.epoch, header.base_offset, header.next_offset) == (1, 2, 100, 103)
-    assert (header.count, header.length, header.body_size) == (3, 336, 336 - HEADER_BYTES)
+    assert (header.count, header.length, header.body_size) == (3, 368, 368 - HEADER_BYTES)
     assert (header.producer_id, header.base_sequence, header.next_sequence) == (3, 10, 13)
     assert (header.min_publish_time, header.max_publish_time) == (999, 1001)
     assert header.codec is Codec.NONE
@@ -130,23 +133,39 @@ def test_the_header_can_be_read_before_the_body_has_arrived() -> None:
     assert peek_header(rich().to_bytes()[:HEADER_BYTES]) == rich().header
 
 
-def test_assign_changes_the_prefix_and_copies_nothing() -> None:
+def test_an_assigned_batch_has_a_prefix_of_its_own_and_shares_the_rest() -> None:
     data = rich().to_bytes()
-    prefix, rest = assign(data, topic_id=9, epoch=8, base_offset=7)
+    batch = RecordBatch.parse(data).assigned(topic_id=9, epoch=8, base_offset=7)
+    prefix, rest = batch.buffers
     assert len(prefix) == PREFIX_BYTES
-    assert rest.obj is data
-    assert rest == data[PREFIX_BYTES:]
-    batch = RecordBatch.parse(prefix + rest).verify()
-    assert (batch.header.topic_id, batch.header.epoch, batch.base_offset) == (9, 8, 7)
-    assert [message.offset for message in batch] == [7, 8, 9]
+    assert rest.address == pa.py_buffer(data).address + PREFIX_BYTES
+    whole = prefix + data[PREFIX_BYTES:]
+    received = RecordBatch.parse(whole).verify()
+    assert (received.header.topic_id, received.header.epoch, received.base_offset) == (9, 8, 7)
+    assert [message.offset for message in received] == [7, 8, 9]
+    assert list(batch.verify()) == list(received)
+    assert batch.data == batch.to_bytes() == whole
+    assert batch.buffers[0] == prefix
+    assert data == rich().to_bytes()
 
 
-def test_assign_refuses_what_is_not_a_whole_batch() -> None:
-    data = rich().to_bytes()
+def test_an_assigned_batch_can_be_moved_and_cut() -> None:
+    batch = placed(rich()).assigned(topic_id=9, epoch=10, base_offset=70)
+    part = batch.slice(71, 73)
+    assert (part.header.epoch, part.base_offset, part.payloads()) == (10, 71, rich().payloads()[1:])
+    prefix, rest = batch.slice(71, 73).buffers
+    assert prefix + rest.to_pybytes() == part.to_bytes()
+    assert pickle.loads(pickle.dumps(batch)).to_bytes() == batch.to_bytes()
+
+
+def test_there_is_no_place_for_a_batch_at_the_end_of_int64() -> None:
     with pytest.raises(BatchCorrupt):
-        assign(data[:-1], topic_id=1, epoch=1, base_offset=0)
+        rich().assigned(topic_id=1, epoch=1, base_offset=2**63 - 2)
+
+
+def test_a_part_of_a_batch_is_none() -> None:
     with pytest.raises(BatchCorrupt):
-        assign(data, topic_id=1, epoch=1, base_offset=2**63 - 2)
+        RecordBatch.parse(rich().to_bytes()[:-1])
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 100, 1000])
@@ -168,6 +187,11 @@ def test_absent_and_constant_columns_cost_a_few_bytes() -> None:
         schema_version=2,
     ).header.length
     assert constant - plain < 80
+
+
+def test_the_name_of_a_producer_costs_its_length_once() -> None:
+    named = numbered(1000, producer="checkout-eu-west-1").header.length
+    assert named - numbered(1000).header.length == 8 + 24
 
 
 def test_the_same_messages_have_the_same_bytes_in_every_process() -> None:
@@ -199,7 +223,8 @@ def test_a_stream_that_ends_inside_a_batch_yields_the_whole_ones_and_then_raises
 
 
 @pytest.mark.parametrize(
-    ("position", "value"), [(4, 2), (5, 1), (7, 1), (48, 3), (48, 4), (49, 1), (52, 1), (55, 128)]
+    ("position", "value"),
+    [(4, 2), (5, 1), (7, 1), (48, 3), (48, 4), (49, 1), (50, 1), (51, 128), (54, 4), (55, 128)],
 )
 def test_what_a_newer_version_may_mean_is_refused_and_not_guessed(position: int, value: int) -> None:
     with pytest.raises(UnsupportedBatch):

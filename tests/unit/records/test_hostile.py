@@ -86,8 +86,8 @@ def test_hostile_numbers_at_every_place_under_a_forged_checksum() -> None:
 
 
 def test_every_layout_over_the_same_body() -> None:
-    for layout in range(0, 1 << 16, 7):
-        survive(seal(patch(PLAIN, "<H", 50, layout)))
+    for layout in range(0, 1 << 18, 29):
+        survive(seal(patch(PLAIN, "<I", 52, layout)))
 
 
 @given(MESSAGES, st.data(), st.sampled_from(Codec))
@@ -116,7 +116,7 @@ def test_random_bodies_behind_a_valid_header() -> None:
         body = bytes(chance.choices((0, 1, 2, 3, 4, 8, 255), k=8 * chance.randrange(1, 40)))
         header = bytearray(PLAIN[:HEADER_BYTES])
         struct.pack_into("<I", header, 40, chance.choice((1, 1, 2, 3, 8)))
-        struct.pack_into("<H", header, 50, chance.randrange(1 << 12) << 4 | 0b0110)
+        struct.pack_into("<I", header, 52, chance.randrange(1 << 14) << 4 | 0b0110)
         survive(seal(bytes(header) + body))
 
 
@@ -145,7 +145,13 @@ def test_hostile_offsets(offsets: tuple[int, ...]) -> None:
 
 def test_text_must_be_utf8() -> None:
     position = PLAIN.index("clé".encode())
-    for column in (position, PLAIN.index(b"abc"), PLAIN.index(b"122"), PLAIN.index(b"euus")):
+    for column in (
+        position,
+        PLAIN.index(b"abc"),
+        PLAIN.index(b"122"),
+        PLAIN.index(b"euus"),
+        PLAIN.index(b"webapp"),
+    ):
         with pytest.raises(BatchCorrupt):
             RecordBatch.parse(seal(patch(PLAIN, "B", column, 0xFF))).to_arrow()
 
@@ -157,9 +163,10 @@ def test_the_headers_publish_times_must_be_true() -> None:
 
 
 def test_an_origin_has_both_parts() -> None:
-    last_validity = len(PLAIN) - 32
+    validity = PLAIN.index(b"euus") + 8
+    assert PLAIN[validity] == 0b101
     with pytest.raises(BatchCorrupt, match="origin"):
-        RecordBatch.parse(seal(patch(PLAIN, "B", last_validity, 0b111))).verify()
+        RecordBatch.parse(seal(patch(PLAIN, "B", validity, 0b111))).verify()
 
 
 def test_a_message_without_attributes_has_no_entries() -> None:

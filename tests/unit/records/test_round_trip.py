@@ -43,9 +43,12 @@ def test_encoding_is_a_function(messages: list[Message], codec: Codec) -> None:
 
 
 def test_columns_given_as_one_value_or_as_many_are_the_same() -> None:
-    one = RecordBatch.encode([b"a", b"b"], publish_time=5, schema_id=6, schema_version=7)
-    many = RecordBatch.encode([b"a", b"b"], publish_time=[5, 5], schema_id=[6, 6], schema_version=[7, 7])
+    one = RecordBatch.encode([b"a", b"b"], publish_time=5, schema_id=6, schema_version=7, producer="web-é")
+    many = RecordBatch.encode(
+        [b"a", b"b"], publish_time=[5, 5], schema_id=[6, 6], schema_version=[7, 7], producer=["web-é"] * 2
+    )
     assert one.to_bytes() == many.to_bytes()
+    assert [message.producer for message in one.verify()] == ["web-é"] * 2
 
 
 def test_offset_and_topic_are_filled_when_read() -> None:
@@ -102,6 +105,8 @@ def test_compression_makes_like_messages_smaller(codec: Codec) -> None:
         lambda: RecordBatch.encode([b"a"], publish_time=0, schema_version=2**31),
         lambda: RecordBatch.encode([b"a"], publish_time=0, origins=[Origin("eu", 2**63)]),
         lambda: RecordBatch.encode([b"a"], publish_time=0, producer_id=-1),
+        lambda: RecordBatch.encode([b"a"], publish_time=0, producer="\ud800"),
+        lambda: RecordBatch.encode([b"a"], publish_time=0, producer=["a", "b"]),
         lambda: RecordBatch.encode([b"a"], publish_time=0, base_sequence=2**63),
     ],
 )
@@ -127,6 +132,8 @@ def test_limits() -> None:
             RecordBatch.encode([half, half], publish_time=0, codec=codec)
     with pytest.raises(BatchTooLarge):
         RecordBatch.encode([b""] * 100_000, publish_time=0, keys=["k" * 1000] * 100_000)
+    with pytest.raises(BatchTooLarge):
+        RecordBatch.encode([b""] * 100_000, publish_time=0, producer="p" * 1000)
 
 
 def test_the_largest_number_of_messages() -> None:

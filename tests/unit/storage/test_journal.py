@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -431,3 +432,43 @@ async def test_a_torn_tail_is_cut_off(tmp_path: Path) -> None:
     async with opened(LocalDisk(tmp_path), JournalOptions()) as journal:
         assert await offsets(journal) == list(range(10))
         await append(journal, frame(10))
+
+
+class _Halting(LocalDisk):
+    """Stops the thread that opens it at its first call of one method, until it may go on."""
+
+    def __init__(self, path: Path, method: str) -> None:
+        super().__init__(path)
+        self._method = method
+        self.halted, self.go_on = threading.Event(), threading.Event()
+
+    def _halt(self, method: str) -> None:
+        if method == self._method and not self.halted.is_set():
+            self.halted.set()
+            assert self.go_on.wait(10)
+
+    def list(self) -> list[str]:
+        self._halt("list")
+        return super().list()
+
+    def sync_dir(self) -> None:
+        self._halt("sync_dir")
+        super().sync_dir()
+
+
+@pytest.mark.parametrize("halted_in", ["list", "sync_dir"], ids=["before the scan", "after it"])
+async def test_a_cancelled_opening_leaves_nothing_locked(tmp_path: Path, halted_in: str) -> None:
+    async with opened(LocalDisk(tmp_path)) as journal:
+        await append(journal, frame(0))
+    disk = _Halting(tmp_path, halted_in)
+    opening = asyncio.create_task(Journal.open(disk, broker="a", fail=print))
+    await asyncio.to_thread(disk.halted.wait, 10)
+    opening.cancel()
+    await asyncio.sleep(0)
+    opening.cancel()  # whoever loses patience does not get away earlier
+    assert not opening.done()
+    disk.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    async with opened(LocalDisk(tmp_path)) as journal:
+        assert await offsets(journal) == [0]

@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 import google_crc32c
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -29,15 +30,16 @@ from sava.storage.errors import (
 from sava.storage.keys import parse_object_key
 from sava.storage.objectstore import ObjectStore
 from sava.storage.segment import FOOTER_COST, SegmentReader, write_segment
+from sava.storage.segment_file import parse_footer
 from sava.storage.types import Segment, TopicKey
 from tests.unit.records.samples import MESSAGES, UNIFORM
 from tests.unit.storage.faults import BROKEN, FaultyBackend, cut, refuse
 from tests.unit.storage.messages import TOPIC, numbered, placed, read_messages, write
 
 RICH = [
-    Message(b"one", "k", {"a": "1"}, 1_000_000, 7, 2, Origin("eu", 5)),
+    Message(b"one", "k", {"a": "1"}, 1_000_000, 7, 2, Origin("eu", 5), "web"),
     Message(b"", None, {}, 1_000_001, None, None, None),
-    Message(b"\x00\xff", "clé", {"b": "", "c": "22"}, 999_999, 7, 3, Origin("us", 6)),
+    Message(b"\x00\xff", "clé", {"b": "", "c": "22"}, 999_999, 7, 3, Origin("us", 6), "app"),
 ]
 COLUMNS = [
     "offset",
@@ -117,7 +119,7 @@ async def test_plain_pyarrow_reads_exactly_the_messages(store: ObjectStore, tmp_
         999_999,
         1_000_000,
     ]
-    assert table.column("producer").to_pylist() == [3, 3, 3, 0]
+    assert table.column("producer").to_pylist() == ["web", None, "app", "web"]
     assert table.column("schema_version").to_pylist() == [2, None, 3, 2]
     assert table.column("origin_cluster").to_pylist() == ["eu", None, "us", "eu"]
     assert table.column("origin_offset").to_pylist() == [5, None, 6, 5]
@@ -140,10 +142,10 @@ async def test_duckdb_reads_exactly_the_messages(store: ObjectStore, tmp_path: P
     ).fetchall()
     one = ("k", b"one", {"a": "1"})
     assert rows == [
-        (100, 1_000_000, *one, 3, 7, 2, "eu", 5),
-        (101, 1_000_001, None, b"", None, 3, None, None, None, None),
-        (102, 999_999, "clé", b"\x00\xff", {"b": "", "c": "22"}, 3, 7, 3, "us", 6),
-        (103, 1_000_000, *one, 0, 7, 2, "eu", 5),
+        (100, 1_000_000, *one, "web", 7, 2, "eu", 5),
+        (101, 1_000_001, None, b"", None, None, None, None, None, None),
+        (102, 999_999, "clé", b"\x00\xff", {"b": "", "c": "22"}, "app", 7, 3, "us", 6),
+        (103, 1_000_000, *one, "web", 7, 2, "eu", 5),
     ]
 
 
@@ -235,6 +237,36 @@ async def test_a_seek_reads_the_footer_and_few_row_groups(backend: FaultyBackend
     backend.calls.clear()
     assert [message.offset for message in await read_messages(reader, segment, 30_000, 30_001)] == [30_000]
     assert backend.calls == ["get_ranges_async"], "the footer is known by now, and one row group is one read"
+
+
+async def test_columns_that_say_nothing_are_not_read(store: ObjectStore, tmp_path: Path) -> None:
+    """Of each row group: the messages of one use other columns than those of the next."""
+    rows = row_groups_module.ROW_GROUP_ROWS
+    no_attributes = RecordBatch.from_arrow(
+        pa.RecordBatch.from_arrays(
+            [pa.array([b""] * rows), pa.array([[], None] * (rows // 2), pa.map_(pa.utf8(), pa.utf8()))],
+            names=["payload", "attributes"],
+        ),
+        publish_time=1,
+    )
+    batches = [
+        RecordBatch.encode([b""] * rows, publish_time=1, producer="web"),
+        RecordBatch.encode([b""] * rows, publish_time=1, keys=[None] * (rows - 1) + ["k"]),
+        no_attributes,
+        RecordBatch.encode([b""] * rows, publish_time=1, attributes=[{}] * (rows - 1) + [{"a": "b"}]),
+    ]
+    segment = await write_segment(store, TOPIC, epoch=1, batches=placed(batches, 0), created_ms=0)
+    data = (tmp_path / segment.key).read_bytes()
+    footer = parse_footer(segment, data[-segment.footer_size :])
+    assert [group.columns[2:] for group in footer.row_groups] == [
+        ("producer",),
+        ("key",),
+        (),
+        ("attributes",),
+    ]
+    messages = await read_messages(SegmentReader(store), segment)
+    assert messages == located([message for batch in batches for message in batch], 0)
+    await SegmentReader(store).verify(segment)
 
 
 async def test_footers_are_kept_within_their_bytes(backend: FaultyBackend, flaky: ObjectStore) -> None:

@@ -56,6 +56,36 @@ def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.close()
 
 
+def test_much_is_written_in_calls_of_a_megabyte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    write = os.pwritev
+
+    def counting(fd: int, buffers: list[memoryview], offset: int) -> int:
+        sizes.append(sum(map(len, buffers)))
+        return write(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "pwritev", counting)
+    parts = [os.urandom(size) for size in (100, 5 << 19, 1, 1 << 20, 0, 7)]
+    file = LocalDisk(tmp_path).open("f", create=True)
+    assert file.write(3, parts) == sum(map(len, parts))
+    assert file.read(3, 1 << 30) == b"".join(parts)
+    assert sizes == [1 << 20] * 3 + [(1 << 19) + 108]
+    file.close()
+
+
+def test_no_room_in_a_later_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = LocalDisk(tmp_path).open("f", create=True)
+    file.write(0, [b"before"])
+    calls = [os.pwritev, failing(errno.ENOSPC)]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", lambda *call: calls.pop(0)(*call))
+        with pytest.raises(DiskFull):
+            file.write(6, [bytes(3 << 20)])
+    assert calls == []
+    assert file.read(0, 100) == b"before"
+    file.close()
+
+
 def test_other_errors_are_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = LocalDisk(tmp_path)
     file = disk.open("f", create=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from sava.wal import (
@@ -39,6 +40,22 @@ def test_records_come_back_in_order_after_a_restart(disk: Disk) -> None:
     assert reopened.read(two) == seen[1]
     assert reopened.torn_bytes == 0
     reopened.close()
+
+
+@pytest.mark.parametrize("size", [1, 16_000, 16_384, 100_001, 3 << 20])
+def test_a_payload_may_come_in_pieces_of_any_kind_and_size(disk: Disk, size: int) -> None:
+    data = bytes(range(251)) * (size // 251 + 2)
+    pieces = [data[:7], memoryview(data)[7:size], pa.py_buffer(data).slice(size, 100)]
+    whole = b"".join(pieces)
+    log = open_log(disk)
+    position = log.append(1, pieces)
+    following = log.append(2, [b"next"])
+    log.sync()
+    assert log.read(position) == Record(position, 1, whole)
+    log.close()
+    seen: list[Record] = []
+    open_log(disk, replay=seen.append).close()
+    assert seen == [Record(position, 1, whole), Record(following, 2, b"next")]
 
 
 def test_a_restart_keeps_the_storage_id_and_raises_the_incarnation(disk: Disk) -> None:

@@ -1,0 +1,379 @@
+"""Inspection: what storage holds of topics, and whether it is what its descriptors say, seen from outside.
+
+For operators and tools beside a running cluster: everything here reads, nothing is opened, claimed or
+repaired. Brokers refuse to go on at the first thing that is wrong; here the first must not hide the others,
+so records are read one by one and what is wrong is told in words (``Fault``), not raised.
+
+The cluster works on while it is looked at, so what looks wrong may only be new:
+
+    descriptors, then the state   a segment is registered in between: looks like a gap. Every change writes
+                                  the state record, so the records are read again until its revision is the
+                                  same before and after.
+    descriptor, then its object   retention has dropped both in between: looks like a loss. The descriptor is
+                                  read again; only one that still stands accuses.
+    objects, then descriptors     in this order an upload that is registered in between is known in time.
+                                  What nothing names and could still be registered (``orphans``) is not
+                                  wrong; what was listed and has been deleted since is not there to be wrong.
+
+Memory: the names of the objects in question, the records of one topic, and a few row groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from itertools import islice
+from typing import Final, NamedTuple, Protocol, cast
+
+import msgspec
+
+from sava.errors import CallerError
+from sava.metadata.commands import KeyValue
+from sava.metadata.store import RangeResult
+from sava.records import RecordBatch
+from sava.storage import keys
+from sava.storage.catalog import decode_record
+from sava.storage.errors import (
+    CatalogBusy,
+    CatalogCorrupt,
+    DataGap,
+    InvalidName,
+    ObjectMissing,
+    SegmentCorrupt,
+)
+from sava.storage.objectstore import ObjectInfo, ObjectStore
+from sava.storage.orphans import _can_be_registered
+from sava.storage.segment import SegmentReader
+from sava.storage.types import Segment, TopicKey, TopicState
+
+OBJECTS: Final = "topics"
+_BEHIND: Final = "\U0010ffff"
+"""Sorts behind everything that a key may go on with."""
+_PAGE: Final = 1000
+_ATTEMPTS: Final = 16
+_PARALLEL: Final = 4
+"""Segments verified side by side: enough to hide the way to a distant store, and no more than a few of their
+chunks in memory."""
+
+
+class Records(Protocol):
+    """As much of a MetadataStore as is needed to look; linearizable."""
+
+    async def range(self, prefix: str, *, limit: int = 0, start_after: str = "") -> RangeResult: ...
+
+
+class UnknownTopic(CallerError):
+    """Storage knows no topic of this name."""
+
+    def __init__(self, name: TopicName) -> None:
+        super().__init__(
+            f"storage knows no topic {name.path}; `sava storage inspect` lists those that it knows"
+        )
+
+
+class NotInSegments(CallerError):
+    """Offsets that are elsewhere, or nowhere."""
+
+
+class TopicName(NamedTuple):
+    namespace: str
+    name: str
+
+    @classmethod
+    def parse(cls, path: str) -> TopicName:
+        """From ``/namespace/topic``. Raises InvalidName."""
+        parts = path.split("/")
+        if len(parts) != 3 or parts[0]:
+            raise InvalidName(f"{path!a} is not the name of a topic: write /namespace/topic")
+        keys.check_topic(TopicKey(parts[1], parts[2], 0))
+        return cls(parts[1], parts[2])
+
+    @property
+    def path(self) -> str:
+        return f"/{self.namespace}/{self.name}"
+
+    @property
+    def any_id(self) -> TopicKey:
+        """For keys that do not depend on the topic's id."""
+        return TopicKey(self.namespace, self.name, 0)
+
+
+class TopicView(msgspec.Struct, frozen=True, kw_only=True):
+    """The records of a topic as they were at one revision."""
+
+    name: TopicName
+    state: TopicState | None
+    segments: tuple[Segment, ...]
+    """In the order of their keys."""
+    unreadable: tuple[str, ...] = ()
+    """Records that are not what their key says, in words."""
+
+    @property
+    def is_empty(self) -> bool:
+        """There is no such topic, or not any more."""
+        return self.state is None and not self.segments and not self.unreadable
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the records by themselves."""
+        yield from self.unreadable
+        if self.state is None:
+            if self.segments:
+                yield f"{len(self.segments)} descriptors are there without a state"
+            return
+        expected = self.state.start
+        for segment in self.segments:
+            yield from self._faults_of(segment, self.state)
+            if segment.start > expected:
+                yield f"offsets {expected}..{segment.start} are in no segment"
+            elif segment.start < expected:
+                yield f"offsets {segment.start}..{expected} are in two segments, or retention has let them go"
+            expected = max(expected, segment.end)
+        if expected != self.state.end:
+            yield f"the segments end at {expected}, and the state says {self.state.end}"
+
+    def _faults_of(self, segment: Segment, state: TopicState) -> Iterator[str]:
+        if segment.topic_id != state.topic_id:
+            yield f"{segment.key} is of topic id {segment.topic_id}, and the state of {state.topic_id}"
+        told = keys.parse_object_key(segment.key)
+        topic = TopicKey(self.name.namespace, self.name.name, segment.topic_id)
+        if told is None or told[:4] != (topic, segment.start, segment.end, segment.epoch):
+            yield f"the descriptor of {segment.start}..{segment.end} names another's object: {segment.key}"
+
+
+class Fault(NamedTuple):
+    """Something that is wrong with a topic, in words."""
+
+    topic: TopicName
+    text: str
+
+
+# -- reading records ---------------------------------------------------------------------------
+
+
+async def topics(records: Records) -> AsyncIterator[TopicName]:
+    """All topics that have records, in order. From each, one key is read to get to the next."""
+    after = ""
+    while True:
+        page = await records.range(keys.TOPICS, limit=1, start_after=after)
+        if not page.kvs:
+            return
+        after = page.kvs[0].key
+        namespace, _, rest = after.removeprefix(keys.TOPICS).partition("/")
+        name, slash, _ = rest.partition("/")
+        if slash:
+            found = TopicName(namespace, name)
+            yield found
+            after = keys.topic_prefix(found.any_id) + _BEHIND
+
+
+async def known_topic(records: Records, name: TopicName) -> TopicView:
+    """As ``read_topic``. Raises UnknownTopic."""
+    view = await read_topic(records, name)
+    if view.is_empty:
+        raise UnknownTopic(name)
+    return view
+
+
+async def read_topic(records: Records, name: TopicName) -> TopicView:
+    """State and descriptors as they were together; empty if there are none. Raises CatalogBusy."""
+    state_key = keys.state_key(name.any_id)
+    for _ in range(_ATTEMPTS):
+        before = _revision((await records.range(state_key)).kvs, state_key)
+        kvs = await _read_pages(records, keys.topic_prefix(name.any_id))
+        if _revision(kvs, state_key) == before:
+            return _view(name, kvs)
+    raise CatalogBusy(f"topic {name.path}: its records changed under {_ATTEMPTS} attempts to read them")
+
+
+async def _read_pages(records: Records, prefix: str) -> list[KeyValue]:
+    kvs: list[KeyValue] = []
+    while True:
+        page = await records.range(prefix, limit=_PAGE, start_after=kvs[-1].key if kvs else "")
+        kvs += page.kvs
+        if not page.more:
+            return kvs
+
+
+def _revision(kvs: Sequence[KeyValue], key: str) -> int:
+    return next((kv.mod_revision for kv in kvs if kv.key == key), 0)
+
+
+def _view(name: TopicName, kvs: Sequence[KeyValue]) -> TopicView:
+    state, segments, unreadable = None, [], []
+    for kv in kvs:
+        try:
+            if kv.key == keys.state_key(name.any_id):
+                state = decode_record(kv.key, kv.value, TopicState)
+            elif kv.key.startswith(keys.segments_prefix(name.any_id)):
+                segment = decode_record(kv.key, kv.value, Segment)
+                if keys.segment_key(name.any_id, segment.start) != kv.key or segment.start >= segment.end:
+                    raise CatalogCorrupt(f"{kv.key} holds the descriptor of {segment.start}..{segment.end}")
+                segments.append(segment)
+        except CatalogCorrupt as error:
+            unreadable.append(str(error))
+    return TopicView(name=name, state=state, segments=tuple(segments), unreadable=tuple(unreadable))
+
+
+# -- reading messages --------------------------------------------------------------------------
+
+
+async def read(
+    view: TopicView, store: ObjectStore, start: int | None = None, end: int | None = None
+) -> AsyncGenerator[RecordBatch, None]:
+    """Batches that cover exactly ``start .. end``, by default all that segments hold. Raises NotInSegments,
+    DataGap, and what ``SegmentReader.read`` raises."""
+    state = view.state
+    if state is None:
+        raise DataGap(f"topic {view.name.path} has no state; see `sava storage verify`")
+    start = state.start if start is None else start
+    end = state.end if end is None else end
+    if not state.start <= start <= end <= state.end:
+        raise NotInSegments(_where(view.name, state, start, end))
+    reader = SegmentReader(store)
+    position = start
+    for segment in view.segments:
+        if segment.end <= position or position >= end:
+            continue
+        if segment.start > position:
+            break
+        async with aclosing(
+            cast(AsyncGenerator[RecordBatch, None], reader.read(segment, position, end))
+        ) as it:
+            async for batch in it:
+                position = batch.next_offset
+                yield batch
+    if position < end:
+        raise DataGap(
+            f"topic {view.name.path}: offset {position} is in no segment; see `sava storage verify`"
+        )
+
+
+def _where(name: TopicName, state: TopicState, start: int, end: int) -> str:
+    text = (
+        f"topic {name.path}: offsets {start}..{end} were asked for, segments hold {state.start}..{state.end}"
+    )
+    if state.sealed:
+        return f"{text}, and nothing exists beyond"
+    return (
+        f"{text}; what follows is in journal {state.storage_id} (with its broker stopped: "
+        f"`sava storage dump {state.topic_id} --journal DIR`)"
+    )
+
+
+# -- verifying ---------------------------------------------------------------------------------
+
+
+class Verification:
+    """One pass over one topic or all: ``list_objects`` first, then ``faults``; what was seen is counted on
+    the way."""
+
+    def __init__(self, records: Records, store: ObjectStore, topic: TopicName | None = None) -> None:
+        self._records = records
+        self._store = store
+        self._topic = topic
+        self._reader = SegmentReader(store, footer_cache_bytes=0)
+        self._listed: dict[TopicName, list[tuple[keys.ObjectName, ObjectInfo]]] = defaultdict(list)
+        self.topics = self.segments = self.messages = self.size = 0
+        self.unregistered = 0
+        """Objects that no descriptor names yet: uploads that may be under way."""
+        self.foreign = 0
+        """Objects whose names are not Sava's."""
+
+    async def list_objects(self) -> int:
+        """Their size, all together."""
+        size = 0
+        prefix = OBJECTS if self._topic is None else keys.name_prefix(self._topic.any_id)
+        async for info in self._store.list(prefix):
+            size += info.size
+            name = keys.parse_object_key(info.key)
+            if name is None:
+                self.foreign += 1
+            else:
+                self._listed[TopicName(name.topic.namespace, name.topic.name)].append((name, info))
+        return size
+
+    async def faults(self, advance: Callable[[int], None]) -> AsyncGenerator[Fault, None]:
+        """``advance`` is called with the size of each object that was read. Raises ObjectStoreUnavailable,
+        UnknownTopic, and what keeps the records from being read."""
+        async for name in self._names():
+            view = await read_topic(self._records, name)
+            if view.is_empty:
+                continue
+            self.topics += 1
+            for text in view.faults():
+                yield Fault(name, text)
+            async with aclosing(self._verify_segments(view, advance)) as texts:
+                async for text in texts:
+                    yield Fault(name, text)
+            async for text in self._orphans(name, view):
+                yield Fault(name, text)
+        if self._topic is not None and not self.topics and not self._listed:
+            raise UnknownTopic(self._topic)
+        for name in sorted(self._listed):
+            async for text in self._orphans(name, None):
+                yield Fault(name, text)
+
+    async def _names(self) -> AsyncIterator[TopicName]:
+        if self._topic is not None:
+            yield self._topic
+            return
+        async for name in topics(self._records):
+            yield name
+
+    async def _verify_segments(
+        self, view: TopicView, advance: Callable[[int], None]
+    ) -> AsyncGenerator[str, None]:
+        """In order, a few side by side."""
+        waiting = iter(view.segments)
+        ahead: deque[tuple[Segment, asyncio.Task[str]]] = deque()
+        try:
+            while True:
+                for segment in islice(waiting, _PARALLEL - len(ahead)):
+                    ahead.append((segment, asyncio.create_task(self._verify(view.name, segment))))
+                if not ahead:
+                    return
+                segment, task = ahead[0]
+                text = await task
+                ahead.popleft()
+                advance(segment.size)
+                if text:
+                    yield text
+        finally:
+            for _, task in ahead:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+
+    async def _verify(self, name: TopicName, segment: Segment) -> str:
+        """What is wrong, in words."""
+        try:
+            await self._reader.verify(segment)
+        except (SegmentCorrupt, ObjectMissing) as error:
+            again = await self._records.range(keys.segment_key(name.any_id, segment.start))
+            if segment not in _view(name, again.kvs).segments:
+                return ""
+            return f"{error}; offsets {segment.start}..{segment.end} cannot be relied on"
+        self.segments += 1
+        self.messages += segment.end - segment.start
+        self.size += segment.size
+        return ""
+
+    async def _orphans(self, name: TopicName, view: TopicView | None) -> AsyncIterator[str]:
+        state = None if view is None else view.state
+        named = set() if view is None else {segment.key for segment in view.segments}
+        for object_name, info in self._listed.pop(name, ()):
+            if info.key in named:
+                continue
+            is_current = state is not None and object_name.topic.topic_id == state.topic_id
+            if is_current and _can_be_registered(object_name, state):
+                self.unregistered += 1
+            elif await self._is_there(info.key):
+                yield f"no descriptor names the object {info.key} ({info.size} bytes)"
+
+    async def _is_there(self, key: str) -> bool:
+        try:
+            await self._store.head(key)
+        except ObjectMissing:
+            return False
+        return True
