@@ -5,7 +5,7 @@ READY := .venv/.ready
 SEEDS ?= 2000
 JOBS ?= 2
 
-.PHONY: help setup test lint sim mutants bench demo proto clean
+.PHONY: help setup test test-long lint sim mutants bench demo proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ $(READY): pyproject.toml constraints.txt
 ## make test     the default suite (under 10 minutes on 2 cores)
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+## make test-long  the tests that are longer with SAVA_LONG=1 (200 SIGKILLs instead of 20)
+test-long: $(READY)
+	SAVA_LONG=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $$(grep -rl --include='test_*.py' SAVA_LONG tests)
 
 ## make lint     format, lint, types, import contracts
 lint: $(READY)
