@@ -1,0 +1,419 @@
+"""An Avro schema as a graph: named types are nodes, references to them are edges, so recursion is a cycle.
+
+Read strictly by the specification: what one reader accepts and another refuses would be a schema that works
+for half of the consumers. Canonical form is the specification's parsing canonical form; where a schema has
+aliases, defaults or logical types they are kept too, because they decide how data is read and a version that
+adds one is a new version. Without any of them it is exactly the parsing canonical form.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sava.schemas.errors import SchemaInvalid, shortened
+
+PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_NO_DEFAULT: Final = object()
+_MAX_EMPTY: Final = 1000
+"""Values that one value without bytes may hold."""
+
+
+@dataclass(eq=False, slots=True)
+class Primitive:
+    name: str
+    logical: dict[str, Any] = field(default_factory=dict)
+    """``logicalType``, and for decimals ``precision`` and ``scale``."""
+
+
+@dataclass(eq=False, slots=True)
+class Array:
+    items: Node
+
+
+@dataclass(eq=False, slots=True)
+class Map:
+    values: Node
+
+
+@dataclass(eq=False, slots=True)
+class Union:
+    branches: tuple[Node, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Enum:
+    name: str
+    aliases: tuple[str, ...]
+    symbols: tuple[str, ...]
+    default: str | None
+
+
+@dataclass(eq=False, slots=True)
+class Fixed:
+    name: str
+    aliases: tuple[str, ...]
+    size: int
+    logical: dict[str, Any]
+
+
+@dataclass(eq=False, slots=True)
+class Field:
+    name: str
+    aliases: tuple[str, ...]
+    type: Node
+    default: Any = _NO_DEFAULT
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not _NO_DEFAULT
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    name: str
+    aliases: tuple[str, ...]
+    fields: tuple[Field, ...] = ()
+
+
+Node = Primitive | Array | Map | Union | Enum | Fixed | Record
+Named = Enum | Fixed | Record
+
+
+def read(schema: Any) -> Node:
+    """The graph of a decoded schema; raises SchemaInvalid. ``schema`` is nested as deep as ``bounded_json``
+    lets it be."""
+    try:
+        node = _Reader().read(schema, "")
+        _check_whole(node)
+    except RecursionError:
+        raise SchemaInvalid("the types are nested too deeply") from None
+    return node
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._named: dict[str, Named] = {}
+
+    def read(self, schema: Any, namespace: str) -> Node:
+        if isinstance(schema, str):
+            return self._reference(schema, namespace)
+        if isinstance(schema, list):
+            return self._union(schema, namespace)
+        if not isinstance(schema, dict):
+            raise SchemaInvalid(f"{_shown(schema)} is not an Avro schema")
+        kind = schema.get("type")
+        match kind:
+            case "record" | "error":
+                return self._record(schema, namespace)
+            case "enum":
+                return self._enum(schema, namespace)
+            case "fixed":
+                return self._fixed(schema, namespace)
+            case "array":
+                return Array(self.read(_need(schema, "items"), namespace))
+            case "map":
+                return Map(self.read(_need(schema, "values"), namespace))
+            case str() if kind in PRIMITIVES:
+                return Primitive(kind, _logical(schema))
+            case str() | dict() | list():
+                return self.read(kind, namespace)
+            case _:
+                raise SchemaInvalid(f"{_shown(schema)} has no type")
+
+    def _reference(self, name: str, namespace: str) -> Node:
+        if name in PRIMITIVES:
+            return Primitive(name)
+        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        found = self._named.get(full) or self._named.get(name)
+        if found is None:
+            raise SchemaInvalid(f"type {_shown(name)} is not defined (before it is used)")
+        return found
+
+    def _union(self, schema: list[Any], namespace: str) -> Union:
+        branches = tuple(self.read(branch, namespace) for branch in schema)
+        seen = set()
+        for branch in branches:
+            if isinstance(branch, Union):
+                raise SchemaInvalid("a union is directly inside a union")
+            name = branch_name(branch)
+            if name in seen:
+                raise SchemaInvalid(f"a union has {_shown(name)} twice")
+            seen.add(name)
+        if not branches:
+            raise SchemaInvalid("a union has no branch: no value could have it")
+        return Union(branches)
+
+    def _record(self, schema: dict[str, Any], namespace: str) -> Record:
+        name, inner = self._name(schema, namespace)
+        record = Record(name, _aliases(schema, inner))
+        self._named[name] = record
+        entries = _need(schema, "fields")
+        if not isinstance(entries, list):
+            raise SchemaInvalid(f"the fields of {name} are not a list")
+        fields = [self._field(entry, name, inner) for entry in entries]
+        if len({each.name for each in fields}) != len(fields):
+            raise SchemaInvalid(f"record {name} has two fields of one name")
+        record.fields = tuple(fields)
+        return record
+
+    def _field(self, entry: Any, record: str, namespace: str) -> Field:
+        if not isinstance(entry, dict):
+            raise SchemaInvalid(f"a field of {record} is not an object: {_shown(entry)}")
+        name = _need(entry, "name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise SchemaInvalid(f"{_shown(name)} cannot be the name of a field of {record}")
+        aliases = entry.get("aliases", [])
+        if not isinstance(aliases, list) or not all(
+            isinstance(alias, str) and _NAME.fullmatch(alias) for alias in aliases
+        ):
+            raise SchemaInvalid(f"the aliases of field {record}.{name} are not a list of names")
+        kind = self.read(_need(entry, "type"), namespace)
+        return Field(name, tuple(aliases), kind, entry.get("default", _NO_DEFAULT))
+
+    def _enum(self, schema: dict[str, Any], namespace: str) -> Enum:
+        name, inner = self._name(schema, namespace)
+        symbols = _need(schema, "symbols")
+        if not isinstance(symbols, list) or not all(
+            isinstance(symbol, str) and _NAME.fullmatch(symbol) for symbol in symbols
+        ):
+            raise SchemaInvalid(f"the symbols of enum {name} are not a list of names")
+        default = schema.get("default")
+        if (
+            len(set(symbols)) != len(symbols)
+            or not symbols
+            or (default is not None and default not in symbols)
+        ):
+            raise SchemaInvalid(
+                f"enum {name} has a symbol twice, or none, or a default that is not one of them"
+            )
+        enum = Enum(name, _aliases(schema, inner), tuple(symbols), default)
+        self._named[name] = enum
+        return enum
+
+    def _fixed(self, schema: dict[str, Any], namespace: str) -> Fixed:
+        name, inner = self._name(schema, namespace)
+        size = _need(schema, "size")
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 31:
+            raise SchemaInvalid(f"{_shown(size)} cannot be the size of fixed {name}")
+        fixed = Fixed(name, _aliases(schema, inner), size, _logical(schema))
+        self._named[name] = fixed
+        return fixed
+
+    def _name(self, schema: dict[str, Any], namespace: str) -> tuple[str, str]:
+        """The full name that a definition gives, and the namespace that holds inside of it."""
+        name = _need(schema, "name")
+        own = schema.get("namespace", namespace)
+        if not isinstance(name, str) or not isinstance(own, str):
+            raise SchemaInvalid(f"{_shown(name)} is not a name with a namespace")
+        full = name if "." in name or not own else f"{own}.{name}"
+        if not all(_NAME.fullmatch(part) for part in full.split(".")) or full in PRIMITIVES:
+            raise SchemaInvalid(f"{_shown(full)} cannot be the name of a type")
+        if full in self._named:
+            raise SchemaInvalid(f"type {_shown(full)} is defined twice")
+        return full, full.rpartition(".")[0]
+
+
+# -- what is asked of a node -------------------------------------------------------------------------------
+
+
+def branch_name(node: Node) -> str:
+    """What tells the branches of a union apart: the full name, or the name of the unnamed type."""
+    match node:
+        case Primitive(name) | Enum(name) | Fixed(name) | Record(name):
+            return name
+        case Array():
+            return "array"
+        case Map():
+            return "map"
+        case Union():
+            return "union"
+
+
+def empty_weight(node: Node, known: dict[int, int]) -> int:
+    """0 for a type whose values take bytes. A value of null, and of what is made of it only, takes none; then
+    the number of values in it, which a small schema can make huge. ``known`` is filled on the way."""
+    match node:
+        case Primitive("null") | Fixed(size=0):
+            return 1
+        case Record(fields=fields):
+            if id(node) not in known:
+                known[id(node)] = 0
+                weights = [empty_weight(each.type, known) for each in fields]
+                known[id(node)] = 1 + sum(weights) if all(weights) else 0
+            return known[id(node)]
+        case _:
+            return 0
+
+
+def canonical(node: Node, written: set[str] | None = None) -> Any:
+    """The schema as plain lists and dictionaries in canonical order: named types in full where they come
+    first, by name afterwards. It is also what ``fastavro`` is given."""
+    written = set() if written is None else written
+    match node:
+        case Primitive(name, logical):
+            return {"type": name, **logical} if logical else name
+        case Array(items):
+            return {"type": "array", "items": canonical(items, written)}
+        case Map(values):
+            return {"type": "map", "values": canonical(values, written)}
+        case Union(branches):
+            return [canonical(branch, written) for branch in branches]
+    if node.name in written:
+        return node.name
+    written.add(node.name)
+    plain: dict[str, Any] = {"name": node.name, "type": type(node).__name__.lower()}
+    match node:
+        case Record(fields=fields):
+            plain["fields"] = [_canonical_field(each, written) for each in fields]
+        case Enum(symbols=symbols, default=default):
+            plain["symbols"] = list(symbols)
+            if default is not None:
+                plain["default"] = default
+        case Fixed(size=size, logical=logical):
+            plain |= {"size": size, **logical}
+    if node.aliases:
+        plain["aliases"] = sorted(node.aliases)
+    return plain
+
+
+def _canonical_field(each: Field, written: set[str]) -> dict[str, Any]:
+    plain = {"name": each.name, "type": canonical(each.type, written)}
+    if each.has_default:
+        plain["default"] = each.default
+    if each.aliases:
+        plain["aliases"] = sorted(each.aliases)
+    return plain
+
+
+# -- the schema as a whole ---------------------------------------------------------------------------------
+
+
+def _check_whole(root: Node) -> None:
+    """What can be told only once every type is complete: defaults, and types whose values take no bytes."""
+    pending, seen = [root], set[int]()
+    weights: dict[int, int] = {}
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if empty_weight(node, weights) > _MAX_EMPTY:
+            raise SchemaInvalid("a value that takes no bytes would hold a vast number of values")
+        match node:
+            case Array(items):
+                if empty_weight(items, weights):
+                    raise SchemaInvalid(
+                        "the items of an array take no bytes: ten bytes could hold any number of them"
+                    )
+                pending.append(items)
+            case Map(values):
+                pending.append(values)
+            case Union(branches):
+                pending.extend(branches)
+            case Record():
+                _check_defaults(node)
+                pending.extend(each.type for each in node.fields)
+            case _:
+                pass
+
+
+def _check_defaults(record: Record) -> None:
+    for each in record.fields:
+        if each.has_default and not _fits(each.default, each.type, {}):
+            raise SchemaInvalid(
+                f"the default {_shown(each.default)} of field {record.name}.{each.name} is not of its type"
+            )
+
+
+def _fits(value: Any, node: Node, known: dict[tuple[int, int], bool]) -> bool:
+    """Whether a default, as JSON, is a value of the type. ``known`` keeps unions in unions from multiplying
+    the work at each level."""
+    if isinstance(node, Primitive):
+        return _fits_primitive(value, node.name)
+    key = (id(value), id(node))
+    if key not in known:
+        known[key] = _fits_composite(value, node, known)
+    return known[key]
+
+
+def _fits_composite(value: Any, node: Node, known: dict[tuple[int, int], bool]) -> bool:
+    match node:
+        case Array(items):
+            return isinstance(value, list) and all(_fits(item, items, known) for item in value)
+        case Map(values):
+            return isinstance(value, dict) and all(_fits(item, values, known) for item in value.values())
+        case Union(branches):
+            return any(_fits(value, branch, known) for branch in branches)
+        case Enum(symbols=symbols):
+            return isinstance(value, str) and value in symbols
+        case Fixed(size=size):
+            return _is_bytes(value) and len(value) == size
+        case Record(fields=fields):
+            return isinstance(value, dict) and all(
+                _fits(value[each.name], each.type, known) if each.name in value else each.has_default
+                for each in fields
+            )
+        case _:
+            return False
+
+
+def _fits_primitive(value: Any, name: str) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    match name:
+        case "null":
+            return value is None
+        case "boolean":
+            return isinstance(value, bool)
+        case "int" | "long":
+            bits = 31 if name == "int" else 63
+            return is_number and isinstance(value, int) and -(1 << bits) <= value < 1 << bits
+        case "float" | "double":
+            return is_number or value in ("NaN", "Infinity", "-Infinity")
+        case "bytes":
+            return _is_bytes(value)
+        case _:
+            return isinstance(value, str)
+
+
+def _is_bytes(value: Any) -> bool:
+    """Bytes in JSON are a string of the code points 0 to 255."""
+    return isinstance(value, str) and all(ord(char) < 256 for char in value)
+
+
+# -- small things of reading -------------------------------------------------------------------------------
+
+
+def _need(schema: dict[str, Any], key: str) -> Any:
+    try:
+        return schema[key]
+    except KeyError:
+        raise SchemaInvalid(f"{_shown(schema)} has no {key!r}") from None
+
+
+def _aliases(schema: dict[str, Any], namespace: str) -> tuple[str, ...]:
+    """In full; a short alias is in the namespace of the name."""
+    aliases = schema.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise SchemaInvalid(f"the aliases {_shown(aliases)} are not a list of names")
+    return tuple(alias if "." in alias or not namespace else f"{namespace}.{alias}" for alias in aliases)
+
+
+def _logical(schema: dict[str, Any]) -> dict[str, Any]:
+    """The specification says that a logical type which makes no sense is ignored; a decimal that makes none
+    is refused, since it is always a mistake."""
+    name = schema.get("logicalType")
+    if not isinstance(name, str):
+        return {}
+    if name != "decimal":
+        return {"logicalType": name}
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:
+        raise SchemaInvalid("a decimal needs a precision above 0 and a scale from 0 to the precision")
+    return {"logicalType": name, "precision": precision, "scale": scale}
+
+
+def _shown(value: Any) -> str:
+    return shortened(repr(value), 100)

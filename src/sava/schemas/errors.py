@@ -1,0 +1,105 @@
+"""What schemas refuse, by whose fault it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sava.errors import CallerError, HostError, RetryableError
+
+SHOWN_CHARS = 300
+"""Reasons quote what they refuse; a payload of megabytes must not become an error text of megabytes."""
+
+
+def shortened(text: str, limit: int = SHOWN_CHARS) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+class SchemaError(CallerError):
+    """Base of what the caller of a schema operation did wrong."""
+
+
+class SubjectUnknown(SchemaError):
+    """Nothing was ever registered under this subject (or schema id)."""
+
+    def __init__(self, subject: str | int) -> None:
+        what = f"schema id {subject}" if isinstance(subject, int) else f"subject {subject!r}"
+        super().__init__(f"{what} is not registered")
+        self.subject = subject
+
+
+class SubjectInvalid(SchemaError):
+    """A name that no subject can have."""
+
+
+class VersionUnknown(SchemaError):
+    """The subject exists, this version of it does not (any more). ``version`` None: it has no version at
+    all."""
+
+    def __init__(self, subject: str, version: int | None, reason: str = "") -> None:
+        reason = reason or ("it has no version" if version is None else f"it has no version {version}")
+        super().__init__(f"subject {subject!r}: {reason}")
+        self.subject, self.version = subject, version
+
+
+class SchemaInvalid(SchemaError):
+    """The definition is not a schema of its type."""
+
+
+class SchemaTooLarge(SchemaError):
+    """The definition, or what comes with it, is over a limit."""
+
+
+class TooManyVersions(SchemaError):
+    """The subject has as many versions as it may have; delete some that no message needs."""
+
+
+class SchemaIncompatible(SchemaError):
+    """The new schema breaks what the subject's compatibility mode promises; ``problems`` says where."""
+
+    def __init__(self, subject: str, problems: Sequence[str]) -> None:
+        super().__init__(f"subject {subject!r}: {'; '.join(problems)}")
+        self.subject, self.problems = subject, tuple(problems)
+
+
+class SubjectTypeMismatch(SchemaError):
+    """A subject has one type for ever; this definition is of another."""
+
+    def __init__(self, subject: str, expected: str, given: str) -> None:
+        super().__init__(f"subject {subject!r} holds schemas of type {expected}, not {given}")
+        self.subject, self.expected, self.given = subject, expected, given
+
+
+class TypeUnknown(SchemaError):
+    """No such schema type."""
+
+
+class ModeUnknown(SchemaError):
+    """No such compatibility mode."""
+
+
+class PolicyUnknown(SchemaError):
+    """No such validation policy."""
+
+
+class PayloadInvalid(SchemaError):
+    """The payload is not what its schema says, or it is beyond the limits of checking."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(shortened(reason))
+        self.reason = shortened(reason)
+
+
+class CompilerBusy(RetryableError):
+    """The Protobuf compiler did not finish in time."""
+
+
+class CompilerMissing(HostError):
+    """The Protobuf compiler cannot be run on this machine."""
+
+
+class RegistryBusy(RetryableError):
+    """The subject changed under every attempt to change it."""
+
+
+class RegistryCorrupt(HostError):
+    """A record of the registry that this version cannot read."""

@@ -1,0 +1,92 @@
+"""What the registry keeps in the metadata store, and under which keys.
+
+    /schemas/next_id                               the counter of schema ids
+    /schemas/ids/{schema id}                       the subject, as text
+    /schemas/subjects/{subject}                    SubjectRecord
+    /schemas/versions/{subject}/{version}          VersionRecord: small, so that a list of versions is cheap
+    /schemas/definitions/{subject}/{version}       DefinitionRecord: up to some hundred KiB each
+
+One key for each version keeps every value far below the store's limit, however many versions a subject has.
+Subjects are quoted as in URLs: whatever is in a name, it is one segment of a key. Versions have ten digits,
+so that the order of keys is the order of versions. Values are JSON, readable by an operator; definitions are
+in base64 there, since they may be any bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from sava.schemas.errors import RegistryCorrupt
+from sava.schemas.types import Mode, SchemaType
+
+T = TypeVar("T")
+
+ID_COUNTER: Final = "/schemas/next_id"
+SUBJECTS: Final = "/schemas/subjects/"
+
+
+class SubjectRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Written by every change of the subject, so that it stands for all of it in a compare-and-swap."""
+
+    schema_id: int
+    type: SchemaType
+    mode: Mode
+    next_version: int
+    """Only grows: the number of a deleted version is never given to another schema."""
+    latest: int
+    """The highest version that exists; 0 when all are deleted."""
+    count: int
+    tags: tuple[str, ...] = ()
+    """Of the latest version."""
+
+
+class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    fingerprint: str
+    created_ms: int
+    created_by: str
+    description: str
+    tags: tuple[str, ...]
+
+
+class DefinitionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    definition: bytes
+    compiled: bytes = b""
+
+
+def id_key(schema_id: int) -> str:
+    return f"/schemas/ids/{schema_id}"
+
+
+def subject_key(subject: str) -> str:
+    return f"{SUBJECTS}{quote(subject, safe='')}"
+
+
+def subject_of(key: str) -> str:
+    return unquote(key.removeprefix(SUBJECTS))
+
+
+def versions_prefix(subject: str) -> str:
+    return f"/schemas/versions/{quote(subject, safe='')}/"
+
+
+def version_key(subject: str, version: int) -> str:
+    return f"{versions_prefix(subject)}{version:010}"
+
+
+def definitions_prefix(subject: str) -> str:
+    return f"/schemas/definitions/{quote(subject, safe='')}/"
+
+
+def definition_key(subject: str, version: int) -> str:
+    return f"{definitions_prefix(subject)}{version:010}"
+
+
+def decode(key: str, value: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RegistryCorrupt(f"the record {key} cannot be read: {error}") from error

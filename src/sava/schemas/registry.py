@@ -1,0 +1,456 @@
+"""SchemaRegistry: subjects and their versions, in the metadata store.
+
+Every change of a subject is one transaction on the condition that the subject's record is still the one that
+was read:
+
+    read the subject (linearizable) -> read its versions -> check -> transaction: if it is unchanged, write
+
+Each transaction writes the subject's record, so two changes never cross, whichever brokers make them: of two
+registrations that were both checked against version 7, one becomes version 8 and the other is checked again,
+against 8.
+
+**Unknown outcomes.** When the answer to a transaction is lost, the subject is read again and the change is
+decided anew: a registration that took effect is found by its fingerprint, a deletion by the version that is
+gone. When that cannot be read either, the caller gets ``OutcomeUnknown`` and may repeat the call.
+
+**Ids.** A subject gets its id from the store's counter before the transaction that creates it, so an attempt
+that loses leaves a gap. The id belongs to the subject for ever, also when all versions are deleted.
+
+Reading and comparing schemas takes time and may run a compiler, so it is done in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Relation, Target
+from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
+from sava.metadata.store import MetadataStore
+from sava.schemas import records, types
+from sava.schemas.compatibility import find_problems
+from sava.schemas.definition import Schema, fingerprint, read_schema
+from sava.schemas.errors import (
+    RegistryBusy,
+    RegistryCorrupt,
+    SchemaError,
+    SchemaIncompatible,
+    SubjectTypeMismatch,
+    SubjectUnknown,
+    TooManyVersions,
+    VersionUnknown,
+)
+from sava.schemas.records import DefinitionRecord, SubjectRecord, VersionRecord
+from sava.schemas.topic import Reference, Resolved, choose_version
+from sava.schemas.types import DEFAULT_MODE, Mode, SchemaType
+from sava.schemas.validation import Validator
+from sava.schemas.views import Registered, SchemaVersion, SubjectInfo, VersionInfo
+
+T = TypeVar("T")
+
+ATTEMPTS: Final = 16
+MAX_VERSIONS: Final = 4096
+"""Of one subject, at a time."""
+PAGE: Final = 500
+DEFINITIONS_PAGE: Final = 16
+"""A definition may have hundreds of KiB."""
+CACHED_VALIDATORS: Final = 256
+NO_ANSWER: Final = (Unavailable, NotInitialized)
+
+
+class _Held(NamedTuple):
+    """The subject's record as it was read; revision 0 and no record when there is none."""
+
+    record: SubjectRecord | None
+    revision: int
+
+
+class _Change(NamedTuple):
+    record: SubjectRecord
+    operations: tuple[Operation, ...]
+
+
+class _Candidate(NamedTuple):
+    """What is to be registered, read and checked."""
+
+    subject: str
+    type: SchemaType
+    schema: Schema
+    info: VersionRecord
+    """Without its version number."""
+    definition: DefinitionRecord
+
+
+class SchemaRegistry:
+    """Any number of registries, in any number of brokers, may share one store."""
+
+    def __init__(
+        self, metadata: MetadataStore, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    ) -> None:
+        self._metadata = metadata
+        self._now_ms = now_ms
+        self._validators: OrderedDict[tuple[int, int], tuple[str, Validator]] = OrderedDict()
+
+    # -- changing --------------------------------------------------------------------------------------------
+
+    async def register(
+        self,
+        subject: str,
+        kind: SchemaType | str,
+        definition: bytes,
+        *,
+        description: str = "",
+        created_by: str = "",
+        tags: Sequence[str] = (),
+    ) -> Registered:
+        """The version that holds this schema: an existing one if it has the same fingerprint, else a new one.
+
+        Raises SchemaIncompatible, SubjectTypeMismatch, SchemaInvalid, SchemaTooLarge, TypeUnknown,
+        SubjectInvalid, TooManyVersions, RegistryBusy."""
+        types.check_subject(subject)
+        info = VersionRecord(
+            version=0,
+            fingerprint="",
+            created_ms=self._now_ms(),
+            created_by=types.check_text("creator", created_by, types.MAX_CREATED_BY_BYTES),
+            description=types.check_text("description", description, types.MAX_DESCRIPTION_BYTES),
+            tags=types.check_tags(tuple(tags)),
+        )
+        kind = types.parse_type(kind)
+        schema = await asyncio.to_thread(read_schema, kind, definition)
+        info = msgspec.structs.replace(info, fingerprint=fingerprint(schema))
+        stored = DefinitionRecord(definition=definition, compiled=schema.compiled)
+        return await self._register(_Candidate(subject, kind, schema, info, stored))
+
+    async def _register(self, candidate: _Candidate) -> Registered:
+        schema_id = attempted = 0
+
+        async def decide(held: _Held) -> Registered | _Change:
+            nonlocal schema_id, attempted
+            if held.record is None:
+                schema_id = schema_id or await self._metadata.allocate_id(records.ID_COUNTER)
+                attempted = 1
+                return _creation(candidate, schema_id)
+            versions = await self._versions(candidate.subject)
+            known = next((each for each in versions if each.fingerprint == candidate.info.fingerprint), None)
+            if known is not None and held.record.type is candidate.type:
+                is_new = known == msgspec.structs.replace(candidate.info, version=attempted)
+                return Registered(held.record.schema_id, known.version, is_new, known.fingerprint)
+            await self._check_candidate(candidate, held.record)
+            attempted = held.record.next_version
+            return _addition(candidate, held.record)
+
+        result = await self._change(candidate.subject, decide)
+        if isinstance(result, Registered):
+            return result
+        return Registered(result.schema_id, result.latest, True, candidate.info.fingerprint)
+
+    async def _check_candidate(self, candidate: _Candidate, record: SubjectRecord) -> None:
+        if record.type is not candidate.type:
+            raise SubjectTypeMismatch(candidate.subject, record.type, candidate.type)
+        if record.count >= MAX_VERSIONS:
+            raise TooManyVersions(f"subject {candidate.subject!r} has {record.count} versions already")
+        problems = await self._problems(candidate.subject, record, candidate.schema, record.mode)
+        if problems:
+            raise SchemaIncompatible(candidate.subject, problems)
+
+    async def set_mode(self, subject: str, mode: Mode | str) -> SubjectInfo:
+        """For registrations from now on. Raises SubjectUnknown, ModeUnknown, RegistryBusy."""
+        wanted = types.parse_mode(mode)
+
+        async def decide(held: _Held) -> SubjectRecord | _Change:
+            record = _known(subject, held)
+            if record.mode is wanted:
+                return record
+            return _Change(msgspec.structs.replace(record, mode=wanted), ())
+
+        return _subject_info(subject, await self._change(types.check_subject(subject), decide))
+
+    async def delete_version(self, subject: str, version: int) -> SubjectInfo:
+        """Remove a version for good: nothing serves it any more, and its number is not used again. The
+        subject stays, also without any version. Raises SubjectUnknown, VersionUnknown, RegistryBusy."""
+        is_attempted = False
+
+        async def decide(held: _Held) -> SubjectRecord | _Change:
+            nonlocal is_attempted
+            record = _known(subject, held)
+            versions = await self._versions(subject)
+            left = [each for each in versions if each.version != version]
+            if len(left) == len(versions):
+                if is_attempted:
+                    return record
+                raise VersionUnknown(subject, version)
+            is_attempted = True
+            latest = max(left, key=lambda each: each.version, default=None)
+            changed = msgspec.structs.replace(
+                record,
+                latest=latest.version if latest else 0,
+                count=len(left),
+                tags=latest.tags if latest else (),
+            )
+            return _Change(
+                changed,
+                (
+                    Delete(records.version_key(subject, version)),
+                    Delete(records.definition_key(subject, version)),
+                ),
+            )
+
+        return _subject_info(subject, await self._change(types.check_subject(subject), decide))
+
+    async def _change(
+        self, subject: str, decide: Callable[[_Held], Awaitable[T | _Change]]
+    ) -> T | SubjectRecord:
+        """``decide`` sees the record and returns a result when there is nothing (more) to do, or what to
+        change, or raises."""
+        key = records.subject_key(subject)
+        unknown: OutcomeUnknown | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                held = await self._read_subject(subject)
+                decision = await decide(held)
+                if not isinstance(decision, _Change):
+                    return decision
+                result = await self._metadata.txn(
+                    (Compare(key, Target.MOD_REVISION, Relation.EQUAL, held.revision),),
+                    (Put(key, msgspec.json.encode(decision.record)), *decision.operations),
+                )
+            except OutcomeUnknown as error:
+                unknown = error
+                continue
+            except NO_ANSWER as error:
+                if unknown is not None:
+                    raise unknown from error
+                raise
+            if result.succeeded:
+                return decision.record
+        raise RegistryBusy(f"subject {subject!r} changed under {ATTEMPTS} attempts to change it")
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    async def latest(self, subject: str) -> SchemaVersion:
+        """Raises SubjectUnknown, VersionUnknown (all are deleted)."""
+        return await self._load(types.check_subject(subject), None)
+
+    async def get(self, schema_id: int, version: int | None = None) -> SchemaVersion:
+        """By id; the latest when no version is named. Raises SubjectUnknown, VersionUnknown."""
+        return await self._load(await self._subject_by_id(schema_id), version)
+
+    async def get_version(self, subject: str, version: int) -> SchemaVersion:
+        """Raises SubjectUnknown, VersionUnknown."""
+        return await self._load(types.check_subject(subject), version)
+
+    async def versions(self, subject: str) -> list[VersionInfo]:
+        """All that exist, oldest first. Raises SubjectUnknown."""
+        record = _known(subject, await self._read_subject(types.check_subject(subject)))
+        return [
+            VersionInfo(schema_id=record.schema_id, **msgspec.structs.asdict(each))
+            for each in await self._versions(subject)
+        ]
+
+    async def subject(self, subject: str) -> SubjectInfo:
+        """Raises SubjectUnknown."""
+        held = await self._read_subject(types.check_subject(subject))
+        return _subject_info(subject, _known(subject, held))
+
+    async def subjects(self) -> list[SubjectInfo]:
+        """All, in the order of their names as keys."""
+        kvs = await self._range(records.SUBJECTS, PAGE)
+        return [
+            _subject_info(records.subject_of(kv.key), records.decode(kv.key, kv.value, SubjectRecord))
+            for kv in kvs
+        ]
+
+    async def check(
+        self,
+        subject: str,
+        definition: bytes,
+        kind: SchemaType | str,
+        mode: Mode | str | None = None,
+    ) -> list[str]:
+        """What would stand against registering this, under the subject's mode or another; empty when nothing
+        does. Raises SubjectUnknown, SchemaInvalid, SchemaTooLarge, TypeUnknown, ModeUnknown."""
+        kind = types.parse_type(kind)
+        wanted = None if mode is None else types.parse_mode(mode)
+        record = _known(subject, await self._read_subject(types.check_subject(subject)))
+        if record.type is not kind:
+            return [str(SubjectTypeMismatch(subject, record.type, kind))]
+        schema = await asyncio.to_thread(read_schema, kind, definition)
+        return await self._problems(subject, record, schema, wanted or record.mode)
+
+    async def resolve(self, reference: Reference) -> Resolved:
+        """Raises SubjectUnknown, VersionUnknown."""
+        record = _known(reference.subject, await self._read_subject(types.check_subject(reference.subject)))
+        if reference.pinned_version is None:
+            existing = [record.latest] if record.latest else []
+        else:
+            existing = [each.version for each in await self._versions(reference.subject)]
+        return Resolved(record.schema_id, choose_version(reference, existing))
+
+    async def validator(self, schema_id: int, version: int) -> Validator:
+        """For payloads of exactly this version; made once and kept. A version that this node knows to be
+        deleted is not served from memory. Raises SubjectUnknown, VersionUnknown."""
+        cached = self._validators.get((schema_id, version))
+        if cached is not None and self._metadata.local.get(cached[0]) is not None:
+            self._validators.move_to_end((schema_id, version))
+            return cached[1]
+        found = await self.get(schema_id, version)
+        schema = await asyncio.to_thread(read_schema, found.type, found.definition, found.compiled)
+        validator = Validator(schema)
+        self._validators[schema_id, version] = (records.version_key(found.subject, version), validator)
+        self._validators.move_to_end((schema_id, version))
+        if len(self._validators) > CACHED_VALIDATORS:
+            self._validators.popitem(last=False)
+        return validator
+
+    # -- the records -----------------------------------------------------------------------------------------
+
+    async def _read_subject(self, subject: str) -> _Held:
+        kv = await self._metadata.get(records.subject_key(subject))
+        return (
+            _Held(None, 0)
+            if kv is None
+            else _Held(records.decode(kv.key, kv.value, SubjectRecord), kv.mod_revision)
+        )
+
+    async def _subject_by_id(self, schema_id: int) -> str:
+        kv = await self._metadata.get(records.id_key(schema_id)) if schema_id > 0 else None
+        if kv is None:
+            raise SubjectUnknown(schema_id)
+        return kv.value.decode()
+
+    async def _versions(self, subject: str) -> list[VersionRecord]:
+        kvs = await self._range(records.versions_prefix(subject), PAGE)
+        return [records.decode(kv.key, kv.value, VersionRecord) for kv in kvs]
+
+    async def _load(self, subject: str, version: int | None) -> SchemaVersion:
+        """Record, version and definition are three reads, between which a version may be deleted; the latest
+        one is then looked up again."""
+        for _ in range(ATTEMPTS):
+            record = _known(subject, await self._read_subject(subject))
+            number = record.latest if version is None else version
+            if number < 1:
+                raise VersionUnknown(subject, version)
+            info = await self._metadata.get(records.version_key(subject, number))
+            definition = await self._metadata.get(records.definition_key(subject, number))
+            if info is not None and definition is not None:
+                return SchemaVersion(
+                    schema_id=record.schema_id,
+                    subject=subject,
+                    type=record.type,
+                    mode=record.mode,
+                    **msgspec.structs.asdict(records.decode(info.key, info.value, VersionRecord)),
+                    **msgspec.structs.asdict(
+                        records.decode(definition.key, definition.value, DefinitionRecord)
+                    ),
+                )
+            if version is not None:
+                raise VersionUnknown(subject, version)
+        raise RegistryBusy(f"subject {subject!r} changed under {ATTEMPTS} attempts to read it")
+
+    async def _problems(self, subject: str, record: SubjectRecord, schema: Schema, mode: Mode) -> list[str]:
+        if mode is Mode.NONE or not record.latest:
+            return []
+        older = await self._definitions(subject, record, mode)
+        return await asyncio.to_thread(_find_problems, schema, older, record.type, mode)
+
+    async def _definitions(
+        self, subject: str, record: SubjectRecord, mode: Mode
+    ) -> list[tuple[int, DefinitionRecord]]:
+        """Of the versions that count under the mode, newest first. One that another broker deletes meanwhile
+        may be missing; the transaction that follows notices."""
+        if mode.is_transitive:
+            kvs = await self._range(records.definitions_prefix(subject), DEFINITIONS_PAGE)
+        else:
+            kv = await self._metadata.get(records.definition_key(subject, record.latest))
+            kvs = [] if kv is None else [kv]
+        found = [
+            (int(kv.key.rpartition("/")[2]), records.decode(kv.key, kv.value, DefinitionRecord)) for kv in kvs
+        ]
+        return found[::-1]
+
+    async def _range(self, prefix: str, page: int) -> list[KeyValue]:
+        """All of a prefix, a page at a time."""
+        kvs: list[KeyValue] = []
+        more = True
+        while more:
+            found = await self._metadata.range(prefix, limit=page, start_after=kvs[-1].key if kvs else "")
+            kvs.extend(found.kvs)
+            more = found.more
+        return kvs
+
+
+def _known(subject: str, held: _Held) -> SubjectRecord:
+    if held.record is None:
+        raise SubjectUnknown(subject)
+    return held.record
+
+
+def _creation(candidate: _Candidate, schema_id: int) -> _Change:
+    record = SubjectRecord(
+        schema_id=schema_id,
+        type=candidate.type,
+        mode=DEFAULT_MODE,
+        next_version=2,
+        latest=1,
+        count=1,
+        tags=candidate.info.tags,
+    )
+    owner = Put(records.id_key(schema_id), candidate.subject.encode())
+    return _Change(record, (owner, *_writes(candidate, 1)))
+
+
+def _addition(candidate: _Candidate, record: SubjectRecord) -> _Change:
+    version = record.next_version
+    changed = msgspec.structs.replace(
+        record,
+        next_version=version + 1,
+        latest=version,
+        count=record.count + 1,
+        tags=candidate.info.tags,
+    )
+    return _Change(changed, _writes(candidate, version))
+
+
+def _writes(candidate: _Candidate, version: int) -> tuple[Operation, ...]:
+    info = msgspec.structs.replace(candidate.info, version=version)
+    return (
+        Put(records.version_key(candidate.subject, version), msgspec.json.encode(info)),
+        Put(records.definition_key(candidate.subject, version), msgspec.json.encode(candidate.definition)),
+    )
+
+
+def _find_problems(
+    schema: Schema, older: list[tuple[int, DefinitionRecord]], kind: SchemaType, mode: Mode
+) -> list[str]:
+    """One old schema is read at a time."""
+    return find_problems(
+        schema,
+        ((version, _read_stored(kind, version, record)) for version, record in older),
+        mode,
+    )
+
+
+def _read_stored(kind: SchemaType, version: int, record: DefinitionRecord) -> Schema:
+    """What was accepted once must be readable for ever: if not, it is not the caller's fault."""
+    try:
+        return read_schema(kind, record.definition, record.compiled)
+    except SchemaError as error:
+        raise RegistryCorrupt(f"version {version} cannot be read any more: {error}") from error
+
+
+def _subject_info(subject: str, record: SubjectRecord) -> SubjectInfo:
+    return SubjectInfo(
+        subject=subject,
+        schema_id=record.schema_id,
+        type=record.type,
+        mode=record.mode,
+        latest=record.latest,
+        versions=record.count,
+        tags=record.tags,
+    )

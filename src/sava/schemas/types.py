@@ -1,0 +1,134 @@
+"""The words of the registry: schema types, compatibility modes, validation policies, and their limits.
+
+Input is case-insensitive and knows the aliases that Danube's broker knows; what is stored and shown is the
+one lower-case name.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from sava.schemas.errors import ModeUnknown, PolicyUnknown, SchemaTooLarge, SubjectInvalid, TypeUnknown
+
+MAX_DEFINITION_BYTES: Final = 256 << 10
+MAX_SUBJECT_BYTES: Final = 255
+MAX_DESCRIPTION_BYTES: Final = 4096
+MAX_CREATED_BY_BYTES: Final = 256
+MAX_TAGS: Final = 32
+MAX_TAG_BYTES: Final = 128
+
+
+class SchemaType(StrEnum):
+    BYTES = "bytes"
+    STRING = "string"
+    NUMBER = "number"
+    JSON_SCHEMA = "json_schema"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+
+
+_TYPE_ALIASES: Final = {
+    "json": SchemaType.JSON_SCHEMA,
+    "jsonschema": SchemaType.JSON_SCHEMA,
+    "proto": SchemaType.PROTOBUF,
+    "int": SchemaType.NUMBER,
+    "int64": SchemaType.NUMBER,
+    "float": SchemaType.NUMBER,
+    "double": SchemaType.NUMBER,
+}
+
+
+class Mode(StrEnum):
+    """What a new version owes to the versions before it. 'Backward': who has the new schema can read what was
+    written with the old one. 'Forward': who has the old one can read what is written with the new one."""
+
+    NONE = "none"
+    BACKWARD = "backward"
+    FORWARD = "forward"
+    FULL = "full"
+    BACKWARD_TRANSITIVE = "backward_transitive"
+    FORWARD_TRANSITIVE = "forward_transitive"
+    FULL_TRANSITIVE = "full_transitive"
+
+    @property
+    def is_backward(self) -> bool:
+        return self in (Mode.BACKWARD, Mode.FULL, Mode.BACKWARD_TRANSITIVE, Mode.FULL_TRANSITIVE)
+
+    @property
+    def is_forward(self) -> bool:
+        return self in (Mode.FORWARD, Mode.FULL, Mode.FORWARD_TRANSITIVE, Mode.FULL_TRANSITIVE)
+
+    @property
+    def is_transitive(self) -> bool:
+        """All versions count, not only the latest."""
+        return self.value.endswith("_transitive")
+
+
+DEFAULT_MODE: Final = Mode.BACKWARD
+
+
+class Policy(StrEnum):
+    """What a broker does with a message that does not fit its topic's schema."""
+
+    NONE = "none"
+    WARN = "warn"
+    ENFORCE = "enforce"
+
+
+def parse_type(text: str) -> SchemaType:
+    name = text.strip().lower()
+    if name in _TYPE_ALIASES:
+        return _TYPE_ALIASES[name]
+    try:
+        return SchemaType(name)
+    except ValueError:
+        known = ", ".join(SchemaType)
+        raise TypeUnknown(f"{text[:80]!a} is not a schema type; known are {known}") from None
+
+
+def parse_mode(text: str) -> Mode:
+    try:
+        return Mode(text.strip().lower())
+    except ValueError:
+        raise ModeUnknown(f"{text[:80]!a} is not a compatibility mode; known are {', '.join(Mode)}") from None
+
+
+def parse_policy(text: str) -> Policy:
+    try:
+        return Policy(text.strip().lower())
+    except ValueError:
+        raise PolicyUnknown(
+            f"{text[:80]!a} is not a validation policy; known are {', '.join(Policy)}"
+        ) from None
+
+
+def check_subject(subject: str) -> str:
+    """Any printable name, so that whatever Danube's clients use goes on working; raises SubjectInvalid."""
+    if not subject or not subject.isprintable() or subject != subject.strip():
+        raise SubjectInvalid(
+            f"{subject[:80]!a} cannot be a subject: it must be printable, not empty, without spaces around"
+        )
+    check_text("subject", subject, MAX_SUBJECT_BYTES)
+    return subject
+
+
+def check_definition_size(definition: bytes) -> None:
+    if len(definition) > MAX_DEFINITION_BYTES:
+        raise SchemaTooLarge(f"a definition of {len(definition)} bytes; the limit is {MAX_DEFINITION_BYTES}")
+
+
+def check_text(what: str, text: str, limit: int) -> str:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise SubjectInvalid(f"the {what} is not valid Unicode") from None
+    if size > limit:
+        raise SchemaTooLarge(f"the {what} has {size} bytes; the limit is {limit}")
+    return text
+
+
+def check_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
+    if len(tags) > MAX_TAGS:
+        raise SchemaTooLarge(f"{len(tags)} tags; the limit is {MAX_TAGS}")
+    return tuple(check_text("tag", tag, MAX_TAG_BYTES) for tag in tags)
