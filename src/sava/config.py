@@ -88,14 +88,30 @@ class MetaStore(Section):
 
 
 class Policies(Section):
-    """Defaults for namespaces without a policy of their own; 0 means no limit."""
+    """What holds for topics and namespaces that say nothing else; 0 means no limit."""
 
     max_producers: Count = 0
+    """Of one topic."""
     max_subscriptions: Count = 0
+    """Of one topic."""
     max_consumers: Count = 0
-    max_message_size: Count = 0
+    """Of one topic, over all its subscriptions."""
+    max_consumers_per_subscription: Count = 0
+    max_publish_rate: Count = 0
+    """Messages a second into one topic; publishing waits beyond it."""
+    max_subscription_dispatch_rate: Count = 0
+    """Messages a second out of one subscription; dispatch waits beyond it."""
+    max_message_size: Count = 8 << 20
+    """Bytes of one payload. A message travels in one gRPC message, for which clients must make room: Danube's
+    own limit is 10 MiB, and headers, key and attributes come on top of the payload."""
     retention_time_minutes: Count = 0
     retention_size_mb: Count = 0
+
+
+class Dispatch(Section):
+    max_unacked_messages: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
+    """Of one subscription, over all its consumers: beyond this it waits for acks. For new subscriptions;
+    one that exists keeps what it has, until somebody changes that."""
 
 
 class Storage(Section):
@@ -153,6 +169,7 @@ class Config(Section):
     bootstrap_namespaces: tuple[str, ...] = ()
     auto_create_topics: bool = True
     policies: Policies = Policies()
+    dispatch: Dispatch = Dispatch()
     storage: Storage = Storage()
     auth: Auth = Auth()
     load_manager: LoadManager = LoadManager()

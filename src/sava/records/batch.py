@@ -13,19 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import google_crc32c
 import pyarrow as pa
 
 from sava.records import values
-from sava.records.columns import PUBLISH_TIME, STORED_COLUMNS, Column, schema_of
+from sava.records.columns import PUBLISH_TIME, STORED_COLUMNS, Column, Encoding, schema_of
 from sava.records.compression import decompress
 from sava.records.decoder import publish_time_range, read_columns
 from sava.records.encoder import Body, Place, assemble, encode_arrow, encode_columns, encode_values
 from sava.records.errors import BatchCorrupt, BatchUnassigned, OffsetOutside
 from sava.records.header import HEADER_BYTES, PREFIX_BYTES, Buffer, Codec, Header, check_header, peek_header
 from sava.records.message import Message, Origin
+
+T = TypeVar("T")
 
 
 class RecordBatch:
@@ -91,15 +93,16 @@ class RecordBatch:
         codec: Codec = Codec.NONE,
     ) -> RecordBatch:
         """A batch from messages; their ``offset`` and ``topic`` are not part of it."""
+        attributes = [message.attributes for message in messages]
         return cls.encode(
             [message.payload for message in messages],
             publish_time=[message.publish_time for message in messages],
-            keys=[message.key for message in messages],
-            attributes=[message.attributes for message in messages],
-            schema_id=[message.schema_id for message in messages],
-            schema_version=[message.schema_version for message in messages],
-            origins=[message.origin for message in messages],
-            producer=[message.producer for message in messages],
+            keys=_given([message.key for message in messages]),
+            attributes=attributes if any(attributes) else None,
+            schema_id=_given([message.schema_id for message in messages]),
+            schema_version=_given([message.schema_version for message in messages]),
+            origins=_given([message.origin for message in messages]),
+            producer=_given([message.producer for message in messages]),
             producer_id=producer_id,
             base_sequence=base_sequence,
             codec=codec,
@@ -222,6 +225,16 @@ class RecordBatch:
 
     __iter__ = messages
 
+    def constant(self, name: str) -> Any:
+        """The value that all rows have in a stored column which is encoded as one value; None for any other
+        column."""
+        column = self._decoded()[STORED_COLUMNS.index(name)]
+        return column.array[0].as_py() if column.encoding is Encoding.CONSTANT else None
+
+    def is_absent(self, name: str) -> bool:
+        """Whether no row has a value in this stored column."""
+        return self._decoded()[STORED_COLUMNS.index(name)].encoding is Encoding.ABSENT
+
     def to_arrow(self, columns: Sequence[str] = STORED_COLUMNS) -> Any:
         """A ``pa.RecordBatch`` of these columns, out of STORED_COLUMNS and DERIVED_COLUMNS.
 
@@ -328,3 +341,8 @@ def iter_batches(data: Buffer) -> Iterator[RecordBatch]:
             raise BatchCorrupt(f"{len(view) - position} bytes are left for a batch of {header.length}")
         yield RecordBatch.parse(view[position:end])
         position = end
+
+
+def _given(column: list[T | None]) -> list[T | None] | None:
+    """None for a column that no message has: it costs nothing then, and small batches have many of them."""
+    return column if any(value is not None for value in column) else None

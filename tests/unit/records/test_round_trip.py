@@ -147,3 +147,12 @@ def test_a_message_is_a_value() -> None:
     assert len({message.payload for message in RICH}) == 3
     with pytest.raises(AttributeError):
         RICH[0].payload = b""  # type: ignore[misc]
+
+
+def test_one_value_for_all_rows_is_known_without_writing_it_out() -> None:
+    batch = RecordBatch.encode([b"a", b"b"], publish_time=1, producer="p", keys=["x", None])
+
+    assert batch.constant("producer") == "p"
+    assert batch.constant("key") is None
+    assert batch.is_absent("origin_cluster")
+    assert not batch.is_absent("key")

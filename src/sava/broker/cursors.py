@@ -1,0 +1,183 @@
+"""CursorKeeper: writes how far subscriptions are to the metadata store, for all topics of a broker.
+
+One task writes, so that an older position never overtakes a newer one. Once a second it takes every cursor
+that has changed and writes many in one transaction; whoever waits for acks to be stored makes it come sooner.
+Each write is conditional on the topic's ownership record and on the subscription's own:
+
+    old owner    pauses                                   ── wakes up and writes its cursor: refused
+    new owner            takes the topic, its consumers ack 100..200, writes 200
+
+    unsubscribe  removes s; somebody subscribes to s anew, from the end
+    keeper       is late with the cursor of the old s: refused
+
+A transaction that is refused is tried in halves, until those that caused it are alone. When the store cannot
+be reached everything stays as it is, to be written later: what a crash loses then is that messages are
+delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from sava.broker import specs
+from sava.broker.specs import CursorRecord
+from sava.broker.subscription import Subscription
+from sava.errors import SavaError
+from sava.metadata.commands import Compare, Operation, Put
+from sava.metadata.store import MetadataStore
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 1.0
+PAUSE_S: Final = 0.02
+"""Between two rounds, however many want one."""
+MAX_CURSORS: Final = 150
+"""In one transaction: each takes a condition and a write, and each topic a condition."""
+MAX_BYTES: Final = 2 << 20
+MAX_ACKED: Final = 40_000
+"""Ranges of one record, which the store would otherwise refuse as too large. What is acked beyond them is
+delivered again after a restart."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptCursor:
+    """A subscription whose position is to be kept."""
+
+    key: str
+    subscription: Subscription
+    epoch: int
+    owned: Compare
+    """That the topic is still this broker's."""
+    exists: Compare
+    """That the subscription is still this one."""
+    lost: Callable[[], None]
+    """Told when the topic is another's."""
+
+
+class CursorKeeper:
+    """Owned by the event loop."""
+
+    def __init__(self, store: MetadataStore, *, interval_s: float = INTERVAL_S) -> None:
+        self._store = store
+        self._interval_s = interval_s
+        self._kept: set[KeptCursor] = set()
+        self._wanted = asyncio.Event()
+        self._round_done: asyncio.Future[bool] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.failures = 0
+        """Rounds that did not reach the store."""
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="cursors")
+        self._task.add_done_callback(report_failure)
+
+    async def close(self) -> None:
+        """Without writing: ``flush`` comes first."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._round_done is not None and not self._round_done.done():
+            self._round_done.set_result(False)
+
+    def add(self, cursor: KeptCursor) -> None:
+        self._kept.add(cursor)
+
+    def remove(self, cursor: KeptCursor) -> None:
+        self._kept.discard(cursor)
+
+    def wake(self) -> None:
+        """Write soon."""
+        self._wanted.set()
+
+    async def flush(self, *, timeout: float = 5.0) -> bool:
+        """Write everything that has changed until now; whether that was possible in time."""
+        if self._task is None or self._task.done():
+            return False
+        if self._round_done is None:
+            self._round_done = asyncio.get_running_loop().create_future()
+        self.wake()
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(self._round_done)
+        except TimeoutError:
+            return False
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            # Those who ask from now on want the round after this one.
+            waiting, self._round_done = self._round_done, None
+            is_stored = False
+            try:
+                is_stored = await self._round()
+            finally:
+                if waiting is not None:
+                    waiting.set_result(is_stored)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _round(self) -> bool:
+        try:
+            part: list[KeptCursor] = []
+            for cursor in [cursor for cursor in self._kept if cursor.subscription.is_dirty]:
+                part.append(cursor)
+                if len(part) == MAX_CURSORS:
+                    await self._write(part)
+                    part = []
+            if part:
+                await self._write(part)
+        except (SavaError, TimeoutError) as error:
+            self.failures += 1
+            log.warning("cursors: not stored, will be tried again error=%s: %s", type(error).__name__, error)
+            return False
+        return True
+
+    async def _write(self, part: list[KeptCursor]) -> None:
+        records = [(cursor, cursor.subscription.cursor_record(cursor.epoch)) for cursor in part]
+        puts: list[Operation] = [Put(cursor.key, _encode(record)) for cursor, record in records]
+        if len(part) > 1 and sum(len(put.value) for put in puts if isinstance(put, Put)) > MAX_BYTES:
+            await self._write_halves(part)
+            return
+        owned = {cursor.owned.key: cursor.owned for cursor in part}
+        result = await self._store.txn((*owned.values(), *(cursor.exists for cursor in part)), puts)
+        if result.succeeded:
+            for cursor, record in records:
+                cursor.subscription.mark_stored(record)
+        elif len(part) > 1:
+            await self._write_halves(part)
+        else:
+            await self._refused(part[0])
+
+    async def _write_halves(self, part: list[KeptCursor]) -> None:
+        middle = len(part) // 2
+        await self._write(part[:middle])
+        await self._write(part[middle:])
+
+    async def _refused(self, cursor: KeptCursor) -> None:
+        self._kept.discard(cursor)
+        kv = await self._store.get(cursor.owned.key)
+        if kv is None or kv.mod_revision != cursor.owned.operand:
+            cursor.lost()
+
+
+def report_failure(task: asyncio.Task[None]) -> None:
+    """A task that was to run on has ended by an error that nobody foresaw."""
+    failure = None if task.cancelled() else task.exception()
+    if failure is not None:
+        log.error("a background task failed name=%s", task.get_name(), exc_info=failure)
+
+
+def _encode(record: CursorRecord) -> bytes:
+    if len(record.acked) > 2 * MAX_ACKED:
+        record = msgspec.structs.replace(record, acked=record.acked[: 2 * MAX_ACKED])
+    return specs.encode(record)

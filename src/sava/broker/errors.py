@@ -1,0 +1,113 @@
+"""What a broker refuses, by whose fault it is. Services turn these into the codes that clients understand."""
+
+from __future__ import annotations
+
+from sava.errors import CallerError, RetryableError
+
+
+class NamespaceUnknown(CallerError):
+    def __init__(self, namespace: str) -> None:
+        super().__init__(
+            f"namespace {namespace} does not exist; create it with `sava namespaces create {namespace}`"
+        )
+        self.namespace = namespace
+
+
+class NamespaceExists(CallerError):
+    pass
+
+
+class NamespaceNotEmpty(CallerError):
+    """Its topics must be deleted first."""
+
+
+class TopicUnknown(CallerError):
+    def __init__(self, topic: object) -> None:
+        super().__init__(f"topic {topic} does not exist; create it with `sava topics create {topic}`")
+        self.topic = str(topic)
+
+
+class TopicExists(CallerError):
+    """The name is taken: by a topic, by a partitioned topic, or by a partition."""
+
+
+class TopicBeingDeleted(RetryableError):
+    """The topic is gone, and its name is not free yet: what it had is still being removed."""
+
+    def __init__(self, topic: object) -> None:
+        super().__init__(f"topic {topic} is being deleted; its name will be free soon")
+        self.topic = str(topic)
+
+
+class RegistryBusy(RetryableError):
+    """The records changed under every attempt to change them."""
+
+
+class TopicMismatch(CallerError):
+    """The topic exists and is not what the request takes it for: reliable or not, its schema, partitioned or
+    not."""
+
+
+class SubscriptionUnknown(CallerError):
+    def __init__(self, topic: object, subscription: str) -> None:
+        super().__init__(f"topic {topic} has no subscription {subscription}")
+        self.topic, self.subscription = str(topic), subscription
+
+
+class SubscriptionExists(CallerError):
+    pass
+
+
+class SubscriptionMismatch(CallerError):
+    """The subscription exists with another type."""
+
+
+class SubscriptionBusy(CallerError):
+    """An exclusive subscription has a live consumer of another name; or it cannot be changed while consumers
+    are connected."""
+
+
+class ProducerBusy(CallerError):
+    """The topic has an exclusive producer, or others that keep an exclusive one out."""
+
+
+class ProducerFenced(CallerError):
+    """Another producer of the same name has taken this one's place."""
+
+
+class LimitReached(RetryableError):
+    """A limit of the namespace or topic; says which and what it is."""
+
+
+class MessageTooLarge(CallerError):
+    pass
+
+
+class MessageInvalid(CallerError):
+    """A field is missing or wrong."""
+
+
+class SchemaRefused(CallerError):
+    """The topic enforces a schema that the message or producer does not follow."""
+
+
+class NotOwner(RetryableError):
+    """Another broker serves the topic, or none does yet. ``owner`` is its node id, 0 if not known."""
+
+    def __init__(self, topic: object, owner: int) -> None:
+        where = f"is served by broker {owner}" if owner else "is not served by any broker at the moment"
+        super().__init__(f"topic {topic} {where}")
+        self.topic, self.owner = str(topic), owner
+
+
+class ConsumerReplaced(CallerError):
+    """Another stream of the same consumer name has taken over."""
+
+
+class ConsumerClosed(RetryableError):
+    """The broker ended the consumer: the topic moves, is deleted, or the subscription was removed. Subscribe
+    again."""
+
+
+class ConsumerUnknown(RetryableError):
+    """No consumer has this id here."""

@@ -1,0 +1,92 @@
+"""Namespaces: where topics live, and the policy that holds for those without one of their own.
+
+A namespace exists when it has a policy record, which may be empty. Creating a topic is conditional on that
+record, so a namespace whose record is gone gets no new topics:
+
+    delete   looks: no topics                     create   looks: the namespace is there
+    delete   removes the record, looks again ◀─── create   adds a topic just before
+    delete   finds the topic, puts the record back: refused
+
+Looking once, before, would leave a topic in a namespace that does not exist.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable
+from typing import Final
+
+from sava.broker import specs
+from sava.broker.conditions import absent, present, unchanged
+from sava.broker.errors import NamespaceExists, NamespaceNotEmpty, NamespaceUnknown
+from sava.broker.names import check_name
+from sava.broker.specs import NamespacePolicy
+from sava.metadata.commands import Delete, Put
+from sava.metadata.store import MetadataStore
+
+PAGE: Final = 1000
+
+
+class Namespaces:
+    """Holds nothing between calls."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def create(self, namespace: str, policy: NamespacePolicy = NamespacePolicy()) -> None:  # noqa: B008 (frozen)
+        """Raises NamespaceExists, InvalidName."""
+        key = specs.namespace_key(check_name(namespace, "namespace"))
+        result = await self._store.txn((absent(key),), (Put(key, specs.encode(policy)),))
+        if not result.succeeded:
+            raise NamespaceExists(f"namespace {namespace} exists already")
+
+    async def ensure(self, namespaces: Iterable[str]) -> None:
+        """Create those that are missing. A policy that somebody has set stays."""
+        for namespace in namespaces:
+            key = specs.namespace_key(check_name(namespace, "namespace"))
+            await self._store.txn((absent(key),), (Put(key, specs.encode(NamespacePolicy())),))
+
+    async def delete(self, namespace: str) -> None:
+        """Raises NamespaceUnknown, NamespaceNotEmpty."""
+        key = specs.namespace_key(check_name(namespace, "namespace"))
+        kv = await self._store.get(key)
+        if kv is None:
+            raise NamespaceUnknown(namespace)
+        await self._check_empty(namespace)
+        if not (await self._store.txn((unchanged(key, kv.mod_revision),), (Delete(key),))).succeeded:
+            return await self.delete(namespace)  # somebody set its policy just now
+        try:
+            await self._check_empty(namespace)
+        except NamespaceNotEmpty:
+            await self._store.txn((absent(key),), (Put(key, kv.value),))
+            raise
+        return None
+
+    async def _check_empty(self, namespace: str) -> None:
+        found = await self._store.range(specs.namespace_topics_prefix(namespace), limit=1)
+        if found.kvs:
+            raise NamespaceNotEmpty(f"namespace {namespace} has topics; delete them first")
+
+    async def list(self) -> list[str]:
+        found: builtins.list[str] = []
+        after, more = "", True
+        while more:
+            page = await self._store.range(specs.NAMESPACES, limit=PAGE, start_after=after)
+            more = page.more
+            for kv in page.kvs:
+                after = kv.key
+                found.append(kv.key.split("/")[2])
+        return found
+
+    async def policy(self, namespace: str) -> NamespacePolicy:
+        """What was set for it. Raises NamespaceUnknown."""
+        kv = await self._store.get(specs.namespace_key(namespace))
+        if kv is None:
+            raise NamespaceUnknown(namespace)
+        return specs.decode(kv, NamespacePolicy)
+
+    async def set_policy(self, namespace: str, policy: NamespacePolicy) -> None:
+        """Takes effect at once, on every broker. Raises NamespaceUnknown."""
+        key = specs.namespace_key(check_name(namespace, "namespace"))
+        if not (await self._store.txn((present(key),), (Put(key, specs.encode(policy)),))).succeeded:
+            raise NamespaceUnknown(namespace)

@@ -1,0 +1,272 @@
+"""Producers: who publishes into a topic.
+
+A producer is its name. Its id is computed from the topic's id and the name, so that a producer that comes
+back, to this broker or another, is the same to deduplication.
+
+**Taking over.** A stream of Sava's protocol that opens a name takes the place of an older stream of that
+name: usually the same client after a broken connection that this end has not noticed. The older one must not
+get a batch in afterwards:
+
+    old   batch 40..49 waits for room in the journal
+    new   opens: the topic expects 40
+    old   gets in: 40..49 are its messages
+    new   sends its own 40..49: "already there", answered with the old one's offset, and lost
+
+So opening waits until nothing of the old one is on its way in, and only then says which sequence is next.
+
+**Sharing.** Danube's protocol knows no end of a producer, and a client under the same name shares the
+registration. One that has not sent for a while is dropped, so that limits count producers that exist; its
+next message registers it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from sava.broker.errors import MessageInvalid, ProducerBusy, ProducerFenced
+from sava.broker.limits import Limits, check_room
+from sava.broker.names import MAX_NAME_BYTES, InvalidName, TopicName
+from sava.broker.publishing import Publisher, SchemaGate
+from sava.errors import SavaError
+from sava.records import Message, RecordBatch
+from sava.storage.topic_log import TopicClosed
+
+IDLE_S: Final = 600.0
+"""After which a producer without a stream is dropped."""
+
+
+class AccessMode(Enum):
+    SHARED = "shared"
+    EXCLUSIVE = "exclusive"
+
+
+def producer_id(topic_id: int, name: str) -> int:
+    """63 bits, never 0 (which is nobody)."""
+    digest = hashlib.blake2b(f"{topic_id}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1 or 1
+
+
+class Producer:
+    """One producer's right to publish; owned by the event loop. Made by ``Topic.open_producer``."""
+
+    def __init__(
+        self,
+        name: str,
+        identity: int,
+        publisher: Publisher,
+        *,
+        access: AccessMode,
+        epoch: int,
+        is_reliable: bool,
+        has_stream: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.producer_id = identity
+        self.access = access
+        self.epoch = epoch
+        self.is_reliable = is_reliable
+        self.has_stream = has_stream
+        """Whether somebody will close it; otherwise it ends by being idle."""
+        self._publisher = publisher
+        self._clock = clock
+        self._ended: SavaError | None = None
+        self._entering = 0
+        """Batches that are not accepted and not refused yet."""
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self.used_at = clock()
+
+    @property
+    def topic(self) -> TopicName:
+        return self._publisher.topic
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence expected next: 0 of a producer that the topic does not know."""
+        return self._publisher.sink.next_sequence(self.producer_id)
+
+    @property
+    def max_message_size(self) -> int:
+        """Bytes; 0: no limit below that of a batch."""
+        return self._publisher.max_message_size
+
+    @property
+    def is_open(self) -> bool:
+        return self._ended is None
+
+    async def begin(self, batch: RecordBatch) -> asyncio.Future[int]:
+        """Accept a batch as it came from a client; calls must follow one another in the order of sequences.
+        The future has the base offset when it is durable; never cancel it. A repeated batch gets the offset
+        that it has.
+
+        Waits for the topic's publish rate and for room in the journal. Raises BatchCorrupt, MessageInvalid,
+        MessageTooLarge, SchemaRefused, LimitReached, SequenceGap, DuplicateForgotten, ProducerFenced,
+        TopicClosed, TopicUnknown."""
+        self._check_open()
+        self._check_identity(batch.verify())
+        self._enter()
+        try:
+            return await self._publisher.begin(batch, self._check_open)
+        finally:
+            self._leave()
+
+    async def send(self, message: Message) -> int:
+        """The message's offset when it is durable. For callers with one message at a time: what many of them
+        send at once is appended together. No deduplication."""
+        self._check_open()
+        if message.producer is None:
+            message = msgspec.structs.replace(message, producer=self.name)
+        elif message.producer != self.name:
+            raise MessageInvalid(f"a message of producer {message.producer!r} through {self.name!r}")
+        self.used_at = self._clock()
+        return await self._publisher.send(message, self._check_open)
+
+    def close(self) -> None:
+        """The stream ended. What is on its way resolves."""
+        self.end(TopicClosed(f"producer {self.name} of topic {self.topic} is closed"))
+
+    def end(self, error: SavaError) -> None:
+        """Every later call gets this error; the first end counts."""
+        if self._ended is None:
+            self._ended = error
+
+    @property
+    def is_quiet(self) -> bool:
+        return self._quiet.is_set()
+
+    async def quiet(self) -> None:
+        """Until no batch of it can get in any more. To be awaited after its end."""
+        await self._quiet.wait()
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    def _check_identity(self, batch: RecordBatch) -> None:
+        header = batch.header
+        if header.producer_id != self.producer_id:
+            raise MessageInvalid(
+                f"a batch of producer id {header.producer_id} through producer {self.name!r}, whose id is "
+                f"{self.producer_id}"
+            )
+        if batch.constant("producer") != self.name and not batch.is_absent("producer"):
+            raise MessageInvalid(f"a batch with messages of other producers through producer {self.name!r}")
+
+    def _enter(self) -> None:
+        self.used_at = self._clock()
+        self._entering += 1
+        self._quiet.clear()
+
+    def _leave(self) -> None:
+        self._entering -= 1
+        if not self._entering:
+            self._quiet.set()
+
+
+class Producers:
+    """Of one topic; owned by the event loop."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        topic_id: int,
+        publisher: Publisher,
+        limits: Limits,
+        gate: SchemaGate,
+        *,
+        epoch: int,
+        is_reliable: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._topic = topic
+        self._topic_id = topic_id
+        self._publisher = publisher
+        self._limits = limits
+        self._gate = gate
+        self._epoch = epoch
+        self._is_reliable = is_reliable
+        self._clock = clock
+        self._by_name: dict[str, Producer] = {}
+        self._ended: SavaError | None = None
+
+    def __iter__(self) -> Iterator[Producer]:
+        return (producer for producer in self._by_name.values() if producer.is_open)
+
+    def get(self, name: str) -> Producer | None:
+        """An open producer: the short way for those who send one message at a time."""
+        producer = self._by_name.get(name)
+        return producer if producer is not None and producer.is_open else None
+
+    async def open(self, name: str, *, access: AccessMode, schema_subject: str, takeover: bool) -> Producer:
+        """Raises ProducerBusy, LimitReached, SchemaRefused, InvalidName."""
+        if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+            raise InvalidName(f"producer name {name[:20]!a}: 1 to {MAX_NAME_BYTES} bytes")
+        await self._gate.check_producer(self._topic, schema_subject)
+        while True:
+            if self._ended is not None:
+                raise self._ended
+            older = self._by_name.get(name)
+            if older is None:
+                break
+            if older.is_open and not takeover:
+                self._check_access(name, access)
+                older.used_at = self._clock()
+                return older
+            older.end(ProducerFenced(f"producer {name} of topic {self._topic}: another one took its place"))
+            await older.quiet()
+            if self._by_name.get(name) is older:
+                del self._by_name[name]
+        # No await from here on: what is checked is true when the producer is added.
+        self._check_access(name, access)
+        self._forget_closed()
+        limit = self._limits.of(self._topic).max_producers_per_topic
+        check_room(sum(1 for _ in self), limit, f"producers of topic {self._topic}")
+        producer = Producer(
+            name,
+            producer_id(self._topic_id, name),
+            self._publisher,
+            access=access,
+            epoch=self._epoch,
+            is_reliable=self._is_reliable,
+            has_stream=takeover,
+            clock=self._clock,
+        )
+        self._by_name[name] = producer
+        return producer
+
+    def _check_access(self, name: str, access: AccessMode) -> None:
+        others = [producer for producer in self if producer.name != name]
+        exclusive = next((each for each in others if each.access is AccessMode.EXCLUSIVE), None)
+        if exclusive is not None:
+            raise ProducerBusy(f"topic {self._topic} has the exclusive producer {exclusive.name}")
+        if access is AccessMode.EXCLUSIVE and others:
+            raise ProducerBusy(
+                f"topic {self._topic} has {len(others)} other producers, such as {others[0].name}"
+            )
+
+    def _forget_closed(self) -> None:
+        for name in [name for name, producer in self._by_name.items() if not producer.is_open]:
+            if self._by_name[name].is_quiet:
+                del self._by_name[name]
+
+    def drop_idle(self, idle_s: float = IDLE_S) -> None:
+        """Forget those that end without saying so."""
+        before = self._clock() - idle_s
+        for producer in list(self):
+            if not producer.has_stream and producer.used_at <= before:
+                producer.close()
+        self._forget_closed()
+
+    def end(self, error: SavaError) -> None:
+        """The topic ends here."""
+        self._ended = error
+        for producer in self._by_name.values():
+            producer.end(error)

@@ -1,0 +1,244 @@
+"""Publishing: how batches and single messages get into a topic.
+
+A batch of Sava's own protocol goes in as it came. Single messages (Danube's protocol has no others) are
+joined first: an append costs about the same for one message as for a thousand, so those that arrive in the
+same turn of the event loop, or while the append before them is on its way to the disk, become one batch.
+
+    turn      a b c arrive            ─▶ one append of 3
+    writing   d … z arrive meanwhile  ─▶ the next append, of 23
+    durable   a b c get their offsets: base, base + 1, base + 2
+
+One append is under way at a time, so the disk sets the pace: the slower it is, the larger the batches. An
+append that fails fails for all of its callers, which may send again: nothing of it is in the topic. A message
+that no batch can hold fails alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+import pyarrow.compute as pc
+
+from sava.broker.errors import MessageTooLarge
+from sava.broker.limits import Limits, RateLimiter
+from sava.broker.names import TopicName
+from sava.errors import CallerError, SavaError
+from sava.records import Message, RecordBatch
+from sava.storage.topic_log import TopicClosed
+
+MAX_JOINED: Final = 10_000
+MAX_JOINED_BYTES: Final = 4 << 20
+"""Of one append. A message that is larger has one of its own."""
+MAX_WAITING_BYTES: Final = 64 << 20
+"""Of messages that wait for their append; beyond this ``send`` waits to get in line."""
+MESSAGE_BYTES: Final = 200
+"""What a message counts besides its payload."""
+
+
+class Sink(Protocol):
+    """Where batches go: a TopicLog, or the consumers of a topic that keeps nothing."""
+
+    async def begin(self, batch: RecordBatch) -> asyncio.Future[int]: ...
+
+    def next_sequence(self, producer_id: int) -> int: ...
+
+
+class BatchCheck(Protocol):
+    async def check(self, batch: RecordBatch) -> None:
+        """Raises SchemaRefused."""
+        ...
+
+
+class SchemaGate(Protocol):
+    """What publishing needs to know of schemas."""
+
+    async def check_subject(self, subject: str) -> None:
+        """Raises SchemaRefused: nothing is registered under it."""
+        ...
+
+    async def check_producer(self, topic: TopicName, subject: str) -> None:
+        """Raises SchemaRefused: the subject (empty for none) is not what the topic takes. A topic without one
+        takes it from now on."""
+        ...
+
+    def batch_check(self, topic: TopicName) -> BatchCheck | None:
+        """None: the topic takes any message. Asked for every batch, so that a change takes effect at once."""
+        ...
+
+    def subject(self, topic: TopicName) -> str:
+        """That the topic's messages follow; empty for none."""
+        ...
+
+
+class _Waiting(NamedTuple):
+    message: Message
+    size: int
+    future: asyncio.Future[int]
+
+
+class Publisher:
+    """Of one topic; owned by the event loop."""
+
+    def __init__(self, topic: TopicName, sink: Sink, limits: Limits, gate: SchemaGate) -> None:
+        self.topic = topic
+        self.sink = sink
+        self._limits = limits
+        self._gate = gate
+        self._rate = RateLimiter()
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._room = asyncio.Event()
+        self._joiner: asyncio.Task[None] | None = None
+        self._closed: SavaError | None = None
+
+    @property
+    def max_message_size(self) -> int:
+        """0: no limit."""
+        return self._limits.of(self.topic).max_message_size
+
+    async def begin(self, batch: RecordBatch, check: Callable[[], None]) -> asyncio.Future[int]:
+        """Accept a verified batch; its future has the base offset when it is durable. ``check`` raises if the
+        producer may not publish (any more); it is asked after every wait."""
+        self._check_sizes(batch)
+        schema = self._gate.batch_check(self.topic)
+        if schema is not None:
+            await schema.check(batch)
+        await self._pace(len(batch))
+        check()
+        return await self.sink.begin(batch)
+
+    async def send(self, message: Message, check: Callable[[], None]) -> int:
+        """The offset of the message, when it is durable."""
+        limits = self._limits.of(self.topic)
+        limit = limits.max_message_size
+        if limit and len(message.payload) > limit:
+            raise self._too_large(len(message.payload), limit)
+        schema = self._gate.batch_check(self.topic)
+        if schema is not None:
+            await schema.check(RecordBatch.from_messages((message,)))
+        if limits.max_publish_rate:
+            await self._pace(1)
+        while self._waiting_bytes >= MAX_WAITING_BYTES and self._closed is None:
+            self._room.clear()
+            await self._room.wait()
+        check()
+        if self._closed is not None:
+            raise self._closed
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        size = len(message.payload) + MESSAGE_BYTES
+        self._waiting.append(_Waiting(message, size, future))
+        self._waiting_bytes += size
+        if self._joiner is None:
+            self._joiner = asyncio.create_task(self._join(), name=f"publish {self.topic}")
+        return await future
+
+    async def close(self, error: SavaError) -> None:
+        """What has not been appended fails with the error; what is under way resolves."""
+        self._closed = error
+        self._room.set()
+        for waiting in self._take_all():
+            _fail(waiting, error)
+        if self._joiner is not None:
+            await self._joiner
+
+    # -- admission ---------------------------------------------------------------------------
+
+    async def _pace(self, count: int) -> None:
+        """Wait until so many messages may pass."""
+        rate = self._limits.of(self.topic).max_publish_rate
+        await self._rate.acquire(count, rate, f"topic {self.topic}")
+
+    def _check_sizes(self, batch: RecordBatch) -> None:
+        limit = self.max_message_size
+        if not limit or batch.header.body_size <= limit:
+            return
+        payloads: Any = batch.to_arrow(("payload",)).column(0)
+        largest = pc.max(pc.binary_length(payloads)).as_py()
+        if largest > limit:
+            raise self._too_large(largest, limit)
+
+    def _too_large(self, size: int, limit: int) -> MessageTooLarge:
+        return MessageTooLarge(f"topic {self.topic}: a message has {size} bytes; the limit is {limit}")
+
+    # -- joining -----------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        """Runs while there is something to append."""
+        try:
+            await asyncio.sleep(0)  # until everybody who is ready in this turn has added theirs
+            while self._waiting:
+                await self._append(self._take())
+        finally:
+            self._joiner = None
+            for waiting in self._take_all():  # only when cancelled, or by a bug
+                _fail(waiting, self._stopped())
+
+    async def _append(self, part: list[_Waiting]) -> None:
+        try:
+            batch = RecordBatch.from_messages([waiting.message for waiting in part])
+        except CallerError as error:
+            if len(part) == 1:
+                _fail(part[0], error)
+                return
+            good = [waiting for waiting in part if _is_possible(waiting)]
+            # All are possible alone and not together: too much for one batch.
+            for half in (
+                (good[: len(good) // 2], good[len(good) // 2 :]) if len(good) == len(part) else (good,)
+            ):
+                if half:
+                    await self._append(half)
+            return
+        try:
+            base = await (await self.sink.begin(batch))
+        except SavaError as error:
+            for waiting in part:
+                _fail(waiting, error)
+            return
+        except BaseException:
+            for waiting in part:
+                _fail(waiting, self._stopped())
+            raise
+        for index, waiting in enumerate(part):
+            if not waiting.future.done():
+                waiting.future.set_result(base + index)
+
+    def _stopped(self) -> TopicClosed:
+        return TopicClosed(f"topic {self.topic}: publishing was stopped")
+
+    def _take(self) -> list[_Waiting]:
+        part: list[_Waiting] = []
+        size = 0
+        while self._waiting and len(part) < MAX_JOINED:
+            size += self._waiting[0].size
+            if part and size > MAX_JOINED_BYTES:
+                break
+            waiting = self._waiting.popleft()
+            self._waiting_bytes -= waiting.size
+            part.append(waiting)
+        self._room.set()
+        return part
+
+    def _take_all(self) -> list[_Waiting]:
+        taken = list(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return taken
+
+
+def _is_possible(waiting: _Waiting) -> bool:
+    """Whether a batch can hold the message; its caller is told if not."""
+    try:
+        RecordBatch.from_messages((waiting.message,))
+    except CallerError as error:
+        _fail(waiting, error)
+        return False
+    return True
+
+
+def _fail(waiting: _Waiting, error: SavaError) -> None:
+    if not waiting.future.done():
+        waiting.future.set_exception(error)
+        waiting.future.exception()  # seen: its caller may be gone

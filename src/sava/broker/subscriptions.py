@@ -1,0 +1,284 @@
+"""Subscriptions: those of one reliable topic, and their records.
+
+A subscription and its cursor are written before its first consumer gets anything, and are made again from
+these records when the topic is loaded: what was published while nobody was connected, or between two lives of
+the broker, is there for the next consumer.
+
+Records are read and changed under the topic's tenure (``ownership``): each transaction is conditional on it,
+so a broker that has lost the topic changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from sava.broker import specs
+from sava.broker.conditions import absent, unchanged
+from sava.broker.consumer import Consumer
+from sava.broker.consumers import ConsumerIds, ConsumerRecords, KnownConsumer
+from sava.broker.cursors import KeptCursor
+from sava.broker.errors import ConsumerClosed, MessageInvalid, RegistryBusy, SubscriptionUnknown
+from sava.broker.names import TopicName
+from sava.broker.ownership import Tenure
+from sava.broker.position import AtOffset, End, Position
+from sava.broker.single_flight import SingleFlight
+from sava.broker.specs import MAX_UNACKED_MESSAGES, CursorRecord, FailurePolicy, SubscriptionSpec
+from sava.broker.subscribing import Parts, SubscribeOptions, check_consumer, check_names, check_new
+from sava.broker.subscription import Hooks, Subscription
+from sava.errors import SavaError
+from sava.metadata.commands import Compare, Delete, DeletePrefix, Put, Relation, Target
+from sava.records import Message
+from sava.storage.errors import OffsetOutOfRange
+from sava.storage.topic_log import TopicLog
+
+PAGE: Final = 1000
+ATTEMPTS: Final = 16
+
+
+class Subscriptions:
+    """Owned by the event loop."""
+
+    def __init__(self, tenure: Tenure, log: TopicLog, parts: Parts) -> None:
+        self._topic = tenure.name
+        self._tenure = tenure
+        self._log = log
+        self._parts = parts
+        self._store = tenure.store
+        self._live: dict[str, Subscription] = {}
+        self._cursors: dict[str, KeptCursor] = {}
+        self._creating: SingleFlight[str, None] = SingleFlight()
+        self._records = ConsumerRecords(tenure)
+        self._closed: SavaError | None = None
+
+    @property
+    def live(self) -> Mapping[str, Subscription]:
+        return MappingProxyType(self._live)
+
+    @property
+    def ids(self) -> ConsumerIds:
+        return self._records.ids
+
+    @property
+    def lowest_cursor(self) -> int | None:
+        """The first offset that some subscription has still to ack; None without subscriptions."""
+        return min((subscription.cursor_offset for subscription in self._live.values()), default=None)
+
+    def need(self, name: str) -> Subscription:
+        subscription = self._live.get(name)
+        if subscription is None:
+            raise SubscriptionUnknown(self._topic, name)
+        return subscription
+
+    async def load(self) -> None:
+        """Make the subscriptions that the records speak of."""
+        found: dict[str, tuple[SubscriptionSpec, int]] = {}
+        cursors: dict[str, CursorRecord] = {}
+        after, more = "", True
+        while more:
+            page = await self._store.range(
+                specs.subscriptions_prefix(self._topic), limit=PAGE, start_after=after
+            )
+            more = page.more
+            for kv in page.kvs:
+                after = kv.key
+                match kv.key.split("/")[5:]:
+                    case [name]:
+                        found[name] = specs.decode(kv, SubscriptionSpec), kv.create_revision
+                    case [name, "cursor"]:
+                        cursors[name] = specs.decode(kv, CursorRecord)
+                    case [name, "consumers", _]:
+                        self.ids.load(kv, name)
+        for name, (spec, created) in found.items():
+            if name not in cursors:
+                raise specs.RecordCorrupt(f"topic {self._topic}: subscription {name} has no cursor")
+            self._add(name, spec, cursors[name], created)
+
+    def _add(self, name: str, spec: SubscriptionSpec, cursor: CursorRecord, created: int) -> None:
+        hooks = Hooks(dead_letter=self._dead_letter, dispatch_rate=self._dispatch_rate)
+        subscription = Subscription(self._topic, name, spec, cursor, self._log, hooks)
+        exists = Compare(
+            specs.subscription_key(self._topic, name), Target.CREATE_REVISION, Relation.EQUAL, created
+        )
+        kept = KeptCursor(
+            specs.cursor_key(self._topic, name),
+            subscription,
+            self._tenure.epoch,
+            self._tenure.holds,
+            exists,
+            partial(self._tenure.lost, self._topic),
+        )
+        self._live[name], self._cursors[name] = subscription, kept
+        self._parts.keeper.add(kept)
+        subscription.start()
+
+    # -- subscribing -------------------------------------------------------------------------
+
+    async def subscribe(self, options: SubscribeOptions) -> Consumer:
+        check_names(options)
+        name = options.subscription
+        self._check_open()
+        if name not in self._live:
+            await self._creating.run(name, partial(self._create, name, options))
+        consumer_id = self.ids.id_of(name, options.consumer_name)
+        check_consumer(self._topic, options, self.live, self._parts.limits)
+        if options.durable_id:
+            await self._records.remember(known(self._topic, options, consumer_id))
+            check_consumer(self._topic, options, self.live, self._parts.limits)
+        self._check_open()
+        return self.need(name).attach(
+            options.consumer_name,
+            consumer_id=consumer_id,
+            key_filters=tuple(options.key_filters),
+            credits=options.credits,
+        )
+
+    async def _create(self, name: str, options: SubscribeOptions) -> None:
+        """The subscription and its start, in one transaction. One that is there already stays as it is."""
+        check_new(self._topic, len(self._live) + len(self._creating) - 1, self._parts.limits)
+        start = await resolve(self._log, options.start)
+        spec = SubscriptionSpec(
+            type=options.type,
+            failure_policy=FailurePolicy(ack_timeout_ms=options.ack_timeout_ms),
+            max_unacked_messages=self._parts.max_unacked_messages,
+            created_ms=time.time_ns() // 1_000_000,
+        )
+        cursor = CursorRecord(start, (), self._tenure.epoch)
+        key = specs.subscription_key(self._topic, name)
+        puts = (
+            Put(key, specs.encode(spec)),
+            Put(specs.cursor_key(self._topic, name), specs.encode(cursor)),
+        )
+        result = await self._tenure.write(puts, absent(key))
+        self._check_open()
+        if result.succeeded:
+            self._add(name, spec, cursor, result.revision)
+        else:
+            await self._adopt(name)
+
+    async def _adopt(self, name: str) -> None:
+        """The record is there: of an attempt whose outcome was not known."""
+        kv = await self._store.get(specs.subscription_key(self._topic, name))
+        cursor = await self._store.get(specs.cursor_key(self._topic, name))
+        self._check_open()
+        if kv is None or cursor is None:
+            raise RegistryBusy(f"subscription {name} of topic {self._topic} is being removed")
+        spec = specs.decode(kv, SubscriptionSpec)
+        self._add(name, spec, specs.decode(cursor, CursorRecord), kv.create_revision)
+
+    # -- changing ----------------------------------------------------------------------------
+
+    async def unsubscribe(self, name: str) -> None:
+        """Its consumers end, and its position is forgotten. Raises SubscriptionUnknown."""
+        self.need(name)
+        await self._tenure.write(
+            (
+                Delete(specs.subscription_key(self._topic, name)),
+                Delete(specs.cursor_key(self._topic, name)),
+                DeletePrefix(specs.consumers_prefix(self._topic, name)),
+            )
+        )
+        subscription = self._live.pop(name, None)
+        if subscription is not None:
+            self._parts.keeper.remove(self._cursors.pop(name))
+            self.ids.forget_subscription(name)
+            await subscription.close(
+                ConsumerClosed(f"subscription {name} of topic {self._topic} was removed")
+            )
+
+    async def set_failure_policy(self, name: str, policy: FailurePolicy) -> None:
+        await self._configure(name, lambda spec: msgspec.structs.replace(spec, failure_policy=policy))
+
+    async def set_max_unacked(self, name: str, count: int) -> None:
+        if not 1 <= count <= MAX_UNACKED_MESSAGES:
+            raise MessageInvalid(f"{count} unacked messages; 1 to {MAX_UNACKED_MESSAGES} can be allowed")
+        await self._configure(name, lambda spec: msgspec.structs.replace(spec, max_unacked_messages=count))
+
+    async def _configure(self, name: str, change: Callable[[SubscriptionSpec], SubscriptionSpec]) -> None:
+        key = specs.subscription_key(self._topic, name)
+        for _ in range(ATTEMPTS):
+            subscription = self.need(name)
+            kv = await self._store.get(key)
+            if kv is None:
+                raise SubscriptionUnknown(self._topic, name)
+            spec = change(specs.decode(kv, SubscriptionSpec))
+            put = Put(key, specs.encode(spec))
+            if (await self._tenure.write((put,), unchanged(key, kv.mod_revision))).succeeded:
+                subscription.configure(spec)
+                return
+        raise RegistryBusy(f"subscription {name} of topic {self._topic} changed under {ATTEMPTS} attempts")
+
+    async def seek(self, name: str, position: Position) -> int:
+        """The offset that it is at now; stored when this returns. Raises SubscriptionUnknown,
+        OffsetOutOfRange."""
+        subscription = self.need(name)
+        offset = await resolve(self._log, position)
+        await subscription.seek(offset)
+        await self.acks_stored(name)
+        return offset
+
+    async def acks_stored(self, name: str) -> None:
+        """Until everything that is acked now is in the metadata store."""
+        stored = self.need(name).acks_stored()
+        self._parts.keeper.wake()
+        await stored
+
+    async def tend(self) -> None:
+        """Forget consumers that stay away."""
+        await self._records.forget_absent(
+            (name, consumer) for name, each in self._live.items() for consumer in each.consumers
+        )
+
+    async def close(self, error: SavaError) -> None:
+        """Every consumer ends with the error; positions are written, as far as that is possible."""
+        self._closed = error
+        await self._creating.stop(error)
+        for subscription in list(self._live.values()):
+            await subscription.close(error)
+        if any(subscription.is_dirty for subscription in self._live.values()):
+            await self._parts.keeper.flush()
+        for cursor in self._cursors.values():
+            self._parts.keeper.remove(cursor)
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+    # -- what a subscription asks of its topic -----------------------------------------------
+
+    async def _dead_letter(self, target: str, subscription: str, messages: list[Message]) -> None:
+        await self._parts.dead_letter(target, messages)
+
+    def _dispatch_rate(self) -> int:
+        return self._parts.limits.of(self._topic).max_subscription_dispatch_rate
+
+
+def known(topic: TopicName, options: SubscribeOptions, consumer_id: int) -> KnownConsumer:
+    return KnownConsumer(
+        consumer_id,
+        topic,
+        options.subscription,
+        options.consumer_name,
+        options.type,
+        tuple(options.key_filters),
+    )
+
+
+async def resolve(log: TopicLog, position: Position) -> int:
+    """The offset that the position is at this moment. Raises OffsetOutOfRange."""
+    match position:
+        case End.EARLIEST:
+            return log.start_offset
+        case End.LATEST:
+            return log.next_offset
+        case AtOffset(offset):
+            if not log.start_offset <= offset <= log.next_offset:
+                raise OffsetOutOfRange(offset, log.start_offset, log.next_offset)
+            return offset
+        case _:
+            return await log.offset_at(position.publish_time)

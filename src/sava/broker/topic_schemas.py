@@ -1,0 +1,33 @@
+"""TopicSchemas: which schema subject a topic's messages follow, and how strictly that is checked.
+
+The record is read from this node's view at each use, so that a change takes effect at once and everywhere. A
+partition follows what its partitioned topic says.
+"""
+
+from __future__ import annotations
+
+from sava.broker import specs
+from sava.broker.conditions import present
+from sava.broker.errors import TopicUnknown
+from sava.broker.names import TopicName
+from sava.metadata.commands import Put
+from sava.metadata.store import MetadataStore
+from sava.schemas.topic import TopicSchema
+
+
+class TopicSchemas:
+    """Holds nothing between calls."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def get(self, topic: TopicName) -> TopicSchema | None:
+        kv = await self._store.get(specs.schema_key(topic.head))
+        return specs.decode(kv, TopicSchema) if kv is not None else None
+
+    async def set(self, topic: TopicName, schema: TopicSchema) -> None:
+        """Takes effect at once. Raises TopicUnknown."""
+        head = topic.head
+        put = Put(specs.schema_key(head), specs.encode(schema))
+        if not (await self._store.txn((present(specs.spec_key(head)),), (put,))).succeeded:
+            raise TopicUnknown(topic)

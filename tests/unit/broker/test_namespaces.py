@@ -1,0 +1,76 @@
+"""Namespaces come, have a policy, and go when they are empty."""
+
+from __future__ import annotations
+
+import pytest
+
+from sava.broker.errors import NamespaceExists, NamespaceNotEmpty, NamespaceUnknown
+from sava.broker.names import InvalidName, TopicName
+from sava.broker.namespaces import Namespaces
+from sava.broker.registry import Registry
+from sava.broker.specs import NamespacePolicy
+from sava.metadata.memory import MemoryStore
+from sava.metadata.store import RangeResult
+
+
+@pytest.fixture
+def namespaces() -> Namespaces:
+    return Namespaces(MemoryStore())
+
+
+async def test_a_namespace_is_created_once_and_listed(namespaces: Namespaces) -> None:
+    await namespaces.create("shop", NamespacePolicy(max_publish_rate=10))
+    await namespaces.ensure(("default", "shop"))
+    assert await namespaces.list() == ["default", "shop"]
+    assert (await namespaces.policy("shop")).max_publish_rate == 10
+    with pytest.raises(NamespaceExists):
+        await namespaces.create("shop")
+    with pytest.raises(InvalidName):
+        await namespaces.create("a/b")
+
+
+async def test_a_policy_needs_its_namespace(namespaces: Namespaces) -> None:
+    with pytest.raises(NamespaceUnknown):
+        await namespaces.set_policy("shop", NamespacePolicy())
+    with pytest.raises(NamespaceUnknown):
+        await namespaces.policy("shop")
+    await namespaces.create("shop")
+    await namespaces.set_policy("shop", NamespacePolicy(retention_size_mb=3))
+    assert (await namespaces.policy("shop")).retention_size_mb == 3
+
+
+async def test_a_namespace_with_topics_stays() -> None:
+    store = MemoryStore()
+    namespaces, registry = Namespaces(store), Registry(store)
+    await namespaces.ensure(("shop", "sho"))
+    await registry.create(TopicName("shop", "orders"), reliable=True)
+    with pytest.raises(NamespaceNotEmpty):
+        await namespaces.delete("shop")
+    await namespaces.delete("sho")
+    assert await namespaces.list() == ["shop"]
+    with pytest.raises(NamespaceUnknown):
+        await namespaces.delete("sho")
+
+
+class _SlowLook(MemoryStore):
+    """The first look at a namespace's topics is followed by what somebody else does."""
+
+    looks = 0
+
+    async def range(self, prefix: str, **options: object) -> RangeResult:
+        found = await super().range(prefix, **options)  # type: ignore[arg-type]  # only forwards
+        if prefix == "/topics/shop/":
+            self.looks += 1
+            if self.looks == 1:
+                await Registry(self).create(TopicName("shop", "orders"), reliable=True)
+        return found
+
+
+async def test_a_topic_that_comes_while_its_namespace_goes_keeps_it() -> None:
+    store = _SlowLook()
+    namespaces = Namespaces(store)
+    await namespaces.create("shop", NamespacePolicy(max_publish_rate=10))
+    with pytest.raises(NamespaceNotEmpty):
+        await namespaces.delete("shop")
+    assert store.looks == 2
+    assert (await namespaces.policy("shop")).max_publish_rate == 10

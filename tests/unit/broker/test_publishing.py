@@ -1,0 +1,237 @@
+"""Single messages joined into batches, and what is refused at the door of a topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sava.broker import publishing
+from sava.broker.errors import LimitReached, MessageTooLarge, SchemaRefused
+from sava.broker.limits import Limits
+from sava.broker.names import TopicName
+from sava.broker.namespaces import Namespaces
+from sava.broker.publishing import BatchCheck, Publisher
+from sava.broker.schema_checks import SchemaChecks
+from sava.broker.specs import NamespacePolicy
+from sava.config import Policies
+from sava.metadata.memory import MemoryStore
+from sava.records import InvalidMessage, Message, RecordBatch
+from sava.schemas.registry import SchemaRegistry
+from sava.storage.topic_log import TopicClosed, TopicLog
+from tests.unit.storage.brokers import TOPIC, Cluster, batch, contents
+
+NAME = TopicName(TOPIC.namespace, TOPIC.name)
+
+
+def unchecked(store: MemoryStore) -> SchemaChecks:
+    """Without a record of a schema everything passes."""
+    return SchemaChecks(store, SchemaRegistry(store))
+
+
+class CountingLog:
+    """A topic's log that counts its appends; they can be made to wait."""
+
+    def __init__(self, log: TopicLog) -> None:
+        self.log = log
+        self.appends: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def begin(self, batch: RecordBatch) -> asyncio.Future[int]:
+        await self.gate.wait()
+        self.appends.append(len(batch))
+        return await self.log.begin(batch)
+
+    def next_sequence(self, producer_id: int) -> int:
+        return self.log.next_sequence(producer_id)
+
+
+@pytest.fixture
+async def sink(tmp_path: Path) -> AsyncIterator[CountingLog]:
+    cluster = Cluster(tmp_path)
+    async with cluster.broker() as storage:
+        yield CountingLog(await storage.open_topic(TOPIC, epoch=1))
+
+
+@pytest.fixture
+def publisher(sink: CountingLog) -> Publisher:
+    store = MemoryStore()
+    return Publisher(NAME, sink, Limits(store, Policies()), unchecked(store))
+
+
+def allowed() -> None:
+    """Nothing speaks against it."""
+
+
+async def test_a_thousand_messages_at_once_are_few_appends(publisher: Publisher, sink: CountingLog) -> None:
+    sends = [publisher.send(Message(b"%d" % number), allowed) for number in range(1000)]
+    offsets = await asyncio.gather(*sends)
+    assert offsets == list(range(1000))
+    assert len(sink.appends) <= 3
+    assert await contents(sink.log) == list(map(str, range(1000)))
+
+
+async def test_what_comes_while_an_append_is_under_way_waits_for_the_next(
+    publisher: Publisher, sink: CountingLog
+) -> None:
+    sink.gate.clear()
+    first = asyncio.create_task(publisher.send(Message(b"0"), allowed))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    later = [asyncio.create_task(publisher.send(Message(b"%d" % n), allowed)) for n in range(1, 50)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    sink.gate.set()
+    assert await first == 0
+    assert await asyncio.gather(*later) == list(range(1, 50))
+    assert sink.appends == [1, 49]
+
+
+async def test_appends_are_bounded(
+    publisher: Publisher, sink: CountingLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "MAX_JOINED", 30)
+    monkeypatch.setattr(publishing, "MAX_JOINED_BYTES", 5000)
+    monkeypatch.setattr(publishing, "MAX_WAITING_BYTES", 10_000)
+    await asyncio.gather(*(publisher.send(Message(b"x"), allowed) for _ in range(100)))
+    await asyncio.gather(*(publisher.send(Message(b"x" * 2000), allowed) for _ in range(10)))
+    await publisher.send(Message(b"x" * 20_000), allowed)
+    assert sink.log.next_offset == 111
+    assert max(sink.appends) <= 25
+
+
+async def test_an_append_that_fails_fails_for_all_of_its_callers(
+    publisher: Publisher, sink: CountingLog
+) -> None:
+    await sink.log.close()
+    outcomes = await asyncio.gather(
+        *(publisher.send(Message(b"x"), allowed) for _ in range(10)), return_exceptions=True
+    )
+    assert all(isinstance(outcome, TopicClosed) for outcome in outcomes)
+
+
+async def test_a_message_that_no_batch_can_hold_fails_alone(publisher: Publisher, sink: CountingLog) -> None:
+    messages = [Message(b"%d" % number) for number in range(10)]
+    messages[3] = Message(b"3", publish_time=1 << 63)
+    messages[7] = Message(b"7", key="\ud800")
+    sends = [publisher.send(message, allowed) for message in messages]
+    outcomes = await asyncio.gather(*sends, return_exceptions=True)
+    assert isinstance(outcomes[3], InvalidMessage)
+    assert isinstance(outcomes[7], InvalidMessage)
+    assert [outcome for outcome in outcomes if isinstance(outcome, int)] == list(range(8))
+    assert await contents(sink.log) == ["0", "1", "2", "4", "5", "6", "8", "9"]
+
+
+async def test_a_caller_that_goes_away_leaves_the_others_alone(
+    publisher: Publisher, sink: CountingLog
+) -> None:
+    sink.gate.clear()
+    sends = [asyncio.create_task(publisher.send(Message(b"%d" % n), allowed)) for n in range(3)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    sends[1].cancel()
+    sink.gate.set()
+    assert (await sends[0], await sends[2]) == (0, 2)
+    assert await publisher.send(Message(b"3"), allowed) == 3
+
+
+async def test_closing_fails_what_waits_and_lets_what_is_under_way_resolve(
+    publisher: Publisher, sink: CountingLog
+) -> None:
+    sink.gate.clear()
+    first = asyncio.create_task(publisher.send(Message(b"0"), allowed))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    second = asyncio.create_task(publisher.send(Message(b"1"), allowed))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(publisher.close(TopicClosed("over")))
+    with pytest.raises(TopicClosed):
+        await second
+    sink.gate.set()
+    await closing
+    assert await first == 0
+    with pytest.raises(TopicClosed):
+        await publisher.send(Message(b"2"), allowed)
+
+
+class _NoSevens:
+    async def check_subject(self, subject: str) -> None:
+        pass
+
+    async def check_producer(self, topic: TopicName, subject: str) -> None:
+        pass
+
+    def batch_check(self, topic: TopicName) -> BatchCheck | None:
+        return self
+
+    async def check(self, batch: RecordBatch) -> None:
+        if b"7" in batch.payloads():
+            raise SchemaRefused("7 is not one")
+
+    def subject(self, topic: TopicName) -> str:
+        return "numbers"
+
+
+async def test_a_message_against_the_schema_is_refused_alone(sink: CountingLog) -> None:
+    publisher = Publisher(NAME, sink, Limits(MemoryStore(), Policies()), _NoSevens())
+    sends = [publisher.send(Message(b"%d" % number), allowed) for number in range(10)]
+    outcomes = await asyncio.gather(*sends, return_exceptions=True)
+    assert isinstance(outcomes[7], SchemaRefused)
+    assert sink.log.next_offset == 9
+    with pytest.raises(SchemaRefused):
+        await publisher.begin(batch("6", "7", "8"), allowed)
+
+
+async def test_the_size_of_a_message_is_limited_and_the_limit_changes_at_once(sink: CountingLog) -> None:
+    store = MemoryStore()
+    namespaces = Namespaces(store)
+    publisher = Publisher(
+        NAME, sink, Limits(store, Policies(max_message_size=1000)), unchecked(MemoryStore())
+    )
+    ten_of_500 = batch(*["x" * 500] * 10)
+    await (await publisher.begin(ten_of_500, allowed))
+    with pytest.raises(MessageTooLarge):
+        await publisher.begin(batch("x", "x" * 1001), allowed)
+    with pytest.raises(MessageTooLarge):
+        await publisher.send(Message(b"x" * 1001), allowed)
+    await namespaces.create(NAME.namespace, NamespacePolicy(max_message_size=400))
+    with pytest.raises(MessageTooLarge):
+        await publisher.begin(ten_of_500, allowed)
+    await namespaces.set_policy(NAME.namespace, NamespacePolicy(max_message_size=0))
+    assert await publisher.send(Message(b"x" * 5000), allowed) == 10
+
+
+async def test_a_publish_rate_makes_publishers_wait_and_drops_nothing(sink: CountingLog) -> None:
+    limits = Limits(MemoryStore(), Policies(max_publish_rate=200))
+    publisher = Publisher(NAME, sink, limits, unchecked(MemoryStore()))
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    await (await publisher.begin(batch(*"x" * 200), allowed))
+    await asyncio.gather(*(publisher.send(Message(b"y"), allowed) for _ in range(50)))
+    assert loop.time() - start >= 0.2
+    assert sink.log.next_offset == 250
+    await (await publisher.begin(batch(*"x" * 3000), allowed))
+    with pytest.raises(LimitReached):
+        await publisher.send(Message(b"z"), allowed)
+
+
+async def test_whoever_may_not_publish_any_more_is_turned_away_after_a_wait(sink: CountingLog) -> None:
+    limits = Limits(MemoryStore(), Policies(max_publish_rate=10))
+    publisher = Publisher(NAME, sink, limits, unchecked(MemoryStore()))
+    refused: list[bool] = []
+
+    def check() -> None:
+        if refused:
+            raise TopicClosed("fenced meanwhile")
+
+    await (await publisher.begin(batch(*"x" * 10), check))
+    waiting = asyncio.create_task(publisher.begin(batch("x"), check))
+    await asyncio.sleep(0)
+    refused.append(True)
+    with pytest.raises(TopicClosed):
+        await waiting
+    assert sink.log.next_offset == 10
