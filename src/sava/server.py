@@ -15,11 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import uvloop
 from grpc import aio
 
+from sava.broker import ownership
+from sava.broker.names import TopicName
+from sava.broker.topic_schemas import TopicSchemas
+from sava.broker.topics import Topics
 from sava.config import Config
 from sava.errors import HostError, SavaError
 from sava.metadata.machine.state_machine import Limits
@@ -27,16 +32,24 @@ from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.operations import ClusterOperations
 from sava.metadata.raft_store import RaftStore
 from sava.metadata.replica.replica import ReplicaConfig
-from sava.proto import admin_pb2_grpc
+from sava.proto import admin_pb2_grpc, streams_pb2_grpc, topics_admin_pb2_grpc
 from sava.raft.config import CoreConfig
 from sava.raft.types import NO_NODE
-from sava.services import security
+from sava.records import MAX_BATCH_BYTES
+from sava.schemas.registry import SchemaRegistry
+from sava.services import danube, security
 from sava.services.cluster_admin import ClusterService
 from sava.services.http import HttpServer
 from sava.services.meta_admin import MetaService
 from sava.services.metrics import Metrics
 from sava.services.raft_listener import RaftListener
 from sava.services.raft_transport import TcpTransport
+from sava.services.streams import StreamsService
+from sava.services.topics_admin import NamespacesService, SubscriptionsService, TopicsService
+from sava.storage.broker_storage import BrokerStorage, StorageOptions
+from sava.storage.objectstore import ObjectStore
+from sava.storage.uploader import UploadOptions
+from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +61,18 @@ GRACE_S = 1.0
 """For calls under way when the ports close."""
 HANDOVER_S = 3.0
 ENTRY_BYTES = 4 << 10
+MESSAGE_OVERHEAD = 1 << 20
+"""What a request has besides its batch."""
 ADMIN_OPTIONS: security.Options = (
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
+)
+CLIENT_OPTIONS: security.Options = (
+    ("grpc.max_send_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
+    ("grpc.max_receive_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
+    ("grpc.so_reuseport", 0),
+    *danube.CLIENT_PORT_OPTIONS,
 )
 
 
@@ -72,6 +93,25 @@ def raft_address(config: Config) -> str:
     return f"{config.broker.reachable_host}:{config.broker.ports.raft}"
 
 
+def client_address(config: Config) -> str:
+    return f"{config.broker.reachable_host}:{config.broker.ports.client}"
+
+
+def broker_url(config: Config) -> str:
+    """As Danube's clients are told it."""
+    return f"{'https' if config.auth.mode == 'tls' else 'http'}://{client_address(config)}"
+
+
+def addresses(config: Config) -> danube.Addresses:
+    scheme = "https" if config.auth.mode == "tls" else "http"
+    host, ports = config.broker.reachable_host, config.broker.ports
+    return danube.Addresses(
+        client=broker_url(config),
+        admin=f"{scheme}://{host}:{ports.admin}",
+        metrics=f"http://{host}:{ports.prometheus}",
+    )
+
+
 class Broker:
     """The parts of one broker, started in order and stopped in reverse."""
 
@@ -79,6 +119,10 @@ class Broker:
         self._config = config
         self._stack = AsyncExitStack()
         self.node: RaftNode
+        self.topics: Topics
+        self._store: RaftStore
+        self._schemas: SchemaRegistry
+        self._topic_schemas: TopicSchemas
 
     async def start(self) -> None:
         """Raises HostError; whatever had been started is stopped then."""
@@ -96,23 +140,85 @@ class Broker:
         self._stack.push_async_callback(node.close)
         metrics.observe(node)
         await self._serve(RaftListener(node, f"{host}:{wanted.raft}", config.auth))
-        admin = aio.server(options=ADMIN_OPTIONS)
-        admin_pb2_grpc.add_ClusterServicer_to_server(ClusterService(node, config.cluster_name), admin)
-        admin_pb2_grpc.add_MetaServicer_to_server(MetaService(RaftStore(node)), admin)
-        security.listen(admin, f"{host}:{wanted.admin}", config.auth)
-        await self._serve(admin)
+        self._store = RaftStore(node)
+        self._schemas, self._topic_schemas = SchemaRegistry(self._store), TopicSchemas(self._store)
+        self.topics = await self._open_topics(metrics)
+        await self._listen(wanted.client, CLIENT_OPTIONS, self._add_client_services)
+        await self._listen(wanted.admin, ADMIN_OPTIONS, self._add_admin_services)
         http = HttpServer(node, metrics)
         self._stack.push_async_callback(http.close)
         try:
             await http.start(host, wanted.prometheus)
         except OSError as error:
             raise HostError(f"cannot listen on {host}:{wanted.prometheus}: {error.strerror}") from error
+        await self.topics.start()
+
+    async def _open_topics(self, metrics: Metrics) -> Topics:
+        config, node = self._config, self.node.info().node
+        upload = UploadOptions(segment_age_s=config.storage.upload_interval_seconds)
+        storage = await BrokerStorage.open(
+            LocalDisk(config.storage.journal_dir),
+            broker=str(node),
+            store=ObjectStore.open(config.storage.url),
+            metadata=self._store,
+            options=StorageOptions(upload=upload),
+            fail=self.node.fail,
+        )
+        self._stack.push_async_callback(storage.close)
+        topics = Topics(self._store, storage, config, broker=node)
+        metrics.observe_topics(topics, storage)
+        return topics
+
+    def _add_client_services(self, server: aio.Server) -> None:
+        config = self._config
+        streams = StreamsService(self.topics, locate=self._locate, store_url=config.storage.url)
+        streams_pb2_grpc.add_StreamsServicer_to_server(streams, server)
+        danube.register_client_services(
+            server,
+            topics=self.topics,
+            schemas=self._schemas,
+            topic_schemas=self._topic_schemas,
+            broker_url=broker_url(config),
+        )
+
+    def _add_admin_services(self, server: aio.Server) -> None:
+        cluster = ClusterService(self.node, self._config.cluster_name)
+        admin_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
+        admin_pb2_grpc.add_MetaServicer_to_server(MetaService(self._store), server)
+        namespaces = NamespacesService(self.topics, self._config.policies)
+        topics_admin_pb2_grpc.add_NamespacesServicer_to_server(namespaces, server)
+        topics_admin_pb2_grpc.add_TopicsServicer_to_server(TopicsService(self.topics, self._store), server)
+        topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(self.topics), server)
+        danube.register_admin_services(
+            server,
+            node=self.node,
+            topics=self.topics,
+            schemas=self._schemas,
+            topic_schemas=self._topic_schemas,
+            addresses=addresses(self._config),
+        )
+
+    async def _locate(self, topic: TopicName) -> tuple[int, str]:
+        """A topic that nobody serves yet will be served by whoever is asked first."""
+        own = self.node.info().node
+        owner = ownership.owner_of(self._store, topic) or own
+        return owner, client_address(self._config) if owner == own else ""
+
+    async def _listen(
+        self, port: int, options: security.Options, add_services: Callable[[aio.Server], None]
+    ) -> None:
+        server = aio.server(options=options)
+        add_services(server)
+        security.listen(server, f"{self._config.broker.host}:{port}", self._config.auth)
+        await self._serve(server)
 
     async def _serve(self, server: aio.Server | RaftListener) -> None:
         await server.start()
         self._stack.push_async_callback(server.stop, GRACE_S)
 
     async def close(self) -> None:
+        """Clients are turned away and positions written down while the metadata store still works."""
+        await self.topics.close()
         await self._hand_over()
         await self._stack.aclose()
 
@@ -155,10 +261,11 @@ async def serve(config: Config, *, standalone: bool = False) -> int:
 async def _announce(broker: Broker, config: Config, *, standalone: bool) -> None:
     info, ports = broker.node.info(), config.broker.ports
     log.info(
-        "broker: started node=%d cluster=%s host=%s admin=%d raft=%d http=%d data_dir=%s",
+        "broker: started node=%d cluster=%s host=%s client=%d admin=%d raft=%d http=%d data_dir=%s",
         info.node,
         info.cluster or "-",
         config.broker.host,
+        ports.client,
         ports.admin,
         ports.raft,
         ports.prometheus,

@@ -12,6 +12,8 @@ from grpc import aio
 from sava.config import Auth
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
+from sava.proto import danube_schema_pb2_grpc as schema_rpc
+from sava.proto import topics_admin_pb2_grpc as topics_rpc
 from sava.services import faults, security
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -35,6 +37,10 @@ class AdminClient:
         # The generated stubs type synchronous and asynchronous use at once; here it is asynchronous only.
         self.cluster: Any = rpc.ClusterStub(self._channel)
         self.meta: Any = rpc.MetaStub(self._channel)
+        self.namespaces: Any = topics_rpc.NamespacesStub(self._channel)
+        self.topics: Any = topics_rpc.TopicsStub(self._channel)
+        self.subscriptions: Any = topics_rpc.SubscriptionsStub(self._channel)
+        self.schemas: Any = schema_rpc.SchemaRegistryStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,21 +8,39 @@ the store is in its process or far away.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, NoReturn, cast
 
 import grpc
 from grpc import aio
 
 from sava.errors import CallerError, HostError, RetryableError, SavaError
+from sava.metadata import failures
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.failures import code_of, detail_of, error_from
+from sava.metadata.failures import detail_of, error_from
 
 Trailing = tuple[tuple[str, str | bytes], ...]
 
 CODE_KEY = "sava-code"
 DETAIL_KEY = "sava-detail"
+
+
+_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+@cache
+def _snake_case(name: str) -> str:
+    return _CAPITAL.sub("_", name).lower()
+
+
+def code_of(error: SavaError) -> str:
+    """The code under which the metadata store knows the error, otherwise the name of its type:
+    ``TopicUnknown`` is ``topic_unknown``."""
+    known = failures.code_of(error)
+    return known if known != failures.INTERNAL else _snake_case(type(error).__name__)
 
 
 def status_of(error: SavaError) -> grpc.StatusCode:
@@ -48,11 +66,15 @@ async def refuse(context: Any, error: SavaError) -> NoReturn:
 
 @asynccontextmanager
 async def told(context: Any) -> AsyncIterator[None]:
-    """Errors raised inside, on purpose, become the call's answer."""
+    """Errors raised inside, on purpose, become the call's answer. A write to a caller who has just left fails
+    inside gRPC, and there is nobody to tell."""
     try:
         yield
     except SavaError as error:
         await refuse(context, error)
+    except aio.InternalError:
+        if not context.done():
+            raise
 
 
 def raised_by(error: aio.AioRpcError, *, target: str) -> SavaError:

@@ -9,7 +9,10 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sava.broker.topics import Topics
 from sava.metadata.node import RaftNode
+from sava.services.topic_metrics import TopicsCollector
+from sava.storage.broker_storage import BrokerStorage
 
 _LATENCIES = (
     0.0001,
@@ -66,6 +69,9 @@ class Metrics:
 
     def observe(self, node: RaftNode) -> None:
         self.registry.register(_NodeCollector(node))
+
+    def observe_topics(self, topics: Topics, storage: BrokerStorage) -> None:
+        self.registry.register(TopicsCollector(topics, storage))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

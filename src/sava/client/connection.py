@@ -1,0 +1,178 @@
+"""Connection: the brokers of a cluster as everything else in the client sees them.
+
+It has one channel per address, made when first needed. Topics are looked up through any of the addresses that
+the user gave, in turn; streams go to the broker that serves the topic, and when that cannot be reached, to
+the one that answered the look-up, which forwards. Owned by one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import grpc
+from grpc import aio
+
+from sava.client.backoff import Backoff
+from sava.client.errors import Closed, Refused, Unavailable, translated
+from sava.proto import streams_pb2 as pb
+from sava.proto import streams_pb2_grpc as rpc
+from sava.records import MAX_BATCH_BYTES
+
+Token = str | Callable[[], str | Awaitable[str]]
+
+OPEN_TIMEOUT_S: Final = 10.0
+"""For one attempt to open a stream, or one unary call."""
+
+_MAX_MESSAGE_BYTES: Final = MAX_BATCH_BYTES + (1 << 20)
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # A broker that vanished without closing its connections is noticed after 10 + 5 seconds.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # The time that an attempt to connect has; gRPC's name for it says something else.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM. Without ``ca`` the system's authorities are trusted; ``cert`` and ``key`` show who the
+    client is."""
+
+    ca: str | Path | None = None
+    cert: str | Path | None = None
+    key: str | Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Raises Refused when a file cannot be read."""
+        return grpc.ssl_channel_credentials(_content(self.ca), _content(self.key), _content(self.cert))
+
+
+def _content(path: str | Path | None) -> bytes | None:
+    try:
+        return None if path is None else Path(path).read_bytes()
+    except OSError as error:
+        raise Refused(f"tls: {path} cannot be read: {error.strerror}") from None
+
+
+def parse_addresses(addresses: str | Iterable[str]) -> tuple[list[str], bool]:
+    """Targets as gRPC writes them, and whether they are to be reached by TLS. Raises Refused."""
+    texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    targets, schemes = [], set()
+    for text in map(str.strip, texts):
+        scheme, found, target = text.partition("://")
+        if not found:
+            scheme, target = "", text
+        host, _, port = target.rstrip("/").rpartition(":")
+        if scheme not in ("", "http", "https") or not host or not port.isdecimal():
+            raise Refused(f"address {text!r}: written http://host:port, https://host:port or host:port")
+        targets.append(f"{host}:{port}")
+        schemes.add(scheme)
+    if not targets:
+        raise Refused("a client needs the address of at least one broker")
+    if "https" in schemes and schemes != {"https"}:
+        raise Refused("addresses: either all or none of them are https")
+    return targets, "https" in schemes
+
+
+class Connection:
+    def __init__(
+        self, addresses: str | Iterable[str], *, token: Token | None, tls: Tls | None, timeout: float
+    ) -> None:
+        self.targets, is_https = parse_addresses(addresses)
+        self.timeout = timeout
+        self._token = token
+        self._credentials = (tls or Tls()).credentials() if tls is not None or is_https else None
+        self._channels: dict[str, aio.Channel] = {}
+        self._turn = 0
+        self._is_closed = False
+
+    async def close(self) -> None:
+        self._is_closed = True
+        channels = list(self._channels.values())
+        self._channels.clear()
+        await asyncio.gather(*(channel.close(None) for channel in channels))
+
+    def stub(self, target: str) -> Any:
+        """The generated stubs type synchronous and asynchronous use at once; here it is asynchronous only."""
+        if self._is_closed:
+            raise Closed("the client is closed")
+        channel = self._channels.get(target)
+        if channel is None:
+            if self._credentials is None:
+                channel = aio.insecure_channel(target, options=_OPTIONS)
+            else:
+                channel = aio.secure_channel(target, self._credentials, options=_OPTIONS)
+            self._channels[target] = channel
+        return rpc.StreamsStub(channel)
+
+    async def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with every call. A token that is a callable is asked each time, since tokens expire."""
+        if self._token is None:
+            return ()
+        token = self._token if isinstance(self._token, str) else self._token()
+        if inspect.isawaitable(token):
+            token = await token
+        return (("authorization", f"Bearer {token}"),)
+
+    async def call(self, method: str, request: Any, *, target: str, timeout: float) -> Any:
+        """One unary call, one attempt."""
+        with translated(target):
+            return await getattr(self.stub(target), method)(
+                request, timeout=max(timeout, 0.001), metadata=await self.metadata()
+            )
+
+    async def ask(self, method: str, request: Any, *, timeout: float | None = None) -> Any:
+        """A unary call to whichever address answers. Raises what the broker refused, or Unavailable when the
+        time is up."""
+        response, _ = await self._ask_any(method, request, self.timeout if timeout is None else timeout)
+        return response
+
+    async def look_up(
+        self,
+        topic: str,
+        *,
+        create: bool = False,
+        delivery: pb.Delivery.ValueType = pb.ANY,
+        timeout: float | None = None,
+    ) -> pb.LookUpResponse:
+        request = pb.LookUpRequest(topic=topic, create=create, delivery=delivery)
+        return cast(pb.LookUpResponse, await self.ask("LookUp", request, timeout=timeout))
+
+    async def locate(self, topic: str, *, but_not: str, timeout: float) -> str:
+        """The target for a stream of one topic or partition. ``but_not`` failed just now: the broker that
+        answers is a way around it."""
+        response, answered = await self._ask_any("LookUp", pb.LookUpRequest(topic=topic), timeout)
+        address = next((partition.address for partition in response.partitions), "")
+        return answered if address in ("", but_not) else str(address)
+
+    async def _ask_any(self, method: str, request: Any, timeout: float) -> tuple[Any, str]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        backoff = Backoff()
+        failure = Unavailable(f"no broker was asked within {timeout} s")
+        while True:
+            for _ in self.targets:
+                target = self.targets[self._turn % len(self.targets)]
+                left = deadline - loop.time()
+                try:
+                    share = left / len(self.targets)
+                    return await self.call(
+                        method, request, target=target, timeout=min(share, OPEN_TIMEOUT_S)
+                    ), target
+                except Unavailable as error:
+                    failure = error
+                    self._turn += 1
+            delay = backoff.delay()
+            if loop.time() + delay >= deadline:
+                raise failure
+            await asyncio.sleep(delay)

@@ -1,0 +1,274 @@
+"""Consumer: what an application receives and acks with, over the feeds of all partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Literal, Self
+
+from sava.client.acks import coalesced
+from sava.client.batch import Batch, Range
+from sava.client.codec import Codec
+from sava.client.connection import Connection
+from sava.client.errors import ClientError, Closed, Refused, Timeout
+from sava.client.feed import Feed, FeedHooks, FeedOptions
+from sava.client.partitions import watch_partitions
+from sava.client.position import Start, position_of
+from sava.client.tasks import cancelled
+from sava.errors import SavaError
+from sava.proto import streams_pb2 as pb
+from sava.records import Message
+
+SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
+
+_TYPES: Final[dict[str, pb.SubscriptionType.ValueType]] = {
+    "exclusive": pb.SUBSCRIPTION_EXCLUSIVE,
+    "shared": pb.SUBSCRIPTION_SHARED,
+    "failover": pb.SUBSCRIPTION_FAILOVER,
+    "key_shared": pb.SUBSCRIPTION_KEY_SHARED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """As in ``Client.consumer``, where they are explained."""
+
+    subscription: str
+    type: SubscriptionType
+    name: str
+    start: Start
+    key_filters: Sequence[str]
+    receive_queue: int
+    codec: Codec | None
+
+    def __post_init__(self) -> None:
+        if self.type not in _TYPES:
+            raise Refused(f"subscription type {self.type!r}: one of {', '.join(_TYPES)}")
+        if not 0 < self.receive_queue <= 1_000_000:
+            raise Refused("receive_queue is 1 to 1000000 messages")
+        position_of(self.start)
+
+    def feed_options(self, queue: int) -> FeedOptions:
+        return FeedOptions(
+            subscription=self.subscription,
+            consumer=self.name,
+            type=_TYPES[self.type],
+            key_filters=tuple(self.key_filters),
+            credits=queue,
+            codec=self.codec,
+        )
+
+
+class Consumer:
+    """Made by ``Client.consumer``. Owned by one event loop.
+
+    It reconnects for as long as it is open: a broker that is away means no messages, not an error.
+    """
+
+    def __init__(self, connection: Connection, topic: str, options: ConsumerOptions) -> None:
+        self.topic = topic
+        self.subscription = options.subscription
+        self.name = options.name
+        self._connection = connection
+        self._options = options
+        self._feeds: dict[str, Feed] = {}
+        self._queue: deque[tuple[Feed, Batch]] = deque()
+        self._arrived = asyncio.Event()
+        self._messages: Iterator[Message] = iter(())
+        self._source: Feed | None = None
+        """Where the messages being iterated came from."""
+        self._error: SavaError | None = Closed(f"the consumer of {topic} is not open")
+        self._watch: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def partitions(self) -> Collection[str]:
+        """The topics that messages come from: the topic itself, or its partitions."""
+        return self._feeds.keys()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Subscribe to every partition. Raises TopicUnknown, Refused, Unavailable."""
+        found = await self._connection.look_up(self.topic)
+        self._error = None
+        try:
+            await self._add_feeds(found.partitions, self._options.start)
+        except BaseException:
+            await self.close(timeout=0)
+            raise
+        if found.partition_count:
+            self._watch = asyncio.create_task(
+                watch_partitions(self._connection, self.topic, lambda: len(self._feeds), self._add_new)
+            )
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Send all acks, wait until they are stored (at most ``timeout`` seconds, by default the client's),
+        and leave the subscription. Messages that are not acked go to others."""
+        self._is_closed = True
+        self._error = Closed(f"the consumer of {self.topic} is closed")
+        await cancelled(self._watch)
+        try:
+            async with asyncio.timeout(self._connection.timeout if timeout is None else timeout):
+                await asyncio.gather(*(feed.flush() for feed in self._feeds.values()))
+        except (TimeoutError, SavaError):
+            pass  # what is not stored is delivered again
+        finally:
+            await asyncio.gather(*(feed.close() for feed in self._feeds.values()))
+            self._queue.clear()
+            self._messages = iter(())
+            self._arrived.set()
+
+    async def _add_new(self, partitions: Sequence[pb.Partition]) -> None:
+        """Partitions that came into being while the consumer ran: their first messages are new to it, even if
+        it began with "latest"."""
+        start = self._options.start
+        await self._add_feeds(partitions, start if isinstance(start, datetime) else "earliest")
+
+    async def _add_feeds(self, partitions: Sequence[pb.Partition], start: Start) -> None:
+        share = max(self._options.receive_queue // (len(self._feeds) + len(partitions)), 1)
+        options = self._options.feed_options(share)
+        hooks = FeedHooks(self._deliver, self._drop, self._end)
+        feeds = {
+            partition.topic: Feed(self._connection, partition, position_of(start), options, hooks)
+            for partition in partitions
+        }
+        self._feeds.update(feeds)
+        try:
+            await asyncio.gather(*(feed.opened(self._connection.timeout) for feed in feeds.values()))
+        except BaseException:
+            for topic, feed in feeds.items():
+                await feed.close()
+                del self._feeds[topic]
+            raise
+
+    # -- receiving -----------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        for message in self._messages:
+            return message
+        try:
+            self._source, batch = await self._next()
+        except Closed:
+            if self._is_closed:
+                raise StopAsyncIteration from None
+            raise
+        self._messages = iter(batch)
+        return next(self._messages)
+
+    async def receive_batch(
+        self, max_messages: int | None = None, *, timeout: float | None = None
+    ) -> Batch | None:
+        """The next messages of one partition: at least one, at most ``max_messages``. None if there is none
+        within ``timeout`` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                _, batch = await self._next(max_messages)
+        except TimeoutError:
+            return None
+        return batch
+
+    async def _next(self, max_messages: int | None = None) -> tuple[Feed, Batch]:
+        while not self._queue:
+            if self._error is not None:
+                raise self._error.again() if isinstance(self._error, ClientError) else self._error
+            self._arrived.clear()
+            await self._arrived.wait()
+        feed, batch = self._queue.popleft()
+        if max_messages is not None and len(batch) > max_messages > 0:
+            batch, rest = batch.split(max_messages)
+            self._queue.appendleft((feed, rest))
+        feed.consumed(len(batch))
+        return feed, batch
+
+    def _deliver(self, feed: Feed, batch: Batch) -> None:
+        self._queue.append((feed, batch))
+        self._arrived.set()
+
+    def _drop(self, feed: Feed) -> None:
+        self._queue = deque((source, batch) for source, batch in self._queue if source is not feed)
+        if self._source is feed:
+            self._messages = iter(())
+
+    def _end(self, error: SavaError) -> None:
+        """One partition cannot go on, so the consumer does not: what it leaves out would go unnoticed."""
+        if self._error is None:
+            self._error = error
+        self._arrived.set()
+
+    # -- answering -----------------------------------------------------------------
+
+    async def ack(self, message: Message | Batch) -> None:
+        """A message, or all of a batch, is done with. It is sent in the background, see ``flush``."""
+        feed = self._feeds.get(message.topic or "")
+        if feed is None:
+            raise Refused(f"a message of {message.topic}: this consumer reads {self.topic}")
+        if isinstance(message, Batch):
+            feed.ack_ranges(message.ranges)
+        else:
+            feed.ack(_offset(message))
+
+    async def ack_many(self, messages: Iterable[Message] | Batch) -> None:
+        if isinstance(messages, Batch):
+            await self.ack(messages)
+            return
+        for topic, ranges in _ranges_by_topic(messages).items():
+            self._feed(topic).ack_ranges(ranges)
+
+    async def nack(
+        self, message: Message | Batch | Iterable[Message], *, delay_ms: int = 0, reason: str = ""
+    ) -> None:
+        """Deliver again: after ``delay_ms`` at least, or as the subscription's policy says if that is 0."""
+        if isinstance(message, Batch):
+            by_topic: dict[str, list[Range]] = {message.topic: list(message.ranges)}
+        else:
+            by_topic = _ranges_by_topic((message,) if isinstance(message, Message) else message)
+        for topic, ranges in by_topic.items():
+            self._feed(topic).nack(ranges, delay_ms, reason)
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Returns when all acks so far are stored. Raises Timeout."""
+        seconds = self._connection.timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(feed.flush() for feed in self._feeds.values()))
+        except TimeoutError:
+            raise Timeout(f"the acks were not stored within {seconds} s") from None
+
+    def _feed(self, topic: str) -> Feed:
+        try:
+            return self._feeds[topic]
+        except KeyError:
+            raise Refused(f"a message of {topic}: this consumer reads {self.topic}") from None
+
+
+def _offset(message: Message) -> int:
+    if message.offset is None:
+        raise Refused("the message was not received: it has no offset")
+    return message.offset
+
+
+def _ranges_by_topic(messages: Iterable[Message]) -> dict[str, list[Range]]:
+    by_topic: dict[str, list[Range]] = {}
+    for message in messages:
+        offset = _offset(message)
+        by_topic.setdefault(message.topic or "", []).append((offset, offset + 1))
+    return {topic: coalesced(ranges) for topic, ranges in by_topic.items()}

@@ -1,0 +1,124 @@
+"""What can go wrong for a client, as types; and the way from a gRPC status to one of them.
+
+A broker names its errors by a stable code in the trailing metadata; texts are for people. What a broker
+refuses stays refused however often it is repeated (``Refused`` and its kin). What it cannot do now is tried
+again by the client itself, and reaches the application as ``Unavailable`` or ``Timeout`` only when the time
+for that is up: then nothing has happened. ``OutcomeUnknown`` is the one error after which something may have
+happened.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Self, cast
+
+import grpc
+from grpc import aio
+
+from sava.errors import CallerError, RetryableError, SavaError
+
+CODE_KEY: Final = "sava-code"
+
+
+class ClientError(SavaError):
+    """Base of all errors of the client. ``code`` is the broker's name for it, empty when the client itself
+    found it."""
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text, code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def again(self) -> Self:
+        """An error of its own for each of many waiters: a shared one would collect all their tracebacks."""
+        return copy.copy(self)
+
+
+class Refused(ClientError, CallerError):
+    """The broker, or the client for it, will never accept this; says why."""
+
+
+class TopicUnknown(Refused):
+    """The topic does not exist, and could not be created."""
+
+
+class ProducerFenced(Refused):
+    """Another producer of the same name has taken this one's place. This one has ended."""
+
+
+class ConsumerReplaced(Refused):
+    """Another consumer of the same name has taken this one's place. This one has ended."""
+
+
+class Closed(ClientError, CallerError):
+    """Used after ``close``."""
+
+
+class Unavailable(ClientError, RetryableError):
+    """No broker could do it within the time for retries. Nothing has happened."""
+
+
+class Timeout(ClientError, RetryableError):
+    """It did not happen in time, and will not happen later."""
+
+
+class OutcomeUnknown(ClientError):
+    """The messages were sent and no answer came, or the broker no longer knows what it was sent: they may be
+    in the topic or not."""
+
+
+class DuplicateForgotten(ClientError):
+    """Inside the client only: a repeated batch is in the topic, and the broker no longer knows where."""
+
+
+_BY_CODE: Final[dict[str, type[ClientError]]] = {
+    "topic_unknown": TopicUnknown,
+    "producer_fenced": ProducerFenced,
+    "consumer_replaced": ConsumerReplaced,
+    "duplicate_forgotten": DuplicateForgotten,
+    # What follows says that the stream must be opened anew, possibly elsewhere; opening it tells the rest.
+    "sequence_gap": Unavailable,
+    "outcome_unknown": Unavailable,
+    "fenced": Unavailable,
+    "epoch_taken": Unavailable,
+    "topic_sealed": Unavailable,
+}
+
+_REFUSALS: Final = frozenset(
+    {
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Every other status may be the connection's doing, and another attempt can succeed."""
+
+
+def error_of(error: aio.AioRpcError, target: str) -> ClientError:
+    trailing = dict(cast("tuple[tuple[str, str | bytes], ...]", error.trailing_metadata() or ()))
+    code = trailing.get(CODE_KEY)
+    code = code if isinstance(code, str) else ""
+    is_refusal = error.code() in _REFUSALS
+    kind = _BY_CODE.get(code, Refused if is_refusal else Unavailable)
+    text = error.details() or error.code().name
+    if code:
+        return kind(text, code)
+    return kind(f"broker {target}: {error.code().name}: {text.rsplit(': ', 1)[-1]}")
+
+
+@contextmanager
+def translated(target: str) -> Iterator[None]:
+    """gRPC's errors that are raised inside become the client's."""
+    try:
+        yield
+    except aio.AioRpcError as error:
+        raise error_of(error, target) from None

@@ -1,0 +1,307 @@
+"""Producer: what an application sends with. It checks messages, chooses their partition, waits for room, and
+leaves the rest to the lanes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Self
+
+from sava.client.codec import Codec, schema_of
+from sava.client.columns import Columns, attributes_size, key_size, payload_of
+from sava.client.connection import Connection
+from sava.client.errors import ClientError, Closed, Refused
+from sava.client.lane import Lane, LaneOptions
+from sava.client.partitions import create_partitions, watch_partitions
+from sava.client.pending import MESSAGE_OVERHEAD, Stamp
+from sava.client.position import microseconds
+from sava.client.room import Room
+from sava.client.routing import partition_of
+from sava.client.tasks import cancelled
+from sava.proto import streams_pb2 as pb
+from sava.records import MAX_BATCH_BYTES, MAX_COUNT
+from sava.records import Codec as Compression
+
+_COMPRESSION: Final = {None: Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
+_DELIVERY: Final = {None: pb.ANY, True: pb.RELIABLE, False: pb.NON_RELIABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Messages that are in a topic one behind the other. ``offset`` is that of the first, or
+    UNKNOWN_OFFSET."""
+
+    topic: str
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """As in ``Client.producer``, where they are explained."""
+
+    name: str
+    reliable: bool | None
+    partitions: int | None
+    exclusive: bool
+    linger_ms: float
+    max_batch_messages: int
+    max_batch_bytes: int
+    max_pending: int
+    compression: str | None
+    schema: str | None
+    codec: Codec | None
+    timeout: float
+
+    def __post_init__(self) -> None:
+        if self.compression not in _COMPRESSION:
+            raise Refused(f'compression {self.compression!r}: "lz4", "zstd" or None')
+        if not 0 < self.max_batch_messages <= MAX_COUNT or self.max_pending < 1:
+            raise Refused(f"max_batch_messages is 1 to {MAX_COUNT}, max_pending at least 1")
+        if not 0 < self.max_batch_bytes <= MAX_BATCH_BYTES or self.linger_ms < 0 or self.timeout <= 0:
+            raise Refused(
+                f"max_batch_bytes is 1 to {MAX_BATCH_BYTES}, linger_ms not negative, timeout above 0"
+            )
+
+    @property
+    def delivery(self) -> pb.Delivery.ValueType:
+        return _DELIVERY[self.reliable]
+
+    def lane_options(self) -> LaneOptions:
+        schema_id, schema_version = schema_of(self.codec)
+        return LaneOptions(
+            stamp=Stamp(self.name, _COMPRESSION[self.compression], schema_id, schema_version),
+            delivery=self.delivery,
+            access_mode=pb.EXCLUSIVE if self.exclusive else pb.SHARED,
+            schema_subject=self.schema or "",
+            linger_s=self.linger_ms / 1000,
+            max_messages=min(self.max_batch_messages, self.max_pending),
+            max_bytes=self.max_batch_bytes,
+            timeout=self.timeout,
+        )
+
+
+class Producer:
+    """Made by ``Client.producer``. Owned by one event loop."""
+
+    def __init__(self, connection: Connection, topic: str, options: ProducerOptions) -> None:
+        self.topic = topic
+        self.name = options.name
+        self._connection = connection
+        self._options = options
+        self._lane_options = options.lane_options()
+        self._codec = options.codec
+        self._room = Room(options.max_pending)
+        self._lanes: list[Lane] = []
+        self._turn = 0
+        self._error: ClientError | None = Closed(f"the producer of {topic} is not open")
+        self._watch: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Find or create the topic and open a stream to each of its partitions. Raises Refused,
+        Unavailable."""
+        connection, options = self._connection, self._options
+        if options.partitions:
+            found = await create_partitions(connection, self.topic, options.partitions, options.delivery)
+        else:
+            found = await connection.look_up(self.topic, create=True, delivery=options.delivery)
+        try:
+            await self._add_lanes(found.partitions)
+        except BaseException:
+            await self.close(timeout=0)
+            raise
+        self._error = None
+        if found.partition_count:
+            self._watch = asyncio.create_task(
+                watch_partitions(connection, self.topic, lambda: len(self._lanes), self._add_lanes)
+            )
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Send what is there and wait for its receipts, at most ``timeout`` seconds (by default as long as a
+        message may take); then end. Whatever has no receipt by then fails for those who wait for it."""
+        self._is_closed = True
+        self._error = closed = Closed(f"the producer of {self.topic} is closed")
+        await cancelled(self._watch)
+        try:
+            async with asyncio.timeout(self._options.timeout if timeout is None else timeout):
+                await self._flush()
+        except TimeoutError:
+            pass  # those who wait for their messages learn it
+        finally:
+            self._room.fail(closed)
+            await asyncio.gather(*(lane.close() for lane in self._lanes))
+
+    async def _add_lanes(self, partitions: Sequence[pb.Partition]) -> None:
+        """Messages go to the new lanes once all of them are open."""
+        lanes = [
+            Lane(self._connection, partition.topic, partition.address, self._lane_options, self._room)
+            for partition in partitions
+        ]
+        try:
+            await asyncio.gather(*(lane.opened(self._connection.timeout) for lane in lanes))
+        except BaseException:
+            await asyncio.gather(*(lane.close() for lane in lanes))
+            raise
+        self._lanes.extend(lanes)
+
+    # -- sending -----------------------------------------------------------------
+
+    async def send(
+        self,
+        payload: Any,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        publish_time: int | datetime | None = None,
+    ) -> int:
+        """Publish one message; returns its offset when it is durable. ``payload`` is bytes, or with a codec
+        whatever that encodes; ``publish_time`` a datetime or microseconds, by default now.
+
+        Calls under way at the same time share batches. If the call is cancelled, the message may still be
+        sent.
+        """
+        if self._codec is not None:
+            payload = self._codec.encode(payload)
+        elif type(payload) is not bytes:
+            payload = payload_of(payload)
+        size = len(payload) + MESSAGE_OVERHEAD
+        if key is not None:
+            size += key_size(key)
+        if attributes:
+            size += attributes_size(attributes)
+        if isinstance(publish_time, datetime):
+            publish_time = microseconds(publish_time)
+        if not self._room.take(1, size):
+            self._check()
+            await self._room.wait(1, size, self._options.timeout)
+        try:
+            lane = self._lane(key)
+            if len(payload) > lane.largest:
+                raise Refused(f"a message of {len(payload)} bytes: {lane.topic} takes {lane.largest} at most")
+        except ClientError:
+            self._room.give_back(1, size)
+            raise
+        return await lane.append(payload, key, attributes, publish_time, size)
+
+    async def send_many(
+        self,
+        payloads: Sequence[Any],
+        *,
+        keys: Sequence[str | None] | None = None,
+        attributes: Sequence[Mapping[str, str]] | None = None,
+        publish_time: int | datetime | None = None,
+    ) -> list[Sent]:
+        """Publish many messages with one await; returns where they are when all are durable.
+
+        Without keys, and with keys on a topic that is not partitioned, they keep their order, and so do the
+        parts of the answer. If it fails, some of the messages may be in the topic.
+        """
+        columns = Columns.of(payloads, keys, attributes, self._codec)
+        time = microseconds(publish_time) if isinstance(publish_time, datetime) else publish_time
+        chunks = [
+            (lane, chunk)
+            for lane, group in self._groups(columns)
+            for chunk in group.chunks(self._lane_options.max_messages, self._lane_options.max_bytes)
+        ]
+        parts: list[tuple[Lane, int, asyncio.Future[int]]] = []
+        try:
+            for lane, chunk in chunks:
+                part = await self._send_chunk(lane, chunk, time)
+                parts.append(part)
+        except BaseException:
+            for _, _, future in parts:
+                future.cancel()  # the messages go their way, and nobody asks what became of them
+            raise
+        results = await asyncio.gather(*(future for _, _, future in parts), return_exceptions=True)
+        sent = []
+        for (used, count, _), result in zip(parts, results, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            sent.append(Sent(used.topic, result, count))
+        return sent
+
+    async def flush(self) -> None:
+        """Send what is there without lingering, and return when the outcome of all of it is known. Errors go
+        to those who sent the messages."""
+        self._check()
+        await self._flush()
+
+    async def _flush(self) -> None:
+        await asyncio.gather(*(lane.flush() for lane in self._lanes))
+
+    async def _send_chunk(
+        self, lane: Lane | None, chunk: Columns, publish_time: int | None
+    ) -> tuple[Lane, int, asyncio.Future[int]]:
+        count = len(chunk.payloads)
+        size = chunk.size + count * MESSAGE_OVERHEAD
+        if not self._room.take(count, size):
+            self._check()
+            await self._room.wait(count, size, self._options.timeout)
+        try:
+            lane = self._lane(None) if lane is None else lane
+            if lane.error is not None:
+                raise lane.error.again()
+            if chunk.largest > lane.largest:
+                raise Refused(
+                    f"a message of {chunk.largest} bytes: {lane.topic} takes {lane.largest} at most"
+                )
+        except ClientError:
+            self._room.give_back(count, size)
+            raise
+        future = lane.extend(chunk.payloads, chunk.keys, chunk.attributes, publish_time, size)
+        return lane, count, future
+
+    # -- routing -----------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error.again()
+
+    def _lane(self, key: str | None) -> Lane:
+        """A key has its partition. Messages without one fill a batch of one partition, then one of the next:
+        full batches are worth more than an even spread within milliseconds."""
+        lanes = self._lanes
+        if self._error is not None:
+            raise self._error.again()
+        if len(lanes) == 1:
+            lane = lanes[0]
+        elif key is not None:
+            lane = lanes[partition_of(key, len(lanes))]
+        else:
+            if lanes[self._turn].open_batch is None:
+                self._turn = (self._turn + 1) % len(lanes)
+            lane = lanes[self._turn]
+        if lane.error is not None:
+            raise lane.error.again()
+        return lane
+
+    def _groups(self, columns: Columns) -> list[tuple[Lane | None, Columns]]:
+        """Messages by lane; None for those that may go to any."""
+        self._check()
+        if columns.keys is None or len(self._lanes) == 1:
+            return [(None, columns)]
+        rows: dict[int | None, list[int]] = {}
+        for row, key in enumerate(columns.keys):
+            index = None if key is None else partition_of(key, len(self._lanes))
+            rows.setdefault(index, []).append(row)
+        return [
+            (None if index is None else self._lanes[index], columns.select(chosen))
+            for index, chosen in rows.items()
+        ]

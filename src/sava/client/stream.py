@@ -1,0 +1,100 @@
+"""Stream: one gRPC stream as lanes, feeds and readers use it; and where to open it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from sava.client.connection import OPEN_TIMEOUT_S, Connection
+from sava.client.errors import Unavailable, translated
+from sava.client.tasks import cancelled
+
+STATUS_S: Final = 1.0
+"""For the status of a stream to arrive after a write has failed."""
+
+
+class Stream:
+    """Errors are the client's types; an end without an error is Unavailable, for none of Sava's streams ends
+    by itself while the client wants it."""
+
+    def __init__(self, call: Any, target: str) -> None:
+        self._call = call
+        self._target = target
+        # Not call.read(): it drops what has arrived once the status is there.
+        self._responses = aiter(call)
+
+    async def write(self, request: Any) -> None:
+        try:
+            with translated(self._target):
+                await self._call.write(request)
+        except asyncio.InvalidStateError:
+            raise Unavailable(f"broker {self._target} has ended the stream") from None
+
+    async def receive(self) -> Any:
+        try:
+            with translated(self._target):
+                return await anext(self._responses)
+        except StopAsyncIteration:
+            raise Unavailable(f"broker {self._target} has ended the stream") from None
+
+    async def first(self) -> Any:
+        """The answer to the request that opens a stream; it has a deadline."""
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                return await self.receive()
+        except TimeoutError:
+            raise Unavailable(f"broker {self._target} did not answer within {OPEN_TIMEOUT_S} s") from None
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class Route:
+    """Where the streams of one topic or partition go: to the broker that serves it, and after a failure
+    wherever a new look-up says."""
+
+    def __init__(self, connection: Connection, topic: str, address: str) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._next = address
+        self._last = ""
+
+    async def find(self) -> str:
+        target = self._next or await self._connection.locate(
+            self._topic, but_not=self._last, timeout=OPEN_TIMEOUT_S
+        )
+        self._next, self._last = "", target
+        return target
+
+    def stay(self, target: str) -> None:
+        """The target is good: go there again without a look-up."""
+        self._next = target
+
+
+@asynccontextmanager
+async def open_stream(
+    connection: Connection, method: str, target: str, *request: Any
+) -> AsyncIterator[Stream]:
+    call = getattr(connection.stub(target), method)(*request, metadata=await connection.metadata())
+    try:
+        yield Stream(call, target)
+    finally:
+        call.cancel()
+
+
+async def both(reading: Coroutine[Any, Any, None], writing: Coroutine[Any, Any, None]) -> None:
+    """The two directions of a stream, until one fails. Raises its error; that of the reading side, which has
+    the broker's status, if there are two."""
+    read, write = asyncio.create_task(reading), asyncio.create_task(writing)
+    try:
+        await asyncio.wait((read, write), return_when=asyncio.FIRST_COMPLETED)
+        if not read.done():
+            await asyncio.wait((read,), timeout=STATUS_S)
+    finally:
+        await cancelled(read, write)
+    for task in (read, write):
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+    raise Unavailable("the stream was given up")

@@ -1,0 +1,221 @@
+"""Descriptions: what the admin port says about topics and subscriptions, and how those of the partitions of
+one topic are put together.
+
+Counts add up over partitions. Offsets and cursors do not: offset 7 of one partition and offset 7 of another
+are different messages, so a description of the whole has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from sava.broker.errors import MessageInvalid
+from sava.broker.limits import Effective
+from sava.broker.names import TopicName
+from sava.broker.non_reliable import NonReliableSubscription
+from sava.broker.position import EARLIEST, LATEST, AtOffset, AtTime, Position
+from sava.broker.specs import Backoff, FailurePolicy, NamespacePolicy, Poison, SubscriptionType, TopicSpec
+from sava.broker.subscription import Subscription
+from sava.broker.topic import Topic
+from sava.proto import topics_admin_pb2 as pb
+
+LIMITS = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
+MAX_MS = 1 << 40
+"""Times that somebody can mean; longer ones would not fit where they are added up."""
+
+_SUMS = ("backlog", "unacked", "delivered", "acked", "redelivered", "timed_out", "dropped", "dead_lettered")
+
+
+# -- policies ------------------------------------------------------------------------------------
+
+
+def policy_message(policy: NamespacePolicy | Effective) -> pb.Policy:
+    limits = ((name, getattr(policy, name)) for name in LIMITS)
+    return pb.Policy(**{name: limit for name, limit in limits if limit is not None})
+
+
+def policy_from(message: pb.Policy) -> NamespacePolicy:
+    return NamespacePolicy(**{field.name: limit for field, limit in message.ListFields()})
+
+
+def changed_policy(policy: NamespacePolicy, change: pb.Policy, clear: Iterable[str]) -> NamespacePolicy:
+    """Raises MessageInvalid for a name that no limit has."""
+    limits: dict[str, int | None] = {field.name: limit for field, limit in change.ListFields()}
+    for name in clear:
+        if name not in LIMITS:
+            raise MessageInvalid(f"{name!a} is no limit; those are {', '.join(LIMITS)}")
+        limits[name] = None
+    return msgspec.structs.replace(policy, **limits)
+
+
+def failure_policy_message(policy: FailurePolicy) -> pb.FailurePolicy:
+    return pb.FailurePolicy(**msgspec.structs.asdict(policy))
+
+
+def changed_failure_policy(policy: FailurePolicy, change: pb.FailurePolicy) -> FailurePolicy:
+    """Raises MessageInvalid."""
+    fields = {field.name: value for field, value in change.ListFields()}
+    for name, value in fields.items():
+        if name.endswith("_ms") and value > MAX_MS:
+            raise MessageInvalid(f"{name} {value} is too long")
+    try:
+        if "backoff" in fields:
+            fields["backoff"] = Backoff(fields["backoff"])
+        if "poison" in fields:
+            fields["poison"] = Poison(fields["poison"])
+    except ValueError as error:
+        raise MessageInvalid(f"failure policy: {error}") from None
+    if fields.get("dead_letter_topic"):
+        TopicName.parse(fields["dead_letter_topic"])
+    return msgspec.structs.replace(policy, **fields)
+
+
+# -- words ---------------------------------------------------------------------------------------
+
+
+def delivery(spec: TopicSpec) -> str:
+    return "Reliable" if spec.reliable else "NonReliable"
+
+
+def subscription_type(text: str) -> SubscriptionType:
+    try:
+        return SubscriptionType[text.upper()]
+    except KeyError:
+        known = ", ".join(kind.name.lower() for kind in SubscriptionType)
+        raise MessageInvalid(f"subscription type {text!a} does not exist; known are {known}") from None
+
+
+def position(message: pb.StartPosition) -> Position:
+    match message.WhichOneof("kind"):
+        case "earliest":
+            return EARLIEST
+        case "latest":
+            return LATEST
+        case "offset":
+            return AtOffset(message.offset)
+        case "publish_time":
+            return AtTime(message.publish_time)
+        case _:
+            raise MessageInvalid("the position is missing")
+
+
+# -- topics and subscriptions --------------------------------------------------------------------
+
+
+def common_owner(brokers: Iterable[int]) -> int:
+    """Who serves all of them; 0 if nobody does, or several."""
+    owners = set(brokers)
+    return owners.pop() if len(owners) == 1 else 0
+
+
+def topic_description(topic: Topic, broker: int) -> pb.TopicDescription:
+    """Of a topic that has no partitions, without what it does not know itself: policies and schema."""
+    info = topic.describe()
+    described = pb.TopicDescription(
+        name=str(topic.name),
+        topic_id=topic.topic_id,
+        broker_id=broker,
+        delivery=delivery(topic.spec),
+        state=info.state,
+        epoch=topic.epoch,
+        producers=sorted(info.producers),
+        subscriptions=subscription_descriptions(topic),
+        created_ms=topic.spec.created_ms,
+    )
+    if topic.log is not None:
+        described.start_offset = info.start_offset
+        described.next_offset = info.next_offset
+        described.stored_offset = info.stored_offset
+    return described
+
+
+def subscription_descriptions(topic: Topic) -> list[pb.SubscriptionDescription]:
+    return [_subscription(topic.name, topic.subscriptions[name]) for name in sorted(topic.subscriptions)]
+
+
+def _subscription(
+    topic: TopicName, subscription: Subscription | NonReliableSubscription
+) -> pb.SubscriptionDescription:
+    described = pb.SubscriptionDescription(
+        topic=str(topic),
+        subscription=subscription.name,
+        type=subscription.type.name.lower(),
+        consumers=sorted(subscription.consumers),
+    )
+    if subscription.type is SubscriptionType.FAILOVER:
+        active = (name for name, consumer in subscription.consumers.items() if consumer.is_active)
+        described.active_consumer = next(active, "")
+    if isinstance(subscription, NonReliableSubscription):
+        described.delivered = subscription.delivered
+        described.dropped = subscription.dropped
+        return described
+    stats, spec = subscription.stats, subscription.spec
+    described.MergeFrom(
+        pb.SubscriptionDescription(
+            cursor=subscription.cursor_offset,
+            backlog=subscription.backlog,
+            unacked=stats.unacked,
+            blocked=stats.blocked,
+            error=stats.error,
+            delivered=stats.delivered,
+            acked=stats.acked,
+            redelivered=stats.redelivered,
+            timed_out=stats.timed_out,
+            dropped=stats.dropped,
+            dead_lettered=stats.dead_lettered,
+            failure_policy=failure_policy_message(spec.failure_policy),
+            max_unacked_messages=spec.max_unacked_messages,
+        )
+    )
+    return described
+
+
+def whole_topic(
+    name: TopicName, spec: TopicSpec, parts: Sequence[pb.TopicDescription]
+) -> pb.TopicDescription:
+    """A partitioned topic, from the descriptions of its partitions."""
+    return pb.TopicDescription(
+        name=str(name),
+        topic_id=spec.topic_id,
+        broker_id=common_owner(part.broker_id for part in parts),
+        delivery=delivery(spec),
+        partitions=[part.name for part in parts],
+        state=_together(part.state for part in parts),
+        producers=sorted({producer for part in parts for producer in part.producers}),
+        subscriptions=whole_subscriptions(name, [each for part in parts for each in part.subscriptions]),
+        created_ms=spec.created_ms,
+    )
+
+
+def whole_subscriptions(
+    name: TopicName, parts: Iterable[pb.SubscriptionDescription]
+) -> list[pb.SubscriptionDescription]:
+    by_name: dict[str, list[pb.SubscriptionDescription]] = {}
+    for part in parts:
+        by_name.setdefault(part.subscription, []).append(part)
+    return [_whole_subscription(name, by_name[each]) for each in sorted(by_name)]
+
+
+def _whole_subscription(
+    name: TopicName, parts: Sequence[pb.SubscriptionDescription]
+) -> pb.SubscriptionDescription:
+    first = parts[0]
+    return pb.SubscriptionDescription(
+        topic=str(name),
+        subscription=first.subscription,
+        type=_together(part.type for part in parts),
+        consumers=sorted({consumer for part in parts for consumer in part.consumers}),
+        active_consumer=_together(part.active_consumer for part in parts),
+        blocked=any(part.blocked for part in parts),
+        error=_together(part.error for part in parts),
+        failure_policy=first.failure_policy if first.HasField("failure_policy") else None,
+        max_unacked_messages=first.max_unacked_messages,
+        **{field: sum(getattr(part, field) for part in parts) for field in _SUMS},
+    )
+
+
+def _together(texts: Iterable[str]) -> str:
+    """What all say, or the different things that they say."""
+    return ", ".join(sorted({text for text in texts if text}))

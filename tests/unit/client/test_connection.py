@@ -1,0 +1,122 @@
+"""Addresses, keys, positions and errors: what a client makes of what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from sava.client import Client, ConsumerReplaced, Refused, TopicUnknown, Unavailable
+from sava.client.connection import parse_addresses
+from sava.client.errors import ClientError, error_of
+from sava.client.position import microseconds, position_of
+from sava.client.routing import fnv1a, partition_of
+from tests.unit.client.server import MemoryBroker
+
+
+def test_addresses_are_written_in_several_ways() -> None:
+    assert parse_addresses("http://127.0.0.1:6650") == (["127.0.0.1:6650"], False)
+    assert parse_addresses("a:1, b:2") == (["a:1", "b:2"], False)
+    assert parse_addresses(["https://a:1/", "https://b:2"]) == (["a:1", "b:2"], True)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "host", "host:port", "ftp://host:1", [], ["http://a:1", "https://a:1"]]
+)
+def test_addresses_that_cannot_be_one_are_refused(wrong: Any) -> None:
+    with pytest.raises(Refused):
+        parse_addresses(wrong)
+
+
+def test_keys_go_where_danube_sends_them() -> None:
+    assert fnv1a("") == 0xCBF29CE484222325
+    assert fnv1a("a") == 0xAF63DC4C8601EC8C
+    assert fnv1a("foobar") == 0x85944171F73967E8
+    assert partition_of("foobar", 3) == 0x85944171F73967E8 % 3
+
+
+def test_a_time_without_a_zone_is_no_position() -> None:
+    assert microseconds(datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=UTC)) == 1_000_005
+    with pytest.raises(Refused, match="time zone"):
+        microseconds(datetime(2026, 1, 1))  # noqa: DTZ001
+    for wrong in (-1, "first", True, 1.5):
+        with pytest.raises(Refused):
+            position_of(wrong)  # type: ignore[arg-type]  # what a caller may pass by mistake
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (grpc.StatusCode.FAILED_PRECONDITION, "topic_unknown", TopicUnknown),
+        (grpc.StatusCode.FAILED_PRECONDITION, "consumer_replaced", ConsumerReplaced),
+        (grpc.StatusCode.FAILED_PRECONDITION, "schema_refused", Refused),
+        (grpc.StatusCode.FAILED_PRECONDITION, "sequence_gap", Unavailable),
+        (grpc.StatusCode.UNAVAILABLE, "not_owner", Unavailable),
+        (grpc.StatusCode.UNAVAILABLE, "", Unavailable),
+        (grpc.StatusCode.UNAUTHENTICATED, "", Refused),
+        (grpc.StatusCode.INTERNAL, "", Unavailable),
+    ],
+)
+def test_errors_by_code_and_status(status: grpc.StatusCode, code: str, kind: type[ClientError]) -> None:
+    trailing = aio.Metadata(("sava-code", code)) if code else aio.Metadata()
+    error = error_of(aio.AioRpcError(status, aio.Metadata(), trailing, details="why"), "b:1")
+    assert type(error) is kind
+    assert error.code == code
+    assert "why" in str(error)
+    copy = error.again()
+    assert (type(copy), str(copy), copy.code) == (kind, str(error), code)
+    assert copy is not error
+
+
+async def test_a_token_goes_with_every_call_and_is_asked_for_each_time(broker: MemoryBroker) -> None:
+    broker.topic("/default/t")
+    tokens = iter(["one", "two", "three"])
+    async with (
+        Client(broker.address, token=lambda: next(tokens)) as client,
+        client.producer("/default/t"),
+    ):
+        assert ("authorization", "Bearer one") in broker.metadata
+    assert next(tokens) == "three"
+
+    async def token() -> str:
+        return "from afar"
+
+    async with Client(broker.address, token=token) as client, client.producer("/default/t"):
+        assert ("authorization", "Bearer from afar") in broker.metadata
+
+
+async def test_a_token_that_cannot_be_had_ends_the_producer(broker: MemoryBroker) -> None:
+    tokens = iter(["one", "two"])
+    async with (
+        Client(broker.address, token=lambda: next(tokens)) as client,
+        client.producer("/default/t", timeout=5) as producer,
+    ):
+        await producer.send(b"x")
+        await broker.break_streams()
+        with pytest.raises(ClientError, match="StopIteration"):
+            await asyncio.gather(*(producer.send(b"x") for _ in range(3)))
+
+
+async def test_one_address_that_answers_is_enough(broker: MemoryBroker) -> None:
+    dead = MemoryBroker()
+    await dead.start()
+    await dead.stop()
+    async with Client([dead.address, broker.address]) as client, client.producer("/default/t") as producer:
+        assert await producer.send(b"x") == 0
+
+
+async def test_no_broker_is_unavailable_within_the_timeout() -> None:
+    dead = MemoryBroker()
+    await dead.start()
+    await dead.stop()
+    async with Client(dead.address, timeout=0.3) as client:
+        with pytest.raises(Unavailable):
+            await client.producer("/default/t").open()
+        with pytest.raises(Unavailable):
+            await client.consumer("/default/t", subscription="s").open()
+        with pytest.raises(Unavailable):
+            await client.reader("/default/t").open()

@@ -1,0 +1,392 @@
+"""The producer against a broker in memory: batching, routing, back-pressure, and faults of the stream."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import grpc
+import pytest
+
+from sava.client import (
+    Client,
+    Closed,
+    OutcomeUnknown,
+    Producer,
+    ProducerFenced,
+    Refused,
+    Sent,
+    Timeout,
+    TopicUnknown,
+    Unavailable,
+)
+from sava.client import partitions as partition_watch
+from sava.client.routing import partition_of
+from tests.unit.client.server import AWAY, Fault, MemoryBroker, refused
+
+TOPIC = "/default/orders"
+
+
+async def send_all(producer: Producer, *payloads: bytes) -> list[int]:
+    return await asyncio.gather(*(producer.send(payload) for payload in payloads))
+
+
+# -- batching ---------------------------------------------------------------------
+
+
+async def test_messages_sent_at_the_same_time_share_a_batch(client: Client, broker: MemoryBroker) -> None:
+    async with client.producer(TOPIC) as producer:
+        assert await send_all(producer, b"a", b"b", b"c") == [0, 1, 2]
+    assert broker.received == [(0, 3)]
+
+
+async def test_a_message_arrives_with_all_that_it_has(client: Client, broker: MemoryBroker) -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    async with client.producer(TOPIC, name="p", compression="zstd") as producer:
+        await asyncio.gather(
+            producer.send(b"plain"),
+            producer.send(b"full", key="k", attributes={"a": "1"}, publish_time=at),
+            producer.send(bytearray(b"other")),
+        )
+    plain, full, other = broker.topic(TOPIC).batches[0]
+    assert (plain.key, plain.attributes, plain.producer) == (None, {}, "p")
+    assert plain.publish_time > 1_600_000_000_000_000
+    assert (full.key, full.attributes, full.publish_time) == ("k", {"a": "1"}, 1_767_225_600_000_000)
+    assert other.payload == b"other"
+
+
+async def test_a_full_batch_does_not_linger(client: Client, broker: MemoryBroker) -> None:
+    async with client.producer(
+        TOPIC, linger_ms=60_000, max_batch_messages=2, max_batch_bytes=100
+    ) as producer:
+        assert await send_all(producer, b"a", b"b") == [0, 1]
+        large = [b"x" * 60, b"y" * 60]
+        first = asyncio.ensure_future(producer.send(large[0]))
+        second = asyncio.ensure_future(producer.send(large[1]))
+        assert await first == 2
+        assert not second.done()
+        await producer.flush()
+        assert await second == 3
+    assert broker.received == [(0, 2), (2, 1), (3, 1)]
+
+
+async def test_without_linger_messages_share_a_batch_while_another_is_under_way(
+    client: Client, broker: MemoryBroker
+) -> None:
+    async with client.producer(TOPIC, linger_ms=0) as producer:
+        broker.receipts.clear()
+        first = asyncio.ensure_future(producer.send(b"a"))
+        await broker.received_batches(1)
+        rest = [asyncio.ensure_future(producer.send(payload)) for payload in (b"b", b"c")]
+        await asyncio.sleep(0)
+        assert broker.received == [(0, 1)]
+        broker.receipts.set()
+        assert [await first, *[await each for each in rest]] == [0, 1, 2]
+    assert broker.received == [(0, 1), (1, 2)]
+
+
+async def test_send_many_cuts_large_inputs_and_says_where_they_are(
+    client: Client, broker: MemoryBroker
+) -> None:
+    async with client.producer(TOPIC, max_batch_messages=4, max_pending=1000) as producer:
+        sent = await producer.send_many([b"%d" % n for n in range(10)], keys=["k"] * 10)
+        assert sent == [Sent(TOPIC, 0, 4), Sent(TOPIC, 4, 4), Sent(TOPIC, 8, 2)]
+        assert await producer.send_many([]) == []
+        assert await producer.send_many([b"x" * (1 << 20), b"y"]) == [Sent(TOPIC, 10, 1), Sent(TOPIC, 11, 1)]
+    assert broker.topic(TOPIC).payloads()[:10] == [b"%d" % n for n in range(10)]
+
+
+async def test_one_wrong_message_fails_alone(client: Client, broker: MemoryBroker) -> None:
+    broker.max_message_size = 100
+    async with client.producer(TOPIC) as producer:
+        good = asyncio.ensure_future(producer.send(b"good"))
+        await asyncio.sleep(0)
+        wrong = [
+            producer.send("text"),
+            producer.send(b"x" * 101),
+            producer.send(b"x", key=b"bytes"),  # type: ignore[arg-type]  # a caller's mistake
+            producer.send(b"x", key="\udc00"),
+            producer.send(b"x", attributes={"a": 1}),  # type: ignore[dict-item]  # a caller's mistake
+            producer.send_many([b"x"], keys=["a", "b"]),
+            producer.send_many([b"x", "y"]),
+            producer.send_many([b"x"], keys=[1]),  # type: ignore[list-item]  # a caller's mistake
+        ]
+        for attempt in wrong:
+            with pytest.raises(Refused):
+                await attempt
+        assert await good == 0
+        assert producer._room.messages == 0
+
+
+async def test_options_that_cannot_be_are_refused(client: Client) -> None:
+    for wrong in (
+        {"compression": "gzip"},
+        {"max_batch_messages": 0},
+        {"max_pending": 0},
+        {"linger_ms": -1},
+        {"timeout": 0},
+    ):
+        with pytest.raises(Refused):
+            client.producer(TOPIC, **wrong)
+
+
+# -- partitions -------------------------------------------------------------------
+
+
+async def test_a_key_has_its_partition_and_messages_without_one_fill_batches_in_turn(
+    client: Client, broker: MemoryBroker
+) -> None:
+    parts = broker.partitioned(TOPIC, 3)
+    async with client.producer(TOPIC, max_batch_messages=10) as producer:
+        keys = [f"k{n}" for n in range(30)]
+        await asyncio.gather(*(producer.send(key.encode(), key=key) for key in keys[:15]))
+        await producer.send_many([key.encode() for key in keys[15:]], keys=keys[15:])
+        for index, part in enumerate(parts):
+            assert set(part.payloads()) == {k.encode() for k in keys if partition_of(k, 3) == index}
+        before = [part.next_offset for part in parts]
+        await asyncio.gather(*(producer.send(b"x") for _ in range(30)))
+        assert [part.next_offset - b for part, b in zip(parts, before, strict=True)] == [10, 10, 10]
+
+
+async def test_a_producer_can_ask_for_partitions(client: Client, broker: MemoryBroker) -> None:
+    async with client.producer(TOPIC, partitions=2) as producer:
+        await producer.send_many([b"x"] * 10)
+    assert broker.partitions[TOPIC] == 2
+    async with client.producer(TOPIC, partitions=4):
+        assert broker.partitions[TOPIC] == 4
+
+
+async def test_partitions_that_come_later_are_used(
+    client: Client, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_watch, "LOOK_UP_EVERY_S", 0.01)
+    broker.partitioned(TOPIC, 1)
+    async with client.producer(TOPIC, linger_ms=0) as producer:
+        await producer.send(b"a")
+        _, later = broker.partitioned(TOPIC, 2)
+        async with asyncio.timeout(5):
+            while not later.next_offset:
+                await producer.send(b"b")
+
+
+# -- back-pressure ----------------------------------------------------------------
+
+
+async def test_sending_waits_when_too_much_is_pending(client: Client, broker: MemoryBroker) -> None:
+    async with client.producer(TOPIC, max_pending=4, max_batch_messages=2, timeout=5) as producer:
+        broker.receipts.clear()
+        sends = [asyncio.ensure_future(producer.send(b"%d" % n)) for n in range(9)]
+        many = asyncio.ensure_future(producer.send_many([b"m"] * 5))
+        await broker.received_batches(2)
+        assert producer._room.messages == 4
+        broker.receipts.set()
+        assert sorted([await each for each in sends]) == list(range(9))
+        assert sum(sent.count for sent in await many) == 5
+    assert broker.topic(TOPIC).payloads()[:9] == [b"%d" % n for n in range(9)]
+
+
+async def test_waiting_for_room_has_a_deadline_and_can_be_cancelled(
+    client: Client, broker: MemoryBroker
+) -> None:
+    async with client.producer(TOPIC, max_pending=1, timeout=0.2) as producer:
+        broker.receipts.clear()
+        first = asyncio.ensure_future(producer.send(b"a"))
+        await broker.received_batches(1)
+        waiting = asyncio.ensure_future(producer.send(b"b"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        late = asyncio.ensure_future(producer.send(b"c"))
+        with pytest.raises((Timeout, Unavailable, OutcomeUnknown)):
+            await late
+        with pytest.raises(OutcomeUnknown):
+            await first
+        broker.receipts.set()
+
+
+async def test_a_cancelled_send_does_not_disturb_the_others(client: Client, broker: MemoryBroker) -> None:
+    async with client.producer(TOPIC) as producer:
+        sends = [asyncio.ensure_future(producer.send(b"%d" % n)) for n in range(3)]
+        await asyncio.sleep(0)
+        sends[1].cancel()
+        assert [await sends[0], await sends[2]] == [0, 2]
+    assert broker.topic(TOPIC).payloads() == [b"0", b"1", b"2"]
+
+
+# -- faults -----------------------------------------------------------------------
+
+
+async def test_a_broken_stream_loses_and_doubles_nothing(client: Client, broker: MemoryBroker) -> None:
+    async with client.producer(TOPIC, max_batch_messages=3) as producer:
+        broker.receipts.clear()
+        sends = [asyncio.ensure_future(producer.send(b"%d" % n)) for n in range(30)]
+        await broker.received_batches(1)
+        await broker.break_streams()
+        broker.receipts.set()
+        assert [await each for each in sends] == list(range(30))
+    assert broker.topic(TOPIC).payloads() == [b"%d" % n for n in range(30)]
+    assert broker.received.count((0, 3)) == 2
+    assert {opening.producer_name for opening in broker.openings} == {producer.name}
+
+
+async def test_a_broker_that_restarts_under_load_keeps_order(client: Client, broker: MemoryBroker) -> None:
+    async with client.producer(TOPIC, max_batch_messages=5, linger_ms=0) as producer:
+        for life in range(3):
+            first = life * 100
+            sends = [asyncio.ensure_future(producer.send(b"%d" % (first + n))) for n in range(100)]
+            await broker.received_batches(len(broker.received) + 2)
+            await broker.restart()
+            assert [await each for each in sends] == list(range(first, first + 100))
+    assert broker.topic(TOPIC).payloads() == [b"%d" % n for n in range(300)]
+
+
+async def test_a_refused_batch_fails_its_messages_only(client: Client, broker: MemoryBroker) -> None:
+    broker.refuse_payload[b"4"] = refused("schema_refused")
+    async with client.producer(TOPIC, max_batch_messages=2) as producer:
+        sends = [asyncio.ensure_future(producer.send(b"%d" % n)) for n in range(10)]
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(result) for result in results[4:6]] == [Refused, Refused]
+        assert results[:4] + results[6:] == list(range(8))
+    assert broker.topic(TOPIC).payloads() == [b"%d" % n for n in (0, 1, 2, 3, 6, 7, 8, 9)]
+
+
+async def test_a_broker_that_forgot_the_producer_makes_the_outcome_unknown(
+    client: Client, broker: MemoryBroker
+) -> None:
+    async with client.producer(TOPIC, linger_ms=0) as producer:
+        await producer.send(b"a")
+        broker.receipts.clear()
+        in_flight = asyncio.ensure_future(producer.send(b"b"))
+        await broker.received_batches(2)
+        waiting = asyncio.ensure_future(producer.send(b"c"))
+        broker.topic(TOPIC).producers.clear()
+        await broker.break_streams()
+        broker.receipts.set()
+        with pytest.raises(OutcomeUnknown):
+            await in_flight
+        assert await waiting == 2
+        assert await producer.send(b"d") == 3
+
+
+async def test_a_producer_that_comes_back_under_its_name_goes_on_counting(
+    client: Client, broker: MemoryBroker
+) -> None:
+    for _ in range(2):
+        async with client.producer(TOPIC, name="p") as producer:
+            await producer.send_many([b"x"] * 3)
+    assert broker.received == [(0, 3), (3, 3)]
+
+
+async def test_a_fenced_producer_ends(client: Client, broker: MemoryBroker) -> None:
+    broker.refuse_payload[b"late"] = refused("producer_fenced")
+    async with client.producer(TOPIC) as producer:
+        for payload in (b"late", b"more"):
+            with pytest.raises(ProducerFenced):
+                await producer.send(payload)
+        with pytest.raises(ProducerFenced):
+            await producer.send_many([b"more"])
+        await producer.flush()
+
+
+async def test_an_opening_that_is_refused_is_told(client: Client, broker: MemoryBroker) -> None:
+    broker.refuse_opening = refused("producer_busy")
+    with pytest.raises(Refused) as caught:
+        await client.producer(TOPIC, exclusive=True).open()
+    assert caught.value.code == "producer_busy"
+
+
+async def test_a_topic_that_is_deleted_ends_the_producer(client: Client, broker: MemoryBroker) -> None:
+    async with client.producer(TOPIC) as producer:
+        await producer.send(b"a")
+        broker.refuse_opening = refused("topic_unknown")
+        await broker.break_streams()
+        with suppress(OutcomeUnknown, TopicUnknown):
+            await producer.send(b"b")
+        with pytest.raises(TopicUnknown):
+            await producer.send(b"c")
+
+
+async def test_messages_that_cannot_be_sent_in_time_fail_as_unavailable(
+    client: Client, broker: MemoryBroker
+) -> None:
+    async with client.producer(TOPIC, timeout=0.3) as producer:
+        await producer.send(b"a")
+        broker.refuse_opening = AWAY
+        await broker.break_streams()
+        await asyncio.sleep(0.05)
+        with pytest.raises(Unavailable):
+            await producer.send(b"b")
+        broker.refuse_opening = None
+        offset = None
+        async with asyncio.timeout(5):
+            while offset is None:
+                with suppress(Unavailable):
+                    offset = await producer.send(b"c")
+        assert offset == 1
+
+
+async def test_a_broker_that_never_answers_leaves_the_outcome_unknown_and_the_stream_is_renewed(
+    client: Client, broker: MemoryBroker
+) -> None:
+    async with client.producer(TOPIC, timeout=0.2) as producer:
+        broker.receipts.clear()
+        with pytest.raises(OutcomeUnknown):
+            await producer.send(b"a")
+        broker.receipts.set()
+        assert await producer.send(b"b") == 1
+    assert broker.topic(TOPIC).payloads() == [b"a", b"b"]
+
+
+async def test_an_offset_that_is_not_remembered_is_unknown_and_no_error(
+    client: Client, broker: MemoryBroker
+) -> None:
+    async with client.producer(TOPIC, linger_ms=0) as producer:
+        broker.receipts.clear()
+        send = asyncio.ensure_future(producer.send(b"once"))
+        await broker.received_batches(1)
+        broker.refuse_payload[b"once"] = Fault(grpc.StatusCode.FAILED_PRECONDITION, "duplicate_forgotten")
+        await broker.break_streams()
+        broker.receipts.set()
+        assert await send == -1
+        assert await producer.send(b"next") == 1
+    assert broker.topic(TOPIC).payloads() == [b"once", b"next"]
+
+
+# -- the end ----------------------------------------------------------------------
+
+
+async def test_closing_sends_what_lingers(client: Client, broker: MemoryBroker) -> None:
+    producer = client.producer(TOPIC, linger_ms=60_000)
+    await producer.open()
+    send = asyncio.ensure_future(producer.send(b"a"))
+    await asyncio.sleep(0)
+    await producer.close()
+    assert await send == 0
+    with pytest.raises(Closed):
+        await producer.send(b"b")
+    with pytest.raises(Closed):
+        await client.producer(TOPIC).send(b"never opened")
+
+
+async def test_closing_does_not_wait_for_ever(client: Client, broker: MemoryBroker) -> None:
+    producer = client.producer(TOPIC)
+    await producer.open()
+    broker.receipts.clear()
+    send = asyncio.ensure_future(producer.send(b"a"))
+    await broker.received_batches(1)
+    await producer.close(timeout=0.05)
+    with pytest.raises(OutcomeUnknown):
+        await send
+    broker.receipts.set()
+
+
+async def test_closing_the_client_closes_its_producers_and_leaves_no_task(broker: MemoryBroker) -> None:
+    client = Client(broker.address)
+    producer = client.producer(TOPIC)
+    await producer.open()
+    await producer.send(b"a")
+    await client.close()
+    assert producer.is_closed
+    with pytest.raises(Closed):
+        await producer.send(b"b")
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("sava ")]
