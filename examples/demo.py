@@ -16,13 +16,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from sava.blocking import Client
+from sava.errors import SavaError
+
 BROKERS = 3
 START_TIMEOUT_S = 20.0
+TOPIC = "/default/orders"
+MESSAGES = 100_000
+CRASH_TOPIC = "/default/through-a-crash"
+PUBLISHED = 2_000
 console = Console(highlight=False)
 
 
@@ -34,6 +42,7 @@ class Broker:
     def __init__(self, directory: Path, config: Path, ports: list[int]) -> None:
         client, admin, raft, http = ports
         self.admin, self.raft = f"127.0.0.1:{admin}", f"127.0.0.1:{raft}"
+        self.service = f"http://127.0.0.1:{client}"
         self._http = http
         self._log = directory.with_suffix(".log")
         self._arguments = [
@@ -79,7 +88,7 @@ def sava(broker: Broker, *arguments: str) -> str:
     """Run one command against one broker, as a user would, and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "sava.cli", *arguments],
-        env={**os.environ, "SAVA_ADMIN": broker.admin},
+        env={**os.environ, "SAVA_ADMIN": broker.admin, "SAVA_SERVICE": broker.service},
         capture_output=True,
         text=True,
         timeout=60,
@@ -104,6 +113,9 @@ class Demo:
         yield "three brokers form a cluster with one command", self.found
         yield "a value written through one broker is read through another", self.read_elsewhere
         yield "compare-and-swap: of two claims on one key, one wins", self.claim
+        yield "messages are published durably and read back in order", self.produce
+        yield "Danube's own client, unmodified, works with the same broker", self.use_danube_client
+        yield "the broker is killed with SIGKILL while a client publishes", self.kill_while_publishing
         yield "the leader is killed with SIGKILL; a survivor takes writes", self.kill_leader
         yield "nothing acknowledged was lost, and the killed broker catches up", self.rejoin
         yield "all brokers are stopped and started; everything is there", self.restart_all
@@ -132,6 +144,51 @@ class Demo:
         except StepFailed:
             return "the second one was refused"
         raise StepFailed("both claims succeeded")
+
+    def produce(self) -> str:
+        broker = self.brokers[0]
+        published = json.loads(
+            sava(broker, "produce", TOPIC, "--count", str(MESSAGES), "--size", "100", "-o", "json")
+        )
+        read = sava(
+            broker, "consume", TOPIC, "--subscription", "demo", "--count", str(MESSAGES), "-o", "json"
+        )
+        offsets = [json.loads(line)["offset"] for line in read.splitlines()]
+        _require(
+            offsets == list(range(MESSAGES)), f"read {len(offsets)} messages, not 0..{MESSAGES} in order"
+        )
+        rate = published["messages"] / published["seconds"]
+        return f"{MESSAGES:,} messages of 100 bytes, {rate:,.0f} a second, each on disk when acknowledged"
+
+    def use_danube_client(self) -> str:
+        """In a process of its own, as any Danube application."""
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("danube_client.py")), self.brokers[0].service],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if done.returncode != 0:
+            raise StepFailed(done.stderr.strip())
+        return done.stdout.strip()
+
+    def kill_while_publishing(self) -> str:
+        """The client sends on through the crash; every message that it was told of must be there, once."""
+        broker = self.brokers[0]
+        acknowledged: list[int] = []
+        with ThreadPoolExecutor(1) as publisher:
+            publishing = publisher.submit(_publish, broker.service, acknowledged)
+            _wait_for(lambda: len(acknowledged) > PUBLISHED // 4, publishing)
+            broker.stop(signal.SIGKILL)
+            broker.start()
+            broker.wait_listening()
+            publishing.result(timeout=60)
+        with Client(broker.service) as client, client.reader(CRASH_TOPIC, end=PUBLISHED) as reader:
+            found = [int(message.payload) for message in reader]
+        _require(
+            found == list(range(PUBLISHED)), f"{len(found)} messages are there, not {PUBLISHED} in order"
+        )
+        return f"{PUBLISHED:,} acknowledged messages: none lost, none twice, all in order"
 
     def kill_leader(self) -> str:
         leader = self._leader()
@@ -173,6 +230,25 @@ class Demo:
         return f"all {len(keys)} keys are there"
 
 
+def _publish(service: str, acknowledged: list[int]) -> None:
+    with (
+        Client(service) as client,
+        client.producer(CRASH_TOPIC, name="demo", reliable=True, timeout=60) as producer,
+    ):
+        for number in range(PUBLISHED):
+            producer.send(b"%d" % number)
+            acknowledged.append(number)
+
+
+def _wait_for(condition: Callable[[], bool], work: Future[None]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        if work.done():
+            work.result()
+        _require(time.monotonic() < deadline, "publishing does not get on")
+        time.sleep(0.01)
+
+
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise StepFailed(message)
@@ -198,6 +274,7 @@ def main() -> int:
                         result = step()
                     except (
                         StepFailed,
+                        SavaError,
                         subprocess.TimeoutExpired,
                         OSError,
                         KeyError,

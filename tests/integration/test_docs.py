@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md, run as one session in the order in which they stand there."""
+"""The commands of the pages for operators, each page run as one session, from its top to its end."""
 
 from __future__ import annotations
 
@@ -11,32 +11,58 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+from tests.integration.harness import free_ports
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.timeout(180)
-def test_the_commands_of_the_operations_page_work(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+def session(page: str, directory: Path, **environment: str) -> str:
+    """What the commands of the page print. They must all succeed."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 5
     bin_dir = str(Path(sys.executable).parent)
-    session = subprocess.Popen(
+    shell = subprocess.Popen(
         ["bash", "-euc", "\n".join(blocks)],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{bin_dir}{os.pathsep}{os.environ['PATH']}"},
+        cwd=directory,
+        env={**os.environ, **environment, "PATH": f"{bin_dir}{os.pathsep}{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # the brokers that the page starts die with it
     )
-    reader = session.stdout
+    reader = shell.stdout
     assert reader is not None
     try:
         # Not communicate(): the brokers inherit the pipe and keep it open.
-        code = session.wait(timeout=150)
+        code = shell.wait(timeout=150)
     finally:
-        os.killpg(session.pid, signal.SIGKILL)
+        os.killpg(shell.pid, signal.SIGKILL)
     output = reader.read()
     reader.close()
     assert code == 0, output
+    return output
+
+
+@pytest.mark.timeout(180)
+def test_the_commands_of_the_operations_page_work(tmp_path: Path) -> None:
+    output = session("operations.md", tmp_path)
     assert "hello" in output
     assert "is now a voter" in output
+
+
+@pytest.mark.timeout(180)
+def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
+    client, admin, raft, http = free_ports(4)
+    output = session(
+        "topics.md",
+        tmp_path,
+        SAVA_ADMIN=f"127.0.0.1:{admin}",
+        SAVA_SERVICE=f"http://127.0.0.1:{client}",
+        SAVA__BROKER__PORTS__CLIENT=str(client),
+        SAVA__BROKER__PORTS__ADMIN=str(admin),
+        SAVA__BROKER__PORTS__RAFT=str(raft),
+        SAVA__BROKER__PORTS__PROMETHEUS=str(http),
+    )
+    assert "second order" in output
+    assert "subscription billing of /default/orders moved, at offset 10" in output
+    assert "namespace shop deleted" in output

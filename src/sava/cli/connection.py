@@ -26,6 +26,17 @@ AdminOption = Annotated[
 ]
 DEFAULT_ADMIN = "127.0.0.1:50051"
 
+ServiceOption = Annotated[
+    str,
+    typer.Option(
+        "--service",
+        envvar="SAVA_SERVICE",
+        metavar="URL",
+        help="Client address of any broker of the cluster.",
+    ),
+]
+DEFAULT_SERVICE = "http://127.0.0.1:6650"
+
 
 def run(admin: str, work: Callable[[AdminClient], Awaitable[T]]) -> T:
     async def connected() -> T:

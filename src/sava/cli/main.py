@@ -8,7 +8,18 @@ import sys
 import typer
 
 import sava
-from sava.cli import broker, cluster, meta
+from sava.cli import (
+    broker,
+    cluster,
+    consume,
+    meta,
+    namespaces,
+    produce,
+    schemas,
+    storage,
+    subscriptions,
+    topics,
+)
 from sava.cli.output import print_error, print_line
 from sava.errors import SavaError
 
@@ -22,6 +33,13 @@ app = typer.Typer(
 app.command(name="broker")(broker.broker)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(meta.app, name="meta")
+app.add_typer(storage.app, name="storage")
+app.add_typer(namespaces.app, name="namespaces")
+app.add_typer(topics.app, name="topics")
+app.add_typer(subscriptions.app, name="subscriptions")
+app.add_typer(schemas.app, name="schemas")
+app.command(name="produce")(produce.produce)
+app.command(name="consume")(consume.consume)
 
 
 def _show_version(wanted: bool) -> None:

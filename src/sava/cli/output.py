@@ -13,7 +13,8 @@ from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
-_console = Console(highlight=False, soft_wrap=True)
+# Wider than any table: ids and names that are cut to the width of a terminal are of no use.
+_console = Console(highlight=False, soft_wrap=True, width=10_000)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _ID_FIELDS = frozenset({"voters", "learners", "lease", "founders"})

@@ -1,0 +1,109 @@
+"""How messages are printed: a line each, as a table for people, as JSON, or the payloads alone.
+
+A terminal gets no control characters from keys and payloads. What is printed is flushed before it counts as
+printed, so that an ack after it is true.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from sava.cli.output import Format, text_of
+from sava.cli.positions import instant
+
+if TYPE_CHECKING:  # it brings Arrow, which those who print something else do not need
+    from sava.records import Message
+
+_WIDTH: Final = 100
+"""Characters of a value in a table."""
+_WIDTHS: Final = (12, 21, 12, 0)
+"""Of key, producer, attributes and payload, unless they are longer."""
+_PARTITION: Final = re.compile(r"-part-(\d+)$")
+
+
+class Printer:
+    def __init__(self, output: Format) -> None:
+        self._output = output
+        if output is Format.TABLE:
+            self._write([_line("OFFSET", "PUBLISH_TIME", "KEY", "PRODUCER", "ATTRIBUTES", "PAYLOAD")])
+
+    def show(self, messages: Sequence[Message]) -> None:
+        if self._output is Format.RAW:
+            sys.stdout.buffer.write(b"".join(message.payload + b"\n" for message in messages))
+            sys.stdout.buffer.flush()
+        else:
+            line = _json_line if self._output is Format.JSON else _table_line
+            self._write([line(message) for message in messages])
+
+    def _write(self, lines: Sequence[str]) -> None:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """``sava consume … | head`` ends quietly when its reader has seen enough."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Python flushes standard output once more at exit, and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+
+
+def _json_line(message: Message) -> str:
+    fields: dict[str, Any] = {} if message.topic is None else {"topic": message.topic}
+    fields |= {
+        "offset": message.offset,
+        "publish_time": instant(message.publish_time),
+        "key": message.key,
+        "producer": message.producer,
+        "attributes": dict(message.attributes),
+    }
+    if message.schema_id is not None:
+        fields |= {"schema_id": str(message.schema_id), "schema_version": message.schema_version}
+    try:
+        fields["payload"] = message.payload.decode()
+    except UnicodeDecodeError:
+        fields["payload_base64"] = base64.b64encode(message.payload).decode("ascii")
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def _table_line(message: Message) -> str:
+    attributes = ",".join(f"{key}={value}" for key, value in message.attributes.items())
+    return _line(
+        _place(message),
+        instant(message.publish_time),
+        _shown(message.key),
+        _shown(message.producer),
+        _shown(attributes or None),
+        _shown(text_of(message.payload)),
+    )
+
+
+def _place(message: Message) -> str:
+    """The offset, behind the number of the partition if there is one: 2:17."""
+    if message.offset is None:
+        return "-"
+    partition = _PARTITION.search(message.topic or "")
+    return f"{partition[1]}:{message.offset}" if partition else str(message.offset)
+
+
+def _line(offset: str, time: str, *values: str) -> str:
+    padded = (f"{value:<{width}}" for value, width in zip(values, _WIDTHS, strict=True))
+    return "  ".join((f"{offset:>12}", f"{time:<27}", *padded)).rstrip()
+
+
+def _shown(value: str | None) -> str:
+    """One line of printable characters, cut to a bearable length."""
+    if value is None:
+        return "-"
+    cut = value if len(value) <= _WIDTH else value[: _WIDTH - 1] + "…"
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut)

@@ -1,0 +1,167 @@
+"""What ``sava consume`` and ``sava topics peek`` do once their options are known. Apart from them because of
+what it imports: every other command starts in half the time without the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from sava.cli.client_port import tls_for
+from sava.cli.connection import run
+from sava.cli.consume import IDLE_S
+from sava.cli.messages import Printer, reader_may_leave
+from sava.cli.output import Format
+from sava.cli.positions import Position
+from sava.client import Batch, Client, Message
+from sava.client.consumer import SubscriptionType
+from sava.client.position import Start
+from sava.errors import RetryableError
+from sava.proto import topics_admin_pb2 as pb
+from sava.services.admin_client import AdminClient
+
+QUEUE: Final = 1000
+"""Messages on their way to here: what is not printed in the end goes back to the subscription."""
+
+
+class MessagesMissing(RetryableError):
+    """Fewer messages came than were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    start: Position
+    count: int | None
+    """None: all."""
+    idle_s: float | None
+    """End when nothing comes for so long; None: as is usual."""
+    follow: bool
+    """Never end by itself."""
+    output: Format
+
+    @property
+    def patience_s(self) -> float | None:
+        if self.follow:
+            return None
+        return IDLE_S if self.idle_s is None else self.idle_s
+
+
+def consume(
+    service: str, topic: str, subscription: str, kind: SubscriptionType, wanted: Wanted, *, is_acked: bool
+) -> None:
+    async def work(client: Client) -> None:
+        consumer = client.consumer(
+            topic,
+            subscription=subscription,
+            type=kind,
+            start=cast(Start, wanted.start),
+            receive_queue=min(wanted.count or QUEUE, QUEUE),
+        )
+        async with consumer:
+            printer = Countdown(wanted)
+            while not printer.is_done:
+                batch = await consumer.receive_batch(printer.left, timeout=wanted.patience_s)
+                if batch is None:
+                    break
+                printer.show(list(batch))
+                if is_acked:
+                    await consumer.ack(batch)
+            printer.check()
+
+    _run(service, work)
+
+
+def read(service: str, topic: str, wanted: Wanted) -> None:
+    """Past all subscriptions."""
+
+    async def work(client: Client) -> None:
+        (await _read(client, topic, wanted)).check()
+
+    _run(service, work)
+
+
+async def _read(client: Client, topic: str, wanted: Wanted) -> Countdown:
+    """Without anything to wait for it ends with the last message there is."""
+    waits = wanted.follow or wanted.idle_s is not None or wanted.start == "latest"
+    reader = client.reader(topic, start=cast(Start, wanted.start), end=None if waits else "latest")
+    async with reader, aclosing(cast(Any, reader.batches())) as batches:
+        printer = Countdown(wanted)
+        while not printer.is_done:
+            batch = await _next(batches, wanted.patience_s if waits else None)
+            if batch is None:
+                break
+            printer.show(batch[: printer.left])
+    return printer
+
+
+def peek(service: str, admin: str, topic: str, start: Position, limit: int, output: Format) -> None:
+    """The first messages from ``start``; from "latest" the last ones."""
+    if start != "latest":
+        wanted = Wanted(start, limit, None, follow=False, output=output)
+        _run(service, lambda client: _read(client, topic, wanted))
+        return
+    parts = run(admin, lambda client: _ends(client, topic))
+
+    async def work(client: Client) -> None:
+        found: list[Message] = []
+        for name, first, end in parts:
+            async with client.reader(name, start=max(first, end - limit), end=end) as reader:
+                found.extend([message async for message in reader])
+        found.sort(key=lambda message: message.publish_time)
+        Printer(output).show(found[-limit:])
+
+    _run(service, work)
+
+
+async def _ends(client: AdminClient, topic: str) -> list[tuple[str, int, int]]:
+    """Name, first offset and end of the topic, or of each of its partitions."""
+    described = await client.call(client.topics.DescribeTopic, pb.DescribeTopicRequest(name=topic))
+    parts = [
+        await client.call(client.topics.DescribeTopic, pb.DescribeTopicRequest(name=name))
+        for name in described.partitions
+    ] or [described]
+    return [(part.name, part.start_offset, part.next_offset) for part in parts]
+
+
+class Countdown:
+    """Prints until there is enough."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._printer = Printer(wanted.output)
+        self._count = wanted.count
+        self.left = wanted.count
+        """None: no end."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.left == 0
+
+    def show(self, messages: list[Message]) -> None:
+        self._printer.show(messages)
+        if self.left is not None:
+            self.left -= len(messages)
+
+    def check(self) -> None:
+        if self.left:
+            assert self._count is not None
+            raise MessagesMissing(f"{self._count - self.left} of {self._count} messages came")
+
+
+async def _next(batches: AsyncIterator[Batch], timeout: float | None) -> Batch | None:
+    """None at the end, or when nothing comes in time."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await anext(batches, None)
+    except TimeoutError:
+        return None
+
+
+def _run(service: str, work: Callable[[Client], Awaitable[object]]) -> None:
+    async def connected() -> None:
+        async with Client(service, tls=tls_for(service)) as client:
+            await work(client)
+
+    with reader_may_leave():
+        asyncio.run(connected())

@@ -1,0 +1,310 @@
+"""``sava schemas``: what messages look like, how that may change, and which topics insist on it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.cli.output import Format, as_dict, print_json, print_line, print_table, text_of
+from sava.cli.positions import instant
+from sava.errors import CallerError
+from sava.proto import danube_schema_pb2 as pb
+from sava.schemas.types import Mode, Policy, SchemaType
+from sava.services.admin_client import AdminClient
+
+app = typer.Typer(help="Register schemas, check them, bind them to topics.", no_args_is_help=True)
+
+Subject = Annotated[
+    str, typer.Argument(metavar="SUBJECT", help="The name of a schema, such as orders-value.")
+]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")]
+Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="FILE", help="The definition ('-': standard input)."),
+]
+
+
+TypeOption = Annotated[SchemaType, typer.Option("--type", help="The kind of schema.")]
+
+
+class SchemaNotDone(CallerError):
+    """The registry said no; the text is its answer."""
+
+
+class NotCompatible(CallerError):
+    """A schema cannot follow the versions before it."""
+
+
+@app.command()
+def register(
+    subject: Subject,
+    type_: TypeOption,
+    file: File = None,
+    description: Annotated[str, typer.Option("--description", help="For people who find it later.")] = "",
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag; may be repeated.")] = None,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Register the next version of SUBJECT. The same schema again gives the version it has."""
+    request = pb.RegisterSchemaRequest(
+        subject=subject,
+        schema_type=type_.value,
+        schema_definition=_definition(type_, file),
+        description=description,
+        tags=tag or (),
+    )
+    response = run(admin, lambda client: client.call(client.schemas.RegisterSchema, request))
+    if output is Format.JSON:
+        print_json(as_dict(response))
+        return
+    done = "registered" if response.is_new_version else "was registered before"
+    print_line(f"{subject} version {response.version} {done}, schema id {response.schema_id}")
+
+
+@app.command()
+def get(
+    subject: Subject,
+    version: Annotated[int | None, typer.Option("--version", min=1, help="By default the latest.")] = None,
+    output: Annotated[
+        Format, typer.Option("--output", "-o", help="json, table, or raw (the definition alone).")
+    ] = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Show a version of SUBJECT with its definition."""
+
+    async def ask(client: AdminClient) -> pb.GetSchemaResponse:
+        latest = await _latest(client, subject)
+        if version is None or version == latest.version:
+            return latest
+        request = pb.GetSchemaRequest(schema_id=latest.schema_id, version=version)
+        older: pb.GetSchemaResponse = await client.call(client.schemas.GetSchema, request)
+        return older
+
+    response = run(admin, ask)
+    if output is Format.JSON:
+        print_json(as_dict(response))
+    elif output is Format.RAW:
+        sys.stdout.buffer.write(response.schema_definition)
+        sys.stdout.buffer.flush()
+    else:
+        _show(response)
+
+
+@app.command()
+def versions(subject: Subject, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """List the versions of SUBJECT."""
+    request = pb.ListVersionsRequest(subject=subject)
+    response = run(admin, lambda client: client.call(client.schemas.ListVersions, request))
+    if output is Format.JSON:
+        print_json([as_dict(each) for each in response.versions])
+        return
+    print_table(
+        ("VERSION", "CREATED", "CREATED_BY", "FINGERPRINT", "DESCRIPTION"),
+        [
+            (
+                each.version,
+                _created(each.created_at),
+                each.created_by or "-",
+                each.fingerprint,
+                each.description,
+            )
+            for each in response.versions
+        ],
+    )
+
+
+@app.command()
+def check(
+    subject: Subject,
+    type_: TypeOption,
+    file: File = None,
+    mode: Annotated[
+        Mode | None, typer.Option("--mode", help="Check under this mode instead of the subject's own.")
+    ] = None,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Say whether a schema could become the next version of SUBJECT. Exit code 1 if not."""
+    request = pb.CheckCompatibilityRequest(
+        subject=subject, schema_type=type_.value, new_schema_definition=_definition(type_, file)
+    )
+    if mode is not None:
+        request.compatibility_mode = mode.value
+    response = run(admin, lambda client: client.call(client.schemas.CheckCompatibility, request))
+    if output is Format.JSON:
+        print_json(as_dict(response))
+    if not response.is_compatible:
+        raise NotCompatible(f"{subject}: not compatible: {'; '.join(response.errors)}")
+    if output is not Format.JSON:
+        print_line(f"{subject}: compatible")
+
+
+@app.command()
+def mode(
+    subject: Subject,
+    wanted: Annotated[Mode | None, typer.Argument(help="The mode to set.")] = None,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Show how versions of SUBJECT must agree with older ones, or set it."""
+
+    async def ask(client: AdminClient) -> str:
+        if wanted is not None:
+            request = pb.SetCompatibilityModeRequest(subject=subject, compatibility_mode=wanted.value)
+            _check(await client.call(client.schemas.SetCompatibilityMode, request))
+        return (await _latest(client, subject)).compatibility_mode
+
+    now = run(admin, ask)
+    if output is Format.JSON:
+        print_json({"subject": subject, "compatibility_mode": now})
+    else:
+        print_line(f"{subject}: {now}")
+
+
+@app.command()
+def delete(
+    subject: Subject,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to delete.")],
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Delete one version of SUBJECT. Its number is not given out again."""
+    request = pb.DeleteSchemaVersionRequest(subject=subject, version=version)
+    response = run(admin, lambda client: client.call(client.schemas.DeleteSchemaVersion, request))
+    _check(response)
+    if output is Format.JSON:
+        print_json(as_dict(response))
+    else:
+        print_line(f"{subject} version {version} deleted")
+
+
+@app.command(name="list")
+def list_(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """List the subjects."""
+    response = run(admin, lambda client: client.call(client.schemas.ListSubjects, pb.ListSubjectsRequest()))
+    if output is Format.JSON:
+        print_json([as_dict(each) for each in response.subjects])
+        return
+    print_table(
+        ("SUBJECT", "TYPE", "VERSION", "MODE", "SCHEMA_ID", "TAGS"),
+        [
+            (
+                *(each.subject, each.schema_type, each.latest_version),
+                *(each.compatibility_mode, each.schema_id, ", ".join(each.tags)),
+            )
+            for each in response.subjects
+        ],
+    )
+
+
+@app.command()
+def configure_topic(
+    topic: Topic,
+    subject: Annotated[str, typer.Option("--subject", help="The subject that its messages follow.")],
+    policy: Annotated[
+        Policy, typer.Option("--policy", help="What happens to a message that does not.")
+    ] = Policy.ENFORCE,
+    validate_payload: Annotated[
+        bool, typer.Option("--validate-payload", help="Look into payloads, not only at their schema ids.")
+    ] = False,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Bind TOPIC to a subject."""
+    request = pb.ConfigureTopicSchemaRequest(
+        topic_name=topic,
+        schema_subject=subject,
+        validation_policy=policy.value,
+        enable_payload_validation=validate_payload,
+    )
+
+    async def ask(client: AdminClient) -> pb.GetTopicSchemaConfigResponse:
+        _check(await client.call(client.schemas.ConfigureTopicSchema, request))
+        return await _of_topic(client, topic)
+
+    _show_topic(topic, run(admin, ask), output)
+
+
+@app.command(name="topic")
+def show_topic(topic: Topic, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """Show the subject of TOPIC and what happens to messages that do not follow it."""
+    _show_topic(topic, run(admin, lambda client: _of_topic(client, topic)), output)
+
+
+# Danube's name for it.
+app.command(name="list-subjects", hidden=True)(list_)
+
+
+def _definition(type_: SchemaType, file: Path | None) -> bytes:
+    if file is None:
+        if type_ in (SchemaType.BYTES, SchemaType.STRING, SchemaType.NUMBER):
+            return b""  # the type says it all
+        raise typer.BadParameter(f"a schema of type {type_.value} needs --file FILE")
+    if str(file) == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise SchemaNotDone(f"{file} cannot be read: {error.strerror}") from error
+
+
+async def _latest(client: AdminClient, subject: str) -> pb.GetSchemaResponse:
+    request = pb.GetLatestSchemaRequest(subject=subject)
+    response: pb.GetSchemaResponse = await client.call(client.schemas.GetLatestSchema, request)
+    return response
+
+
+async def _of_topic(client: AdminClient, topic: str) -> pb.GetTopicSchemaConfigResponse:
+    request = pb.GetTopicSchemaConfigRequest(topic_name=topic)
+    response: pb.GetTopicSchemaConfigResponse = await client.call(
+        client.schemas.GetTopicSchemaConfig, request
+    )
+    return response
+
+
+def _check(
+    response: pb.SetCompatibilityModeResponse
+    | pb.DeleteSchemaVersionResponse
+    | pb.ConfigureTopicSchemaResponse,
+) -> None:
+    """Danube's answers carry a refusal inside."""
+    if not response.success:
+        raise SchemaNotDone(response.message or "the registry refused, without saying why")
+
+
+def _show(schema: pb.GetSchemaResponse) -> None:
+    for name, value in (
+        ("subject", schema.subject),
+        ("version", schema.version),
+        ("schema_id", schema.schema_id),
+        ("schema_type", schema.schema_type),
+        ("compatibility_mode", schema.compatibility_mode),
+        ("description", schema.description),
+        ("created", _created(schema.created_at)),
+        ("created_by", schema.created_by),
+        ("tags", ", ".join(schema.tags)),
+        ("fingerprint", schema.fingerprint),
+    ):
+        print_line(f"{name:<19} {value or '-'}")
+    print_line("")
+    print_line(text_of(schema.schema_definition))
+
+
+def _show_topic(topic: str, binding: pb.GetTopicSchemaConfigResponse, output: Format) -> None:
+    if output is Format.JSON:
+        print_json(as_dict(binding))
+        return
+    payloads = "payloads are validated" if binding.enable_payload_validation else "payloads are not looked at"
+    print_line(
+        f"{topic}: subject {binding.schema_subject} (schema id {binding.schema_id}), "
+        f"policy {binding.validation_policy}, {payloads}"
+    )
+
+
+def _created(seconds: int) -> str:
+    return instant(seconds * 1_000_000)

@@ -1,0 +1,230 @@
+"""``sava subscriptions``: who reads a topic, how far they are, and what happens to messages that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from sava.broker.specs import Backoff, Poison
+from sava.cli import positions
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.cli.output import Format, as_dict, print_json, print_line, print_table
+from sava.proto import topics_admin_pb2 as pb
+
+app = typer.Typer(help="Create, inspect, move and configure subscriptions.", no_args_is_help=True)
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")]
+Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The name of the subscription.")]
+Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
+
+
+class Type(StrEnum):
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+    FAILOVER = "failover"
+    KEY_SHARED = "key_shared"
+
+
+@app.command(name="list")
+def list_(topic: Topic, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """List the subscriptions of TOPIC, of a partitioned one over all its partitions."""
+    request = pb.DescribeTopicRequest(name=topic)
+    described: pb.TopicDescription = run(
+        admin, lambda client: client.call(client.topics.DescribeTopic, request)
+    )
+    if output is Format.JSON:
+        print_json([as_dict(each) for each in described.subscriptions])
+    else:
+        show_table(described.subscriptions)
+
+
+@app.command()
+def describe(
+    topic: Topic,
+    subscription: Subscription,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Show how far SUBSCRIPTION is, who consumes it, and its policy."""
+    request = pb.DescribeSubscriptionRequest(topic=topic, subscription=subscription)
+    _show(run(admin, lambda client: client.call(client.subscriptions.DescribeSubscription, request)), output)
+
+
+@app.command()
+def create(
+    topic: Topic,
+    subscription: Subscription,
+    type_: Annotated[Type, typer.Option("--type", help="How consumers share the messages.")] = Type.SHARED,
+    start: Annotated[
+        str, typer.Option("--start", metavar="POSITION", help=f"Where it begins: {positions.FORMS}.")
+    ] = "latest",
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Create SUBSCRIPTION ahead of its first consumer, which then misses nothing published meanwhile."""
+    request = pb.CreateSubscriptionRequest(
+        topic=topic,
+        subscription=subscription,
+        type=type_.value,
+        start=positions.to_message(positions.parse(start)),
+    )
+    described = run(admin, lambda client: client.call(client.subscriptions.CreateSubscription, request))
+    if output is Format.JSON:
+        print_json(as_dict(described))
+    else:
+        print_line(f"subscription {subscription} of {topic} created, {_position_of(described)}")
+
+
+@app.command()
+def delete(
+    topic: Topic,
+    subscription: Subscription,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Delete SUBSCRIPTION and its position. Its consumers are disconnected; the messages stay."""
+    request = pb.DeleteSubscriptionRequest(topic=topic, subscription=subscription)
+    response = run(admin, lambda client: client.call(client.subscriptions.DeleteSubscription, request))
+    if output is Format.JSON:
+        print_json(as_dict(response))
+    else:
+        print_line(f"subscription {subscription} of {topic} deleted")
+
+
+@app.command()
+def seek(
+    topic: Topic,
+    subscription: Subscription,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, help="To this offset.")] = None,
+    time: Annotated[
+        str | None,
+        typer.Option("--time", metavar="ISO", help="To the first message not published before this time."),
+    ] = None,
+    earliest: Annotated[bool, typer.Option("--earliest", help="To the first message that is kept.")] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="To the end: skip everything there is.")] = False,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Move SUBSCRIPTION forward or back. What was acked beyond the new position is delivered again."""
+    position = positions.chosen(offset=offset, time=time, earliest=earliest, latest=latest)
+    request = pb.SeekSubscriptionRequest(
+        topic=topic, subscription=subscription, position=positions.to_message(position)
+    )
+    described = run(admin, lambda client: client.call(client.subscriptions.SeekSubscription, request))
+    if output is Format.JSON:
+        print_json(as_dict(described))
+    else:
+        print_line(f"subscription {subscription} of {topic} moved, {_position_of(described)}")
+
+
+@app.command()
+def configure(
+    topic: Topic,
+    subscription: Subscription,
+    max_redelivery: Annotated[
+        int | None,
+        typer.Option("--max-redelivery", min=0, metavar="N", help="Deliveries after the first one."),
+    ] = None,
+    ack_timeout: Annotated[
+        float | None,
+        typer.Option("--ack-timeout", min=0, metavar="SECONDS", help="Without an ack redeliver; 0: never."),
+    ] = None,
+    backoff: Annotated[
+        Backoff | None, typer.Option("--backoff", help="How the delay before a redelivery grows.")
+    ] = None,
+    base_delay: Annotated[
+        float | None,
+        typer.Option("--base-delay", min=0, metavar="SECONDS", help="Delay before the first redelivery."),
+    ] = None,
+    max_delay: Annotated[
+        float | None, typer.Option("--max-delay", min=0, metavar="SECONDS", help="The longest delay.")
+    ] = None,
+    poison: Annotated[
+        Poison | None,
+        typer.Option("--poison", help="What happens to a message that failed too often."),
+    ] = None,
+    dead_letter_topic: Annotated[
+        str | None,
+        typer.Option(
+            "--dead-letter-topic", metavar="TOPIC", help="Where it goes; '' for TOPIC-SUBSCRIPTION-dlq."
+        ),
+    ] = None,
+    max_unacked: Annotated[
+        int | None,
+        typer.Option("--max-unacked", min=1, metavar="N", help="Messages delivered and not acked, at most."),
+    ] = None,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Change what SUBSCRIPTION does with messages that are not acked. Options that are not given stay."""
+    policy = _given(
+        max_redelivery_count=max_redelivery,
+        ack_timeout_ms=_milliseconds(ack_timeout),
+        base_redelivery_delay_ms=_milliseconds(base_delay),
+        max_redelivery_delay_ms=_milliseconds(max_delay),
+        backoff=backoff,
+        poison=poison,
+        dead_letter_topic=dead_letter_topic,
+    )
+    window = _given(max_unacked_messages=max_unacked)
+    if not policy and not window:
+        raise typer.BadParameter("give something to change")
+    request = pb.ConfigureSubscriptionRequest(
+        topic=topic, subscription=subscription, failure_policy=pb.FailurePolicy(**policy), **window
+    )
+    _show(run(admin, lambda client: client.call(client.subscriptions.ConfigureSubscription, request)), output)
+
+
+def show_table(described: Iterable[pb.SubscriptionDescription]) -> None:
+    columns = ("SUBSCRIPTION", "TYPE", "CONSUMERS", "CURSOR", "BACKLOG", "UNACKED", "STATE")
+    print_table(
+        columns,
+        [
+            (
+                *(each.subscription, each.type, len(each.consumers)),
+                *(_cursor(each), each.backlog, each.unacked, _state(each)),
+            )
+            for each in described
+        ],
+    )
+
+
+def _show(described: pb.SubscriptionDescription, output: Format) -> None:
+    fields = as_dict(described)
+    if output is Format.JSON:
+        print_json(fields)
+        return
+    policy = fields.pop("failure_policy") or {}
+    fields.update(
+        cursor=_cursor(described),
+        consumers=", ".join(described.consumers),
+        blocked="yes" if described.blocked else "no",
+        **policy,
+    )
+    for name, value in fields.items():
+        print_line(f"{name:<24} {'-' if value in ('', None) else value}")
+
+
+def _cursor(described: pb.SubscriptionDescription) -> object:
+    return described.cursor if described.HasField("cursor") else "-"
+
+
+def _state(described: pb.SubscriptionDescription) -> str:
+    if described.error:
+        return f"error: {described.error}"
+    return "blocked" if described.blocked else "ok"
+
+
+def _position_of(described: pb.SubscriptionDescription) -> str:
+    return f"at offset {_cursor(described)}, backlog {described.backlog}"
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
