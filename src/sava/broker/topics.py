@@ -51,7 +51,7 @@ from sava.storage.types import TopicKey
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 1.0
+RETRY_S: Final = 0.2
 FAILURES: Final = (SavaError, TimeoutError)
 """Of one topic in the background: logged, and tried again later."""
 PREPARE_S: Final = 10.0
