@@ -1,1 +1,1 @@
-"""The metadata store side by side with etcd: ``python -m bench``, explained in ``docs/benchmarks.md``."""
+"""Sava beside its peers: ``python -m bench``, explained in ``docs/benchmarks.md``."""

@@ -21,7 +21,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import uvloop
 from rich.console import Console
 
-from bench import etcd, load, report
+from bench import etcd, load, report, servers
 from bench.plan import LIMIT_S, Plan
 from bench.processes import filesystem_of
 from bench.rows import SECTIONS
@@ -32,11 +32,15 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     talk = Console(stderr=True, highlight=False, soft_wrap=True)
+    peers = {"etcd": _etcd_version(), "NATS": servers.nats_version(), "Redis": servers.redis_version()}
     result = report.Report(
-        quick=options.quick, client=load.client_name(), etcd_version=_etcd_version() or "not installed"
+        quick=options.quick,
+        client=load.client_name(),
+        peers={name: version or "not installed" for name, version in peers.items()},
     )
-    if not etcd.is_installed():
-        talk.print("etcd is not on the PATH, Sava's figures stand alone; Debian: apt-get install etcd-server")
+    if missing := [name for name, version in peers.items() if version is None]:
+        talk.print(f"not on the PATH, so that nothing is compared with them: {', '.join(missing)}")
+        talk.print("Debian: apt-get install etcd-server nats-server redis-server")
     options.dir.mkdir(parents=True, exist_ok=True)
     if (kind := filesystem_of(options.dir)) in ("tmpfs", "ramfs"):
         talk.print(f"{options.dir} is on {kind}, where a sync costs nothing: choose a disk with --dir")
@@ -72,12 +76,12 @@ async def _run(plan: Plan, sections: Sequence[str], result: report.Report, talk:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
     deadline = loop.time() + LIMIT_S
-    for section in sections:
+    for section, measure in ((name, part) for name in sections for part in SECTIONS[name]):
         with talk.status(f"measuring {section} …"):
             try:
                 async with asyncio.timeout_at(deadline):
-                    result.rows += await SECTIONS[section](plan)
-            except Exception as error:  # noqa: BLE001 - one section that fails must not take the others' figures with it
+                    result.rows += await measure(plan)
+            except Exception as error:  # noqa: BLE001 - what fails must not take the others' figures with it
                 result.faults.append(f"{section}: {_reason(error)}")
                 if os.environ.get("SAVA_BENCH_TRACE"):
                     traceback.print_exception(error)
@@ -100,7 +104,7 @@ def _etcd_version() -> str | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="rough figures in about a minute")
+    parser.add_argument("--quick", action="store_true", help="rough figures in a few minutes")
     parser.add_argument("--only", action="append", choices=list(SECTIONS), metavar="NAME",
                         help=f"measure only this: {', '.join(SECTIONS)}; may be repeated")  # fmt: skip
     parser.add_argument(

@@ -8,10 +8,15 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 STOP_TIMEOUT_S = 10.0
+QUIET_TIMEOUT_S = 10.0
+QUIET_S = 0.2
+QUIET_SHARE = 0.1
+"""Of one core."""
 
 
 class ProcessFailedError(Exception):
@@ -76,6 +81,22 @@ class Child:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
         raise ProcessFailedError(f"process {self.pid} has no resident memory any more")
+
+    def processor_seconds(self) -> float:
+        """That all its threads have used so far, in user and kernel mode."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    async def quiet(self) -> None:
+        """Until it uses next to no processor time, or for ``QUIET_TIMEOUT_S``: what a server still does after
+        it has answered (compaction, uploads) must not be charged to the next one's account."""
+        deadline = time.monotonic() + QUIET_TIMEOUT_S
+        used = self.processor_seconds()
+        while time.monotonic() < deadline:
+            await asyncio.sleep(QUIET_S)
+            before, used = used, self.processor_seconds()
+            if used - before <= QUIET_SHARE * QUIET_S:
+                return
 
     def kill(self) -> None:
         """SIGKILL, as a machine that dies would; returns once the process is gone."""

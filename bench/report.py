@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-Unit = Literal["per second", "seconds", "bytes"]
+Unit = Literal["per second", "seconds", "bytes", "bytes per second", "share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,16 @@ class Quantity:
             case "seconds":
                 text = duration(self.value)
             case "bytes":
-                text = f"{self.value / 1e6:,.0f} MB"
+                text = _megabytes(self.value)
+            case "bytes per second":
+                text = f"{_megabytes(self.value)}/s"
+            case "share":
+                text = f"{self.value:.2%}"
         return f"{text} ({self.detail})" if self.detail else text
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:,.0f} MB" if size >= 1e7 else f"{size / 1e6:.2f} MB"
 
 
 def duration(seconds: float) -> str:
@@ -45,18 +53,20 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What Sava promised: a bound on its own figure, or on the ratio of its figure to etcd's."""
+    """What Sava promised: a bound on its own figure, or on the ratio of its figure to its peer's. An aim is
+    where it wants to go; it is shown like a target and not counted as one."""
 
     text: str
     at_least: float | None = None
     at_most: float | None = None
-    of_etcd: bool = True
+    of_peer: bool = True
+    is_aim: bool = False
 
-    def is_met(self, sava: Quantity | None, etcd: Quantity | None) -> bool | None:
+    def is_met(self, sava: Quantity | None, peer: Quantity | None) -> bool | None:
         """None: it cannot be told, because one of the two was not measured."""
-        if sava is None or (self.of_etcd and (etcd is None or not etcd.value)):
+        if sava is None or (self.of_peer and (peer is None or not peer.value)):
             return None
-        figure = sava.value / etcd.value if self.of_etcd and etcd is not None else sava.value
+        figure = sava.value / peer.value if self.of_peer and peer is not None else sava.value
         return (self.at_least is None or figure >= self.at_least) and (
             self.at_most is None or figure <= self.at_most
         )
@@ -64,20 +74,23 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """``peer`` is what Sava's figure is compared with, of whatever ``peer_name`` says."""
+
     section: str
     name: str
     sava: Quantity | None
-    etcd: Quantity | None = None
+    peer: Quantity | None = None
     target: Target | None = None
     note: str = ""
+    peer_name: str = "etcd"
 
     @property
     def ratio(self) -> float | None:
-        return self.sava.value / self.etcd.value if self.sava and self.etcd and self.etcd.value else None
+        return self.sava.value / self.peer.value if self.sava and self.peer and self.peer.value else None
 
     @property
     def met(self) -> bool | None:
-        return self.target.is_met(self.sava, self.etcd) if self.target else None
+        return self.target.is_met(self.sava, self.peer) if self.target else None
 
 
 @dataclass(slots=True)
@@ -86,7 +99,8 @@ class Report:
 
     quick: bool
     client: str
-    etcd_version: str
+    peers: dict[str, str]
+    """The version of each peer that may take part, or that it is not installed."""
     rows: list[Row] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """Sections that broke off, with the reason: a missing row is not a met target."""
@@ -99,7 +113,7 @@ class Report:
 
     def print(self, console: Console) -> None:
         table = Table(box=box.SIMPLE_HEAD, title=f"{self.machine} · {self.started}", title_justify="left")
-        for heading in ("", "Sava", "etcd", "ratio", "target", ""):
+        for heading in ("", "Sava", "beside", "ratio", "target", ""):
             table.add_column(heading, justify="right" if heading == "ratio" else "left", overflow="fold")
         section = ""
         for row in self.rows:
@@ -109,8 +123,9 @@ class Report:
             name = f"{row.name}\n[dim]{row.note}[/]" if row.note else row.name
             table.add_row(name, *_cells(row), _verdict(row))
         console.print(table)
-        console.print(f"etcd: {self.etcd_version}; load on gRPC servers by {self.client}.")
-        judged = [row for row in self.rows if row.target]
+        versions = ", ".join(f"{name} {version}" for name, version in self.peers.items())
+        console.print(f"Peers: {versions}; load on gRPC servers by {self.client}.")
+        judged = [row for row in self.rows if row.target and not row.target.is_aim]
         met = sum(row.met is True for row in judged)
         console.print(
             f"{met} of {len(judged)} targets met." + (" Quick run: rough figures." if self.quick else "")
@@ -120,15 +135,17 @@ class Report:
 
     def as_markdown(self) -> str:
         """The table in the form that ``docs/benchmarks.md`` holds."""
-        lines = ["| row | Sava | etcd | ratio | target | |", "|---|---|---|---|---|---|"]
-        lines += [f"| {' | '.join((row.name, *_cells(row), _plain_verdict(row)))} |" for row in self.rows]
+        lines = ["| row | Sava | beside | ratio | target | |", "|---|---|---|---|---|---|"]
+        for row in self.rows:
+            name = f"{row.name} ({row.note})" if row.note else row.name
+            lines.append(f"| {' | '.join((name, *_cells(row), _plain_verdict(row)))} |")
         return "\n".join(lines) + "\n"
 
 
 def _cells(row: Row) -> Sequence[str]:
     return (
         str(row.sava) if row.sava else "–",
-        str(row.etcd) if row.etcd else "–",
+        f"{row.peer_name} {row.peer}" if row.peer else "–",
         f"{row.ratio:,.2f}×" if row.ratio is not None else "",
         row.target.text if row.target else "",
     )
@@ -137,11 +154,14 @@ def _cells(row: Row) -> Sequence[str]:
 def _plain_verdict(row: Row) -> str:
     if row.target is None:
         return ""
+    if row.target.is_aim:
+        return {True: "reached", False: "not reached", None: "not measured"}[row.met]
     return {True: "met", False: "MISSED", None: "not compared"}[row.met]
 
 
 def _verdict(row: Row) -> str:
-    colour = {True: "green", False: "bold red", None: "yellow"}[row.met]
+    missed = "yellow" if row.target and row.target.is_aim else "bold red"
+    colour = {True: "green", False: missed, None: "yellow"}[row.met]
     return f"[{colour}]{text}[/]" if (text := _plain_verdict(row)) else ""
 
 

@@ -12,7 +12,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from bench.broker import Broker
+from bench.broker_process import Broker
 from bench.hosted import HostedNode
 from bench.plan import VALUE
 from bench.processes import ProcessFailedError, stop_all

@@ -1,5 +1,5 @@
 """One module per family of rows. Each has ``async def run(plan) -> list[Row]`` and starts and stops what it
-measures."""
+measures. A section may have several: one that fails does not take the figures of the others with it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Awaitable, Callable
 
 from bench.plan import Plan
 from bench.report import Row
-from bench.rows import context, failover, puts, reads, scale, watch
+from bench.rows import broker, context, failover, puts, reads, scale, storage, watch
 
-SECTIONS: dict[str, Callable[[Plan], Awaitable[list[Row]]]] = {
-    "context": context.run,
-    "puts": puts.run,
-    "reads": reads.run,
-    "watch": watch.run,
-    "failover": failover.run,
-    "scale": scale.run,
+Measure = Callable[[Plan], Awaitable[list[Row]]]
+
+SECTIONS: dict[str, tuple[Measure, ...]] = {
+    "context": (context.run,),
+    "puts": (puts.run,),
+    "reads": (reads.run,),
+    "watch": (watch.run,),
+    "failover": (failover.run,),
+    "scale": (scale.run,),
+    "storage": (storage.run,),
+    "broker": broker.PARTS,
 }

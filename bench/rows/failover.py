@@ -46,7 +46,7 @@ async def run(plan: Plan) -> list[Row]:
             f"leader killed, write through a survivor: slowest of {plan.kills}",
             _slowest(ours),
             _slowest(theirs) if theirs else None,
-            Target(f"within {LIMIT_S:.0f} s, every time", at_most=LIMIT_S, of_etcd=False),
+            Target(f"within {LIMIT_S:.0f} s, every time", at_most=LIMIT_S, of_peer=False),
         )
     ]
 

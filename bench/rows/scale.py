@@ -29,9 +29,9 @@ PUTS_PER_SECOND = 200.0
 TAIL_PUTS = 5_000
 PAUSE_S = 0.2
 
-RESTART = Target("at most 3 s", at_most=3.0, of_etcd=False)
-MEMORY = Target("less than 400 MB", at_most=400e6, of_etcd=False)
-SNAPSHOT = Target("p99 at most 100 ms", at_most=0.100, of_etcd=False)
+RESTART = Target("at most 3 s", at_most=3.0, of_peer=False)
+MEMORY = Target("less than 400 MB", at_most=400e6, of_peer=False)
+SNAPSHOT = Target("p99 at most 100 ms", at_most=0.100, of_peer=False)
 
 
 async def run(plan: Plan) -> list[Row]:

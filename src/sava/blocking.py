@@ -116,9 +116,12 @@ class Producer(_Facade[AsyncProducer]):
         attributes: Mapping[str, str] | None = None,
         publish_time: int | datetime | None = None,
     ) -> int:
-        return self._loop.run(
-            self._wrapped.send(payload, key=key, attributes=attributes, publish_time=publish_time)
-        )
+        async def send() -> int:
+            return await self._wrapped.send(
+                payload, key=key, attributes=attributes, publish_time=publish_time
+            )
+
+        return self._loop.run(send())
 
     def send_many(
         self,

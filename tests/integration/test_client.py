@@ -91,7 +91,7 @@ async def test_many_messages_with_one_await(client: Client, topic: str) -> None:
     async with client.producer(topic) as producer:
         sent = await producer.send_many([b"%d" % n for n in range(25_000)])
         assert sum(part.count for part in sent) == 25_000
-        assert sent[0] == Sent(topic, 0, 1000)
+        assert sent[0] == Sent(topic, 0, 10_000)
     async with client.consumer(topic, subscription="s", type="exclusive") as consumer:
         payloads: list[bytes] = []
         while len(payloads) < 25_000:

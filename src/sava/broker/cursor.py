@@ -49,6 +49,11 @@ class Cursor:
         return len(self._acked)
 
     @property
+    def fragments(self) -> int:
+        """How many ranges that is."""
+        return self._acked.fragments
+
+    @property
     def is_dirty(self) -> bool:
         return self._version != self._stored
 

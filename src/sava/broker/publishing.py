@@ -32,6 +32,12 @@ from sava.storage.topic_log import TopicClosed
 MAX_JOINED: Final = 10_000
 MAX_JOINED_BYTES: Final = 4 << 20
 """Of one append. A message that is larger has one of its own."""
+CROWD: Final = 6
+CROWD_FADES: Final = 0.98
+GATHER_S: Final = 0.003
+"""How long to wait for more between two appends when many publish at once, and how many that is. An append
+costs as much as handling several messages, and with so many under way each takes longer than this anyway. How
+many there are is told by the largest append of late; a few callers wait for nobody."""
 MAX_WAITING_BYTES: Final = 64 << 20
 """Of messages that wait for their append; beyond this ``send`` waits to get in line."""
 MESSAGE_BYTES: Final = 200
@@ -92,6 +98,7 @@ class Publisher:
         self._waiting_bytes = 0
         self._room = asyncio.Event()
         self._joiner: asyncio.Task[None] | None = None
+        self._crowd = 0.0
         self._closed: SavaError | None = None
 
     @property
@@ -170,7 +177,11 @@ class Publisher:
         try:
             await asyncio.sleep(0)  # until everybody who is ready in this turn has added theirs
             while self._waiting:
-                await self._append(self._take())
+                part = self._take()
+                await self._append(part)
+                self._crowd = max(len(part), self._crowd * CROWD_FADES)
+                if self._crowd >= CROWD and len(self._waiting) < MAX_JOINED:
+                    await asyncio.sleep(GATHER_S)
         finally:
             self._joiner = None
             for waiting in self._take_all():  # only when cancelled, or by a bug

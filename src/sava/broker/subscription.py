@@ -248,8 +248,8 @@ class Subscription:
             self._wake_up()
 
     def ack(self, ranges: Sequence[Range]) -> None:
-        """What is not on its way to a consumer changes nothing."""
-        if self._core.ack(ranges):
+        """What is acked already changes nothing."""
+        if self._core.ack(ranges, self._log.next_offset):
             self._wake_up()
 
     def nack(self, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = "") -> None:

@@ -63,6 +63,7 @@ class TopicsOptions:
     cursor_interval_s: float = 1.0
     tend_interval_s: float = 30.0
     retention_interval_s: float = 60.0
+    sweep_interval_s: float = 3600.0
     parallel: int = 8
     """Topics that are loaded, tended or deleted at a time in the background."""
 
@@ -116,6 +117,7 @@ class Topics:
         self._spawn(self._prepare())
         self._spawn(self._tend())
         self._spawn(self._retain())
+        self._spawn(self._sweep())
 
     async def close(self) -> None:
         """Stop accepting, resolve what is in flight, write positions, close the logs."""
@@ -142,28 +144,25 @@ class Topics:
             try:
                 await self.namespaces.ensure((*DEFAULT_NAMESPACES, *self._config.bootstrap_namespaces))
                 self._prepared.set()
-                await self._discard_leftovers()
+                await self._release_leftovers()
                 break
             except (RetryableError, OutcomeUnknown, TimeoutError) as error:
                 log.info("topics: waiting for the metadata store error=%s", error)
                 await asyncio.sleep(RETRY_S)
         await self._catch_up()
 
-    async def _discard_leftovers(self) -> None:
-        """What the journal holds of topics that no longer exist. Only a complete listing says that; the
-        journal is looked at first, since a topic has its record before it has a message."""
+    async def _release_leftovers(self) -> None:
+        """What the journal holds of topics that no longer exist, or live elsewhere."""
         leftovers = self._storage.leftovers
-        existing = {spec.topic_id for spec in (await self.registry.list_all()).values()}
-        last = await self.registry.last_id()
+        ids_end = await self.registry.last_id() + 1
         for topic_id in leftovers:
-            if topic_id > last:
+            if topic_id >= ids_end:
                 log.error(
                     "topics: the journal holds a topic of another cluster, which is left alone topic_id=%d",
                     topic_id,
                 )
-            elif topic_id not in existing:
-                log.info("topics: discarding the journal of a deleted topic topic_id=%d", topic_id)
-                await self._storage.discard(topic_id)
+        for topic_id in await self._storage.release_leftovers(ids_end=ids_end):
+            log.info("topics: the journal has let go of a topic that is not here topic_id=%d", topic_id)
 
     async def _catch_up(self) -> None:
         """Finish what was begun, load what is owned. What fails is tried again the next time."""
@@ -219,6 +218,19 @@ class Topics:
             # Stored positions first: after a crash a subscription begins at the stored one, which must exist.
             if await self._keeper.flush():
                 await self._each(list(self._loaded), self._enforce_retention)
+
+    async def _sweep(self) -> None:
+        """Objects that nothing names: a broker died between an upload and its registration."""
+        while True:
+            await asyncio.sleep(self._options.sweep_interval_s)
+            await self._each(list(self._loaded), self._sweep_orphans)
+
+    async def _sweep_orphans(self, name: TopicName) -> None:
+        topic = self._loaded.get(name)
+        if topic is not None and topic.log is not None:
+            count = await topic.log.sweep_orphans(now_ms=time.time_ns() // 1_000_000)
+            if count:
+                log.info("topics: objects that nothing named were deleted topic=%s count=%d", name, count)
 
     async def _enforce_retention(self, name: TopicName) -> None:
         topic = self._loaded.get(name)

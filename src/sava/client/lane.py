@@ -25,6 +25,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sava.client.backoff import Backoff
 from sava.client.connection import Connection
@@ -47,6 +48,12 @@ from sava.proto import streams_pb2 as pb
 from sava.records import MAX_BATCH_BYTES
 
 log = logging.getLogger(__name__)
+
+
+MAX_SINGLES: Final = 1000
+"""Messages sent one by one in a batch. Thousands of callers that wait for one batch go on together when it
+has its receipt, and then wait together while the next is on its way; in several batches, some work while
+others wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,7 @@ class Lane:
         self._ended_with: ClientError | None = None
         self._backoff = Backoff()
         self._loop = asyncio.get_running_loop()
+        self._single_limit = min(options.max_messages, MAX_SINGLES)
         self._wake = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -109,6 +117,12 @@ class Lane:
 
     # -- gathering -----------------------------------------------------------------
 
+    def refusal(self, size: int) -> ClientError:
+        """Why it does not take a message of this size."""
+        if self.error is not None:
+            return self.error.again()
+        return Refused(f"a message of {size} bytes: {self.topic} takes {self.largest} at most")
+
     def append(
         self,
         payload: bytes,
@@ -123,7 +137,7 @@ class Lane:
             batch = self._begin()
         future = self._loop.create_future()
         batch.add(payload, key, attributes, publish_time, size, future)
-        if len(batch.payloads) >= self._options.max_messages:
+        if len(batch.payloads) >= self._single_limit:
             self._seal()
         return future
 

@@ -36,6 +36,7 @@ class Pending:
         "base_sequence",
         "data",
         "deadline",
+        "is_plain",
         "is_settled",
         "keys",
         "payloads",
@@ -52,14 +53,16 @@ class Pending:
     def __init__(self, *, ready_at: float, deadline: float) -> None:
         self.ready_at = ready_at
         self.deadline = deadline
+        self.is_plain = True
+        """No message has anything but its payload."""
         self.payloads: list[bytes] = []
         self.keys: list[str | None] | None = None
         self.attributes: list[Mapping[str, str]] | None = None
         self.times: list[int | None] | None = None
         self.size = 0
         self.waiters: list[asyncio.Future[int]] = []
-        self.rows: list[int] = []
-        """Of each waiter, the row whose offset it waits for."""
+        self.rows: list[int] | None = None
+        """Of each waiter, the row whose offset it waits for. None: every row has its own."""
         self.watchers: list[asyncio.Future[None]] = []
         """They wait for the outcome, whatever it is."""
         self.publish_time = 0
@@ -87,24 +90,28 @@ class Pending:
         size: int,
         waiter: asyncio.Future[int],
     ) -> None:
-        payloads = self.payloads
-        row = len(payloads)
+        if not self.is_plain or key is not None or attributes or publish_time is not None:
+            self._add_rest(key, attributes, publish_time)
+        if self.rows is not None:
+            self.rows.append(len(self.payloads))
+        self.payloads.append(payload)
+        self.waiters.append(waiter)
+        self.size += size
+
+    def _add_rest(
+        self, key: str | None, attributes: Mapping[str, str] | None, publish_time: int | None
+    ) -> None:
+        self.is_plain = False
+        row = len(self.payloads)
         if key is not None or self.keys is not None:
-            if self.keys is None:
-                self.keys = [None] * row
+            self.keys = [None] * row if self.keys is None else self.keys
             self.keys.append(key)
         if attributes or self.attributes is not None:
-            if self.attributes is None:
-                self.attributes = [{}] * row
+            self.attributes = [{}] * row if self.attributes is None else self.attributes
             self.attributes.append(attributes or {})
         if publish_time is not None or self.times is not None:
-            if self.times is None:
-                self.times = [None] * row
+            self.times = [None] * row if self.times is None else self.times
             self.times.append(publish_time)
-        payloads.append(payload)
-        self.waiters.append(waiter)
-        self.rows.append(row)
-        self.size += size
 
     def extend(
         self,
@@ -116,6 +123,9 @@ class Pending:
         waiter: asyncio.Future[int],
     ) -> None:
         row, count = len(self.payloads), len(payloads)
+        self.is_plain = False
+        if self.rows is None:
+            self.rows = list(range(row))
         if keys is not None or self.keys is not None:
             self.keys = [None] * row if self.keys is None else self.keys
             self.keys.extend(keys if keys is not None else [None] * count)
@@ -160,7 +170,8 @@ class Pending:
 
     def succeed(self, base_offset: int) -> None:
         """A negative offset is one that is not known."""
-        for waiter, row in zip(self.waiters, self.rows, strict=True):
+        rows = range(len(self.waiters)) if self.rows is None else self.rows
+        for waiter, row in zip(self.waiters, rows, strict=True):
             if not waiter.done():
                 waiter.set_result(base_offset + row if base_offset >= 0 else base_offset)
         self._settled()
@@ -173,7 +184,7 @@ class Pending:
 
     def _settled(self) -> None:
         self.is_settled = True
-        self.waiters, self.rows = [], []
+        self.waiters, self.rows = [], None
         for watcher in self.watchers:
             if not watcher.done():
                 watcher.set_result(None)

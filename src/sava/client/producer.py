@@ -163,19 +163,20 @@ class Producer:
 
     # -- sending -----------------------------------------------------------------
 
-    async def send(
+    def send(
         self,
         payload: Any,
         *,
         key: str | None = None,
         attributes: Mapping[str, str] | None = None,
         publish_time: int | datetime | None = None,
-    ) -> int:
-        """Publish one message; returns its offset when it is durable. ``payload`` is bytes, or with a codec
-        whatever that encodes; ``publish_time`` a datetime or microseconds, by default now.
+    ) -> asyncio.Future[int]:
+        """Publish one message; to be awaited, gives its offset when it is durable. ``payload`` is bytes, or
+        with a codec whatever that encodes; ``publish_time`` a datetime or microseconds, by default now.
 
-        Calls under way at the same time share batches. If the call is cancelled, the message may still be
-        sent.
+        The message is on its way when this returns, in the order of the calls; those under way at the same
+        time share batches. When too many are, it waits for room first. If the future is cancelled, the
+        message may still be sent.
         """
         if self._codec is not None:
             payload = self._codec.encode(payload)
@@ -186,18 +187,30 @@ class Producer:
             size += key_size(key)
         if attributes:
             size += attributes_size(attributes)
-        if isinstance(publish_time, datetime):
+        if publish_time is not None and isinstance(publish_time, datetime):
             publish_time = microseconds(publish_time)
+        if self._error is not None:
+            raise self._error.again()
         if not self._room.take(1, size):
-            self._check()
-            await self._room.wait(1, size, self._options.timeout)
-        try:
-            lane = self._lane(key)
-            if len(payload) > lane.largest:
-                raise Refused(f"a message of {len(payload)} bytes: {lane.topic} takes {lane.largest} at most")
-        except ClientError:
-            self._room.give_back(1, size)
-            raise
+            return asyncio.ensure_future(self._send_later(payload, key, attributes, publish_time, size))
+        lanes = self._lanes
+        lane = lanes[0] if len(lanes) == 1 else self._choose(key)
+        if lane.error is None and len(payload) <= lane.largest:
+            return lane.append(payload, key, attributes, publish_time, size)
+        self._room.give_back(1, size)
+        raise lane.refusal(len(payload))
+
+    async def _send_later(
+        self,
+        payload: bytes,
+        key: str | None,
+        attributes: Mapping[str, str] | None,
+        publish_time: int | None,
+        size: int,
+    ) -> int:
+        """When there is room."""
+        await self._room.wait(1, size, self._options.timeout)
+        lane = self._take_lane(self._choose(key) if self._error is None else None, len(payload), 1, size)
         return await lane.append(payload, key, attributes, publish_time, size)
 
     async def send_many(
@@ -254,17 +267,9 @@ class Producer:
         if not self._room.take(count, size):
             self._check()
             await self._room.wait(count, size, self._options.timeout)
-        try:
-            lane = self._lane(None) if lane is None else lane
-            if lane.error is not None:
-                raise lane.error.again()
-            if chunk.largest > lane.largest:
-                raise Refused(
-                    f"a message of {chunk.largest} bytes: {lane.topic} takes {lane.largest} at most"
-                )
-        except ClientError:
-            self._room.give_back(count, size)
-            raise
+        if lane is None and self._error is None:
+            lane = self._choose(None)
+        lane = self._take_lane(lane, chunk.largest, count, size)
         future = lane.extend(chunk.payloads, chunk.keys, chunk.attributes, publish_time, size)
         return lane, count, future
 
@@ -274,23 +279,26 @@ class Producer:
         if self._error is not None:
             raise self._error.again()
 
-    def _lane(self, key: str | None) -> Lane:
+    def _choose(self, key: str | None) -> Lane:
         """A key has its partition. Messages without one fill a batch of one partition, then one of the next:
         full batches are worth more than an even spread within milliseconds."""
         lanes = self._lanes
-        if self._error is not None:
-            raise self._error.again()
         if len(lanes) == 1:
-            lane = lanes[0]
-        elif key is not None:
-            lane = lanes[partition_of(key, len(lanes))]
-        else:
-            if lanes[self._turn].open_batch is None:
-                self._turn = (self._turn + 1) % len(lanes)
-            lane = lanes[self._turn]
-        if lane.error is not None:
-            raise lane.error.again()
-        return lane
+            return lanes[0]
+        if key is not None:
+            return lanes[partition_of(key, len(lanes))]
+        if lanes[self._turn].open_batch is None:
+            self._turn = (self._turn + 1) % len(lanes)
+        return lanes[self._turn]
+
+    def _take_lane(self, lane: Lane | None, largest: int, count: int, size: int) -> Lane:
+        """The lane, if it takes messages that have their room; else the room is given back."""
+        if lane is not None and self._error is None and lane.error is None and largest <= lane.largest:
+            return lane
+        self._room.give_back(count, size)
+        self._check()
+        assert lane is not None
+        raise lane.refusal(largest)
 
     def _groups(self, columns: Columns) -> list[tuple[Lane | None, Columns]]:
         """Messages by lane; None for those that may go to any."""

@@ -35,10 +35,12 @@ class Room:
 
     def take(self, messages: int, size: int) -> bool:
         """Take room if there is some. What is alone may be of any size: it would never fit otherwise."""
-        if self._waiters or not self._fits(messages, size):
+        total, total_size = self._messages + messages, self._size + size
+        if self._waiters or (
+            self._messages and (total > self._max_messages or total_size > MAX_PENDING_BYTES)
+        ):
             return False
-        self._messages += messages
-        self._size += size
+        self._messages, self._size = total, total_size
         return True
 
     async def wait(self, messages: int, size: int, timeout: float) -> None:

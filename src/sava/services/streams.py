@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
+import grpc
 from grpc import aio
 
 from sava.broker.consumer import Consumer
-from sava.broker.delivery import Delivery, Range
+from sava.broker.delivery import Range
 from sava.broker.errors import MessageInvalid, TopicMismatch
 from sava.broker.names import TopicName, check_name
 from sava.broker.position import EARLIEST, LATEST, AtOffset, AtTime, Position
@@ -31,6 +32,7 @@ from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import Header, RecordBatch
 from sava.services import faults
+from sava.services.deliveries import Deliveries
 from sava.storage.topic_log import TopicLog
 
 EOF: Final[Any] = vars(aio)["EOF"]  # the type stubs do not know it
@@ -52,6 +54,19 @@ class StreamsService(rpc.StreamsServicer):
         self._topics = topics
         self._locate = locate
         self._store_url = store_url
+        self._deliveries = Deliveries()
+
+    def register(self, server: aio.Server) -> None:
+        """As the generated code does, but for deliveries, which come encoded."""
+        subscribe = grpc.stream_stream_rpc_method_handler(
+            self.Subscribe, pb.SubscribeRequest.FromString, _serialize
+        )
+        name = pb.DESCRIPTOR.services_by_name["Streams"].full_name
+        # The first handler that knows a method has it.
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(name, {"Subscribe": subscribe}),)
+        )
+        rpc.add_StreamsServicer_to_server(self, server)
 
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Publish(self, requests: Any, context: Any) -> None:  # type: ignore[override]
@@ -80,7 +95,7 @@ class StreamsService(rpc.StreamsServicer):
             topic = await self._topics.get(TopicName.parse(first.open.topic))
             consumer = await topic.subscribe(_subscribe_options(first.open))
             try:
-                await _Subscribing(topic, consumer, context).run()
+                await _Subscribing(topic, consumer, self._deliveries, context).run()
             finally:
                 consumer.close()
 
@@ -166,6 +181,8 @@ class _Publishing:
         self._context = context
         self._unanswered: deque[tuple[asyncio.Future[int], Header]] = deque()
         self._changed = asyncio.Event()
+        """An outcome is known, or there will be no more batches."""
+        self._has_room = asyncio.Event()
         self._has_read_all = False
 
     async def run(self) -> None:
@@ -191,35 +208,38 @@ class _Publishing:
             await _cancelled(reading)
 
     async def _read(self) -> None:
+        unanswered = self._unanswered
         try:
             while (request := await self._context.read()) is not EOF:
                 if request.WhichOneof("kind") != "batch":
                     raise MessageInvalid("a publish stream carries batches after its opening")
                 batch = RecordBatch.parse(request.batch)
                 future = await self._producer.begin(batch)
-                self._unanswered.append((future, batch.header))
-                self._changed.set()
-                while len(self._unanswered) >= MAX_UNANSWERED:
-                    await asyncio.wait((self._unanswered[0][0],))
-                    await asyncio.sleep(0)  # its answer is the writer's to take
+                unanswered.append((future, batch.header))
+                future.add_done_callback(self._settled)
+                while len(unanswered) >= MAX_UNANSWERED:
+                    self._has_room.clear()
+                    await self._has_room.wait()
         finally:
             self._has_read_all = True
             self._changed.set()
 
+    def _settled(self, _: asyncio.Future[int]) -> None:
+        self._changed.set()
+
     async def _answer(self) -> None:
-        unanswered = self._unanswered
         while True:
-            while not unanswered:
-                if self._has_read_all:
-                    return
-                self._changed.clear()
-                await self._changed.wait()
-            await asyncio.wait((unanswered[0][0],))
+            self._changed.clear()
             response, failure = self._take_answers()
             if response.receipts:
+                self._has_room.set()
                 await self._context.write(response)
             if failure is not None:
                 raise failure
+            if not response.receipts:
+                if self._has_read_all and not self._unanswered:
+                    return
+                await self._changed.wait()
 
     def _take_answers(self) -> tuple[pb.PublishResponse, BaseException | None]:
         """Of all batches whose outcome is known, up to the first that failed."""
@@ -237,9 +257,10 @@ class _Publishing:
 class _Subscribing:
     """One Subscribe stream: deliveries out, credits and acks in."""
 
-    def __init__(self, topic: Topic, consumer: Consumer, context: Any) -> None:
+    def __init__(self, topic: Topic, consumer: Consumer, deliveries: Deliveries, context: Any) -> None:
         self._topic = topic
         self._consumer = consumer
+        self._deliveries = deliveries
         self._context = context
         self._writing = asyncio.Lock()
         self._receipt = 0
@@ -264,7 +285,7 @@ class _Subscribing:
     async def _deliver(self) -> None:
         while True:
             for delivery in await self._consumer.receive():
-                await self._write(pb.SubscribeResponse(delivered=_delivered(delivery)))
+                await self._write(self._deliveries.encode(delivery))
 
     async def _read(self) -> None:
         consumer = self._consumer
@@ -291,7 +312,7 @@ class _Subscribing:
             await self._topic.acks_stored(self._consumer.subscription)
             await self._write(pb.SubscribeResponse(acks_stored=receipt))
 
-    async def _write(self, response: pb.SubscribeResponse) -> None:
+    async def _write(self, response: pb.SubscribeResponse | bytes) -> None:
         async with self._writing:
             await self._context.write(response)
 
@@ -345,12 +366,8 @@ def _position(position: pb.Position, *, default: Position = EARLIEST) -> Positio
             return default
 
 
-def _delivered(delivery: Delivery) -> pb.Delivered:
-    delivered = pb.Delivered(batch=delivery.batch.to_bytes(), attempt=delivery.attempt)
-    if delivery.batch.base_offset != delivery.ranges[0][0] or len(delivery.ranges) > 1:
-        for start, end in delivery.ranges:
-            delivered.ranges.extend((start, end))
-    return delivered
+def _serialize(response: pb.SubscribeResponse | bytes) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
 
 
 def _ranges(flat: Sequence[int]) -> list[Range]:

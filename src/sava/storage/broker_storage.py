@@ -132,11 +132,13 @@ class BrokerStorage:
             await log.close()
         await self._journal.disown(topic_id, 0)
 
-    async def release_leftovers(self) -> list[int]:
+    async def release_leftovers(self, *, ids_end: int) -> list[int]:
         """Let go of what the journal need not keep of topics that are not open here (see ``leftovers``);
-        returns those of which it holds nothing any more. When the metadata store cannot be read, that is
-        raised and nothing is let go. For a broker that has started, and then from time to time."""
-        held = self.leftovers
+        returns those of which it holds nothing any more. Ids from ``ids_end`` on were not given out by this
+        metadata store: such topics are another cluster's, and left alone. When the metadata store cannot be
+        read, that is raised and nothing is let go. For a broker that has started, and then from time to
+        time."""
+        held = [topic_id for topic_id in self.leftovers if topic_id < ids_end]
         if not held:
             return []
         states = await topic_states(self._metadata)

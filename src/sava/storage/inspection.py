@@ -44,7 +44,7 @@ from sava.storage.errors import (
     SegmentCorrupt,
 )
 from sava.storage.objectstore import ObjectInfo, ObjectStore
-from sava.storage.orphans import _can_be_registered
+from sava.storage.orphans import can_be_registered
 from sava.storage.segment import SegmentReader
 from sava.storage.types import Segment, TopicKey, TopicState
 
@@ -366,7 +366,7 @@ class Verification:
             if info.key in named:
                 continue
             is_current = state is not None and object_name.topic.topic_id == state.topic_id
-            if is_current and _can_be_registered(object_name, state):
+            if is_current and can_be_registered(object_name, state):
                 self.unregistered += 1
             elif await self._is_there(info.key):
                 yield f"no descriptor names the object {info.key} ({info.size} bytes)"

@@ -97,7 +97,7 @@ class _OrderedLog(Log):
         self._refusal = None
 
 
-class _Replay:
+class Replay:
     """What the recovery scan finds. Only headers are looked at: ``wal`` has checked the bytes."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Journal:
         self,
         disk: Disk,
         log: _OrderedLog,
-        found: _Replay,
+        found: Replay,
         *,
         options: JournalOptions,
         fail: Callable[[BaseException], None],
@@ -184,7 +184,7 @@ class Journal:
     ) -> Journal:
         """Lock, recover, scan. Raises what ``Log.open`` raises, and JournalCorrupt. If the caller is
         cancelled, the scan is broken off and the lock is free when this ends."""
-        found = _Replay()
+        found = Replay()
         opening = asyncio.get_running_loop().run_in_executor(
             None,
             partial(

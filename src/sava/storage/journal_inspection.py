@@ -21,12 +21,11 @@ from typing import Final, NamedTuple, NoReturn
 
 from sava.errors import CallerError, HostError
 from sava.records import RecordBatch
-from sava.storage.journal import BATCH, _Replay
+from sava.storage.journal import BATCH, Replay
 from sava.storage.journal_index import JournalIndex
 from sava.wal import DirectoryLocked, DiskFailed, FileMissing, Identity, Record
 from sava.wal.format import FormatVersion, file_start, read_header
-from sava.wal.local_disk import _LOCK as LOCK_FILE
-from sava.wal.local_disk import LocalFile
+from sava.wal.local_disk import LOCK_FILE, LocalFile
 from sava.wal.reader import Reader
 from sava.wal.recovery import recover
 
@@ -107,7 +106,7 @@ class StoppedJournal:
         if not self._files:
             raise NoJournal(f"{path} holds no journal: give the directory that storage.journal_dir names")
         self._first = file_start(self._files[0]) or 0
-        self._found = _Replay()
+        self._found = Replay()
         self.identity = self._first_identity()
         """None: there is no intact header; ``scan`` says why."""
         self.size = sum((path / name).stat().st_size for name in self._files)

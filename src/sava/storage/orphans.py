@@ -53,7 +53,7 @@ async def find_orphans(
         and info.modified_ms + grace_ms <= now_ms
         and (name := parse_object_key(info.key)) is not None
         and name.topic == catalog.topic
-        and not _can_be_registered(name, state)
+        and not can_be_registered(name, state)
     ]
 
 
@@ -89,5 +89,5 @@ async def _read(catalog: Catalog) -> tuple[TopicState | None, list[Segment]]:
         return None, []
 
 
-def _can_be_registered(name: ObjectName, state: TopicState | None) -> bool:
+def can_be_registered(name: ObjectName, state: TopicState | None) -> bool:
     return state is not None and name.start >= state.end and name.epoch >= state.epoch

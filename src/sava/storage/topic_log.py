@@ -46,7 +46,7 @@ from functools import partial
 
 from sava.errors import RetryableError
 from sava.records import Header, RecordBatch
-from sava.storage import retention
+from sava.storage import orphans, retention
 from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.errors import DataGap, Fenced, OffsetOutOfRange
@@ -355,6 +355,13 @@ class TopicLog:
         if dropped:
             self._backlog.starts_at(dropped[-1].end)
         return dropped
+
+    async def sweep_orphans(self, *, now_ms: int) -> int:
+        """Delete objects that nothing names and nothing can name any more, those of earlier topics of this
+        name included; returns how many went."""
+        store = self._parts.store
+        swept = await orphans.sweep(self._catalog, store, now_ms=now_ms)
+        return len(swept + await orphans.sweep_predecessors(self._catalog, store, now_ms=now_ms))
 
     # -- ending ------------------------------------------------------------------------------
 

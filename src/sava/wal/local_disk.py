@@ -22,7 +22,7 @@ from pathlib import Path
 from sava.wal.errors import DirectoryLocked, DiskFailed, DiskFull, FileExists, FileMissing
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_LOCK = ".lock"
+LOCK_FILE = ".lock"
 _IOV_MAX = 1024
 _CALL_BYTES = 1 << 20
 """Written in one call. Linux fills its page cache in pieces up to the size of the call, and from 2 MB on in
@@ -121,7 +121,7 @@ class LocalDisk:
 
     def list(self) -> list[str]:
         with _doing(f"{self._path}: cannot list"), os.scandir(self._path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_file() and entry.name != _LOCK)
+            return sorted(entry.name for entry in entries if entry.is_file() and entry.name != LOCK_FILE)
 
     def open(self, name: str, *, create: bool = False) -> LocalFile:
         path = self._path / name
@@ -150,8 +150,8 @@ class LocalDisk:
     def lock(self) -> None:
         if self._lock_fd >= 0:
             raise DirectoryLocked(f"{self._path} is already in use by this process")
-        with _doing(f"{self._path / _LOCK}: cannot open"):
-            fd = os.open(self._path / _LOCK, os.O_RDWR | os.O_CREAT, 0o640)
+        with _doing(f"{self._path / LOCK_FILE}: cannot open"):
+            fd = os.open(self._path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o640)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

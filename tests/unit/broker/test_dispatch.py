@@ -49,6 +49,42 @@ def test_what_became_ready_during_a_read_comes_first() -> None:
     assert offsets(core.offer(page(0, 10), 0.0)) == list(range(10))
 
 
+def test_what_is_to_be_sent_again_is_sent_in_order_whatever_was_read() -> None:
+    core = dispatch(FAILOVER)
+    member = Member("a", credits=10)
+    core.attach(member)
+    core.offer(page(0, 10), 0.0)
+    core.nack([(1, 2), (6, 7)], 0.0)
+    member.credits = 1
+    assert core.offer(page(5, 12), 0.0) == []
+    assert offsets(core.offer(page(0, 12), 0.0)) == [1]
+    member.credits = 100
+    assert offsets(core.offer(page(5, 12), 0.0)) == [6, 10, 11]
+
+
+def test_a_page_that_was_read_before_the_subscription_was_blocked_is_not_sent() -> None:
+    core = dispatch(FAILOVER, max_redelivery_count=0)
+    core.attach(Member("a", credits=100))
+    core.offer(page(0, 4), 0.0)
+    core.nack([(0, 1)], 0.0)
+    assert core.offer(page(4, 8), 0.0) == []
+    core.ack([(0, 1)])
+    assert offsets(core.offer(page(4, 8), 0.0)) == [4, 5, 6, 7]
+
+
+def test_a_blocked_key_keeps_back_what_only_waited_for_credits() -> None:
+    core = dispatch(KEY_SHARED, max_redelivery_count=0)
+    member = Member("a", credits=2)
+    core.attach(member)
+    core.offer(page(0, 4, "xy"), 0.0)
+    core.nack([(0, 1)], 0.0)
+    member.credits = 100
+    assert offsets(core.offer(page(0, 4, "xy"), 0.0)) == [3], "of y, and not 2, which is of x"
+    assert core.wanted(4, 0.0) is None
+    core.ack([(0, 1)])
+    assert offsets(core.offer(page(2, 4, "xy"), 0.0)) == [2]
+
+
 def test_the_same_for_the_keys_of_a_member() -> None:
     core = dispatch(KEY_SHARED)
     member = Member("a", credits=2)

@@ -134,13 +134,13 @@ async def test_receive_gives_at_most_what_was_asked_for() -> None:
     await subscription.close(CLOSED)
 
 
-async def test_acks_of_what_was_never_sent_or_is_acked_change_nothing() -> None:
+async def test_acks_of_what_is_acked_and_nacks_of_what_was_never_sent_change_nothing() -> None:
     log = MemoryLog()
     log.publish(10)
     subscription = subscription_on(log, spec_of())
     consumer = subscription.attach("c", consumer_id=1, credits=4)
     await get(consumer, 4)
-    consumer.ack([(2, 100), (0, 0), (5, 1)])
+    consumer.ack([(2, 4), (0, 0), (5, 1)])
     consumer.ack([(2, 4)])
     consumer.nack([(6, 9)])
     assert subscription.stats.acked == 2
@@ -443,4 +443,37 @@ async def test_without_consumers_there_is_no_task_and_an_idle_one_makes_no_turn(
     consumer.close()
     await turns()
     assert asyncio.all_tasks() == before
+    await subscription.close(CLOSED)
+
+
+async def test_acks_that_a_client_repeats_after_a_restart_count_before_anything_is_sent_again() -> None:
+    """Given acks 0..3 that were not stored when the broker died, when their client comes back with them, then
+    these messages do not come again."""
+    log = MemoryLog()
+    log.publish(6)
+    subscription = subscription_on(log, spec_of())
+    consumer = subscription.attach("c", consumer_id=1, credits=0)
+
+    consumer.ack([(0, 3), (4, 5), (5, 1000)])
+    assert subscription.cursor_offset == 3
+    assert subscription.backlog == 1
+
+    consumer.grant(100)
+    assert await get(consumer, 1) == [3]
+    log.publish(1)
+    assert await get(consumer, 1) == [6]
+    await subscription.close(CLOSED)
+
+
+async def test_an_ack_from_before_a_seek_does_not_take_away_what_is_to_be_read_again() -> None:
+    log = MemoryLog()
+    log.publish(4)
+    subscription = subscription_on(log, spec_of())
+    consumer = subscription.attach("c", consumer_id=1, credits=4)
+    assert await get(consumer, 4) == [0, 1, 2, 3]
+
+    await subscription.seek(0)
+    consumer.ack([(0, 4)])
+    consumer.grant(4)
+    assert await get(consumer, 4) == [0, 1, 2, 3]
     await subscription.close(CLOSED)

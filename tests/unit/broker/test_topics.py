@@ -32,6 +32,7 @@ from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.topic import TopicSchema
 from sava.schemas.types import Policy
+from sava.storage import keys
 from sava.storage.errors import Fenced, ObjectStoreUnavailable
 from sava.storage.topic_log import TopicClosed
 from tests.unit.broker.lives import (
@@ -343,7 +344,8 @@ class TestDeleting:
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
             await publish(topic, "a")
-        await world.metadata.delete_prefix(specs.TOPICS)
+        for records in (specs.TOPICS, keys.TOPICS):
+            await world.metadata.delete_prefix(records)
         topics, storage = await world.start_topics()
         try:
             assert storage.leftovers == [topic.topic_id]
@@ -360,7 +362,7 @@ class TestDeleting:
         world.metadata = MemoryStore()
         async with world.topics() as topics:
             await topics.namespaces.list()
-            await topics._discard_leftovers()
+            await topics._release_leftovers()
             assert topics._storage.leftovers == [topic.topic_id]
 
 

@@ -103,18 +103,18 @@ async def test_one_wrong_message_fails_alone(client: Client, broker: MemoryBroke
         good = asyncio.ensure_future(producer.send(b"good"))
         await asyncio.sleep(0)
         wrong = [
-            producer.send("text"),
-            producer.send(b"x" * 101),
-            producer.send(b"x", key=b"bytes"),  # type: ignore[arg-type]  # a caller's mistake
-            producer.send(b"x", key="\udc00"),
-            producer.send(b"x", attributes={"a": 1}),  # type: ignore[dict-item]  # a caller's mistake
-            producer.send_many([b"x"], keys=["a", "b"]),
-            producer.send_many([b"x", "y"]),
-            producer.send_many([b"x"], keys=[1]),  # type: ignore[list-item]  # a caller's mistake
+            lambda: producer.send("text"),
+            lambda: producer.send(b"x" * 101),
+            lambda: producer.send(b"x", key=b"bytes"),  # type: ignore[arg-type]  # a caller's mistake
+            lambda: producer.send(b"x", key="\udc00"),
+            lambda: producer.send(b"x", attributes={"a": 1}),  # type: ignore[dict-item]  # a caller's mistake
+            lambda: producer.send_many([b"x"], keys=["a", "b"]),
+            lambda: producer.send_many([b"x", "y"]),
+            lambda: producer.send_many([b"x"], keys=[1]),  # type: ignore[list-item]  # a caller's mistake
         ]
         for attempt in wrong:
             with pytest.raises(Refused):
-                await attempt
+                await attempt()
         assert await good == 0
         assert producer._room.messages == 0
 

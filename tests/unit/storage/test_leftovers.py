@@ -27,6 +27,7 @@ from tests.unit.storage.brokers import (
 from tests.unit.storage.faults import FaultyMetadata, refuse
 
 OURS, THEIRS = "ours", "theirs"
+IDS_END = 1 << 40
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ async def test_a_deleted_topic_goes_and_its_neighbour_stays(cluster: Cluster) ->
     await cluster.catalog(TOPIC).delete_all()
     async with cluster.broker("a") as storage:
         assert set(storage.leftovers) == {TOPIC.topic_id, OTHER.topic_id}
-        assert await storage.release_leftovers() == [TOPIC.topic_id]
+        assert await storage.release_leftovers(ids_end=IDS_END) == [TOPIC.topic_id]
         assert storage.leftovers == [OTHER.topic_id]
     async with cluster.broker("a") as storage:
         assert storage.leftovers == [OTHER.topic_id], "it does not come back"
@@ -88,14 +89,14 @@ async def test_a_deleted_topic_whose_name_has_a_new_one(cluster: Cluster) -> Non
     again = TopicKey(TOPIC.namespace, TOPIC.name, TOPIC.topic_id + 1)
     await leave(cluster, again, 2)
     async with cluster.broker("a") as storage:
-        assert await storage.release_leftovers() == [TOPIC.topic_id]
+        assert await storage.release_leftovers(ids_end=IDS_END) == [TOPIC.topic_id]
         assert await contents(await storage.open_topic(again, epoch=2)) == expected(0, 2)
 
 
 async def test_a_topic_that_waits_for_its_owner_keeps_its_tail(cluster: Cluster) -> None:
     await leave(cluster, TOPIC, 5)
     async with cluster.broker("a") as storage:
-        assert await storage.release_leftovers() == []
+        assert await storage.release_leftovers(ids_end=IDS_END) == []
         log = await storage.open_topic(TOPIC, epoch=2)
         assert await contents(log) == expected(0, 5)
 
@@ -108,7 +109,7 @@ async def test_a_topic_that_moved_away_with_a_tail_given_up(cluster: Cluster) ->
         log = await elsewhere.open_topic(TOPIC, epoch=2)
         await log.append(batch("other"))
         async with cluster.broker("a", small_files()) as storage:
-            assert await storage.release_leftovers() == [TOPIC.topic_id]
+            assert await storage.release_leftovers(ids_end=IDS_END) == [TOPIC.topic_id]
             assert storage.journal.held_bytes < 300
         await log.seal()
     async with cluster.broker("a") as storage:
@@ -130,7 +131,7 @@ async def test_frames_whose_release_was_lost(cluster: Cluster) -> None:
         await append_each(await elsewhere.open_topic(TOPIC, epoch=2), 4, 6)
         async with cluster.broker("a") as storage:
             assert storage.leftovers == [TOPIC.topic_id]
-            assert await storage.release_leftovers() == [TOPIC.topic_id]
+            assert await storage.release_leftovers(ids_end=IDS_END) == [TOPIC.topic_id]
 
 
 async def test_metadata_that_cannot_be_read_condemns_nothing(
@@ -141,11 +142,11 @@ async def test_metadata_that_cannot_be_read_condemns_nothing(
     async with cluster.broker("a") as storage:
         metadata.plan("range", refuse(Unavailable("no leader")))
         with pytest.raises(Unavailable):
-            await storage.release_leftovers()
+            await storage.release_leftovers(ids_end=IDS_END)
         assert storage.leftovers == [TOPIC.topic_id]
         await metadata.put(keys.state_key(OTHER), b"not a state")
         with pytest.raises(CatalogCorrupt):
-            await storage.release_leftovers()
+            await storage.release_leftovers(ids_end=IDS_END)
         assert storage.leftovers == [TOPIC.topic_id]
 
 
@@ -165,10 +166,10 @@ async def test_a_topic_that_is_opened_while_the_states_are_read(
             return page
 
         metadata.plan("range", slowly)
-        assert await storage.release_leftovers() == []
+        assert await storage.release_leftovers(ids_end=IDS_END) == []
         log = await storage.open_topic(TOPIC, epoch=3)
         assert await contents(log) == ["new"]
-        assert await storage.release_leftovers() == []
+        assert await storage.release_leftovers(ids_end=IDS_END) == []
 
 
 async def test_nothing_is_asked_when_nothing_is_left(cluster: Cluster, metadata: FaultyMetadata) -> None:
@@ -176,7 +177,7 @@ async def test_nothing_is_asked_when_nothing_is_left(cluster: Cluster, metadata:
         log = await storage.open_topic(TOPIC, epoch=1)
         await append_each(log, 0, 2)
         metadata.calls.clear()
-        assert await storage.release_leftovers() == []
+        assert await storage.release_leftovers(ids_end=IDS_END) == []
         assert metadata.calls == []
 
 
@@ -194,7 +195,7 @@ async def test_a_topic_cannot_be_opened_while_it_is_let_go(
             await disown(topic_id, offset)
 
         monkeypatch.setattr(storage.journal, "disown", slowly)
-        releasing = asyncio.create_task(storage.release_leftovers())
+        releasing = asyncio.create_task(storage.release_leftovers(ids_end=IDS_END))
         await begun.wait()
         with pytest.raises(TopicBusy):
             await storage.open_topic(TOPIC, epoch=2)
@@ -216,3 +217,14 @@ async def test_states_are_found_among_many_descriptors(
     metadata.calls.clear()
     assert set(await topic_states(cluster.metadata)) == set(range(5))
     assert len(metadata.calls) <= 10, "the descriptors of a topic are passed over"
+
+
+async def test_a_topic_of_another_cluster_is_left_alone(cluster: Cluster) -> None:
+    """Its id was never given out by this metadata store: that no state names it proves nothing."""
+    await leave(cluster, TOPIC, 5)
+    await cluster.metadata.delete_prefix(keys.topic_prefix(TOPIC))
+
+    async with cluster.broker("a") as storage:
+        assert await storage.release_leftovers(ids_end=TOPIC.topic_id) == []
+        assert storage.leftovers == [TOPIC.topic_id]
+        assert await storage.release_leftovers(ids_end=TOPIC.topic_id + 1) == [TOPIC.topic_id]

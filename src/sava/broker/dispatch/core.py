@@ -9,8 +9,10 @@ Every offset of the topic is, for a subscription, in one of these places:
     ahead        read and passed over, for its consumer cannot take it yet (key-shared only)
     new          everything else from ``position`` on
 
-``outstanding`` is what the window bounds, and only what is in it can be acked: an ack of something that was
-never sent, or that is acked already, changes nothing.
+``outstanding`` is what the window bounds. An ack of something that is acked already changes nothing. An ack
+of something new is of the life before: the broker was restarted, and a client repeats acks that were not
+stored any more. It counts, unless the subscription was moved in this life: an ack from before a ``seek`` must
+not take away what was to be read again.
 
 The driver asks ``wanted`` which offset it should read, reads (which takes time, and anything may happen
 meanwhile), and offers what it has read. ``offer`` decides by the state of that moment, so nothing has to be
@@ -83,6 +85,7 @@ class Dispatch(ABC):
         self.failures = Failures()
         self._in_flight = InFlight()
         self._pace = pace
+        self._was_moved = False
 
     # -- what the types decide -----------------------------------------------------------------
 
@@ -166,11 +169,20 @@ class Dispatch(ABC):
 
     # -- answers -------------------------------------------------------------------------------
 
-    def ack(self, ranges: Iterable[Range]) -> int:
-        """How many messages it was that were outstanding."""
+    def ack(self, ranges: Sequence[Range], log_end: int = 0) -> int:
+        """How many messages it was that were not acked before. Below ``log_end`` what was never sent counts
+        too."""
         count = sum(self._resolve(start, end) for start, end in ranges)
+        if not self._was_moved:
+            count += sum(self._ack_unsent(start, min(end, log_end)) for start, end in ranges)
         self.counters.acked += count
         return count
+
+    def _ack_unsent(self, start: int, end: int) -> int:
+        start = max(start, self.position)
+        if start >= end or self.cursor.fragments > MAX_FRAGMENTS:
+            return 0
+        return self.cursor.ack(start, end)
 
     def _resolve(self, start: int, end: int) -> int:
         count = 0
@@ -295,6 +307,7 @@ class Dispatch(ABC):
         self._forget_all()
         self.cursor.seek(offset)
         self.position = offset
+        self._was_moved = True
 
     def skip_to(self, start: int) -> int:
         """Retention has removed what was below: how many messages that were not acked."""
