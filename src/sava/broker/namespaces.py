@@ -13,18 +13,19 @@ Looking once, before, would leave a topic in a namespace that does not exist.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from sava.broker import specs
-from sava.broker.conditions import absent, present, unchanged
-from sava.broker.errors import NamespaceExists, NamespaceNotEmpty, NamespaceUnknown
+from sava.broker.conditions import absent, unchanged
+from sava.broker.errors import NamespaceExists, NamespaceNotEmpty, NamespaceUnknown, RegistryBusy
 from sava.broker.names import check_name
 from sava.broker.specs import NamespacePolicy
 from sava.metadata.commands import Delete, Put
 from sava.metadata.store import MetadataStore
 
 PAGE: Final = 1000
+ATTEMPTS: Final = 16
 
 
 class Namespaces:
@@ -86,7 +87,19 @@ class Namespaces:
         return specs.decode(kv, NamespacePolicy)
 
     async def set_policy(self, namespace: str, policy: NamespacePolicy) -> None:
-        """Takes effect at once, on every broker. Raises NamespaceUnknown."""
+        await self.change_policy(namespace, lambda _: policy)
+
+    async def change_policy(
+        self, namespace: str, change: Callable[[NamespacePolicy], NamespacePolicy]
+    ) -> None:
+        """Takes effect at once, on every broker. Two who change different limits at the same time both have
+        their way. Raises NamespaceUnknown."""
         key = specs.namespace_key(check_name(namespace, "namespace"))
-        if not (await self._store.txn((present(key),), (Put(key, specs.encode(policy)),))).succeeded:
-            raise NamespaceUnknown(namespace)
+        for _ in range(ATTEMPTS):
+            kv = await self._store.get(key)
+            if kv is None:
+                raise NamespaceUnknown(namespace)
+            put = Put(key, specs.encode(change(specs.decode(kv, NamespacePolicy))))
+            if (await self._store.txn((unchanged(key, kv.mod_revision),), (put,))).succeeded:
+                return
+        raise RegistryBusy(f"namespace {namespace} changed under {ATTEMPTS} attempts to change its policy")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -249,12 +249,20 @@ class Registry:
         return TopicExists(f"topic {name} exists already{kind}")
 
     async def set_policy(self, name: TopicName, policy: NamespacePolicy) -> None:
+        await self.change_policy(name, lambda _: policy)
+
+    async def change_policy(
+        self, name: TopicName, change: Callable[[NamespacePolicy], NamespacePolicy]
+    ) -> None:
         """What the topic, and its partitions, have different from their namespace. Takes effect at once, on
         every broker. Raises TopicUnknown."""
+        key = specs.policy_key(name)
         for _ in range(ATTEMPTS):
             located = await self.locate(name)
-            put = Put(specs.policy_key(name), specs.encode(policy))
-            if (await self._store.txn((located.unchanged,), (put,))).succeeded:
+            kv = await self._store.get(key)
+            policy = specs.decode(kv, NamespacePolicy) if kv is not None else NamespacePolicy()
+            compare = (located.unchanged, unchanged(key, kv.mod_revision if kv is not None else 0))
+            if (await self._store.txn(compare, (Put(key, specs.encode(change(policy))),))).succeeded:
                 return
         raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to change its policy")
 

@@ -72,9 +72,9 @@ class NamespacesService(rpc.NamespacesServicer):
     ) -> pb.NamespaceDescription:
         async with faults.told(context):
             namespace = check_name(request.namespace, "namespace")
-            policy = await self._namespaces.policy(namespace)
-            changed = describe.changed_policy(policy, request.policy, request.clear)
-            await self._namespaces.set_policy(namespace, changed)
+            await self._namespaces.change_policy(
+                namespace, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
+            )
             return await self._describe(namespace)
 
     async def DeleteNamespace(
@@ -167,10 +167,8 @@ class TopicsService(rpc.TopicsServicer):
     async def SetTopicPolicy(self, request: pb.SetTopicPolicyRequest, context: Any) -> pb.TopicDescription:
         async with faults.told(context):
             name = TopicName.parse(request.name)
-            await self._registry.need(name)
-            policy = await self._policy(name)
-            await self._registry.set_policy(
-                name, describe.changed_policy(policy, request.policy, request.clear)
+            await self._registry.change_policy(
+                name, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
             )
             return await self._describe(name)
 

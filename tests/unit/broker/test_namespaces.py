@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
 
 from sava.broker.errors import NamespaceExists, NamespaceNotEmpty, NamespaceUnknown
@@ -74,3 +77,14 @@ async def test_a_topic_that_comes_while_its_namespace_goes_keeps_it() -> None:
         await namespaces.delete("shop")
     assert store.looks == 2
     assert (await namespaces.policy("shop")).max_publish_rate == 10
+
+
+async def test_two_who_change_different_limits_at_once_both_have_their_way(namespaces: Namespaces) -> None:
+    await namespaces.create("shop")
+
+    await asyncio.gather(
+        namespaces.change_policy("shop", lambda old: msgspec.structs.replace(old, max_message_size=1)),
+        namespaces.change_policy("shop", lambda old: msgspec.structs.replace(old, max_publish_rate=2)),
+    )
+
+    assert await namespaces.policy("shop") == NamespacePolicy(max_message_size=1, max_publish_rate=2)
