@@ -1,4 +1,4 @@
-"""The mutants m1–m30 of research/raft.md §3.6, in the words of this code base.
+"""The mutants m1–m30 (see docs/testing.md), in the words of this code base.
 
 Each replaces one piece of text that stands exactly once in its file. When the code changes so that the text
 is gone, the runner says so: adapt the mutant, and keep its danger."""

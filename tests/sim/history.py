@@ -19,7 +19,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Violation(AssertionError):
-    """An invariant does not hold. ``rule`` is its number in research/raft.md §3.3."""
+    """An invariant does not hold. ``rule`` is its number in docs/testing.md."""
 
     def __init__(self, rule: str, what: str) -> None:
         super().__init__(f"{rule}: {what}")

@@ -1,4 +1,4 @@
-"""Scenarios of research/raft.md §3.2 that need disks, time or several nodes. Each is a short story with
+"""Scenarios of docs/testing.md that need disks, time or several nodes. Each is a short story with
 scripted faults; the invariants of the simulator watch every step."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Invariants: what must hold after every event, one small file per property (numbers from research/raft.md
-§3.3).
+"""Invariants: what must hold after every event, one small file per property. Their numbers are those of
+docs/testing.md.
 
 Each invariant listens to the moments that can break it and looks only at the node that moved, so checking
 costs what changed and not what exists. The moments:
