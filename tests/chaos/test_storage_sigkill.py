@@ -24,6 +24,8 @@ from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicKey
 from sava.wal import LocalDisk
 from tests.chaos.storage_child import OPTIONS, MetadataServer, Work, batch_of
+from tests.children import PIPE, start_child
+from tests.children import Child as Process
 from tests.unit.storage.brokers import contents, expected, numbered
 
 IS_LONG = os.environ.get("SAVA_LONG", "") not in ("", "0")
@@ -37,18 +39,18 @@ PRODUCERS = (1, 2)
 class Child:
     """A process that waits for its work."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls) -> Child:
         return cls(
-            await asyncio.create_subprocess_exec(
+            await start_child(
                 sys.executable,
                 "-m",
                 "tests.chaos.storage_child",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
+                stdin=PIPE,
+                stdout=PIPE,
                 limit=1 << 24,
             )
         )

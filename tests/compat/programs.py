@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.children import PIPE, Child, start_child
+
 SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT_S = 40.0
 
@@ -31,16 +33,16 @@ class Program:
 
     def __init__(self, script: str, scenario: str, url: str, **arguments: Any) -> None:
         self._command = [str(SCRIPTS / f"{script}.py"), scenario, url, json.dumps(arguments)]
-        self._process: asyncio.subprocess.Process
+        self._process: Child
         self._errors: asyncio.Task[bytes]
 
     async def __aenter__(self) -> Self:
-        self._process = await asyncio.create_subprocess_exec(
+        self._process = await start_child(
             sys.executable,
             *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
             limit=16 << 20,
         )
         assert self._process.stderr is not None

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sava.proto import danube_admin_pb2 as admin
+from tests.children import PIPE, start_child
 from tests.compat import raw
 from tests.compat.programs import run
 from tests.compat.raw import Producer, set_policy, subscribe
@@ -235,8 +236,6 @@ async def test_the_example_of_the_protocols_page(broker: Standalone, topic: str)
     page = (REPOSITORY / "docs" / "danube.md").read_text()
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     program = program.replace("http://127.0.0.1:6650", broker.url).replace("/default/orders", topic)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
-    )
+    process = await start_child(sys.executable, "-c", program, stdout=PIPE)
     output, _ = await asyncio.wait_for(process.communicate(), 20)
     assert output.decode() == "an order at offset 0\n"

@@ -30,6 +30,7 @@ import yaml
 from sava.config import Auth
 from sava.proto import admin_pb2 as pb
 from sava.services.admin_client import PLAIN, AdminClient
+from tests.children import PIPE, Child, start_child
 from tests.integration.links import Links
 
 START_TIMEOUT_S = 20.0
@@ -53,13 +54,13 @@ def free_ports(count: int) -> list[int]:
 async def sava(*arguments: str, admin: str = "", check: bool = True) -> tuple[int, str, str]:
     """Run the ``sava`` command; returns exit code, stdout, stderr."""
     environment = {**os.environ, "SAVA_ADMIN": admin} if admin else dict(os.environ)
-    process = await asyncio.create_subprocess_exec(
+    process = await start_child(
         sys.executable,
         "-m",
         "sava.cli",
         *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
         env=environment,
     )
     try:
@@ -95,7 +96,7 @@ class BrokerProcess:
         ]
         self.lines: list[str] = []
         self._line_added = asyncio.Condition()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Child | None = None
         self._reading: asyncio.Task[None] | None = None
         self._client: AdminClient | None = None
 
@@ -118,13 +119,13 @@ class BrokerProcess:
         assert not self.is_running
         await self._drop_client()
         self.lines = []
-        self._process = await asyncio.create_subprocess_exec(
+        self._process = await start_child(
             sys.executable,
             "-m",
             "sava.cli",
             "broker",
             *self._arguments,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=PIPE,
             env={**os.environ, **environment},
         )
         self._reading = asyncio.create_task(self._read())

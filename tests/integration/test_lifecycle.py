@@ -39,7 +39,11 @@ async def test_init_is_idempotent_and_refuses_another_list(tmp_path: Path) -> No
         with pytest.raises(IdentityConflict, match="another list"):
             await cluster.init([first, second])
         after = await first.status()
-        assert (after.voters, after.last_index) == (before.voters, before.last_index)
+        assert (after.voters, after.cluster_id, after.current_term) == (
+            before.voters,
+            before.cluster_id,
+            before.current_term,
+        )
         assert (await first.http("/readyz"))[0] == 200
 
 

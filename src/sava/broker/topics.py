@@ -140,6 +140,7 @@ class Topics:
 
     async def _prepare(self) -> None:
         """Until it has succeeded: the store may have no quorum yet."""
+        reason = ""
         while True:
             try:
                 await self.namespaces.ensure((*DEFAULT_NAMESPACES, *self._config.bootstrap_namespaces))
@@ -147,7 +148,9 @@ class Topics:
                 await self._release_leftovers()
                 break
             except (RetryableError, OutcomeUnknown, TimeoutError) as error:
-                log.info("topics: waiting for the metadata store error=%s", error)
+                if str(error) != reason:
+                    reason = str(error)
+                    log.info("topics: waiting for the metadata store error=%s", reason)
                 await asyncio.sleep(RETRY_S)
         await self._catch_up()
 

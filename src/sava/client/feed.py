@@ -213,11 +213,12 @@ class Feed:
     async def _receive(self, stream: Stream) -> None:
         while True:
             response = await stream.receive()
-            if response.HasField("delivered"):
-                self._backoff.reset()
-                self._deliver(response.delivered)
-            else:
+            for delivered in response.delivered:
+                self._deliver(delivered)
+            if response.acks_stored:
                 self._stored(response.acks_stored)
+            else:
+                self._backoff.reset()
 
     def _deliver(self, delivered: pb.Delivered) -> None:
         records = RecordBatch.parse(delivered.batch)

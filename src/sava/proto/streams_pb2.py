@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sava/proto/streams.proto\x12\x0csava.streams\"U\n\x0ePublishRequest\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.sava.streams.OpenProducerH\x00\x12\x0f\n\x05\x62\x61tch\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"\xa5\x01\n\x0cOpenProducer\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x15\n\rproducer_name\x18\x02 \x01(\t\x12-\n\x0b\x61\x63\x63\x65ss_mode\x18\x03 \x01(\x0e\x32\x18.sava.streams.AccessMode\x12(\n\x08\x64\x65livery\x18\x04 \x01(\x0e\x32\x16.sava.streams.Delivery\x12\x16\n\x0eschema_subject\x18\x05 \x01(\t\"h\n\x0fPublishResponse\x12,\n\x06opened\x18\x01 \x01(\x0b\x32\x1c.sava.streams.ProducerOpened\x12\'\n\x08receipts\x18\x02 \x03(\x0b\x32\x15.sava.streams.Receipt\"w\n\x0eProducerOpened\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\x15\n\rnext_sequence\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08reliable\x18\x04 \x01(\x08\x12\x18\n\x10max_message_size\x18\x05 \x01(\x04\"D\n\x07Receipt\x12\x13\n\x0b\x62\x61se_offset\x18\x01 \x01(\x04\x12\x15\n\rbase_sequence\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"\xa3\x01\n\x10SubscribeRequest\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.sava.streams.OpenConsumerH\x00\x12\x11\n\x07\x63redits\x18\x02 \x01(\rH\x00\x12\"\n\x04\x61\x63ks\x18\x03 \x01(\x0b\x32\x12.sava.streams.AcksH\x00\x12$\n\x05nacks\x18\x04 \x01(\x0b\x32\x13.sava.streams.NacksH\x00\x42\x06\n\x04kind\"\xc5\x01\n\x0cOpenConsumer\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x15\n\rconsumer_name\x18\x03 \x01(\t\x12,\n\x04type\x18\x04 \x01(\x0e\x32\x1e.sava.streams.SubscriptionType\x12\x13\n\x0bkey_filters\x18\x05 \x03(\t\x12%\n\x05start\x18\x06 \x01(\x0b\x32\x16.sava.streams.Position\x12\x0f\n\x07\x63redits\x18\x07 \x01(\r\"b\n\x08Position\x12\x12\n\x08\x65\x61rliest\x18\x01 \x01(\x08H\x00\x12\x10\n\x06latest\x18\x02 \x01(\x08H\x00\x12\x10\n\x06offset\x18\x03 \x01(\x04H\x00\x12\x16\n\x0cpublish_time\x18\x04 \x01(\x03H\x00\x42\x06\n\x04kind\"\'\n\x04\x41\x63ks\x12\x0e\n\x06ranges\x18\x01 \x03(\x04\x12\x0f\n\x07receipt\x18\x02 \x01(\x04\"9\n\x05Nacks\x12\x0e\n\x06ranges\x18\x01 \x03(\x04\x12\x10\n\x08\x64\x65lay_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x90\x01\n\x11SubscribeResponse\x12.\n\x06opened\x18\x01 \x01(\x0b\x32\x1c.sava.streams.ConsumerOpenedH\x00\x12,\n\tdelivered\x18\x02 \x01(\x0b\x32\x17.sava.streams.DeliveredH\x00\x12\x15\n\x0b\x61\x63ks_stored\x18\x03 \x01(\x04H\x00\x42\x06\n\x04kind\"F\n\x0e\x43onsumerOpened\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08reliable\x18\x03 \x01(\x08\";\n\tDelivered\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x0c\x12\x0e\n\x06ranges\x18\x02 \x03(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"p\n\x0bReadRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12%\n\x05start\x18\x02 \x01(\x0b\x32\x16.sava.streams.Position\x12\x10\n\x03\x65nd\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tmax_bytes\x18\x04 \x01(\rB\x06\n\x04_end\"4\n\x0cReadResponse\x12\x0f\n\x07\x62\x61tches\x18\x01 \x03(\x0c\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\"X\n\rLookUpRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x63reate\x18\x02 \x01(\x08\x12(\n\x08\x64\x65livery\x18\x03 \x01(\x0e\x32\x16.sava.streams.Delivery\"w\n\x0eLookUpResponse\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08reliable\x18\x02 \x01(\x08\x12\x17\n\x0fpartition_count\x18\x03 \x01(\r\x12+\n\npartitions\x18\x04 \x03(\x0b\x32\x17.sava.streams.Partition\">\n\tPartition\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"K\n\x0eOffsetsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x19\n\x0cpublish_time\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_publish_time\"r\n\x0fOffsetsResponse\x12\x14\n\x0cstart_offset\x18\x01 \x01(\x04\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\x12\x15\n\rstored_offset\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\"D\n\x0fSegmentsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0b\x66rom_offset\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\r\"\x90\x01\n\x10SegmentsResponse\x12\'\n\x08segments\x18\x01 \x03(\x0b\x32\x15.sava.streams.Segment\x12\x11\n\tstore_url\x18\x02 \x01(\t\x12\x14\n\x0cstart_offset\x18\x03 \x01(\x04\x12\x15\n\rstored_offset\x18\x04 \x01(\x04\x12\x13\n\x0bnext_offset\x18\x05 \x01(\x04\"\xe1\x01\n\x07Segment\x12\x14\n\x0cstart_offset\x18\x01 \x01(\x04\x12\x12\n\nend_offset\x18\x02 \x01(\x04\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x05 \x01(\r\x12\x13\n\x0b\x66ooter_size\x18\x06 \x01(\r\x12\x15\n\rfooter_crc32c\x18\x07 \x01(\r\x12\x18\n\x10min_publish_time\x18\x08 \x01(\x03\x12\x18\n\x10max_publish_time\x18\t \x01(\x03\x12\x12\n\ncreated_ms\x18\n \x01(\x03\x12\r\n\x05\x65poch\x18\x0b \x01(\x04*\'\n\nAccessMode\x12\n\n\x06SHARED\x10\x00\x12\r\n\tEXCLUSIVE\x10\x01*3\n\x08\x44\x65livery\x12\x07\n\x03\x41NY\x10\x00\x12\x0c\n\x08RELIABLE\x10\x01\x12\x10\n\x0cNON_RELIABLE\x10\x02*\x7f\n\x10SubscriptionType\x12\x1a\n\x16SUBSCRIPTION_EXCLUSIVE\x10\x00\x12\x17\n\x13SUBSCRIPTION_SHARED\x10\x01\x12\x19\n\x15SUBSCRIPTION_FAILOVER\x10\x02\x12\x1b\n\x17SUBSCRIPTION_KEY_SHARED\x10\x03\x32\xc0\x03\n\x07Streams\x12J\n\x07Publish\x12\x1c.sava.streams.PublishRequest\x1a\x1d.sava.streams.PublishResponse(\x01\x30\x01\x12P\n\tSubscribe\x12\x1e.sava.streams.SubscribeRequest\x1a\x1f.sava.streams.SubscribeResponse(\x01\x30\x01\x12?\n\x04Read\x12\x19.sava.streams.ReadRequest\x1a\x1a.sava.streams.ReadResponse0\x01\x12\x43\n\x06LookUp\x12\x1b.sava.streams.LookUpRequest\x1a\x1c.sava.streams.LookUpResponse\x12\x46\n\x07Offsets\x12\x1c.sava.streams.OffsetsRequest\x1a\x1d.sava.streams.OffsetsResponse\x12I\n\x08Segments\x12\x1d.sava.streams.SegmentsRequest\x1a\x1e.sava.streams.SegmentsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sava/proto/streams.proto\x12\x0csava.streams\"U\n\x0ePublishRequest\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.sava.streams.OpenProducerH\x00\x12\x0f\n\x05\x62\x61tch\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"\xa5\x01\n\x0cOpenProducer\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x15\n\rproducer_name\x18\x02 \x01(\t\x12-\n\x0b\x61\x63\x63\x65ss_mode\x18\x03 \x01(\x0e\x32\x18.sava.streams.AccessMode\x12(\n\x08\x64\x65livery\x18\x04 \x01(\x0e\x32\x16.sava.streams.Delivery\x12\x16\n\x0eschema_subject\x18\x05 \x01(\t\"h\n\x0fPublishResponse\x12,\n\x06opened\x18\x01 \x01(\x0b\x32\x1c.sava.streams.ProducerOpened\x12\'\n\x08receipts\x18\x02 \x03(\x0b\x32\x15.sava.streams.Receipt\"w\n\x0eProducerOpened\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\x15\n\rnext_sequence\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08reliable\x18\x04 \x01(\x08\x12\x18\n\x10max_message_size\x18\x05 \x01(\x04\"D\n\x07Receipt\x12\x13\n\x0b\x62\x61se_offset\x18\x01 \x01(\x04\x12\x15\n\rbase_sequence\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"\xa3\x01\n\x10SubscribeRequest\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.sava.streams.OpenConsumerH\x00\x12\x11\n\x07\x63redits\x18\x02 \x01(\rH\x00\x12\"\n\x04\x61\x63ks\x18\x03 \x01(\x0b\x32\x12.sava.streams.AcksH\x00\x12$\n\x05nacks\x18\x04 \x01(\x0b\x32\x13.sava.streams.NacksH\x00\x42\x06\n\x04kind\"\xc5\x01\n\x0cOpenConsumer\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x15\n\rconsumer_name\x18\x03 \x01(\t\x12,\n\x04type\x18\x04 \x01(\x0e\x32\x1e.sava.streams.SubscriptionType\x12\x13\n\x0bkey_filters\x18\x05 \x03(\t\x12%\n\x05start\x18\x06 \x01(\x0b\x32\x16.sava.streams.Position\x12\x0f\n\x07\x63redits\x18\x07 \x01(\r\"b\n\x08Position\x12\x12\n\x08\x65\x61rliest\x18\x01 \x01(\x08H\x00\x12\x10\n\x06latest\x18\x02 \x01(\x08H\x00\x12\x10\n\x06offset\x18\x03 \x01(\x04H\x00\x12\x16\n\x0cpublish_time\x18\x04 \x01(\x03H\x00\x42\x06\n\x04kind\"\'\n\x04\x41\x63ks\x12\x0e\n\x06ranges\x18\x01 \x03(\x04\x12\x0f\n\x07receipt\x18\x02 \x01(\x04\"9\n\x05Nacks\x12\x0e\n\x06ranges\x18\x01 \x03(\x04\x12\x10\n\x08\x64\x65lay_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x82\x01\n\x11SubscribeResponse\x12,\n\x06opened\x18\x01 \x01(\x0b\x32\x1c.sava.streams.ConsumerOpened\x12*\n\tdelivered\x18\x02 \x03(\x0b\x32\x17.sava.streams.Delivered\x12\x13\n\x0b\x61\x63ks_stored\x18\x03 \x01(\x04\"F\n\x0e\x43onsumerOpened\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08reliable\x18\x03 \x01(\x08\";\n\tDelivered\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x0c\x12\x0e\n\x06ranges\x18\x02 \x03(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"p\n\x0bReadRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12%\n\x05start\x18\x02 \x01(\x0b\x32\x16.sava.streams.Position\x12\x10\n\x03\x65nd\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tmax_bytes\x18\x04 \x01(\rB\x06\n\x04_end\"4\n\x0cReadResponse\x12\x0f\n\x07\x62\x61tches\x18\x01 \x03(\x0c\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\"X\n\rLookUpRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06\x63reate\x18\x02 \x01(\x08\x12(\n\x08\x64\x65livery\x18\x03 \x01(\x0e\x32\x16.sava.streams.Delivery\"w\n\x0eLookUpResponse\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08reliable\x18\x02 \x01(\x08\x12\x17\n\x0fpartition_count\x18\x03 \x01(\r\x12+\n\npartitions\x18\x04 \x03(\x0b\x32\x17.sava.streams.Partition\">\n\tPartition\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"K\n\x0eOffsetsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x19\n\x0cpublish_time\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_publish_time\"r\n\x0fOffsetsResponse\x12\x14\n\x0cstart_offset\x18\x01 \x01(\x04\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\x12\x15\n\rstored_offset\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\"D\n\x0fSegmentsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0b\x66rom_offset\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\r\"\x90\x01\n\x10SegmentsResponse\x12\'\n\x08segments\x18\x01 \x03(\x0b\x32\x15.sava.streams.Segment\x12\x11\n\tstore_url\x18\x02 \x01(\t\x12\x14\n\x0cstart_offset\x18\x03 \x01(\x04\x12\x15\n\rstored_offset\x18\x04 \x01(\x04\x12\x13\n\x0bnext_offset\x18\x05 \x01(\x04\"\xe1\x01\n\x07Segment\x12\x14\n\x0cstart_offset\x18\x01 \x01(\x04\x12\x12\n\nend_offset\x18\x02 \x01(\x04\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x05 \x01(\r\x12\x13\n\x0b\x66ooter_size\x18\x06 \x01(\r\x12\x15\n\rfooter_crc32c\x18\x07 \x01(\r\x12\x18\n\x10min_publish_time\x18\x08 \x01(\x03\x12\x18\n\x10max_publish_time\x18\t \x01(\x03\x12\x12\n\ncreated_ms\x18\n \x01(\x03\x12\r\n\x05\x65poch\x18\x0b \x01(\x04*\'\n\nAccessMode\x12\n\n\x06SHARED\x10\x00\x12\r\n\tEXCLUSIVE\x10\x01*3\n\x08\x44\x65livery\x12\x07\n\x03\x41NY\x10\x00\x12\x0c\n\x08RELIABLE\x10\x01\x12\x10\n\x0cNON_RELIABLE\x10\x02*\x7f\n\x10SubscriptionType\x12\x1a\n\x16SUBSCRIPTION_EXCLUSIVE\x10\x00\x12\x17\n\x13SUBSCRIPTION_SHARED\x10\x01\x12\x19\n\x15SUBSCRIPTION_FAILOVER\x10\x02\x12\x1b\n\x17SUBSCRIPTION_KEY_SHARED\x10\x03\x32\xc0\x03\n\x07Streams\x12J\n\x07Publish\x12\x1c.sava.streams.PublishRequest\x1a\x1d.sava.streams.PublishResponse(\x01\x30\x01\x12P\n\tSubscribe\x12\x1e.sava.streams.SubscribeRequest\x1a\x1f.sava.streams.SubscribeResponse(\x01\x30\x01\x12?\n\x04Read\x12\x19.sava.streams.ReadRequest\x1a\x1a.sava.streams.ReadResponse0\x01\x12\x43\n\x06LookUp\x12\x1b.sava.streams.LookUpRequest\x1a\x1c.sava.streams.LookUpResponse\x12\x46\n\x07Offsets\x12\x1c.sava.streams.OffsetsRequest\x1a\x1d.sava.streams.OffsetsResponse\x12I\n\x08Segments\x12\x1d.sava.streams.SegmentsRequest\x1a\x1e.sava.streams.SegmentsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sava.proto.streams_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACCESSMODE']._serialized_start=2521
-  _globals['_ACCESSMODE']._serialized_end=2560
-  _globals['_DELIVERY']._serialized_start=2562
-  _globals['_DELIVERY']._serialized_end=2613
-  _globals['_SUBSCRIPTIONTYPE']._serialized_start=2615
-  _globals['_SUBSCRIPTIONTYPE']._serialized_end=2742
+  _globals['_ACCESSMODE']._serialized_start=2507
+  _globals['_ACCESSMODE']._serialized_end=2546
+  _globals['_DELIVERY']._serialized_start=2548
+  _globals['_DELIVERY']._serialized_end=2599
+  _globals['_SUBSCRIPTIONTYPE']._serialized_start=2601
+  _globals['_SUBSCRIPTIONTYPE']._serialized_end=2728
   _globals['_PUBLISHREQUEST']._serialized_start=42
   _globals['_PUBLISHREQUEST']._serialized_end=127
   _globals['_OPENPRODUCER']._serialized_start=130
@@ -58,31 +58,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NACKS']._serialized_start=1101
   _globals['_NACKS']._serialized_end=1158
   _globals['_SUBSCRIBERESPONSE']._serialized_start=1161
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=1305
-  _globals['_CONSUMEROPENED']._serialized_start=1307
-  _globals['_CONSUMEROPENED']._serialized_end=1377
-  _globals['_DELIVERED']._serialized_start=1379
-  _globals['_DELIVERED']._serialized_end=1438
-  _globals['_READREQUEST']._serialized_start=1440
-  _globals['_READREQUEST']._serialized_end=1552
-  _globals['_READRESPONSE']._serialized_start=1554
-  _globals['_READRESPONSE']._serialized_end=1606
-  _globals['_LOOKUPREQUEST']._serialized_start=1608
-  _globals['_LOOKUPREQUEST']._serialized_end=1696
-  _globals['_LOOKUPRESPONSE']._serialized_start=1698
-  _globals['_LOOKUPRESPONSE']._serialized_end=1817
-  _globals['_PARTITION']._serialized_start=1819
-  _globals['_PARTITION']._serialized_end=1881
-  _globals['_OFFSETSREQUEST']._serialized_start=1883
-  _globals['_OFFSETSREQUEST']._serialized_end=1958
-  _globals['_OFFSETSRESPONSE']._serialized_start=1960
-  _globals['_OFFSETSRESPONSE']._serialized_end=2074
-  _globals['_SEGMENTSREQUEST']._serialized_start=2076
-  _globals['_SEGMENTSREQUEST']._serialized_end=2144
-  _globals['_SEGMENTSRESPONSE']._serialized_start=2147
-  _globals['_SEGMENTSRESPONSE']._serialized_end=2291
-  _globals['_SEGMENT']._serialized_start=2294
-  _globals['_SEGMENT']._serialized_end=2519
-  _globals['_STREAMS']._serialized_start=2745
-  _globals['_STREAMS']._serialized_end=3193
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=1291
+  _globals['_CONSUMEROPENED']._serialized_start=1293
+  _globals['_CONSUMEROPENED']._serialized_end=1363
+  _globals['_DELIVERED']._serialized_start=1365
+  _globals['_DELIVERED']._serialized_end=1424
+  _globals['_READREQUEST']._serialized_start=1426
+  _globals['_READREQUEST']._serialized_end=1538
+  _globals['_READRESPONSE']._serialized_start=1540
+  _globals['_READRESPONSE']._serialized_end=1592
+  _globals['_LOOKUPREQUEST']._serialized_start=1594
+  _globals['_LOOKUPREQUEST']._serialized_end=1682
+  _globals['_LOOKUPRESPONSE']._serialized_start=1684
+  _globals['_LOOKUPRESPONSE']._serialized_end=1803
+  _globals['_PARTITION']._serialized_start=1805
+  _globals['_PARTITION']._serialized_end=1867
+  _globals['_OFFSETSREQUEST']._serialized_start=1869
+  _globals['_OFFSETSREQUEST']._serialized_end=1944
+  _globals['_OFFSETSRESPONSE']._serialized_start=1946
+  _globals['_OFFSETSRESPONSE']._serialized_end=2060
+  _globals['_SEGMENTSREQUEST']._serialized_start=2062
+  _globals['_SEGMENTSREQUEST']._serialized_end=2130
+  _globals['_SEGMENTSRESPONSE']._serialized_start=2133
+  _globals['_SEGMENTSRESPONSE']._serialized_end=2277
+  _globals['_SEGMENT']._serialized_start=2280
+  _globals['_SEGMENT']._serialized_end=2505
+  _globals['_STREAMS']._serialized_start=2731
+  _globals['_STREAMS']._serialized_end=3179
 # @@protoc_insertion_point(module_scope)

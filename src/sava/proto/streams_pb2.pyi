@@ -393,21 +393,21 @@ class SubscribeResponse(_message.Message):
     @_builtins.property
     def opened(self) -> Global___ConsumerOpened: ...
     @_builtins.property
-    def delivered(self) -> Global___Delivered: ...
+    def delivered(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delivered]:
+        """What is there at the moment travels together."""
+
     def __init__(
         self,
         *,
         opened: Global___ConsumerOpened | None = ...,
-        delivered: Global___Delivered | None = ...,
+        delivered: _abc.Iterable[Global___Delivered] | None = ...,
         acks_stored: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acks_stored", b"acks_stored", "delivered", b"delivered", "kind", b"kind", "opened", b"opened"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["opened", b"opened"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks_stored", b"acks_stored", "delivered", b"delivered", "kind", b"kind", "opened", b"opened"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks_stored", b"acks_stored", "delivered", b"delivered", "opened", b"opened"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "delivered", "acks_stored"]  # noqa: Y015
-    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubscribeResponse: _TypeAlias = SubscribeResponse  # noqa: Y015
 

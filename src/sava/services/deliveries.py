@@ -8,6 +8,7 @@ those of the others that follow within a moment, since all who keep up read the 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from sava.broker.delivery import Delivery
@@ -15,6 +16,7 @@ from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
 
 MAX_HELD_BYTES: Final = 8 << 20
+MAX_RESPONSE_BYTES: Final = 1 << 20
 
 _DELIVERED: Final = bytes(((pb.SubscribeResponse.DELIVERED_FIELD_NUMBER << 3) | 2,))
 _BATCH: Final = bytes(((pb.Delivered.BATCH_FIELD_NUMBER << 3) | 2,))
@@ -30,8 +32,23 @@ class Deliveries:
         self._held: OrderedDict[_Key, bytes] = OrderedDict()
         self._held_bytes = 0
 
+    def responses(self, deliveries: Sequence[Delivery]) -> Iterator[bytes]:
+        """Serialized ``SubscribeResponse`` messages that carry these deliveries, together as far as they are
+        small: a message costs gRPC as much as a hundred kilobytes. Messages that are written one behind the
+        other are, by Protobuf's rules, one message with what all of them hold."""
+        parts: list[bytes] = []
+        size = 0
+        for delivery in deliveries:
+            part = self.encode(delivery)
+            if parts and size + len(part) > MAX_RESPONSE_BYTES:
+                yield b"".join(parts)
+                parts, size = [], 0
+            parts.append(part)
+            size += len(part)
+        yield parts[0] if len(parts) == 1 else b"".join(parts)
+
     def encode(self, delivery: Delivery) -> bytes:
-        """A serialized ``SubscribeResponse``."""
+        """A serialized ``SubscribeResponse`` with one delivery."""
         batch = delivery.batch
         if len(delivery.ranges) > 1 or delivery.ranges[0][0] != batch.base_offset:
             ranges = [offset for pair in delivery.ranges for offset in pair]

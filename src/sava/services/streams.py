@@ -284,8 +284,8 @@ class _Subscribing:
 
     async def _deliver(self) -> None:
         while True:
-            for delivery in await self._consumer.receive():
-                await self._write(self._deliveries.encode(delivery))
+            for response in self._deliveries.responses(await self._consumer.receive()):
+                await self._write(response)
 
     async def _read(self) -> None:
         consumer = self._consumer

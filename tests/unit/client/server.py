@@ -311,5 +311,5 @@ class MemoryBroker(rpc.StreamsServicer):
                     position = batch.next_offset
                     delivered = pb.Delivered(batch=part.to_bytes(), attempt=1)
                     async with writing:
-                        await context.write(pb.SubscribeResponse(delivered=delivered))
+                        await context.write(pb.SubscribeResponse(delivered=[delivered]))
             await grown.wait()

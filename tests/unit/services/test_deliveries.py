@@ -7,7 +7,7 @@ import pytest
 from sava.broker.delivery import Delivery
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
-from sava.services.deliveries import Deliveries
+from sava.services.deliveries import MAX_RESPONSE_BYTES, Deliveries
 
 
 def batch_of(count: int, *, base_offset: int = 0, topic_id: int = 1) -> RecordBatch:
@@ -22,15 +22,15 @@ def test_a_stretch_of_the_topic_is_encoded_as_by_protobuf(count: int, attempt: i
     encoded = Deliveries().encode(Delivery(batch, ((7, 7 + count),), attempt))
 
     response = pb.SubscribeResponse.FromString(encoded)
-    assert response == pb.SubscribeResponse(delivered=pb.Delivered(batch=batch.to_bytes(), attempt=attempt))
-    assert RecordBatch.parse(response.delivered.batch).verify().base_offset == 7
+    assert response == pb.SubscribeResponse(delivered=[pb.Delivered(batch=batch.to_bytes(), attempt=attempt)])
+    assert RecordBatch.parse(response.delivered[0].batch).verify().base_offset == 7
 
 
 def test_chosen_rows_bring_their_offsets() -> None:
     chosen = batch_of(5, base_offset=10).select([0, 1, 4])
     encoded = Deliveries().encode(Delivery(chosen, ((10, 12), (14, 15)), 2))
 
-    delivered = pb.SubscribeResponse.FromString(encoded).delivered
+    [delivered] = pb.SubscribeResponse.FromString(encoded).delivered
     assert list(delivered.ranges) == [10, 12, 14, 15]
     assert (delivered.batch, delivered.attempt) == (chosen.to_bytes(), 2)
 
@@ -53,3 +53,19 @@ def test_what_is_kept_is_bounded() -> None:
         deliveries.encode(Delivery(batch_of(10, base_offset=base), ((base, base + 10),)))
 
     assert deliveries.encode(Delivery(batch_of(10), ((0, 10),))) is not first
+
+
+def test_what_is_there_together_travels_together_up_to_a_bound() -> None:
+    deliveries = [
+        Delivery(batch_of(1000, base_offset=base), ((base, base + 1000),)) for base in range(0, 20_000, 1000)
+    ]
+    responses = list(Deliveries().responses(deliveries))
+
+    assert 1 < len(responses) < 5
+    assert all(len(response) <= MAX_RESPONSE_BYTES for response in responses)
+    found = [
+        RecordBatch.parse(delivered.batch).base_offset
+        for response in responses
+        for delivered in pb.SubscribeResponse.FromString(response).delivered
+    ]
+    assert found == list(range(0, 20_000, 1000))
