@@ -161,17 +161,17 @@ async def test_p2_a_claim_by_lease_has_one_holder_and_passes_on(harness: Harness
 
 async def test_p3_create_read_update_delete(harness: Harness) -> None:
     store, other = harness.stores[0], harness.stores[-1]
-    created = await store.put("/namespaces/default/policy", b"1")
-    updated = await other.put("/namespaces/default/policy", b"2")
+    created = await store.put("/namespaces/shop/policy", b"1")
+    updated = await other.put("/namespaces/shop/policy", b"2")
     assert updated.revision == created.revision + 1
-    assert await store.get("/namespaces/default/policy") == KeyValue(
-        "/namespaces/default/policy", b"2", created.revision, updated.revision, 2
+    assert await store.get("/namespaces/shop/policy") == KeyValue(
+        "/namespaces/shop/policy", b"2", created.revision, updated.revision, 2
     )
-    deleted = await store.delete("/namespaces/default/policy")
+    deleted = await store.delete("/namespaces/shop/policy")
     assert isinstance(deleted.results[0], DeleteResult)
     assert [kv.value for kv in deleted.results[0].prev] == [b"2"]
-    assert await other.get("/namespaces/default/policy") is None
-    assert (await other.delete("/namespaces/default/policy")).revision == deleted.revision
+    assert await other.get("/namespaces/shop/policy") is None
+    assert (await other.delete("/namespaces/shop/policy")).revision == deleted.revision
 
 
 async def test_p3_a_local_read_with_the_revision_of_a_write_sees_it(harness: Harness) -> None:

@@ -7,18 +7,18 @@ that it would send home are switched off.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import obstore
 import pytest
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
+
+from tests.ports import free_ports
 
 BUCKET = "sava"
 START_TIMEOUT_S = 60.0
@@ -38,7 +38,7 @@ class S3Server:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self._ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
         self._process: subprocess.Popen[bytes] | None = None
         self.port = self._ports["s3.port"]
         self.options = self.options_behind(self.port)
@@ -116,11 +116,3 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     server.start()
     yield server
     server.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

@@ -23,7 +23,7 @@ from sava.proto import danube_admin_pb2_grpc as admin_rpc
 from sava.proto import danube_api_pb2_grpc as api_rpc
 from sava.proto import danube_schema_pb2_grpc as schema_rpc
 from sava.services.admin_client import PLAIN
-from tests.integration.harness import free_ports
+from tests.ports import free_ports
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0

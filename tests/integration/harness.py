@@ -17,7 +17,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from sava.proto import admin_pb2 as pb
 from sava.services.admin_client import PLAIN, AdminClient
 from tests.children import PIPE, Child, start_child
 from tests.integration.links import Links
+from tests.ports import free_ports
 
 START_TIMEOUT_S = 20.0
 FAST: dict[str, Any] = {"heartbeat_interval_ms": 50, "election_timeout_ms": 500}
@@ -39,16 +39,9 @@ FAST: dict[str, Any] = {"heartbeat_interval_ms": 50, "election_timeout_ms": 500}
 REPOSITORY = Path(__file__).parents[2]
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; all held at once, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def storage_in(directory: Path) -> dict[str, str]:
+    """Settings of a broker that is hosted by a test, and keeps its messages below its own directory."""
+    return {"journal_dir": str(directory / "journal"), "url": (directory / "segments").as_uri()}
 
 
 async def sava(*arguments: str, admin: str = "", check: bool = True) -> tuple[int, str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.integration.harness import free_ports
+from tests.ports import free_ports
 
 
 class Standalone:

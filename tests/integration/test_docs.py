@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import free_ports
+from tests.ports import free_ports
 
 DOCS = Path(__file__).parents[2] / "docs"
 

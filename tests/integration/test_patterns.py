@@ -12,8 +12,9 @@ from sava import config
 from sava.metadata.operations import ClusterOperations
 from sava.metadata.raft_store import RaftStore
 from sava.server import Broker, raft_address
-from tests.integration.harness import FAST, free_ports
+from tests.integration.harness import FAST, storage_in
 from tests.metadata_patterns import *  # noqa: F403
+from tests.ports import free_ports
 
 
 class RaftHarness:
@@ -41,6 +42,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[RaftHarness]:
             overlay = {
                 "broker": {"host": "127.0.0.1", "ports": dict(zip(names, free_ports(4), strict=True))},
                 "meta_store": {**FAST, "data_dir": str(tmp_path / str(number))},
+                "storage": storage_in(tmp_path / str(number)),
             }
             settings = config.load(None, {}, overlay)
             broker = Broker(settings)
@@ -48,7 +50,11 @@ async def harness(tmp_path: Path) -> AsyncIterator[RaftHarness]:
             brokers.append(broker)
             addresses.append(raft_address(settings))
         await ClusterOperations(brokers[0].node).init(addresses)
-        await RaftStore(brokers[0].node).get("/")
+        for broker in brokers:
+            await broker.topics.ready()  # it writes nothing more by itself
+        await RaftStore(brokers[0].node).delete_prefix(
+            "/namespaces/"
+        )  # the patterns begin with an empty store
         yield RaftHarness(brokers)
     finally:
         for broker in brokers:

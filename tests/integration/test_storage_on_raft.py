@@ -27,7 +27,8 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicState
 from sava.wal import LocalDisk
-from tests.integration.harness import FAST, free_ports
+from tests.integration.harness import FAST, storage_in
+from tests.ports import free_ports
 from tests.unit.storage.brokers import EAGER, LAZY, TOPIC, append_each, contents, expected, numbered
 
 NAME = TopicName(TOPIC.namespace, TOPIC.name)
@@ -42,6 +43,7 @@ class Node:
         overlay = {
             "broker": {"host": "127.0.0.1", "ports": dict(zip(names, free_ports(4), strict=True))},
             "meta_store": {**FAST, "data_dir": str(directory)},
+            "storage": storage_in(directory),
         }
         self._settings = config.load(None, {}, overlay)
         self.address = raft_address(self._settings)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sava.cli.main import main
-from tests.integration.harness import free_ports
+from tests.ports import free_ports
 
 START_TIMEOUT_S = 30.0
 

@@ -260,7 +260,7 @@ class Topics:
     ) -> TopicSpec:
         """On request, whatever the configuration says of automatic creation. Raises TopicExists,
         NamespaceUnknown, InvalidName, SchemaRefused."""
-        await self._wait_prepared()
+        await self.ready()
         if schema_subject:
             await self._parts.gate.check_subject(schema_subject)
         spec = await self.registry.create(name, reliable=reliable, partitions=partitions)
@@ -271,7 +271,7 @@ class Topics:
         """What the topic is; created if it is missing and the configuration allows that. The name of a
         partition creates the partitioned topic, and all partitions up to this one. Raises TopicUnknown,
         TopicMismatch, TopicExists, NamespaceUnknown."""
-        await self._wait_prepared()
+        await self.ready()
         if self._config.auto_create_topics:
             return await self.registry.ensure(name, reliable=reliable)
         spec = await self.registry.need(name)
@@ -313,7 +313,7 @@ class Topics:
             self._names = {spec.topic_id: name for name, spec in (await self.registry.list()).items()}
         return self._names.get(topic_id)
 
-    async def _wait_prepared(self) -> None:
+    async def ready(self) -> None:
         try:
             async with asyncio.timeout(PREPARE_S):
                 await self._prepared.wait()

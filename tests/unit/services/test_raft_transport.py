@@ -26,7 +26,7 @@ from sava.services.lanes import Lane, LaneLimits
 from sava.services.raft_listener import RaftListener
 from sava.services.raft_transport import TcpTransport, is_bulk
 from sava.services.raft_wire import GREETING, BadFrame, FrameReader, OpenLane, encode, frame, frames
-from tests.integration.harness import free_ports
+from tests.ports import free_ports
 
 ONE, TWO = NodeId(1), NodeId(2)
 
