@@ -8,6 +8,7 @@ never becomes the program it was to be. ``subprocess`` runs no Python between fo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 from collections.abc import Mapping
 from typing import IO
@@ -29,10 +30,26 @@ class Input:
         self._pipe.close()
 
 
+class _Output(asyncio.StreamReaderProtocol):
+    """Tells when everything that the child has said is here."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        super().__init__(reader)
+        self.has_ended = asyncio.Event()
+
+    def eof_received(self) -> bool:
+        self.has_ended.set()
+        return bool(super().eof_received())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.has_ended.set()
+        super().connection_lost(error)
+
+
 class Child:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._transports: list[asyncio.BaseTransport] = []
+        self._outputs: list[tuple[asyncio.BaseTransport, _Output]] = []
         self._waiting: asyncio.Future[int] | None = None
         self.stdin: Input | None = Input(process.stdin) if process.stdin is not None else None
         self.stdout: asyncio.StreamReader | None = None
@@ -54,9 +71,9 @@ class Child:
 
     async def _reader(self, pipe: IO[bytes], limit: int) -> asyncio.StreamReader:
         reader = asyncio.StreamReader(limit=limit)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
-        self._transports.append(transport)
+        output = _Output(reader)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, pipe)
+        self._outputs.append((transport, output))
         return reader
 
     def send_signal(self, number: int) -> None:
@@ -74,9 +91,11 @@ class Child:
         code = await asyncio.shield(self._waiting)
         if self.stdin is not None:
             self.stdin.close()
-        for transport in self._transports:
-            if all(reader is None or reader.at_eof() for reader in (self.stdout, self.stderr)):
-                transport.close()
+        for transport, output in self._outputs:
+            with contextlib.suppress(TimeoutError):  # nobody reads it, or a child of the child goes on
+                async with asyncio.timeout(1):
+                    await output.has_ended.wait()
+            transport.close()
         return code
 
     async def communicate(self) -> tuple[bytes, bytes]:

@@ -286,8 +286,8 @@ async def batches(broker: Standalone, topic: str) -> AsyncIterator[RecordBatch]:
         )
         await call.write(streams_pb2.SubscribeRequest(open=opening))
         while (response := await call.read()) is not aio.EOF:
-            if response.WhichOneof("kind") == "delivered":
-                batch = RecordBatch.parse(response.delivered.batch)
+            for delivered in response.delivered:
+                batch = RecordBatch.parse(delivered.batch)
                 acks = streams_pb2.Acks(ranges=(batch.base_offset, batch.next_offset))
                 await call.write(streams_pb2.SubscribeRequest(acks=acks))
                 yield batch
