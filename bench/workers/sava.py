@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from itertools import chain, cycle, islice
@@ -61,6 +62,23 @@ class Jobs:
                 return count
 
             count = sum(await asyncio.gather(*(publisher() for _ in range(BATCHES_IN_FLIGHT))))
+            return {"count": count, "seconds": time.perf_counter() - began}
+
+    async def publish_ahead(self, topic: str, seconds: float) -> dict[str, Any]:
+        """``send`` under a linger, the next one before the last has its offset, as NATS is driven."""
+        async with self._client.producer(topic, linger_ms=LINGER_MS) as producer:
+            under_way: deque[asyncio.Future[int]] = deque()
+            count = 0
+            began = time.perf_counter()
+            for payload in chain.from_iterable(cycle(self._batches)):
+                under_way.append(producer.send(payload))
+                count += 1
+                if len(under_way) >= MESSAGES_IN_FLIGHT:
+                    await under_way.popleft()
+                if not count % BATCH and time.perf_counter() - began > seconds:
+                    break
+            offsets = await asyncio.gather(*under_way)
+            assert len(set(offsets)) == len(offsets)
             return {"count": count, "seconds": time.perf_counter() - began}
 
     async def publish_each(self, topic: str, seconds: float) -> dict[str, Any]:
