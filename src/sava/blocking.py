@@ -27,7 +27,7 @@ from sava.client import Client as AsyncClient
 from sava.client import Consumer as AsyncConsumer
 from sava.client import Producer as AsyncProducer
 from sava.client import Reader as AsyncReader
-from sava.client.codec import Codec
+from sava.client.codec import Codec, SchemaCodec
 from sava.client.connection import Tls, Token
 from sava.client.consumer import SubscriptionType
 from sava.client.errors import Closed, Refused
@@ -238,6 +238,9 @@ class Client:
             self._loop.run(self._client.close())
         finally:
             self._loop.close()
+
+    def schema(self, subject: str, *, version: int | None = None) -> SchemaCodec:
+        return self._loop.run(self._client.schema(subject, version=version))
 
     def producer(
         self,

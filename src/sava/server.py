@@ -187,7 +187,9 @@ class Broker:
 
     def _add_client_services(self, server: aio.Server) -> None:
         config = self._config
-        streams = StreamsService(self.topics, locate=self._locate, store_url=config.storage.url)
+        streams = StreamsService(
+            self.topics, schemas=self._schemas, locate=self._locate, store_url=config.storage.url
+        )
         streams.register(server)
         danube.register_client_services(
             server,

@@ -20,6 +20,7 @@ class Standalone:
         client, admin, raft, http = free_ports(4)
         self.port = client
         self.url = f"http://127.0.0.1:{client}"
+        self.admin = f"127.0.0.1:{admin}"
         self.log = directory / "log"
         ports = f"--port {client} --admin-port {admin} --raft-port {raft} --http-port {http}"
         self._arguments = ["broker", "--standalone", "--data-dir", str(directory / "data"), *ports.split()]

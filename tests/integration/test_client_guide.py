@@ -11,6 +11,7 @@ import pytest
 
 from sava import client
 from sava.client import Client
+from tests.integration.harness import sava
 from tests.integration.standalone import Standalone
 
 PAGE = Path(__file__).parents[2] / "docs" / "client.md"
@@ -27,6 +28,13 @@ async def test_the_python_of_the_guide_works(tmp_path: Path, capsys: pytest.Capt
     with Standalone(tmp_path) as broker:
         async with Client(broker.url, timeout=60) as waiting, waiting.producer("/default/orders"):
             pass  # the broker is ready
+        definition = re.findall(r"^echo '(.*)' > drinks.json$", PAGE.read_text(), re.MULTILINE)[0]
+        (tmp_path / "drinks.json").write_text(definition)
+        await sava(
+            *("schemas", "register", "drinks", "--type", "json_schema"),
+            *("--file", str(tmp_path / "drinks.json")),
+            admin=broker.admin,
+        )
         names: dict[str, object] = {}
         for number, block in enumerate(blocks):
             source = block.replace("http://127.0.0.1:6650", broker.url)
@@ -38,7 +46,8 @@ async def test_the_python_of_the_guide_works(tmp_path: Path, capsys: pytest.Capt
     printed = capsys.readouterr().out
     assert "stored at 0" in printed
     assert "[10, 11, 12]" in printed
-    assert "2 cups" in printed
+    assert "2 cups\n" in printed
+    assert "2 cups, by version 1" in printed
 
 
 @pytest.mark.parametrize("method", [client.Client.producer, client.Client.consumer])

@@ -21,7 +21,7 @@
 
 from sava.client.batch import Batch, TypedMessage
 from sava.client.client import Client
-from sava.client.codec import Codec
+from sava.client.codec import Codec, SchemaCodec
 from sava.client.connection import Tls
 from sava.client.consumer import Consumer
 from sava.client.errors import (
@@ -55,6 +55,7 @@ __all__ = [
     "ProducerFenced",
     "Reader",
     "Refused",
+    "SchemaCodec",
     "Sent",
     "Timeout",
     "Tls",

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
-from sava.client.codec import Codec
+from sava.client.codec import Codec, SchemaCodec, codec_of
 from sava.client.connection import Connection, Tls, Token
 from sava.client.consumer import Consumer, ConsumerOptions, SubscriptionType
 from sava.client.position import End, Start
 from sava.client.producer import Producer, ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
+from sava.proto import streams_pb2 as pb
 
 Made = TypeVar("Made", Producer, Consumer, Reader)
 
@@ -53,6 +54,13 @@ class Client:
         made, self._made = self._made, []
         await asyncio.gather(*(each.close() for each in made if not each.is_closed))
         await self._connection.close()
+
+    async def schema(self, subject: str, *, version: int | None = None) -> SchemaCodec:
+        """A registered schema, the latest version by default, as the codec of producers and consumers: values
+        in and out, and each message with the numbers of its schema."""
+        request = pb.SchemaRequest(subject=subject, version=version or 0)
+        schema = await self._connection.ask("Schema", request)
+        return await asyncio.to_thread(codec_of, subject, schema)
 
     def producer(
         self,

@@ -777,3 +777,58 @@ class Segment(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Segment: _TypeAlias = Segment  # noqa: Y015
+
+@_typing.final
+class SchemaRequest(_message.Message):
+    """---- schemas ----"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    version: _builtins.int
+    """0: the latest."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["subject", b"subject", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchemaRequest: _TypeAlias = SchemaRequest  # noqa: Y015
+
+@_typing.final
+class SchemaResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEMA_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    schema_id: _builtins.int
+    version: _builtins.int
+    type: _builtins.str
+    """bytes, string, number, json_schema, avro or protobuf."""
+    definition: _builtins.bytes
+    """Exactly what was registered."""
+    def __init__(
+        self,
+        *,
+        schema_id: _builtins.int = ...,
+        version: _builtins.int = ...,
+        type: _builtins.str = ...,
+        definition: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "schema_id", b"schema_id", "type", b"type", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchemaResponse: _TypeAlias = SchemaResponse  # noqa: Y015

@@ -64,6 +64,11 @@ class StreamsStub:
                 request_serializer=sava_dot_proto_dot_streams__pb2.SegmentsRequest.SerializeToString,
                 response_deserializer=sava_dot_proto_dot_streams__pb2.SegmentsResponse.FromString,
                 _registered_method=True)
+        self.Schema = channel.unary_unary(
+                '/sava.streams.Streams/Schema',
+                request_serializer=sava_dot_proto_dot_streams__pb2.SchemaRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_streams__pb2.SchemaResponse.FromString,
+                _registered_method=True)
 
 
 class StreamsServicer:
@@ -112,6 +117,13 @@ class StreamsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Schema(self, request, context):
+        """One version of a registered schema.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StreamsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -144,6 +156,11 @@ def add_StreamsServicer_to_server(servicer, server):
                     servicer.Segments,
                     request_deserializer=sava_dot_proto_dot_streams__pb2.SegmentsRequest.FromString,
                     response_serializer=sava_dot_proto_dot_streams__pb2.SegmentsResponse.SerializeToString,
+            ),
+            'Schema': grpc.unary_unary_rpc_method_handler(
+                    servicer.Schema,
+                    request_deserializer=sava_dot_proto_dot_streams__pb2.SchemaRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_streams__pb2.SchemaResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -308,6 +325,33 @@ class Streams:
             '/sava.streams.Streams/Segments',
             sava_dot_proto_dot_streams__pb2.SegmentsRequest.SerializeToString,
             sava_dot_proto_dot_streams__pb2.SegmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Schema(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sava.streams.Streams/Schema',
+            sava_dot_proto_dot_streams__pb2.SchemaRequest.SerializeToString,
+            sava_dot_proto_dot_streams__pb2.SchemaResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,8 @@ class StreamsStub:
     """The offsets that a topic has, and the first one not before a publish time."""
     Segments: _grpc.UnaryUnaryMultiCallable[_streams_pb2.SegmentsRequest, _streams_pb2.SegmentsResponse]
     """The Parquet files that hold a topic's history."""
+    Schema: _grpc.UnaryUnaryMultiCallable[_streams_pb2.SchemaRequest, _streams_pb2.SchemaResponse]
+    """One version of a registered schema."""
 
 @_typing.type_check_only
 class StreamsAsyncStub(StreamsStub):
@@ -65,6 +67,8 @@ class StreamsAsyncStub(StreamsStub):
     """The offsets that a topic has, and the first one not before a publish time."""
     Segments: _aio.UnaryUnaryMultiCallable[_streams_pb2.SegmentsRequest, _streams_pb2.SegmentsResponse]  # type: ignore[assignment]
     """The Parquet files that hold a topic's history."""
+    Schema: _aio.UnaryUnaryMultiCallable[_streams_pb2.SchemaRequest, _streams_pb2.SchemaResponse]  # type: ignore[assignment]
+    """One version of a registered schema."""
 
 class StreamsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -116,5 +120,13 @@ class StreamsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.SegmentsResponse, _abc.Awaitable[_streams_pb2.SegmentsResponse]]:
         """The Parquet files that hold a topic's history."""
+
+    @_abc_1.abstractmethod
+    def Schema(
+        self,
+        request: _streams_pb2.SchemaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_streams_pb2.SchemaResponse, _abc.Awaitable[_streams_pb2.SchemaResponse]]:
+        """One version of a registered schema."""
 
 def add_StreamsServicer_to_server(servicer: StreamsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -31,6 +31,7 @@ from sava.broker.topics import Topics
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import Header, RecordBatch
+from sava.schemas.registry import SchemaRegistry
 from sava.services import faults
 from sava.services.deliveries import Deliveries
 from sava.storage.topic_log import TopicLog
@@ -50,8 +51,9 @@ Locate = Callable[[TopicName], Awaitable[tuple[int, str]]]
 
 
 class StreamsService(rpc.StreamsServicer):
-    def __init__(self, topics: Topics, *, locate: Locate, store_url: str) -> None:
+    def __init__(self, topics: Topics, *, schemas: SchemaRegistry, locate: Locate, store_url: str) -> None:
         self._topics = topics
+        self._schemas = schemas
         self._locate = locate
         self._store_url = store_url
         self._deliveries = Deliveries()
@@ -171,6 +173,16 @@ class StreamsService(rpc.StreamsServicer):
                 stored_offset=log.stored_offset,
                 next_offset=log.next_offset,
             )
+
+    async def Schema(self, request: pb.SchemaRequest, context: Any) -> pb.SchemaResponse:
+        async with faults.told(context):
+            if request.version:
+                found = await self._schemas.get_version(request.subject, request.version)
+            else:
+                found = await self._schemas.latest(request.subject)
+        return pb.SchemaResponse(
+            schema_id=found.schema_id, version=found.version, type=found.type, definition=found.definition
+        )
 
 
 class _Publishing:

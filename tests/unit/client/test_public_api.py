@@ -38,6 +38,7 @@ SIGNATURES = {
         "receive_queue=10000, codec=None"
     ),
     "Client.reader": "topic, *, start='earliest', end=None, codec=None, timeout=60.0",
+    "Client.schema": "subject, *, version=None",
     "Client.close": "",
     "Producer.open": "",
     "Producer.close": "*, timeout=None",
@@ -73,6 +74,7 @@ def test_the_names_of_the_package() -> None:
         "ProducerFenced",
         "Reader",
         "Refused",
+        "SchemaCodec",
         "Sent",
         "Timeout",
         "Tls",
