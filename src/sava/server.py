@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -134,6 +135,10 @@ class Broker:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._stack = AsyncExitStack()
+        self.leaves_clients = False
+        """The process ends right after ``close``: the client port stays as it is. A gRPC server that stops
+        cancels calls which have just arrived, and to a client of Danube a cancelled call is an error that it
+        hands to its application; a connection that breaks is one that it heals from."""
         self.node: RaftNode
         self.topics: Topics
         self._store: RaftStore
@@ -155,12 +160,16 @@ class Broker:
         self.node = node = open_node(config.meta_store.data_dir, options, TcpTransport(config.auth), metrics)
         self._stack.push_async_callback(node.close)
         metrics.observe(node)
-        await self._serve(RaftListener(node, f"{host}:{wanted.raft}", config.auth))
+        raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
+        await raft.start()
+        self._stack.push_async_callback(raft.stop, GRACE_S)
         self._store = RaftStore(node)
         self._schemas, self._topic_schemas = SchemaRegistry(self._store), TopicSchemas(self._store)
         self.topics = await self._open_topics(metrics)
-        await self._listen(wanted.client, CLIENT_OPTIONS, self._add_client_services)
-        await self._listen(wanted.admin, ADMIN_OPTIONS, self._add_admin_services)
+        clients = await self._listen(wanted.client, CLIENT_OPTIONS, self._add_client_services)
+        self._stack.push_async_callback(self._stop_client_port, clients)
+        admin = await self._listen(wanted.admin, ADMIN_OPTIONS, self._add_admin_services)
+        self._stack.push_async_callback(admin.stop, GRACE_S)
         http = HttpServer(node, metrics)
         self._stack.push_async_callback(http.close)
         try:
@@ -224,15 +233,16 @@ class Broker:
 
     async def _listen(
         self, port: int, options: security.Options, add_services: Callable[[aio.Server], None]
-    ) -> None:
+    ) -> aio.Server:
         server = aio.server(options=options)
         add_services(cast(aio.Server, GenericHandlers(server)))
         security.listen(server, f"{self._config.broker.host}:{port}", self._config.auth)
-        await self._serve(server)
-
-    async def _serve(self, server: aio.Server | RaftListener) -> None:
         await server.start()
-        self._stack.push_async_callback(server.stop, GRACE_S)
+        return server
+
+    async def _stop_client_port(self, server: aio.Server) -> None:
+        if not self.leaves_clients:
+            await server.stop(GRACE_S)
 
     async def close(self) -> None:
         """Clients are turned away and positions written down while the metadata store still works."""
@@ -255,7 +265,7 @@ class Broker:
 
 
 async def serve(config: Config, *, standalone: bool = False) -> int:
-    """Run one broker until a signal or a failure; returns the exit code."""
+    """Run one broker until a signal or a failure, and end the process; returns only if it could not start."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -266,6 +276,7 @@ async def serve(config: Config, *, standalone: bool = False) -> int:
     except SavaError as error:
         log.critical("broker: cannot start error=%s: %s", type(error).__name__, error)
         return EXIT_START
+    broker.leaves_clients = True
     try:
         await _announce(broker, config, standalone=standalone)
         broker.node.failed.add_done_callback(lambda _: stop.set())
@@ -273,7 +284,9 @@ async def serve(config: Config, *, standalone: bool = False) -> int:
     finally:
         log.info("broker: stopping")
         await broker.close()
-    return EXIT_FAILED if broker.node.failed.done() else EXIT_OK
+    logging.shutdown()
+    # Everything durable is closed. What is left are connections, which the kernel closes.
+    os._exit(EXIT_FAILED if broker.node.failed.done() else EXIT_OK)
 
 
 async def _announce(broker: Broker, config: Config, *, standalone: bool) -> None:
