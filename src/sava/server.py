@@ -139,6 +139,8 @@ class Broker:
         """The process ends right after ``close``: the client port stays as it is. A gRPC server that stops
         cancels calls which have just arrived, and to a client of Danube a cancelled call is an error that it
         hands to its application; a connection that breaks is one that it heals from."""
+        self._client_port: aio.Server | None = None
+        """Held until the end: a gRPC server that nobody holds stops, and cancels its calls."""
         self.node: RaftNode
         self.topics: Topics
         self._store: RaftStore
@@ -166,8 +168,8 @@ class Broker:
         self._store = RaftStore(node)
         self._schemas, self._topic_schemas = SchemaRegistry(self._store), TopicSchemas(self._store)
         self.topics = await self._open_topics(metrics)
-        clients = await self._listen(wanted.client, CLIENT_OPTIONS, self._add_client_services)
-        self._stack.push_async_callback(self._stop_client_port, clients)
+        self._client_port = await self._listen(wanted.client, CLIENT_OPTIONS, self._add_client_services)
+        self._stack.push_async_callback(self._stop_client_port)
         admin = await self._listen(wanted.admin, ADMIN_OPTIONS, self._add_admin_services)
         self._stack.push_async_callback(admin.stop, GRACE_S)
         http = HttpServer(node, metrics)
@@ -240,9 +242,9 @@ class Broker:
         await server.start()
         return server
 
-    async def _stop_client_port(self, server: aio.Server) -> None:
-        if not self.leaves_clients:
-            await server.stop(GRACE_S)
+    async def _stop_client_port(self) -> None:
+        if self._client_port is not None and not self.leaves_clients:
+            await self._client_port.stop(GRACE_S)
 
     async def close(self) -> None:
         """Clients are turned away and positions written down while the metadata store still works."""
