@@ -37,5 +37,4 @@ def _program() -> list[str]:
     if not (target := os.environ.get("SAVA_BENCH_PROFILE")):
         return ["-m", "sava.cli"]
     output = str(Path(target) / f"broker-{os.urandom(2).hex()}.prof")
-    imports = "import cProfile, sava.server; from sava.cli.main import main"
-    return ["-c", f"{imports}; cProfile.run('main()', {output!r})"]
+    return ["-m", "bench.profiled", output]

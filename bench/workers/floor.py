@@ -31,7 +31,7 @@ class Jobs:
         )
 
     async def syncs(self, folder: str, size: int) -> dict[str, Any]:
-        """At the end of a file that grows, as a journal does."""
+        """At the end of a file that grows: a log without room ahead (Sava's journal has some)."""
         path = Path(folder) / "syncs"
         return _fields(await asyncio.to_thread(sync_many, path, os.urandom(size), allocated=0))
 

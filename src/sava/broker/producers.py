@@ -157,7 +157,7 @@ class Producer:
                 f"a batch of producer id {header.producer_id} through producer {self.name!r}, whose id is "
                 f"{self.producer_id}"
             )
-        if batch.constant("producer") != self.name and not batch.is_absent("producer"):
+        if not batch.is_of(self.name):
             raise MessageInvalid(f"a batch with messages of other producers through producer {self.name!r}")
 
     def _enter(self) -> None:

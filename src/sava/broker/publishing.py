@@ -109,11 +109,13 @@ class Publisher:
     async def begin(self, batch: RecordBatch, check: Callable[[], None]) -> asyncio.Future[int]:
         """Accept a verified batch; its future has the base offset when it is durable. ``check`` raises if the
         producer may not publish (any more); it is asked after every wait."""
-        self._check_sizes(batch)
+        limits = self._limits.of(self.topic)
+        self._check_sizes(batch, limits.max_message_size)
         schema = self._gate.batch_check(self.topic)
         if schema is not None:
             await schema.check(batch)
-        await self._pace(len(batch))
+        if limits.max_publish_rate:
+            await self._pace(len(batch))
         check()
         return await self.sink.begin(batch)
 
@@ -158,8 +160,7 @@ class Publisher:
         rate = self._limits.of(self.topic).max_publish_rate
         await self._rate.acquire(count, rate, f"topic {self.topic}")
 
-    def _check_sizes(self, batch: RecordBatch) -> None:
-        limit = self.max_message_size
+    def _check_sizes(self, batch: RecordBatch, limit: int) -> None:
         if not limit or batch.header.body_size <= limit:
             return
         payloads: Any = batch.to_arrow(("payload",)).column(0)

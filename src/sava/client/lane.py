@@ -266,6 +266,9 @@ class Lane:
             if receipts:
                 self._backoff.reset()
                 self._wake.set()
+                # Whoever waited for a receipt goes first, and what it sends now is on its way before the next
+                # read is asked for, which takes gRPC as long as a write.
+                await asyncio.sleep(0)
 
     async def _transmit(self, stream: Stream) -> None:
         for batch in tuple(self._window.batches):

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from grpc.aio import AioRpcError
+
 from sava.client.connection import OPEN_TIMEOUT_S, Connection
-from sava.client.errors import Unavailable, translated
+from sava.client.errors import Unavailable, error_of
 from sava.client.tasks import cancelled
 
 STATUS_S: Final = 1.0
@@ -27,15 +29,17 @@ class Stream:
 
     async def write(self, request: Any) -> None:
         try:
-            with translated(self._target):
-                await self._call.write(request)
+            await self._call.write(request)
+        except AioRpcError as error:
+            raise error_of(error, self._target) from None
         except asyncio.InvalidStateError:
             raise Unavailable(f"broker {self._target} has ended the stream") from None
 
     async def receive(self) -> Any:
         try:
-            with translated(self._target):
-                return await anext(self._responses)
+            return await anext(self._responses)
+        except AioRpcError as error:
+            raise error_of(error, self._target) from None
         except StopAsyncIteration:
             raise Unavailable(f"broker {self._target} has ended the stream") from None
 

@@ -11,6 +11,7 @@ Pure: no I/O, no clock. The format is specified in ``docs/design/record-batch.md
 ``encoder``      columns → the bytes of a batch
 ``compression``  the body, compressed; bounded on the way back
 ``decoder``      the bytes of a body → checked columns
+``single``       both ways for one plain message, without Arrow
 ``values``       columns → Python objects
 ``batch``        RecordBatch, over all of these
 ===============  =====================================================================

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import google_crc32c
 import pyarrow as pa
 
-from sava.records import values
-from sava.records.columns import PUBLISH_TIME, STORED_COLUMNS, Column, Encoding, schema_of
+from sava.records import single, values
+from sava.records.columns import PRODUCER, PUBLISH_TIME, STORED_COLUMNS, Column, Encoding, schema_of
 from sava.records.compression import decompress
 from sava.records.decoder import publish_time_range, read_columns
 from sava.records.encoder import Body, Place, assemble, encode_arrow, encode_columns, encode_values
@@ -71,6 +71,27 @@ class RecordBatch:
         """A batch from one sequence per column; a single value stands for one that all messages have
         (the ``producer``'s name, usually). Producer id 0 is nobody: such a batch has no part in
         deduplication. Raises InvalidMessage, BatchTooLarge."""
+        if (
+            len(payloads) == 1
+            and type(payloads[0]) is bytes
+            and type(publish_time) is int
+            and type(producer) is str
+            and keys is None
+            and attributes is None
+            and schema_id is None
+            and schema_version is None
+            and origins is None
+            and codec is Codec.NONE
+        ):
+            made = single.encode(
+                payloads[0],
+                publish_time=publish_time,
+                producer=producer,
+                producer_id=producer_id,
+                base_sequence=base_sequence,
+            )
+            if made is not None:
+                return cls(*made, None)
         body = encode_values(
             payloads,
             publish_time=publish_time,
@@ -183,8 +204,9 @@ class RecordBatch:
 
     @property
     def buffers(self) -> tuple[bytes, Any]:
-        """The encoded batch in two pieces, never copied: the prefix, and a ``pa.Buffer`` of the rest."""
-        rest = pa.py_buffer(self._sealed()).slice(PREFIX_BYTES)
+        """The encoded batch in two pieces: the prefix, and the rest, which is not copied (a ``pa.Buffer``)
+        unless it is small."""
+        rest = self._rest()  # first: a slice has its header from now on
         return self._prefix or self._header.prefix(), rest
 
     def to_bytes(self) -> bytes:
@@ -197,8 +219,7 @@ class RecordBatch:
 
     def verify_crc(self) -> None:
         """Raise BatchCorrupt unless the bytes are those that were sealed. Says nothing of who sealed them."""
-        # pa.Buffer lends its memory to the checksum; a memoryview would have to be copied.
-        if google_crc32c.value(pa.py_buffer(self._sealed()).slice(PREFIX_BYTES)) != self._header.crc:
+        if google_crc32c.value(self._rest()) != self._header.crc:
             raise BatchCorrupt("the checksum does not match")
 
     def verify(self) -> RecordBatch:
@@ -209,7 +230,8 @@ class RecordBatch:
         calls it once at the door, so that no consumer ever meets a batch that it cannot read.
         """
         self.verify_crc()
-        self._decoded()
+        if not single.is_sound(self._sealed(), self._header):
+            self._decoded()
         return self
 
     # -- reading ---------------------------------------------------------------------
@@ -231,9 +253,12 @@ class RecordBatch:
         column = self._decoded()[STORED_COLUMNS.index(name)]
         return column.array[0].as_py() if column.encoding is Encoding.CONSTANT else None
 
-    def is_absent(self, name: str) -> bool:
-        """Whether no row has a value in this stored column."""
-        return self._decoded()[STORED_COLUMNS.index(name)].encoding is Encoding.ABSENT
+    def is_of(self, producer: str) -> bool:
+        """Whether the messages of a verified batch name this producer, or none."""
+        if self._data is not None and single.is_of(self._data, self._header, producer):
+            return True
+        column = self._decoded()[PRODUCER]
+        return column.encoding is Encoding.ABSENT or self.constant("producer") == producer
 
     def to_arrow(self, columns: Sequence[str] = STORED_COLUMNS) -> Any:
         """A ``pa.RecordBatch`` of these columns, out of STORED_COLUMNS and DERIVED_COLUMNS.
@@ -314,6 +339,13 @@ class RecordBatch:
                 place=Place(header.topic_id, header.epoch, header.base_offset),
             )
         return self._data
+
+    def _rest(self) -> Any:
+        """The sealed part. pa.Buffer lends its memory to checksums; a memoryview would have to be copied."""
+        data = self._sealed()
+        if type(data) is bytes and len(data) <= single.SMALL:
+            return data[PREFIX_BYTES:]
+        return pa.py_buffer(data).slice(PREFIX_BYTES)
 
     def _decoded(self) -> tuple[Column, ...]:
         if self._columns is None:

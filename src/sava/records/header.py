@@ -116,8 +116,8 @@ def peek_header(buffer: Buffer, position: int = 0) -> Header:
         fields = _WHOLE.unpack_from(buffer, position)
     except struct.error:
         raise BatchCorrupt(f"{len(buffer) - position} bytes are fewer than a header has") from None
-    magic, version, gap, length, crc, topic_id, epoch, base_offset, count, body_size, flags, *rest = fields
-    reserved, layout, producer_id, base_sequence, min_time, max_time = rest
+    magic, version, gap, length, crc, topic_id, epoch, base_offset, count, body_size = fields[:10]
+    flags, reserved, layout, producer_id, base_sequence, min_time, max_time = fields[10:]
     if magic != MAGIC:
         raise BatchCorrupt(f"begins with {magic!r}")
     if version != VERSION:
@@ -156,11 +156,12 @@ def check_header(header: Header) -> None:
         raise BatchCorrupt(f"a length of {header.length} does not go with a body of {header.body_size}")
     if header.min_publish_time > header.max_publish_time:
         raise BatchCorrupt("the earliest publish time is after the latest")
-    if min(header.topic_id, header.epoch, header.producer_id, header.base_sequence) < 0:
+    if header.topic_id < 0 or header.epoch < 0 or header.producer_id < 0 or header.base_sequence < 0:
         raise BatchCorrupt("a negative topic, epoch, producer or sequence")
     if header.base_offset < UNASSIGNED:
         raise BatchCorrupt(f"base offset {header.base_offset}")
-    if max(header.base_offset, header.base_sequence) + header.count > INT64_END:
+    last = INT64_END - header.count
+    if header.base_offset > last or header.base_sequence > last:
         raise BatchCorrupt("offsets or sequences pass the end of int64")
 
 

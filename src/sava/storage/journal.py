@@ -72,6 +72,8 @@ _UNBOUNDED: Final = 1 << 62
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalOptions:
     file_bytes: int = 64 << 20
+    room_bytes: int = 128 << 10
+    """Ahead of small appends (see ``wal.log``): enough for hundreds of messages that are sent one by one."""
     max_in_flight_bytes: int = 16 << 20
     """Appends wait beyond this. Enough to keep a fast disk busy over one turn of the event loop."""
     max_held_bytes: int = 4 << 30
@@ -192,7 +194,7 @@ class Journal:
                 disk,
                 owner=broker,
                 new_storage_id=lambda: uuid.uuid4().hex,
-                options=LogOptions(file_bytes=options.file_bytes),
+                options=LogOptions(file_bytes=options.file_bytes, room_bytes=options.room_bytes),
                 replay=found.take,
             ),
         )
@@ -246,7 +248,7 @@ class Journal:
 
         A waiter stays in the queue until it runs again. If it left when woken, somebody who comes between
         the waking and the running would go first, and a producer's second batch would overtake its first."""
-        if not self._waiting and self._has_room(size):
+        if self.has_room(size):
             return
         waiter = (size, self._loop.create_future())
         self._waiting.append(waiter)
@@ -258,7 +260,11 @@ class Journal:
             # After this turn: the caller takes its room first.
             self._loop.call_soon(self._wake)
 
-    def _has_room(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
+        """Whether ``reserve`` would return at once."""
+        return not self._waiting and self._fits(size)
+
+    def _fits(self, size: int) -> bool:
         if self._failure is not None or self._is_closed:
             return True  # to be refused at once
         is_full = self._reserved > 0 and self._reserved + size > self._options.max_in_flight_bytes
@@ -267,7 +273,7 @@ class Journal:
     def _wake(self) -> None:
         if self._waiting:
             size, future = self._waiting[0]
-            if not future.done() and self._has_room(size):
+            if not future.done() and self._fits(size):
                 future.set_result(None)
 
     def append(self, batch: RecordBatch, done: Done) -> None:
@@ -302,8 +308,11 @@ class Journal:
     ) -> None:
         self._reserved -= size
         if outcome is None:
+            index = self._topics.get(header.topic_id)
+            if index is None:
+                index = self._topics[header.topic_id] = JournalIndex()
             try:
-                self._topics.setdefault(header.topic_id, JournalIndex()).add(header, positions[0])
+                index.add(header, positions[0])
             except JournalCorrupt as error:
                 outcome = error
             self._end = positions[0] + size

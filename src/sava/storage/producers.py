@@ -121,7 +121,9 @@ class ProducerTable:
     def begin(self, header: Header) -> None:
         """The batch (assigned) is on its way to the disk."""
         if header.producer_id != NOBODY:
-            producer = self._producers.setdefault(header.producer_id, _Producer())
+            producer = self._producers.get(header.producer_id)
+            if producer is None:
+                producer = self._producers[header.producer_id] = _Producer()
             producer.in_flight.append(_appended(header))
 
     def commit(self, header: Header) -> None:

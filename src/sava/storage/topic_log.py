@@ -221,7 +221,8 @@ class TopicLog:
         it is durable. For callers that keep many on the way. Raises and waits as ``append``; the future fails
         with what becomes known later. It is shared when a batch is repeated: never cancel it."""
         self._check_accepting()
-        await self._journal.reserve(batch.header.length)
+        if not self._journal.has_room(batch.header.length):
+            await self._journal.reserve(batch.header.length)
         # No await from here to the queue: the order of acceptance is the order of offsets and of frames.
         self._check_accepting()
         known = self._producers.find(batch.header)

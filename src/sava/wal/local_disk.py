@@ -78,6 +78,10 @@ class LocalFile:
             raise DiskFailed(f"{self._path}: cannot write at {offset}: {error.strerror}") from error
 
     def _write_all(self, offset: int, buffers: Sequence[bytes | memoryview]) -> int:
+        if len(buffers) == 1 and type(buffers[0]) is bytes and len(buffers[0]) <= _CALL_BYTES:
+            written = os.pwritev(self._fd, buffers, offset)
+            if written == len(buffers[0]):  # nearly always; else once more from the beginning
+                return written
         total = 0
         for group, size in _calls(buffers):
             written = os.pwritev(self._fd, group, offset + total)

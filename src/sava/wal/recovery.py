@@ -57,6 +57,8 @@ from sava.wal.format import (
     seed_of,
 )
 
+_CHUNK = 1 << 20
+
 
 class Record(msgspec.Struct, frozen=True):
     position: int
@@ -68,8 +70,8 @@ class Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What was found. ``file`` is the last file, open, still with its torn tail (from ``end`` on) if there is
-    one."""
+    """What was found. ``file`` is the last file, open, still with its torn tail and its room, if there is
+    any (from ``end`` on)."""
 
     identity: Identity
     starts: list[int]
@@ -194,8 +196,8 @@ class _Walk:
         return found
 
     def judge_tail(self, file: File, start: int) -> int:
-        """Bytes of torn tail behind the last valid record of the last file. Raises LogCorrupt when what is
-        bad had been acknowledged."""
+        """Bytes of torn tail behind the last valid record of the last file; zeros at its end are room that
+        was not used yet. Raises LogCorrupt when what is bad had been acknowledged."""
         size = file.size()
         witness = find_witness(file, base=start, offset=self.end - start, end=size, seed=self._seed)
         if witness is not None:
@@ -205,4 +207,15 @@ class _Walk:
                 self.end,
                 f"a bad record (the record at {witness} proves it was durable)",
             )
-        return start + size - self.end
+        return _written_bytes(file, self.end - start, size)
+
+
+def _written_bytes(file: File, offset: int, end: int) -> int:
+    """How much of the file from ``offset`` on is there without the zeros at its end, to the next multiple of
+    8, since a record may end in zeros itself."""
+    while end > offset:
+        at = max(offset, end - _CHUNK)
+        if written := file.read(at, end - at).rstrip(b"\0"):
+            return min(at + len(written) + 7 & ~7, end) - offset
+        end = at
+    return 0

@@ -25,12 +25,13 @@ Nobody is told before the sync that covers it, and completions come in the order
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 from sava.wal.errors import DiskFull, LogBusy, LogClosed
-from sava.wal.format import FRAME_BYTES, payload_bytes
+from sava.wal.format import FRAME_BYTES
 from sava.wal.log import Buffers, Log
 
 Done = Callable[[BaseException | None], None]
@@ -71,12 +72,15 @@ class Writer:
         self._deliver = deliver
         self._max_queued_bytes = max_queued_bytes
         self._idle_mark_s = idle_mark_s
-        self._changed = threading.Condition(threading.Lock())
-        # Guarded by _changed:
-        self._queue: deque[_Submission] = deque()
+        self._queue: SimpleQueue[_Submission | None] = SimpleQueue()
+        """None is the last: the writer is closed."""
+        self._lock = threading.Lock()
+        # Guarded by _lock:
         self._queued_bytes = 0
         self._is_closing = False
         # Of the thread alone:
+        self._next: _Submission | None = None
+        """Taken from the queue, and not part of the group before it."""
         self._failure: BaseException | None = None
         self._is_marked = True
         self._thread = threading.Thread(target=self._serve, name="sava-wal-writer", daemon=True)
@@ -87,8 +91,7 @@ class Writer:
         before ``done(None)``, ``positions`` is extended by the records' positions.
 
         Raises LogBusy, LogClosed, RecordTooLarge, with nothing queued and ``done`` never called."""
-        self._log.check(records)
-        size = sum(FRAME_BYTES + payload_bytes(payload) for _, payload in records)
+        size = self._log.check(records) + FRAME_BYTES * len(records)
         self._submit(_Submission(done, records, positions, size))
 
     def run(self, action: Callable[[Log], None], done: Done) -> None:
@@ -97,22 +100,21 @@ class Writer:
         self._submit(_Submission(done, action=action))
 
     def _submit(self, submission: _Submission) -> None:
-        with self._changed:
+        with self._lock:
             if self._is_closing:
                 raise LogClosed("the log's writer is closed")
             # An empty queue takes any single submission: one larger than the bound would else never pass.
             if self._queued_bytes and self._queued_bytes + submission.size > self._max_queued_bytes:
                 raise LogBusy(f"{self._queued_bytes} bytes wait for the disk")
-            self._queue.append(submission)
             self._queued_bytes += submission.size
-            self._changed.notify()
+            self._queue.put(submission)
 
     def close(self) -> None:
         """Finish what is queued, close the log, join the thread. Raises DiskFailed when closing the log
         fails."""
-        with self._changed:
+        with self._lock:
             self._is_closing = True
-            self._changed.notify()
+            self._queue.put(None)
         self._thread.join()
         self._log.close()
 
@@ -125,17 +127,27 @@ class Writer:
     def _next_group(self) -> list[_Submission] | None:
         """All appends up to the next action, or one action; empty when it is time for a mark; None at the
         end."""
-        with self._changed:
-            while not self._queue:
-                if self._is_closing:
-                    return None
-                if not self._changed.wait(None if self._is_marked else self._idle_mark_s):
-                    return []
-            group = [self._queue.popleft()]
-            while self._queue and group[0].action is None and self._queue[0].action is None:
-                group.append(self._queue.popleft())
+        try:
+            first = self._next or self._queue.get(timeout=None if self._is_marked else self._idle_mark_s)
+        except Empty:
+            return []
+        self._next = None
+        if first is None:
+            return None
+        group = [first]
+        with suppress(Empty):
+            while first.action is None and self._next is None:
+                following = self._queue.get_nowait()
+                if following is None:
+                    self._queue.put(None)  # nothing comes behind it
+                    break
+                if following.action is None:
+                    group.append(following)
+                else:
+                    self._next = following
+        with self._lock:
             self._queued_bytes -= sum(submission.size for submission in group)
-            return group
+        return group
 
     def _execute(self, group: list[_Submission]) -> None:
         """Whatever the log raises is final: the thread must never die and leave callers waiting."""

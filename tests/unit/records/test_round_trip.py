@@ -154,5 +154,5 @@ def test_one_value_for_all_rows_is_known_without_writing_it_out() -> None:
 
     assert batch.constant("producer") == "p"
     assert batch.constant("key") is None
-    assert batch.is_absent("origin_cluster")
-    assert not batch.is_absent("key")
+    assert batch.is_of("p")
+    assert not batch.is_of("q")

@@ -298,11 +298,15 @@ async def test_frames_that_cannot_have_been_written_stop_the_journal(tmp_path: P
 # -- trouble with the disk -----------------------------------------------------------------------
 
 
+NO_ROOM = JournalOptions(room_bytes=0)
+"""What the disk has left is then what is left for the next frame."""
+
+
 async def test_nothing_is_written_behind_a_refused_frame() -> None:
     """On a full disk a small frame may fit where a large one did not; written, it would be a frame without
     its predecessor."""
     sim = SimDisk(Random(1))
-    async with opened(sim, JournalOptions()) as journal:
+    async with opened(sim, NO_ROOM) as journal:
         await append(journal, frame(0))
         sim.set_capacity(sim.used + 2000)
         large, small = append(journal, frame(1, size=5000)), append(journal, frame(2))
@@ -314,7 +318,7 @@ async def test_nothing_is_written_behind_a_refused_frame() -> None:
         await _until_accepting(journal)
         await append(journal, frame(1))
         assert await offsets(journal) == [0, 1]
-    async with opened(sim, JournalOptions()) as journal:
+    async with opened(sim, NO_ROOM) as journal:
         assert await offsets(journal) == [0, 1]
 
 
@@ -322,7 +326,7 @@ async def test_nothing_is_accepted_before_all_who_were_refused_know_it() -> None
     """a and b are refused. Between the two answers somebody appends c to the topic of b, behind b, whose fate
     is not known there yet: c must not be written."""
     sim = SimDisk(Random(1))
-    async with opened(sim, JournalOptions()) as journal:
+    async with opened(sim, NO_ROOM) as journal:
         await append(journal, frame(0, topic=2))
         sim.set_capacity(sim.used + 2000)
         refused: list[BaseException | None] = []

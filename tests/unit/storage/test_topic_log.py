@@ -160,7 +160,7 @@ async def test_a_refused_batch_leaves_no_hole(cluster: Cluster) -> None:
         await log.append(numbered(0, 2, producer=5))
         sim.set_capacity(sim.used + 3000)
         outcomes = await asyncio.gather(
-            log.append(batch("x" * 9000, producer=5, sequence=2)),
+            log.append(batch("x" * 300_000, producer=5, sequence=2)),
             log.append(batch("small", producer=5, sequence=3)),
             log.append(batch("another's")),
             return_exceptions=True,

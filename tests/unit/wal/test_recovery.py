@@ -141,7 +141,7 @@ def test_any_power_cut_keeps_what_was_promised() -> None:
 def _live_and_die(rng: Random) -> None:
     """Several lives of one log, each ended at any operation, also within recovery."""
     disk, ledger = SimDisk(rng), Ledger()
-    options = LogOptions(file_bytes=rng.choice([600, 2000, 1 << 20]))
+    options = LogOptions(file_bytes=rng.choice([600, 2000, 1 << 20]), room_bytes=rng.choice([0, 100, 3000]))
     number = 0
     for _ in range(6):
         cut_power_at(disk, rng.randrange(1, 40))
