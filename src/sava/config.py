@@ -148,12 +148,31 @@ class Rebalancing(Section):
     check_interval_seconds: Positive = 120
     aggressiveness: Literal["conservative", "moderate", "aggressive"] = "moderate"
     max_moves_per_hour: Count = 10
+    cooldown_seconds: Count = 60
+    """Between two rounds that moved something."""
+    min_brokers: Positive = 2
+    min_topic_age_seconds: Count = 300
+    """A topic that was assigned later than this stays where it is."""
+    exclude_topics: tuple[str, ...] = ()
+    """Names, or ``/namespace/*``."""
 
 
 class LoadManager(Section):
-    assignment_strategy: Literal["round_robin", "fair", "weighted_load"] = "round_robin"
+    assignment_strategy: Literal["round_robin", "fair", "balanced", "weighted_load"] = "fair"
+    """``fair``, also called ``round_robin``: by the number of topics. ``balanced`` and ``weighted_load``: by
+    what brokers report of their load."""
     load_report_interval_seconds: Positive = 30
     rebalancing: Rebalancing = Rebalancing()
+
+
+class Cluster(Section):
+    """How brokers know of one another."""
+
+    registration_ttl_ms: Annotated[int, Field(ge=1000, le=600_000)] = 6000
+    """A broker that was not heard of for so long is gone, and its topics go to others. It stops serving by
+    then itself."""
+    move_timeout_seconds: Positive = 30
+    """How long the owner of a topic may take to hand it over."""
 
 
 class Replication(Section):
@@ -172,6 +191,7 @@ class Config(Section):
     dispatch: Dispatch = Dispatch()
     storage: Storage = Storage()
     auth: Auth = Auth()
+    cluster: Cluster = Cluster()
     load_manager: LoadManager = LoadManager()
     replication: Replication = Replication()
 

@@ -28,15 +28,32 @@ async def test_brokers_and_cluster(stubs: Stubs, broker: Standalone) -> None:
 
 
 async def test_what_needs_another_broker_says_so(stubs: Stubs, topic: str) -> None:
-    calls = [
-        stubs.brokers.UnloadBroker(admin.UnloadBrokerRequest(broker_id="1")),
-        stubs.brokers.ActivateBroker(admin.ActivateBrokerRequest(broker_id="1")),
-        stubs.brokers.TriggerRebalance(admin.RebalanceRequest()),
-        stubs.topics.UnloadTopic(admin.TopicRequest(name=topic)),
+    (broker,) = (await stubs.brokers.ListBrokers(EMPTY)).brokers
+    drain = stubs.brokers.UnloadBroker(admin.UnloadBrokerRequest(broker_id=broker.broker_id))
+    code, text = await refused(drain)
+    assert (code, "no other broker" in text) == (StatusCode.FAILED_PRECONDITION, True)
+    await stubs.topics.CreateTopic(admin.NewTopicRequest(name=topic, dispatch_strategy=admin.Reliable))
+    await subscribe(stubs, topic)
+    assert await refused(stubs.topics.UnloadTopic(admin.TopicRequest(name=topic))) == (
+        StatusCode.FAILED_PRECONDITION,
+        "Cannot unload topic: single broker cluster detected. Unload requires at least 2 brokers. "
+        "Use delete if you want to remove the topic.",
+    )
+    missing = stubs.topics.UnloadTopic(admin.TopicRequest(name=f"{topic}-missing"))
+    assert (await refused(missing))[0] is StatusCode.NOT_FOUND
+    activated = await stubs.brokers.ActivateBroker(admin.ActivateBrokerRequest(broker_id=broker.broker_id))
+    assert activated.success
+    unknown = stubs.brokers.ActivateBroker(admin.ActivateBrokerRequest(broker_id="1"))
+    assert (await refused(unknown))[0] is StatusCode.NOT_FOUND
+    rebalanced = await stubs.brokers.TriggerRebalance(admin.RebalanceRequest())
+    assert (rebalanced.success, rebalanced.moves_executed) == (True, 0)
+
+
+async def test_what_this_version_does_not_have_says_so(stubs: Stubs) -> None:
+    for call in (
         stubs.security.ListRoles(EMPTY),
         stubs.security.CreateBinding(admin.CreateBindingRequest()),
-    ]
-    for call in calls:
+    ):
         code, text = await refused(call)
         assert code is StatusCode.UNIMPLEMENTED
         assert len(text) > 30, "and why"

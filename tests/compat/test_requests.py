@@ -85,6 +85,14 @@ async def test_a_message_that_cannot_be_stored_fails_alone(stubs: Stubs, topic: 
     assert [result[0] for result in results[:-1]] == [INVALID] * 4
 
 
+async def test_calls_that_come_at_once_are_all_answered(stubs: Stubs, topic: str) -> None:
+    """A topic was on the move for a few seconds, and all who waited for it come in the same moment. gRPC
+    would cancel some of more than a thousand calls that no handler has begun with, which clients do not
+    repeat."""
+    producer = await Producer.create(stubs, topic)
+    await producer.send_numbers(range(5000), at_once=5000)
+
+
 async def test_an_unknown_producer_is_told_to_come_back(stubs: Stubs, topic: str) -> None:
     producer = await Producer.create(stubs, topic)
     stranger = producer.message("x")

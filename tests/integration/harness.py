@@ -80,6 +80,7 @@ class BrokerProcess:
         self.raft_port = raft
         self.http_port = http
         self.admin = f"127.0.0.1:{admin}"
+        self.client_url = f"{'https' if auth.tls else 'http'}://127.0.0.1:{client}"
         self.raft_address = f"127.0.0.1:{raft}"
         """Where its Raft port is reached by others; a link's proxy when there are links."""
         self._arguments = [
@@ -87,11 +88,21 @@ class BrokerProcess:
             *("--port", str(client), "--admin-port", str(admin)),
             *("--raft-port", str(raft), "--http-port", str(http)),
         ]
+        self._module = "sava.cli"
+        self._environment: dict[str, str] = {}
         self.lines: list[str] = []
         self._line_added = asyncio.Condition()
         self._process: Child | None = None
         self._reading: asyncio.Task[None] | None = None
         self._client: AdminClient | None = None
+
+    def add_arguments(self, *arguments: str) -> None:
+        """From the next start on."""
+        self._arguments += arguments
+
+    def run_as(self, module: str, **environment: str) -> None:
+        """From the next start on: another program, which takes the arguments of the ``sava`` command."""
+        self._module, self._environment = module, environment
 
     @property
     def pid(self) -> int:
@@ -115,11 +126,11 @@ class BrokerProcess:
         self._process = await start_child(
             sys.executable,
             "-m",
-            "sava.cli",
+            self._module,
             "broker",
             *self._arguments,
             stderr=PIPE,
-            env={**os.environ, **environment},
+            env={**os.environ, **self._environment, **environment},
         )
         self._reading = asyncio.create_task(self._read())
         if wait:

@@ -48,6 +48,8 @@ def test_the_commands_of_the_operations_page_work(tmp_path: Path) -> None:
     output = session("operations.md", tmp_path)
     assert "hello" in output
     assert "is now a voter" in output
+    assert re.search(r"^/default/orders-part-0 +\d+ +\d+ +\d+ +\d+ +moved", output, re.MULTILINE)
+    assert output.count(" is drained, ") == 2
 
 
 @pytest.mark.timeout(180)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sava.cluster import records
 from sava.metadata.errors import IdentityConflict, InvalidRequest, NotInitialized, Unavailable
 from sava.proto import admin_pb2 as pb
 from sava.raft.errors import MembershipRefused
@@ -44,6 +45,7 @@ async def test_init_is_idempotent_and_refuses_another_list(tmp_path: Path) -> No
             before.cluster_id,
             before.current_term,
         )
+        await first.logged("this broker is registered")
         assert (await first.http("/readyz"))[0] == 200
 
 
@@ -106,10 +108,17 @@ async def test_a_new_node_catches_up_by_snapshot_and_becomes_a_voter(tmp_path: P
         await newcomer.put("/from-newcomer", b"1")
 
 
+async def retire(cluster: Cluster, *brokers: BrokerProcess) -> None:
+    """Let them have no topics any more: they have none, and these tests are about nodes."""
+    for broker in brokers:
+        await cluster.put(records.mode_key(await broker.node_id()), b'{"mode":"drained"}')
+
+
 async def test_remove_a_follower_then_the_leader_itself(trio: Cluster) -> None:
     leader = await trio.leader()
     follower = next(broker for broker in trio.brokers if broker is not leader)
     third = next(broker for broker in trio.brokers if broker not in (leader, follower))
+    await retire(trio, leader, follower)
     await change(third, "RemoveNode", pb.RemoveNodeRequest(addr=follower.raft_address))
     assert len((await leader.status()).voters) == 2
     with pytest.raises(InvalidRequest, match="not a member"):
@@ -126,6 +135,7 @@ async def test_remove_a_follower_then_the_leader_itself(trio: Cluster) -> None:
 async def test_remove_is_refused_when_the_rest_would_be_no_majority(trio: Cluster) -> None:
     leader = await trio.leader()
     dead, alive = (broker for broker in trio.brokers if broker is not leader)
+    await retire(trio, dead, alive)
     dead.kill()
     await dead.ended()
     # Removing a living voter would leave {leader, dead}: not even one more failure could be survived, and

@@ -4,15 +4,20 @@ one process around them all."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from sava import config
+from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.operations import ClusterOperations
 from sava.metadata.raft_store import RaftStore
-from sava.server import Broker, raft_address
-from tests.integration.harness import FAST, storage_in
+from sava.server import raft_address
+from sava.server.broker import replica_config
+from sava.services.raft_listener import RaftListener
+from sava.services.raft_transport import TcpTransport
+from tests.integration.harness import FAST
 from tests.metadata_patterns import *  # noqa: F403
 from tests.ports import free_ports
 
@@ -20,13 +25,13 @@ from tests.ports import free_ports
 class RaftHarness:
     ttl_ms = 1_500
 
-    def __init__(self, brokers: Sequence[Broker]) -> None:
-        self._brokers = brokers
-        self.stores = tuple(RaftStore(broker.node) for broker in brokers)
+    def __init__(self, nodes: Sequence[RaftNode]) -> None:
+        self._nodes = nodes
+        self.stores = tuple(map(RaftStore, nodes))
 
     @property
     def term(self) -> int:
-        return next(b.node.replica.term for b in self._brokers if b.node.replica.is_leader)
+        return next(node.replica.term for node in self._nodes if node.replica.is_leader)
 
     async def pass_time(self, ms: int) -> None:
         await asyncio.sleep(ms / 1000)  # noqa: F405
@@ -34,28 +39,24 @@ class RaftHarness:
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[RaftHarness]:
-    brokers: list[Broker] = []
-    addresses: list[str] = []
-    try:
-        for number in range(3):
-            names = ("client", "admin", "raft", "prometheus")
+    nodes: list[RaftNode] = []
+    async with AsyncExitStack() as stack:
+        addresses = []
+        for port in free_ports(3):
             overlay = {
-                "broker": {"host": "127.0.0.1", "ports": dict(zip(names, free_ports(4), strict=True))},
-                "meta_store": {**FAST, "data_dir": str(tmp_path / str(number))},
-                "storage": storage_in(tmp_path / str(number)),
+                "broker": {"host": "127.0.0.1", "ports": {"raft": port}},
+                "meta_store": {**FAST, "data_dir": str(tmp_path / str(port))},
             }
             settings = config.load(None, {}, overlay)
-            broker = Broker(settings)
-            await broker.start()
-            brokers.append(broker)
             addresses.append(raft_address(settings))
-        await ClusterOperations(brokers[0].node).init(addresses)
-        for broker in brokers:
-            await broker.topics.ready()  # it writes nothing more by itself
-        await RaftStore(brokers[0].node).delete_prefix(
-            "/namespaces/"
-        )  # the patterns begin with an empty store
-        yield RaftHarness(brokers)
-    finally:
-        for broker in brokers:
-            await broker.close()
+            options = NodeOptions(address=addresses[-1], replica=replica_config(settings))
+            node = open_node(settings.meta_store.data_dir, options, TcpTransport(settings.auth))
+            stack.push_async_callback(node.close)
+            listener = RaftListener(node, addresses[-1], settings.auth)
+            await listener.start()
+            stack.push_async_callback(listener.stop, 1.0)
+            nodes.append(node)
+        await ClusterOperations(nodes[0]).init(addresses)
+        harness = RaftHarness(nodes)
+        await harness.stores[0].get("/")  # somebody leads
+        yield harness

@@ -134,7 +134,8 @@ def test_a_topic_from_its_creation_to_its_end(sava: Sava) -> None:
     shown = sava("topics describe /default/life").out
     assert "Reliable" in shown
     described = sava("topics describe /default/life -o json").json
-    assert (described["name"], described["next_offset"], described["epoch"]) == ("/default/life", 0, 1)
+    # It was given to the broker, which has taken it up.
+    assert (described["name"], described["next_offset"], described["epoch"]) == ("/default/life", 0, 2)
 
     limited = sava("topics set-policy /default/life --max-message-size 3").out
     assert ["max_message_size", "3", "3"] in [line.split() for line in limited.splitlines()]
@@ -356,6 +357,8 @@ def test_a_schema_from_its_registration_to_its_end(sava: Sava, tmp_path: Path) -
     sava("produce /default/typed --schema order", '{"id": 1}')
     assert sava("topics peek /default/typed -o json").lines[0]["schema_version"] == 2
 
+    assert "topic /default/typed refuses" in sava("schemas delete order 1", code=1).err
+    sava("schemas configure-topic /default/typed --subject order --policy warn")
     assert "deleted" in sava("schemas delete order 1").out
     assert "7" in sava("schemas delete order 7", code=1).err
     assert "nothing" in sava("schemas get nothing", code=1).err

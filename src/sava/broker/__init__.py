@@ -6,9 +6,13 @@
 ``namespaces``     namespaces and their policies
 ``registry``       which topics exist; creating, growing and deleting them
 ``limits``         what the policies of topic, namespace and configuration come to
-``ownership``      who serves a topic, and the epoch that fences whoever did before
+``ownership``      who serves a topic, and what may become of that
+``tenure``         this broker's hold on a topic
 ``topics``         the topics that this broker serves
 ``topic``          one of them
+``sealing``        handing over what is not loaded
+``deletions``      how a topic goes, wherever it is served
+``upkeep``         what is done for all of them from time to time
 ``producers``      who publishes into a topic
 ``publishing``     single messages joined into batches
 ``schema_checks``  whether they follow the topic's schema

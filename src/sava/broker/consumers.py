@@ -20,8 +20,8 @@ import google_crc32c
 
 from sava.broker import specs
 from sava.broker.names import TopicName
-from sava.broker.ownership import Tenure
 from sava.broker.specs import ConsumerRecord, SubscriptionType
+from sava.broker.tenure import Tenure
 from sava.metadata.commands import Delete, KeyValue, Operation, Put
 
 FORGET_S: Final = 600.0

@@ -10,16 +10,17 @@ Each write is conditional on the topic's ownership record and on the subscriptio
     unsubscribe  removes s; somebody subscribes to s anew, from the end
     keeper       is late with the cursor of the old s: refused
 
-A transaction that is refused is tried in halves, until those that caused it are alone. When the store cannot
-be reached everything stays as it is, to be written later: what a crash loses then is that messages are
-delivered again.
+A transaction that is refused is tried in halves, until those that caused it are alone. Each of these asks its
+tenure (see ``tenure``) before it is given up: a record that was written again because the topic is to move
+has the same owner, and the positions that go with the topic are still to be written. When the store cannot be
+reached everything stays as it is, to be written later: what a crash loses then is that messages are delivered
+again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +29,7 @@ import msgspec
 from sava.broker import specs
 from sava.broker.specs import CursorRecord
 from sava.broker.subscription import Subscription
+from sava.broker.tenure import Tenure
 from sava.errors import SavaError
 from sava.metadata.commands import Compare, Operation, Put
 from sava.metadata.store import MetadataStore
@@ -51,13 +53,9 @@ class KeptCursor:
 
     key: str
     subscription: Subscription
-    epoch: int
-    owned: Compare
-    """That the topic is still this broker's."""
+    tenure: Tenure
     exists: Compare
     """That the subscription is still this one."""
-    lost: Callable[[], None]
-    """Told when the topic is another's."""
 
 
 class CursorKeeper:
@@ -143,31 +141,32 @@ class CursorKeeper:
         return True
 
     async def _write(self, part: list[KeptCursor]) -> None:
-        records = [(cursor, cursor.subscription.cursor_record(cursor.epoch)) for cursor in part]
+        records = [(cursor, cursor.subscription.cursor_record(cursor.tenure.epoch)) for cursor in part]
         puts: list[Operation] = [Put(cursor.key, _encode(record)) for cursor, record in records]
         if len(part) > 1 and sum(len(put.value) for put in puts if isinstance(put, Put)) > MAX_BYTES:
             await self._write_halves(part)
             return
-        owned = {cursor.owned.key: cursor.owned for cursor in part}
-        result = await self._store.txn((*owned.values(), *(cursor.exists for cursor in part)), puts)
+        holds = {cursor.tenure: cursor.tenure.holds for cursor in part}
+        result = await self._store.txn((*holds.values(), *(cursor.exists for cursor in part)), puts)
         if result.succeeded:
             for cursor, record in records:
                 cursor.subscription.mark_stored(record)
         elif len(part) > 1:
             await self._write_halves(part)
         else:
-            await self._refused(part[0])
+            await self._refused(part[0], holds[part[0].tenure])
 
     async def _write_halves(self, part: list[KeptCursor]) -> None:
         middle = len(part) // 2
         await self._write(part[:middle])
         await self._write(part[middle:])
 
-    async def _refused(self, cursor: KeptCursor) -> None:
-        self._kept.discard(cursor)
-        kv = await self._store.get(cursor.owned.key)
-        if kv is None or kv.mod_revision != cursor.owned.operand:
-            cursor.lost()
+    async def _refused(self, cursor: KeptCursor, compared: Compare) -> None:
+        """The topic may be another's, or only be moving by now, or the subscription is gone."""
+        if await cursor.tenure.still_holds() and cursor.tenure.holds != compared:
+            await self._write([cursor])
+        else:
+            self._kept.discard(cursor)
 
 
 def report_failure(task: asyncio.Task[None]) -> None:

@@ -94,10 +94,24 @@ class SchemaRefused(CallerError):
 class NotOwner(RetryableError):
     """Another broker serves the topic, or none does yet. ``owner`` is its node id, 0 if not known."""
 
-    def __init__(self, topic: object, owner: int) -> None:
+    def __init__(self, topic: object, owner: int, text: str = "") -> None:
         where = f"is served by broker {owner}" if owner else "is not served by any broker at the moment"
-        super().__init__(f"topic {topic} {where}")
+        super().__init__(text or f"topic {topic} {where}")
         self.topic, self.owner = str(topic), owner
+
+
+class TopicMoved(NotOwner):
+    """This broker gives the topic up, or has lost it, while somebody uses it here. Nothing of what was
+    refused so is in the topic; the same request goes to its next owner."""
+
+    def __init__(self, topic: object, owner: int = 0) -> None:
+        where = f"broker {owner} serves it now" if owner else "its next owner will serve it soon"
+        super().__init__(topic, owner, f"topic {topic} has moved away from this broker; {where}")
+
+
+class NotHandedOver(RetryableError):
+    """A hand-over did not come to its end; its topic is closed here, and is to be taken up anew under the
+    next epoch."""
 
 
 class ConsumerReplaced(CallerError):

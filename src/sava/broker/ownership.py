@@ -1,89 +1,128 @@
-"""Ownership: which broker serves a topic, and the epoch that fences whoever served it before.
+"""Ownership: which broker serves a topic. One record for each, and one table of what may become of it.
 
-One record for each topic, changed by compare-and-swap only. Whoever begins to serve a topic raises the epoch,
-a restart of the same broker included: what a former life still has under way (a cursor write that the network
-delayed) carries the old epoch and is refused. The record's revision is remembered, and every later write of
-the owner is conditional on it.
+=============  =======================  ==============  ===============================================
+step           from                     to              by
+=============  =======================  ==============  ===============================================
+``assign``     unassigned, sealed       assigned, e+1   the controller: to a broker that is there, and active
+``take``       assigned, orphan         assigned, e+1   the owner, each time that it begins to serve
+``move``       assigned                 moving          the controller, on whoever's request
+``seal``       moving                   sealed          the owner: everything is where any broker can read it
+``roll_back``  moving                   assigned, e+1   the owner, or the controller after the deadline
+``give_back``  assigned, not taken up   sealed          the owner, which could not begin to serve
+``orphan``     assigned, moving         orphan          the controller: the owner's registration is gone
+``recover``    orphan                   sealed          the controller: the owner kept nothing to itself
+``delete``     any                      deleting, e+1   whoever deletes the topic
+``let_go``     deleting                 deleting        the owner: nobody has it any more
+=============  =======================  ==============  ===============================================
+
+A step is a compare-and-swap on the record, so of two that are tried at once one happens, and the other is
+decided anew. The epoch grows whenever somebody begins to serve, a restart of the same broker included: what
+a former life still has under way (a cursor write that the network delayed) carries the old epoch and is
+refused.
+
+Nobody acts on the absence of a record: a topic without one is *unassigned* as long as its spec exists, which
+every step compares too, and only ``delete`` leads to anything being removed. Moving, failing over and
+deleting are different states here and cannot be taken for one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+import time
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from sava.broker import specs
-from sava.broker.conditions import unchanged
-from sava.broker.errors import NotOwner, RegistryBusy
 from sava.broker.names import TopicName
-from sava.broker.registry import Located, Registry
-from sava.broker.specs import Ownership
-from sava.metadata.commands import Compare, Operation, Put, TxnResult
-from sava.metadata.store import MetadataStore
+from sava.broker.specs import Ownership, OwnershipState
+from sava.errors import RetryableError
+from sava.metadata.commands import KeyValue
+from sava.metadata.store import LocalView
 
 NOBODY: Final = 0
-ATTEMPTS: Final = 16
+UNASSIGNED: Final = Ownership(state=OwnershipState.UNASSIGNED, epoch=0)
+
+_S = OwnershipState
 
 
-@dataclass(frozen=True, slots=True)
-class Tenure:
-    """This broker's hold on a topic. Ends when anybody changes the record."""
+class Step(NamedTuple):
+    """What a record must be, and what it becomes."""
 
-    located: Located
-    epoch: int
-    holds: Compare
-    """The condition that it has not ended."""
-    store: MetadataStore
-    lost: Callable[[TopicName], None]
-    """Told when it turns out to have ended."""
-
-    @property
-    def name(self) -> TopicName:
-        return self.located.name
-
-    async def write(self, operations: Sequence[Operation], *conditions: Compare) -> TxnResult:
-        """One transaction as the owner. Without effect if a condition does not hold; raises NotOwner if the
-        tenure has ended."""
-        result = await self.store.txn((self.holds, *conditions), operations)
-        if not result.succeeded:
-            await self.check()
-        return result
-
-    async def check(self) -> None:
-        """Raise NotOwner if it has ended."""
-        kv = await self.store.get(self.holds.key)
-        if kv is None or kv.mod_revision != self.holds.operand:
-            self.lost(self.name)
-            raise NotOwner(self.name, specs.decode(kv, Ownership).owner if kv is not None else NOBODY)
+    sources: frozenset[OwnershipState]
+    target: OwnershipState
+    raises_epoch: bool
+    forgets: frozenset[str]
+    """Fields that go back to their defaults unless the step sets them."""
 
 
-async def take(
-    registry: Registry,
-    store: MetadataStore,
-    name: TopicName,
-    broker: int,
-    *,
-    lost: Callable[[TopicName], None] = lambda name: None,
-) -> Tenure:
-    """Become the owner under the next epoch. Raises TopicUnknown, NotOwner."""
-    key = specs.ownership_key(name)
-    for _ in range(ATTEMPTS):
-        located = await registry.locate(name)
-        kv = await store.get(key)
-        held = specs.decode(kv, Ownership) if kv is not None else Ownership(owner=NOBODY, epoch=0)
-        if held.owner not in (NOBODY, broker):
-            raise NotOwner(name, held.owner)
-        ours = Ownership(owner=broker, epoch=held.epoch + 1)
-        # The topic's record too: an ownership written behind a deletion would be found by the next topic of
-        # this name.
-        compare = (unchanged(key, kv.mod_revision if kv is not None else 0), located.unchanged)
-        result = await store.txn(compare, (Put(key, specs.encode(ours)),))
-        if result.succeeded:
-            return Tenure(located, ours.epoch, unchanged(key, result.revision), store, lost)
-    raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to own it")
+def _step(
+    *sources: OwnershipState, to: OwnershipState, raises_epoch: bool = False, forgets: str = ""
+) -> Step:
+    return Step(frozenset(sources), to, raises_epoch, frozenset(forgets.split()))
 
 
-def owner_of(store: MetadataStore, name: TopicName) -> int:
-    """As this node knows it; 0 if nobody is."""
-    kv = store.local.get(specs.ownership_key(name))
-    return specs.decode(kv, Ownership).owner if kv is not None else NOBODY
+STEPS: Final[dict[str, Step]] = {
+    "assign": _step(
+        _S.UNASSIGNED, _S.SEALED, to=_S.ASSIGNED, raises_epoch=True, forgets="incarnation target timeout_ms"
+    ),
+    "take": _step(_S.ASSIGNED, _S.ORPHAN, to=_S.ASSIGNED, raises_epoch=True, forgets="failures"),
+    "move": _step(_S.ASSIGNED, to=_S.MOVING, forgets="error"),
+    "seal": _step(_S.MOVING, to=_S.SEALED, forgets="owner incarnation timeout_ms error"),
+    "roll_back": _step(_S.MOVING, to=_S.ASSIGNED, raises_epoch=True, forgets="target timeout_ms"),
+    "give_back": _step(_S.ASSIGNED, to=_S.SEALED, forgets="owner incarnation"),
+    "orphan": _step(_S.ASSIGNED, _S.MOVING, to=_S.ORPHAN, forgets="target timeout_ms"),
+    "recover": _step(_S.ORPHAN, to=_S.SEALED, forgets="owner incarnation"),
+    "delete": _step(*_S, to=_S.DELETING, raises_epoch=True, forgets="target timeout_ms"),
+    "let_go": _step(_S.DELETING, to=_S.DELETING, forgets="owner incarnation"),
+}
+
+
+class WrongState(RetryableError):
+    """The topic's ownership does not allow the step at the moment."""
+
+    def __init__(self, topic: object, step: str, state: OwnershipState) -> None:
+        super().__init__(
+            f"topic {topic} is {state.value}, from where there is no way to {step.replace('_', ' ')}"
+        )
+        self.topic, self.state = str(topic), state
+
+
+def after(step: str, topic: TopicName, record: Ownership, **changes: Any) -> Ownership:
+    """The record after a step. Raises WrongState."""
+    rule = STEPS[step]
+    if record.state not in rule.sources:
+        raise WrongState(topic, step, record.state)
+    forgotten = {name: _DEFAULTS[name] for name in rule.forgets}
+    return msgspec.structs.replace(
+        record,
+        **forgotten
+        | {
+            "state": rule.target,
+            "epoch": record.epoch + rule.raises_epoch,
+            "since_ms": time.time_ns() // 1_000_000,
+        }
+        | changes,
+    )
+
+
+_DEFAULTS: Final = {
+    field.name: field.default
+    for field in msgspec.structs.fields(Ownership)
+    if field.default is not msgspec.NODEFAULT
+}
+
+
+class Held(NamedTuple):
+    """A record as it was read; revision 0: there is none, which means unassigned."""
+
+    record: Ownership
+    revision: int
+
+
+def held(kv: KeyValue | None) -> Held:
+    return Held(UNASSIGNED, 0) if kv is None else Held(specs.decode(kv, Ownership), kv.mod_revision)
+
+
+def known(local: LocalView, topic: TopicName) -> Held:
+    """As this node knows it."""
+    return held(local.get(specs.ownership_key(topic)))

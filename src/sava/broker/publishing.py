@@ -11,6 +11,10 @@ same turn of the event loop, or while the append before them is on its way to th
 One append is under way at a time, so the disk sets the pace: the slower it is, the larger the batches. An
 append that fails fails for all of its callers, which may send again: nothing of it is in the topic. A message
 that no batch can hold fails alone.
+
+While the topic is handed over to another broker, what arrives is *held*: accepted here, it could be behind
+the end that the next owner begins at; refused at once, its sender would come back before there is a next
+owner. When the topic closes, whoever was held is told, and nothing of theirs is in the topic.
 """
 
 from __future__ import annotations
@@ -22,11 +26,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow.compute as pc
 
-from sava.broker.errors import MessageTooLarge
+from sava.broker.errors import MessageTooLarge, TopicMoved
 from sava.broker.limits import Limits, RateLimiter
 from sava.broker.names import TopicName
 from sava.errors import CallerError, SavaError
 from sava.records import Message, RecordBatch
+from sava.storage.errors import Fenced
 from sava.storage.topic_log import TopicClosed
 
 MAX_JOINED: Final = 10_000
@@ -98,8 +103,14 @@ class Publisher:
         self._waiting_bytes = 0
         self._room = asyncio.Event()
         self._joiner: asyncio.Task[None] | None = None
+        self._is_entering = False
+        """Whether the joiner waits for the sink to accept a batch."""
+        self._held: asyncio.Event | None = None
+        """There while the topic is handed over; set when it closes."""
         self._crowd = 0.0
         self._closed: SavaError | None = None
+        self.messages = self.bytes = 0
+        """That went to the sink so far."""
 
     @property
     def max_message_size(self) -> int:
@@ -117,7 +128,16 @@ class Publisher:
         if limits.max_publish_rate:
             await self._pace(len(batch))
         check()
-        return await self.sink.begin(batch)
+        if self._held is not None:
+            await self._hold_out()
+        self._count(batch)
+        try:
+            return await self.sink.begin(batch)
+        except TopicClosed:  # while it waited for room
+            await self._hold_out()
+            raise
+        except Fenced as error:
+            raise TopicMoved(self.topic) from error
 
     async def send(self, message: Message, check: Callable[[], None]) -> int:
         """The offset of the message, when it is durable."""
@@ -140,18 +160,37 @@ class Publisher:
         size = len(message.payload) + MESSAGE_BYTES
         self._waiting.append(_Waiting(message, size, future))
         self._waiting_bytes += size
-        if self._joiner is None:
+        if self._joiner is None and self._held is None:
             self._joiner = asyncio.create_task(self._join(), name=f"publish {self.topic}")
         return await future
 
+    async def hold(self) -> None:
+        """Whatever is not accepted yet waits until ``close`` and fails with its error. Returns when the
+        outcome of single messages that were on their way in is known; of batches it is the sink that knows
+        when theirs is."""
+        self._held = self._held or asyncio.Event()
+        if self._joiner is not None:
+            await asyncio.wait((self._joiner,))
+
     async def close(self, error: SavaError) -> None:
-        """What has not been appended fails with the error; what is under way resolves."""
+        """What has not been accepted fails with the error; what is under way resolves."""
         self._closed = error
         self._room.set()
+        if self._held is not None:
+            self._held.set()
         for waiting in self._take_all():
             _fail(waiting, error)
         if self._joiner is not None:
-            await self._joiner
+            if self._is_entering:
+                self._joiner.cancel()  # room may never come, and without it nothing is in the topic
+            await asyncio.gather(self._joiner, return_exceptions=True)
+
+    async def _hold_out(self) -> None:
+        """Raises what the topic closes with; returns only if it does not."""
+        if self._held is not None:
+            await self._held.wait()
+        if self._closed is not None:
+            raise self._closed
 
     # -- admission ---------------------------------------------------------------------------
 
@@ -177,7 +216,7 @@ class Publisher:
         """Runs while there is something to append."""
         try:
             await asyncio.sleep(0)  # until everybody who is ready in this turn has added theirs
-            while self._waiting:
+            while self._waiting and self._held is None:
                 part = self._take()
                 await self._append(part)
                 self._crowd = max(len(part), self._crowd * CROWD_FADES)
@@ -185,8 +224,9 @@ class Publisher:
                     await asyncio.sleep(GATHER_S)
         finally:
             self._joiner = None
-            for waiting in self._take_all():  # only when cancelled, or by a bug
-                _fail(waiting, self._stopped())
+            if self._held is None:
+                for waiting in self._take_all():  # only when cancelled, or by a bug
+                    _fail(waiting, self._stopped())
 
     async def _append(self, part: list[_Waiting]) -> None:
         try:
@@ -204,7 +244,7 @@ class Publisher:
                     await self._append(half)
             return
         try:
-            base = await (await self.sink.begin(batch))
+            base = await (await self._enter(batch))
         except SavaError as error:
             for waiting in part:
                 _fail(waiting, error)
@@ -217,8 +257,22 @@ class Publisher:
             if not waiting.future.done():
                 waiting.future.set_result(base + index)
 
-    def _stopped(self) -> TopicClosed:
-        return TopicClosed(f"topic {self.topic}: publishing was stopped")
+    async def _enter(self, batch: RecordBatch) -> asyncio.Future[int]:
+        self._is_entering = True
+        self._count(batch)
+        try:
+            return await self.sink.begin(batch)
+        except Fenced as error:
+            raise TopicMoved(self.topic) from error
+        finally:
+            self._is_entering = False
+
+    def _count(self, batch: RecordBatch) -> None:
+        self.messages += len(batch)
+        self.bytes += batch.header.body_size
+
+    def _stopped(self) -> SavaError:
+        return self._closed or TopicClosed(f"topic {self.topic}: publishing was stopped")
 
     def _take(self) -> list[_Waiting]:
         part: list[_Waiting] = []

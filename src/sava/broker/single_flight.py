@@ -43,6 +43,11 @@ class SingleFlight(Generic[K, V]):
         if task is not None:
             await asyncio.wait((task,))
 
+    async def all_settled(self) -> None:
+        """Until nothing runs any more of what runs now."""
+        if self._running:
+            await asyncio.wait(list(self._running.values()))
+
     async def stop(self, error: SavaError) -> None:
         """End all that is running, and begin nothing more: whoever asks gets the error."""
         self._stopped = error

@@ -219,8 +219,48 @@ class ConsumerRecord(msgspec.Struct, frozen=True, kw_only=True):
     seen_ms: int = 0
 
 
-class Ownership(msgspec.Struct, frozen=True, kw_only=True):
+class OwnershipState(StrEnum):
+    """See ``ownership`` for what each becomes, and by whom."""
+
+    UNASSIGNED = "unassigned"
+    """Nobody has served it yet."""
+    ASSIGNED = "assigned"
+    """``owner`` serves it, or is about to."""
+    MOVING = "moving"
+    """``owner`` still has it and is handing it over."""
+    SEALED = "sealed"
+    """Nobody has it; everything below ``end`` can be read by any broker, and the next owner goes on there."""
+    ORPHAN = "orphan"
+    """``owner`` is gone without having handed it over; what it knows alone is on its disk."""
+    DELETING = "deleting"
+    """``owner`` lets go of it, and then it is removed."""
+
+
+class Ownership(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who serves a topic. The epoch is the fencing token of every append, segment and cursor write."""
 
-    owner: int
+    state: OwnershipState = OwnershipState.ASSIGNED
     epoch: int
+    owner: int = 0
+    """Node id; 0: nobody."""
+    incarnation: int = 0
+    """Which life of the owner: the lease of its registration. 0: it has not taken the topic up yet."""
+    target: int = 0
+    """Of a move: where to. A preference by the time that it is sealed, for the target may be gone. 0: any."""
+    from_broker: int = 0
+    """Who had it before, and gave it up: not the first choice for the next owner."""
+    end: int = 0
+    """Once sealed: the next owner's first offset."""
+    store_id: str = ""
+    """Which object store its segments are in: that of the broker that it was last assigned to, kept here
+    because a broker that is gone cannot be asked. Empty: not known."""
+    reason: str = ""
+    """Of the last assignment or move: create, unload, drain, rebalance, failover."""
+    timeout_ms: int = 0
+    """Of a move: how long its owner may take to hand the topic over."""
+    failures: int = 0
+    """Assignments in a row that did not come to serving."""
+    error: str = ""
+    """Why the last move was taken back or the last assignment failed."""
+    since_ms: int = 0
+    """When the record was written, by its writer's clock; for people."""

@@ -4,12 +4,13 @@ A subscription and its cursor are written before its first consumer gets anythin
 these records when the topic is loaded: what was published while nobody was connected, or between two lives of
 the broker, is there for the next consumer.
 
-Records are read and changed under the topic's tenure (``ownership``): each transaction is conditional on it,
+Records are read and changed under the topic's tenure (``tenure``): each transaction is conditional on it,
 so a broker that has lost the topic changes nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,22 +24,32 @@ from sava.broker.conditions import absent, unchanged
 from sava.broker.consumer import Consumer
 from sava.broker.consumers import ConsumerIds, ConsumerRecords, KnownConsumer
 from sava.broker.cursors import KeptCursor
-from sava.broker.errors import ConsumerClosed, MessageInvalid, RegistryBusy, SubscriptionUnknown
-from sava.broker.names import TopicName
-from sava.broker.ownership import Tenure
+from sava.broker.errors import (
+    ConsumerClosed,
+    MessageInvalid,
+    RegistryBusy,
+    SubscriptionExists,
+    SubscriptionUnknown,
+)
+from sava.broker.names import TopicName, check_name
 from sava.broker.position import AtOffset, End, Position
 from sava.broker.single_flight import SingleFlight
 from sava.broker.specs import MAX_UNACKED_MESSAGES, CursorRecord, FailurePolicy, SubscriptionSpec
 from sava.broker.subscribing import Parts, SubscribeOptions, check_consumer, check_names, check_new
 from sava.broker.subscription import Hooks, Subscription
+from sava.broker.tenure import Tenure
 from sava.errors import SavaError
 from sava.metadata.commands import Compare, Delete, DeletePrefix, Put, Relation, Target
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.storage.topic_log import TopicLog
 
+log = logging.getLogger(__name__)
+
 PAGE: Final = 1000
 ATTEMPTS: Final = 16
+FLUSH_S: Final = 5.0
+"""How long the end of a topic waits for positions to be written."""
 
 
 class Subscriptions:
@@ -70,6 +81,7 @@ class Subscriptions:
         return min((subscription.cursor_offset for subscription in self._live.values()), default=None)
 
     def need(self, name: str) -> Subscription:
+        self._check_open()
         subscription = self._live.get(name)
         if subscription is None:
             raise SubscriptionUnknown(self._topic, name)
@@ -108,10 +120,8 @@ class Subscriptions:
         kept = KeptCursor(
             specs.cursor_key(self._topic, name),
             subscription,
-            self._tenure.epoch,
-            self._tenure.holds,
+            self._tenure,
             exists,
-            partial(self._tenure.lost, self._topic),
         )
         self._live[name], self._cursors[name] = subscription, kept
         self._parts.keeper.add(kept)
@@ -137,6 +147,14 @@ class Subscriptions:
             key_filters=tuple(options.key_filters),
             credits=options.credits,
         )
+
+    async def create(self, options: SubscribeOptions) -> None:
+        """Ahead of its consumers. Raises SubscriptionExists, LimitReached, OffsetOutOfRange."""
+        name = check_name(options.subscription, "subscription")
+        self._check_open()
+        if name in self._live:
+            raise SubscriptionExists(f"topic {self._topic} has a subscription {name} already")
+        await self._creating.run(name, partial(self._create, name, options))
 
     async def _create(self, name: str, options: SubscribeOptions) -> None:
         """The subscription and its start, in one transaction. One that is there already stays as it is."""
@@ -185,7 +203,8 @@ class Subscriptions:
         )
         subscription = self._live.pop(name, None)
         if subscription is not None:
-            self._parts.keeper.remove(self._cursors.pop(name))
+            if (cursor := self._cursors.pop(name, None)) is not None:  # not if the topic closes meanwhile
+                self._parts.keeper.remove(cursor)
             self.ids.forget_subscription(name)
             await subscription.close(
                 ConsumerClosed(f"subscription {name} of topic {self._topic} was removed")
@@ -234,16 +253,25 @@ class Subscriptions:
             (name, consumer) for name, each in self._live.items() for consumer in each.consumers
         )
 
-    async def close(self, error: SavaError) -> None:
-        """Every consumer ends with the error; positions are written, as far as that is possible."""
+    async def close(self, error: SavaError, *, timeout: float = FLUSH_S) -> None:
+        """Every consumer ends with the error; positions are written, as far as that is possible in time. Can
+        be repeated."""
         self._closed = error
         await self._creating.stop(error)
         for subscription in list(self._live.values()):
             await subscription.close(error)
-        if any(subscription.is_dirty for subscription in self._live.values()):
-            await self._parts.keeper.flush()
-        for cursor in self._cursors.values():
+        if any(cursor.subscription.is_dirty for cursor in self._cursors.values()):
+            await self._parts.keeper.flush(timeout=timeout)
+        while self._cursors:
+            name, cursor = self._cursors.popitem()
             self._parts.keeper.remove(cursor)
+            if cursor.subscription.is_dirty:
+                log.warning(
+                    "subscriptions: the last acks are not stored, and will be delivered again "
+                    "topic=%s subscription=%s",
+                    self._topic,
+                    name,
+                )
 
     def _check_open(self) -> None:
         if self._closed is not None:

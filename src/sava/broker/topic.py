@@ -3,33 +3,40 @@
 It ends in one order, whatever the reason: nobody may publish any more, what was accepted resolves, consumers
 end, positions are written, the log closes. Positions are written before the log closes because after it
 another broker may take the topic and begin at what it finds.
+
+Handing over is the same with a seal: before the log closes, everything that was acknowledged is put where any
+broker reads it, and the end is written down. Publishers are held meanwhile, not refused (see ``publishing``).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from sava.broker.consumer import Consumer
 from sava.broker.consumers import KnownConsumer
 from sava.broker.delivery import Range
-from sava.broker.errors import TopicMismatch
+from sava.broker.errors import NotHandedOver, TopicMismatch, TopicMoved
 from sava.broker.info import SubscriptionInfo, TopicInfo
 from sava.broker.names import TopicName
 from sava.broker.non_reliable import NonReliableSubscription
-from sava.broker.ownership import Tenure
 from sava.broker.position import Position
 from sava.broker.producers import AccessMode, Producer, Producers
 from sava.broker.publishing import Publisher
 from sava.broker.specs import FailurePolicy, TopicSpec
 from sava.broker.subscribing import AnySubscription, Parts, SubscribeOptions
-from sava.broker.subscriptions import Subscriptions, resolve
+from sava.broker.subscriptions import FLUSH_S, Subscriptions, resolve
+from sava.broker.tenure import Tenure
 from sava.broker.transient import TransientSubscriptions
 from sava.errors import SavaError
 from sava.records import RecordBatch
 from sava.storage.topic_log import Status, TopicLog
 
 __all__ = ["SubscribeOptions", "Topic"]
+
+LAST_FLUSH_S: Final = 1.0
+"""For positions, where the time for them is over already or nobody may need them."""
 
 
 class Topic:
@@ -43,6 +50,7 @@ class Topic:
         self._limits = parts.limits
         self._gate = parts.gate
         self._is_closed = False
+        self._has_closed = asyncio.Event()
         self._reliable = Subscriptions(tenure, log, parts) if log is not None else None
         self._transient = TransientSubscriptions(tenure, parts) if log is None else None
         self._publisher = Publisher(
@@ -106,6 +114,15 @@ class Topic:
         """Raises SubscriptionMismatch, SubscriptionBusy, LimitReached, OffsetOutOfRange."""
         return await self._subscriptions.subscribe(options)
 
+    async def create_subscription(self, options: SubscribeOptions) -> None:
+        """Ahead of its consumers, so ``consumer_name`` means nothing. Raises SubscriptionExists,
+        TopicMismatch, LimitReached, OffsetOutOfRange."""
+        if self._reliable is None:
+            raise TopicMismatch(
+                f"topic {self.name} is not reliable: its subscriptions last as long as their consumers"
+            )
+        await self._reliable.create(options)
+
     def ack(self, subscription: str, ranges: Sequence[Range]) -> None:
         """For protocols whose acks name no consumer. Raises SubscriptionUnknown."""
         self._subscriptions.need(subscription).ack(ranges)
@@ -154,6 +171,11 @@ class Topic:
 
     # -- knowing -----------------------------------------------------------------------------
 
+    @property
+    def published(self) -> tuple[int, int]:
+        """Messages, and their bytes, since this broker began to serve the topic."""
+        return self._publisher.messages, self._publisher.bytes
+
     def describe(self) -> TopicInfo:
         log = self.log
         return TopicInfo(
@@ -186,16 +208,48 @@ class Topic:
         keep_from = self._reliable.lowest_cursor
         return len(await self.log.enforce_retention(policy, now_ms=now_ms, keep_from=keep_from))
 
-    async def close(self, *, for_producers: SavaError, for_consumers: SavaError) -> None:
-        """Idempotent."""
+    async def hand_over(self, *, timeout: float) -> int:
+        """Let go of the topic so that any broker can go on: returns the exclusive end (0 if nothing is kept),
+        below which everything is in segments. Everybody who uses the topic here gets TopicMoved.
+
+        The topic is closed afterwards, also by a failure: NotHandedOver when the time is up, and whatever
+        stands in the way of the seal. Positions that cannot be written do not: messages are then delivered
+        again."""
+        moved = TopicMoved(self.name)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        doing = "waiting for what was accepted"
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._publisher.hold()
+                doing = "writing the positions of its subscriptions"
+                await self._subscriptions.close(moved, timeout=min(FLUSH_S, timeout / 2))
+                doing = "uploading and sealing its log"
+                return (await self.log.seal(timeout=deadline - loop.time())).end if self.log else 0
+        except TimeoutError:
+            raise NotHandedOver(
+                f"topic {self.name} was not handed over within {timeout:g} s; it was still {doing}"
+            ) from None
+        finally:
+            await self.close(for_producers=moved, for_consumers=moved, timeout=LAST_FLUSH_S)
+
+    async def close(
+        self, *, for_producers: SavaError, for_consumers: SavaError, timeout: float = FLUSH_S
+    ) -> None:
+        """What was accepted resolves; positions are written if that is possible in time. Whoever asks a
+        second time waits for the first."""
         if self._is_closed:
+            await self._has_closed.wait()
             return
         self._is_closed = True
-        self.producers.end(for_producers)
-        await self._publisher.close(for_producers)
-        await self._subscriptions.close(for_consumers)
-        if self.log is not None:
-            await self.log.close()
+        try:
+            self.producers.end(for_producers)
+            await self._publisher.close(for_producers)
+            await self._subscriptions.close(for_consumers, timeout=timeout)
+            if self.log is not None:
+                await self.log.close()
+        finally:
+            self._has_closed.set()
 
 
 def _describe(subscription: AnySubscription) -> SubscriptionInfo:

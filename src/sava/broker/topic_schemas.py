@@ -10,9 +10,11 @@ from sava.broker import specs
 from sava.broker.conditions import present
 from sava.broker.errors import TopicUnknown
 from sava.broker.names import TopicName
+from sava.broker.registry import Registry
 from sava.metadata.commands import Put
 from sava.metadata.store import MetadataStore
 from sava.schemas.topic import TopicSchema
+from sava.schemas.types import Policy
 
 
 class TopicSchemas:
@@ -24,6 +26,17 @@ class TopicSchemas:
     async def get(self, topic: TopicName) -> TopicSchema | None:
         kv = await self._store.get(specs.schema_key(topic.head))
         return specs.decode(kv, TopicSchema) if kv is not None else None
+
+    async def enforcing(self, subject: str) -> list[TopicName]:
+        """The topics that refuse what does not follow the subject. Those that are being deleted do not
+        count."""
+        found = await Registry(self._store).list()  # linearizable, so this node's view behind it is as new
+        local = self._store.local
+        records = ((name, local.get(specs.schema_key(name))) for name in found if name.head == name)
+        schemas = ((name, specs.decode(kv, TopicSchema)) for name, kv in records if kv is not None)
+        return sorted(
+            name for name, schema in schemas if schema.subject == subject and schema.policy is Policy.ENFORCE
+        )
 
     async def set(self, topic: TopicName, schema: TopicSchema) -> None:
         """Takes effect at once. Raises TopicUnknown."""

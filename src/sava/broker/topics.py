@@ -1,12 +1,20 @@
 """Topics: those that this broker serves.
 
-A topic is loaded when somebody asks for it, and those that this broker owned before are loaded in the
-background after a start, so that what their journal still holds is uploaded and their backlog is known before
-anybody comes. Loading happens once however many wait for it; a failure is an error to all of them, and the
-next call tries again. It never becomes an empty topic.
+A topic is loaded when somebody asks for it, or earlier: its owner's agent takes up what it is assigned, so
+that what the journal still holds is uploaded and the backlog is known before anybody comes. Loading happens
+once however many wait for it; a failure is an error to all of them, and the next call tries again. It never
+becomes an empty topic.
 
-Deleting runs to its end once begun, whoever asked for it; what a crash leaves is finished after the next
-start (see ``registry``).
+Who serves a topic is in its ownership record, which the controller of the cluster writes. A topic that is
+not this broker's is refused at once with NotOwner, and whoever asked knows where to ask next. Without a
+controller (``claims_unassigned``) whoever is asked takes what nobody has, and a broker that starts takes up
+what it had before.
+
+It ends here in one of three ways:
+
+    hand_over   everything goes to where any broker reads it, and the topic to its next owner
+    drop        it is another's already, or this broker may have it no longer: nothing is sealed
+    let_go      it is being deleted (see ``deletions``)
 """
 
 from __future__ import annotations
@@ -14,20 +22,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from sava.broker import ownership
+from sava.broker import ownership, tenure
 from sava.broker.consumers import KnownConsumer, topic_of_consumer
 from sava.broker.cursors import CursorKeeper, report_failure
+from sava.broker.deletions import Deletions, Released, topic_key
 from sava.broker.errors import (
     ConsumerClosed,
+    NotHandedOver,
     NotOwner,
     TopicMismatch,
+    TopicMoved,
     TopicUnknown,
 )
 from sava.broker.limits import Limits
@@ -35,10 +45,14 @@ from sava.broker.names import TopicName, check_name
 from sava.broker.namespaces import Namespaces
 from sava.broker.registry import Registry, check_kind
 from sava.broker.schema_checks import SchemaChecks
+from sava.broker.sealing import seal_unloaded
 from sava.broker.single_flight import SingleFlight
-from sava.broker.specs import DEFAULT_NAMESPACES, TopicSpec
+from sava.broker.specs import DEFAULT_NAMESPACES, OwnershipState, TopicSpec
 from sava.broker.subscribing import Parts
-from sava.broker.topic import Topic
+from sava.broker.subscriptions import FLUSH_S
+from sava.broker.tenure import Tenure
+from sava.broker.topic import LAST_FLUSH_S, Topic
+from sava.broker.upkeep import FAILURES, TopicsOptions, Upkeep
 from sava.config import Config
 from sava.errors import RetryableError, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
@@ -47,25 +61,16 @@ from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.topic_log import TopicClosed
-from sava.storage.types import TopicKey
+
+__all__ = ["PublishElsewhere", "Topics", "TopicsOptions"]
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.2
-FAILURES: Final = (SavaError, TimeoutError)
-"""Of one topic in the background: logged, and tried again later."""
 PREPARE_S: Final = 10.0
 """How long the first callers wait for the namespaces to be there."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicsOptions:
-    cursor_interval_s: float = 1.0
-    tend_interval_s: float = 30.0
-    retention_interval_s: float = 60.0
-    sweep_interval_s: float = 3600.0
-    parallel: int = 8
-    """Topics that are loaded, tended or deleted at a time in the background."""
+PublishElsewhere = Callable[[TopicName, RecordBatch], Awaitable[None]]
 
 
 class Topics:
@@ -79,7 +84,16 @@ class Topics:
         *,
         broker: int,
         options: TopicsOptions = TopicsOptions(),  # noqa: B008 (frozen)
+        claims_unassigned: bool = True,
+        incarnation: Callable[[], int] = lambda: 0,
+        released: Released | None = None,
+        publish_elsewhere: PublishElsewhere | None = None,
     ) -> None:
+        """``claims_unassigned``: there is no controller, and whoever is asked takes what nobody has.
+        ``incarnation``: this life of the broker, as registered; 0 while it is not, and then, with a
+        controller, it takes nothing up. ``released``: waits until nobody has these topics, which are being
+        deleted; None: there are no other brokers. ``publish_elsewhere``: to a topic of another broker;
+        returns when durable."""
         self.registry = Registry(store)
         self.namespaces = Namespaces(store)
         self.limits = Limits(store, config.policies)
@@ -88,6 +102,9 @@ class Topics:
         self._storage = storage
         self._config = config
         self._options = options
+        self._claims_unassigned = claims_unassigned
+        self._incarnation = incarnation
+        self._publish_elsewhere = publish_elsewhere
         self._keeper = CursorKeeper(store, interval_s=options.cursor_interval_s)
         self._parts = Parts(
             limits=self.limits,
@@ -98,10 +115,16 @@ class Topics:
         )
         self._loaded: dict[TopicName, Topic] = {}
         self._by_id: dict[int, Topic] = {}
+        self._ending: set[Topic] = set()
         self._loading: SingleFlight[TopicName, Topic] = SingleFlight()
-        self._deleting: SingleFlight[TopicName, None] = SingleFlight()
+        self._deletions = Deletions(
+            self.registry, store, storage, broker=broker, close=self._close_deleted, released=released
+        )
+        self._upkeep = Upkeep(self.loaded, self.registry, storage, self._keeper, options)
         self._names: dict[int, TopicName] = {}
         self._names_at = float("-inf")
+        self._names_end = 0
+        """Ids from here on were given out after the listing."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._prepared = asyncio.Event()
         self._is_closing = False
@@ -115,9 +138,8 @@ class Topics:
             check_name(namespace, "namespace")
         self._keeper.start()
         self._spawn(self._prepare())
-        self._spawn(self._tend())
-        self._spawn(self._retain())
-        self._spawn(self._sweep())
+        for task in self._upkeep.tasks():
+            self._spawn(task)
 
     async def close(self) -> None:
         """Stop accepting, resolve what is in flight, write positions, close the logs."""
@@ -127,8 +149,8 @@ class Topics:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         stopped = TopicClosed("this broker stops")
         await self._loading.stop(stopped)
-        await self._deleting.stop(stopped)
-        topics = list(self._loaded.values())
+        await self._deletions.stop(stopped)
+        topics = [*self._loaded.values(), *self._ending]
         await asyncio.gather(*(self._close(topic, "this broker stops") for topic in topics))
         await self._keeper.close()
 
@@ -145,100 +167,37 @@ class Topics:
             try:
                 await self.namespaces.ensure((*DEFAULT_NAMESPACES, *self._config.bootstrap_namespaces))
                 self._prepared.set()
-                await self._release_leftovers()
+                await self._upkeep.release_leftovers()
                 break
             except (RetryableError, OutcomeUnknown, TimeoutError) as error:
                 if str(error) != reason:
                     reason = str(error)
                     log.info("topics: waiting for the metadata store error=%s", reason)
                 await asyncio.sleep(RETRY_S)
-        await self._catch_up()
-
-    async def _release_leftovers(self) -> None:
-        """What the journal holds of topics that no longer exist, or live elsewhere."""
-        leftovers = self._storage.leftovers
-        ids_end = await self.registry.last_id() + 1
-        for topic_id in leftovers:
-            if topic_id >= ids_end:
-                log.error(
-                    "topics: the journal holds a topic of another cluster, which is left alone topic_id=%d",
-                    topic_id,
-                )
-        for topic_id in await self._storage.release_leftovers(ids_end=ids_end):
-            log.info("topics: the journal has let go of a topic that is not here topic_id=%d", topic_id)
+        while self._claims_unassigned:
+            await self._catch_up()
+            await asyncio.sleep(self._options.tend_interval_s)
 
     async def _catch_up(self) -> None:
-        """Finish what was begun, load what is owned. What fails is tried again the next time."""
+        """What the controller and the agents of a cluster do: finish what was begun, load what is owned. What
+        fails is tried again the next time."""
         try:
+            await self.finish_deletions()
             found = await self.registry.list_all()
         except FAILURES as error:
             log.warning("topics: cannot be listed error=%s: %s", type(error).__name__, error)
             return
-        unfinished = [name for name, spec in found.items() if spec.deleting]
-        await self._each(unfinished, self._finish_delete)
         owned = [name for name, spec in found.items() if not spec.partitions and self._should_load(name)]
-        await self._each(owned, self._load_known)
-
-    async def _finish_delete(self, name: TopicName) -> None:
-        log.info("topics: finishing a deletion topic=%s", name)
-        await self._deleting.run(name, partial(self._delete, name))
+        await self._upkeep.each(owned, self._load_known)
 
     def _should_load(self, name: TopicName) -> bool:
-        return name not in self._loaded and ownership.owner_of(self._store, name) == self.broker
+        record = ownership.known(self._store.local, name).record
+        is_ours = record.owner == self.broker and record.state in ownership.STEPS["take"].sources
+        return is_ours and name not in self._loaded
 
     async def _load_known(self, name: TopicName) -> None:
         with suppress(TopicUnknown):  # deleted meanwhile
             await self.get(name)
-
-    async def _each(self, names: Iterable[TopicName], work: Callable[[TopicName], Awaitable[object]]) -> None:
-        """A few at a time; one that fails is no reason to leave the others."""
-        waiting = iter(names)
-
-        async def take_turns() -> None:
-            for name in waiting:
-                try:
-                    await work(name)
-                except FAILURES as error:
-                    log.warning("topics: failed topic=%s error=%s: %s", name, type(error).__name__, error)
-
-        await asyncio.gather(*(take_turns() for _ in range(self._options.parallel)))
-
-    async def _tend(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.tend_interval_s)
-            await self._each(list(self._loaded), self._tend_topic)
-            if self._prepared.is_set():
-                await self._catch_up()
-
-    async def _tend_topic(self, name: TopicName) -> None:
-        topic = self._loaded.get(name)
-        if topic is not None:
-            await topic.tend()
-
-    async def _retain(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.retention_interval_s)
-            # Stored positions first: after a crash a subscription begins at the stored one, which must exist.
-            if await self._keeper.flush():
-                await self._each(list(self._loaded), self._enforce_retention)
-
-    async def _sweep(self) -> None:
-        """Objects that nothing names: a broker died between an upload and its registration."""
-        while True:
-            await asyncio.sleep(self._options.sweep_interval_s)
-            await self._each(list(self._loaded), self._sweep_orphans)
-
-    async def _sweep_orphans(self, name: TopicName) -> None:
-        topic = self._loaded.get(name)
-        if topic is not None and topic.log is not None:
-            count = await topic.log.sweep_orphans(now_ms=time.time_ns() // 1_000_000)
-            if count:
-                log.info("topics: objects that nothing named were deleted topic=%s count=%d", name, count)
-
-    async def _enforce_retention(self, name: TopicName) -> None:
-        topic = self._loaded.get(name)
-        if topic is not None:
-            await topic.enforce_retention(time.time_ns() // 1_000_000)
 
     # -- finding -----------------------------------------------------------------------------
 
@@ -253,6 +212,7 @@ class Topics:
         topic = self._loaded.get(name)
         if topic is not None and topic.is_serving:
             return topic
+        self._check_may_take(name)
         return await self._loading.run(name, partial(self._load, name))
 
     async def create(
@@ -306,11 +266,13 @@ class Topics:
         return topic.known_consumer(consumer_id)
 
     async def _name_of(self, topic_id: int) -> TopicName | None:
-        """Listed again at most once a second: clients repeat an id that is gone without a pause."""
-        now = time.monotonic()
-        if topic_id not in self._names and now - self._names_at >= 1.0:
-            self._names_at = now
+        """Listed again at most once a second, for clients repeat an id that is gone without a pause; or if it
+        was given out since: ids grow."""
+        now, given_out = time.monotonic(), await self.registry.last_id()
+        is_new = self._names_end <= topic_id <= given_out
+        if topic_id not in self._names and (is_new or now - self._names_at >= 1.0):
             self._names = {spec.topic_id: name for name, spec in (await self.registry.list()).items()}
+            self._names_at, self._names_end = now, given_out + 1
         return self._names.get(topic_id)
 
     async def ready(self) -> None:
@@ -328,12 +290,22 @@ class Topics:
             await self._close(older, "it is taken up anew")
         if (await self.registry.need(name)).partitions:
             raise TopicMismatch(f"topic {name} is partitioned: its messages are its partitions'")
-        tenure = await ownership.take(self.registry, self._store, name, self.broker, lost=self._lost)
-        spec = tenure.located.spec
+        self._check_may_take(name)
+        taken = await tenure.take(
+            self.registry,
+            self._store,
+            name,
+            self.broker,
+            incarnation=self._incarnation(),
+            claims_unassigned=self._claims_unassigned,
+            lost=self._lost,
+        )
+        spec = taken.located.spec
         topic_log = None
         if spec.reliable:
-            topic_log = await self._storage.open_topic(_key(name, spec), epoch=tenure.epoch)
-        topic = Topic(tenure, topic_log, self._parts)
+            key = topic_key(name, spec)
+            topic_log = await self._storage.open_topic(key, epoch=taken.epoch, guard=taken)
+        topic = Topic(taken, topic_log, self._parts)
         try:
             await topic.load()
         except BaseException:
@@ -342,43 +314,133 @@ class Topics:
         self._loaded[name] = self._by_id[topic.topic_id] = topic
         return topic
 
-    async def _close(self, topic: Topic, why: str, *, for_producers: SavaError | None = None) -> None:
+    def _check_may_take(self, name: TopicName) -> None:
+        """What this node knows is enough to say no: whoever is sent away asks again elsewhere, or here."""
+        if self._claims_unassigned:
+            return
+        record = ownership.known(self._store.local, name).record
+        if record.state is OwnershipState.ASSIGNED and record.owner != self.broker:
+            raise NotOwner(name, record.owner)
+        if not self._incarnation():
+            raise NotOwner(name, ownership.NOBODY)
+
+    async def _close(
+        self,
+        topic: Topic,
+        why: str,
+        *,
+        for_producers: SavaError | None = None,
+        for_consumers: SavaError | None = None,
+        timeout: float = FLUSH_S,
+    ) -> None:
         if self._loaded.get(topic.name) is topic:
             del self._loaded[topic.name]
         if self._by_id.get(topic.topic_id) is topic:
             del self._by_id[topic.topic_id]
-        await topic.close(
-            for_producers=for_producers or TopicClosed(f"topic {topic.name}: {why}"),
-            for_consumers=ConsumerClosed(f"topic {topic.name}: {why}; subscribe again"),
-        )
+        self._ending.add(topic)
+        try:
+            await topic.close(
+                for_producers=for_producers or TopicClosed(f"topic {topic.name}: {why}"),
+                for_consumers=for_consumers or ConsumerClosed(f"topic {topic.name}: {why}; subscribe again"),
+                timeout=timeout,
+            )
+        finally:
+            self._ending.discard(topic)
 
-    def _lost(self, name: TopicName) -> None:
+    # -- giving up ---------------------------------------------------------------------------
+
+    async def hand_over(self, name: TopicName, *, timeout: float) -> int:
+        """The owner's part of a move, to be called while the record is *moving*: returns the exclusive end,
+        below which any broker can read everything; 0 for a topic that keeps nothing. Can be repeated, by a
+        later life of this broker too.
+
+        Raises NotHandedOver when the time is up, and whatever stands in the way. The topic is closed here in
+        any case: either it is another's next, or it is taken up again under the next epoch."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._loading.settled(name)
+                topic = self._loaded.get(name)
+                record = ownership.known(self._store.local, name).record
+                if topic is not None and (not topic.is_serving or topic.epoch < record.epoch):
+                    await self._drop(topic, "its tenure is over")
+                    topic = None
+                if topic is None:
+                    return await seal_unloaded(
+                        self.registry, self._store, self._storage, name, broker=self.broker, timeout=timeout
+                    )
+        except TimeoutError:
+            raise NotHandedOver(
+                f"topic {name} was not handed over within {timeout:g} s; it was still being opened or sealed"
+            ) from None
+        try:
+            end = await topic.hand_over(timeout=deadline - asyncio.get_running_loop().time())
+            log.info("topics: handed over topic=%s epoch=%d end=%d", name, topic.epoch, end)
+            return end
+        finally:
+            await self._drop(topic, "it is handed over")
+
+    async def drop(self, name: TopicName, why: str) -> None:
+        """Close the topic without sealing it, if it is here. Who uses it gets TopicMoved."""
+        await self._loading.settled(name)
         topic = self._loaded.get(name)
-        if topic is not None and not self._is_closing:
-            log.warning("topics: another broker has taken over topic=%s epoch=%d", name, topic.epoch)
-            self._spawn(self._close(topic, "another broker serves it now"))
+        if topic is not None:
+            log.info("topics: dropped topic=%s epoch=%d reason=%s", name, topic.epoch, why)
+            await self._drop(topic, why)
+
+    async def drop_all(self, why: str) -> None:
+        """All of them, those included that are being loaded: this broker may no longer be the owner of
+        anything. What is to be taken up from now on is for ``incarnation`` to say."""
+        log.warning("topics: all are dropped count=%d reason=%s", len(self._loaded), why)
+        await self._drop_loaded(why)
+        await self._loading.all_settled()
+        await self._drop_loaded(why)
+
+    async def _drop_loaded(self, why: str) -> None:
+        topics = [*self._loaded.values(), *self._ending]
+        await asyncio.gather(*(self._drop(topic, why) for topic in topics))
+
+    async def _drop(self, topic: Topic, why: str) -> None:
+        moved = TopicMoved(topic.name, self._server_elsewhere(topic.name))
+        await self._close(topic, why, for_producers=moved, for_consumers=moved, timeout=LAST_FLUSH_S)
+
+    def _server_elsewhere(self, name: TopicName) -> int:
+        record = ownership.known(self._store.local, name).record
+        is_elsewhere = record.state is OwnershipState.ASSIGNED and record.owner != self.broker
+        return record.owner if is_elsewhere else ownership.NOBODY
+
+    def _lost(self, lost: Tenure) -> None:
+        topic = self._loaded.get(lost.name)
+        if topic is not None and topic.epoch == lost.epoch and not self._is_closing:
+            log.warning("topics: the tenure is over topic=%s epoch=%d", topic.name, topic.epoch)
+            self._spawn(self._drop(topic, "its tenure is over"))
 
     # -- deleting ----------------------------------------------------------------------------
 
     async def delete(self, name: TopicName) -> None:
-        """The topic, with all its partitions, messages and subscriptions. Raises TopicUnknown, TopicMismatch
-        (a partition), NotOwner."""
-        for partition in await self.registry.partitions(name):
-            owner = ownership.owner_of(self._store, partition)
-            if owner not in (ownership.NOBODY, self.broker):
-                raise NotOwner(partition, owner)
-        await self._deleting.run(name, partial(self._delete, name))
+        """The topic, with all its partitions, messages and subscriptions, whoever serves them. Raises
+        TopicUnknown, TopicMismatch (a partition), NotOwner."""
+        await self._deletions.run(name)
 
-    async def _delete(self, name: TopicName) -> None:
-        family = await self.registry.begin_delete(name)
-        for member, spec in family.members:
-            await self._loading.settled(member)
-            topic = self._loaded.get(member)
-            if topic is not None:
-                await self._close(topic, "it was deleted", for_producers=TopicUnknown(member))
-            if spec.reliable:
-                await self._storage.delete_topic(_key(member, spec))
-        await self.registry.finish_delete(family)
+    async def finish_deletions(self) -> None:
+        """Those that a crash has left behind. Raises what keeps topics from being listed."""
+        await self._upkeep.each(await self._deletions.unfinished(), self._finish_deletion)
+
+    async def _finish_deletion(self, name: TopicName) -> None:
+        log.info("topics: finishing a deletion topic=%s", name)
+        with suppress(TopicUnknown):  # somebody else has finished it
+            await self._deletions.run(name)
+
+    async def let_go(self, name: TopicName) -> None:
+        """The owner's part of a deletion: close the topic and say so. Nothing if it is not being deleted, or
+        not this broker's."""
+        await self._deletions.let_go(name)
+
+    async def _close_deleted(self, name: TopicName) -> None:
+        await self._loading.settled(name)
+        topic = self._loaded.get(name)
+        if topic is not None:
+            await self._close(topic, "it was deleted", for_producers=TopicUnknown(name))
 
     # -- dead letters ------------------------------------------------------------------------
 
@@ -387,8 +449,10 @@ class Topics:
         policy that names it was set on purpose."""
         name = TopicName.parse(target)
         await self.registry.ensure(name, reliable=None)
-        await (await self.get(name)).append(RecordBatch.from_messages(messages))
-
-
-def _key(name: TopicName, spec: TopicSpec) -> TopicKey:
-    return TopicKey(name.namespace, name.topic, spec.topic_id)
+        batch = RecordBatch.from_messages(messages)
+        try:
+            await (await self.get(name)).append(batch)
+        except NotOwner:
+            if self._publish_elsewhere is None:
+                raise
+            await self._publish_elsewhere(name, batch)

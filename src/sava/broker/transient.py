@@ -17,9 +17,9 @@ from sava.broker.consumer import Consumer
 from sava.broker.consumers import ConsumerIds, ConsumerRecords
 from sava.broker.errors import ConsumerClosed, SubscriptionUnknown
 from sava.broker.non_reliable import FanOut, NonReliableSubscription
-from sava.broker.ownership import Tenure
 from sava.broker.subscribing import Parts, SubscribeOptions, check_consumer, check_names, check_new
 from sava.broker.subscriptions import known
+from sava.broker.tenure import Tenure
 from sava.errors import SavaError
 from sava.metadata.commands import DeletePrefix
 from sava.records import RecordBatch
@@ -89,6 +89,8 @@ class TransientSubscriptions:
                 self.ids.load(kv, kv.key.split("/")[5])
 
     def need(self, name: str) -> NonReliableSubscription:
+        if self._closed is not None:
+            raise self._closed
         subscription = self.live.get(name)
         if subscription is None:
             raise SubscriptionUnknown(self._topic, name)
@@ -136,6 +138,7 @@ class TransientSubscriptions:
             for consumer in subscription.consumers
         )
 
-    async def close(self, error: SavaError) -> None:
+    async def close(self, error: SavaError, *, timeout: float = 0.0) -> None:
+        """At once, whatever the time: there are no positions to be written."""
         self._closed = error
         self._fan_out.close(error)

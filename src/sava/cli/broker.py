@@ -10,6 +10,7 @@ import typer
 
 from sava import config as settings
 from sava import logs
+from sava.local_cluster import LAYOUT
 
 DEFAULT_DATA_DIR = Path("sava-data")
 
@@ -23,6 +24,10 @@ def broker(
         bool, typer.Option("--standalone", help="A cluster of one that initializes itself.")
     ] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Data directory (standalone: ./sava-data).")] = None,
+    storage_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where segments live. Topics move between brokers that share it."),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to bind (standalone: 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Client port.")] = None,
     admin_port: Annotated[int | None, typer.Option(help="Admin port.")] = None,
@@ -35,7 +40,10 @@ def broker(
     if standalone:
         data_dir = data_dir or DEFAULT_DATA_DIR
         host = host or "127.0.0.1"
-    given = _given(data_dir, host, client=port, admin=admin_port, raft=raft_port, prometheus=http_port)
+        if (data_dir / LAYOUT).exists():
+            raise typer.BadParameter(f"{data_dir} has a cluster of several brokers; start it with `sava up`")
+    ports = {"client": port, "admin": admin_port, "raft": raft_port, "prometheus": http_port}
+    given = _given(data_dir, storage_url, host, ports)
     loaded = settings.load(config, overlay=given)
     logs.set_up()
     # Only here: every other command starts in half the time without the broker's parts.
@@ -44,17 +52,20 @@ def broker(
     sys.exit(server.run(loaded, standalone=standalone))
 
 
-def _given(data_dir: Path | None, host: str | None, **ports: int | None) -> dict[str, Any]:
-    """The options that were given, as a tree of settings. Everything of a broker lives below one data
-    directory then."""
+def _given(
+    data_dir: Path | None, storage_url: str | None, host: str | None, ports: dict[str, int | None]
+) -> dict[str, Any]:
+    """The options that were given, as a tree of settings. With a data directory everything of the broker
+    lives below it, its segments too unless they are said to be elsewhere."""
     broker: dict[str, Any] = {"ports": {name: port for name, port in ports.items() if port is not None}}
+    storage: dict[str, Any] = {}
+    given: dict[str, Any] = {"broker": broker, "storage": storage}
     if host is not None:
         broker["host"] = host
-    if data_dir is None:
-        return {"broker": broker}
-    root = data_dir.absolute()
-    return {
-        "broker": broker,
-        "meta_store": {"data_dir": str(root)},
-        "storage": {"journal_dir": str(root / "journal"), "url": (root / "segments").as_uri()},
-    }
+    if data_dir is not None:
+        root = data_dir.absolute()
+        given["meta_store"] = {"data_dir": str(root)}
+        storage |= {"journal_dir": str(root / "journal"), "url": (root / "segments").as_uri()}
+    if storage_url is not None:
+        storage["url"] = storage_url
+    return given

@@ -113,12 +113,16 @@ def remove_node(
     addr: Address = "",
     node_id: NodeId = 0,
     force: Annotated[
-        bool, typer.Option("--force", help="Even when the remaining reachable voters are no majority.")
+        bool,
+        typer.Option(
+            "--force", help="Even when it has topics, or the remaining reachable voters are no majority."
+        ),
     ] = False,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Take a node out of the cluster. Its data directory may be deleted once this command has succeeded."""
+    """Take a node out of the cluster. Its data directory may be deleted once this command has succeeded.
+    Refused while it has topics, or may get some: `sava brokers drain` comes first."""
     _require_one(addr, node_id)
     request = pb.RemoveNodeRequest(node_id=node_id, addr=addr, force=force)
     response = run(

@@ -10,6 +10,7 @@ import typer
 import sava
 from sava.cli import (
     broker,
+    brokers,
     cluster,
     consume,
     meta,
@@ -19,6 +20,7 @@ from sava.cli import (
     storage,
     subscriptions,
     topics,
+    up,
 )
 from sava.cli.output import print_error, print_line
 from sava.errors import SavaError
@@ -30,8 +32,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command(name="up")(up.up)
 app.command(name="broker")(broker.broker)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(brokers.app, name="brokers")
 app.add_typer(meta.app, name="meta")
 app.add_typer(storage.app, name="storage")
 app.add_typer(namespaces.app, name="namespaces")

@@ -17,7 +17,7 @@ from rich.table import Table
 _console = Console(highlight=False, soft_wrap=True, width=10_000)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
-_ID_FIELDS = frozenset({"voters", "learners", "lease", "founders"})
+_ID_FIELDS = frozenset({"voters", "learners", "lease", "founders", "incarnation"})
 
 
 class Format(StrEnum):
@@ -73,6 +73,11 @@ def print_line(text: str) -> None:
 
 def print_error(text: str) -> None:
     _errors.print(f"sava: {text}", markup=False)
+
+
+def print_progress(text: str) -> None:
+    """On stderr: what a command that takes its time has done so far."""
+    _errors.print(text, markup=False)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -1,4 +1,4 @@
-"""``sava topics``: create, inspect and delete topics, and look at what is in them."""
+"""``sava topics``: create, inspect, move and delete topics, and look at what is in them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,32 @@ from typing import Annotated
 import typer
 
 from sava.cli import limits, positions, subscriptions
+from sava.cli.broker_names import id_of
 from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption, run
 from sava.cli.output import Format, as_dict, print_json, print_line, print_table
-from sava.errors import CallerError
+from sava.errors import CallerError, RetryableError
 from sava.proto import topics_admin_pb2 as pb
 from sava.services.admin_client import AdminClient
 
-app = typer.Typer(help="Create, inspect, limit and delete topics.", no_args_is_help=True)
+app = typer.Typer(help="Create, inspect, limit, move and delete topics.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A topic, such as /default/orders.")]
 Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 
 
+MOVE_TIMEOUT_S = 30.0
+MOVE_TURNS = 10
+"""Of many partitions only a few move at a time; the others wait for their turn."""
+MOVE_GRACE_S = 60.0
+"""For the new owner to begin, after the time that the old one has."""
+
+
 class NotPartitioned(CallerError):
     """The topic has no partitions."""
+
+
+class NotMoved(RetryableError):
+    """A topic, or some of its partitions, stayed where they were."""
 
 
 @app.command()
@@ -76,9 +88,9 @@ def show_topics(namespace: str, output: Format, admin: str) -> None:
         print_json([as_dict(topic) for topic in response.topics])
         return
     print_table(
-        ("NAME", "DELIVERY", "PARTITIONS", "BROKER_ID"),
+        ("NAME", "DELIVERY", "PARTITIONS", "BROKER_ID", "STATE"),
         [
-            (topic.name, topic.delivery, topic.partitions or "-", topic.broker_id or "-")
+            (topic.name, topic.delivery, topic.partitions or "-", topic.broker_id or "-", topic.state or "-")
             for topic in response.topics
         ],
     )
@@ -144,6 +156,50 @@ def partitions(
         print_json([as_dict(each) for each in described])
     else:
         _show_partitions(described)
+
+
+@app.command()
+def unload(
+    name: Name,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="BROKER",
+            help="Id of the broker, or the address of one of its ports; by default the one that suits best.",
+        ),
+    ] = "",
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            min=0.001,
+            metavar="SECONDS",
+            help="How long its broker may take to hand it over. After that it keeps it.",
+        ),
+    ] = MOVE_TIMEOUT_S,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Move a topic, or all partitions of one, to another broker, and wait until it is served there."""
+
+    async def work(client: AdminClient) -> list[pb.TopicMove]:
+        request = pb.UnloadTopicRequest(
+            name=name, to_broker_id=await id_of(client, to) if to else 0, timeout_ms=round(timeout * 1000)
+        )
+        patience = MOVE_TURNS * timeout + MOVE_GRACE_S
+        return [move async for move in client.stream(client.topics.UnloadTopic, request, timeout=patience)]
+
+    moves = run(admin, work)
+    if output is Format.JSON:
+        print_json([as_dict(move) for move in moves])
+    else:
+        _show_moves(moves)
+    failed = [move for move in moves if move.error]
+    if failed:
+        raise NotMoved(
+            f"{len(failed)} of {len(moves)} stayed where they were: {failed[0].topic}: {failed[0].error}"
+        )
 
 
 @app.command()
@@ -216,6 +272,8 @@ async def _describe(client: AdminClient, name: str) -> pb.TopicDescription:
 def _show(described: pb.TopicDescription, partitions: list[pb.TopicDescription]) -> None:
     fields = as_dict(described)
     names = ["name", "topic_id", "broker_id", "delivery", "state"]
+    if described.reason:
+        names.append("reason")
     if not partitions:
         names += ["epoch", "start_offset", "next_offset", "stored_offset"]
     for name in (*names, "schema_subject", "validation_policy"):
@@ -241,4 +299,15 @@ def _show_partitions(described: list[pb.TopicDescription]) -> None:
         shown = tuple("-" if offset is None else offset for offset in offsets)
         rows.append((each.name, each.broker_id or "-", *shown, len(each.producers), len(each.subscriptions)))
     columns = ("PARTITION", "BROKER_ID", "START", "NEXT", "STORED", "PRODUCERS", "SUBSCRIPTIONS")
+    print_table(columns, rows)
+
+
+def _show_moves(moves: list[pb.TopicMove]) -> None:
+    rows = []
+    for move in moves:
+        next_offset = move.next_offset if move.HasField("next_offset") else "-"
+        result = f"stayed: {move.error}" if move.error else "moved"
+        brokers = (move.from_broker_id or "-", move.to_broker_id or "-")
+        rows.append((move.topic, *brokers, next_offset, move.downtime_ms, result))
+    columns = ("TOPIC", "OLD_BROKER_ID", "NEW_BROKER_ID", "NEXT_OFFSET", "DOWNTIME_MS", "RESULT")
     print_table(columns, rows)

@@ -33,6 +33,11 @@ class ClientError(SavaError):
     def __str__(self) -> str:
         return str(self.args[0])
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Nothing is wrong with the broker: it has not, or no longer, the topic. A look-up tells who has."""
+        return self.code in _ELSEWHERE
+
     def again(self) -> Self:
         """An error of its own for each of many waiters: a shared one would collect all their tracebacks."""
         return copy.copy(self)
@@ -74,6 +79,8 @@ class OutcomeUnknown(ClientError):
 class DuplicateForgotten(ClientError):
     """Inside the client only: a repeated batch is in the topic, and the broker no longer knows where."""
 
+
+_ELSEWHERE: Final = frozenset({"not_owner", "topic_moved"})
 
 _BY_CODE: Final[dict[str, type[ClientError]]] = {
     "topic_unknown": TopicUnknown,

@@ -173,7 +173,7 @@ class Feed:
                 return
             finally:
                 self._hooks.drop(self)
-            await self._backoff.pause()
+            await self._backoff.pause(self._failure)
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         """Not foreseen: a mistake here, or in a callable that gives tokens. Those who wait must not wait for

@@ -94,6 +94,8 @@ class Lane:
         self._expiry: asyncio.TimerHandle | None = None
         self._stream: Stream | None = None
         self._is_open = False
+        self._is_reliable = True
+        """What the broker said of the topic."""
         self._failure: Unavailable | None = None
         """Why there is no stream."""
         self._opening = pb.OpenProducer(
@@ -215,6 +217,8 @@ class Lane:
             except Unavailable as error:
                 log.info("producer: the stream of %s has ended: %s", self.topic, error)
                 self._failure = error
+                if self._is_open and error.is_elsewhere and not self._is_reliable:
+                    self._window.refuse_all()
             except (Refused, DuplicateForgotten) as error:
                 if not self._is_open or isinstance(error, ProducerFenced):
                     self._end(error)
@@ -225,7 +229,7 @@ class Lane:
                 return
             finally:
                 self._stream = None
-            await self._backoff.pause()
+            await self._backoff.pause(self._failure)
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         """Not foreseen: a mistake here, or in a callable that gives tokens. Those who wait must not wait for
@@ -248,6 +252,7 @@ class Lane:
 
     def _resume(self, opened: pb.ProducerOpened) -> None:
         self.largest = opened.max_message_size or MAX_BATCH_BYTES
+        self._is_reliable = opened.reliable
         ended_with, self._ended_with = self._ended_with, None
         self._window.resume(
             producer_id=opened.producer_id,
@@ -260,7 +265,8 @@ class Lane:
 
     async def _receive(self, stream: Stream) -> None:
         while True:
-            receipts = (await stream.receive()).receipts
+            response = await stream.receive()
+            receipts = response.receipts
             for receipt in receipts:
                 self._window.receipt(receipt.base_sequence, receipt.base_offset)
             if receipts:
@@ -269,6 +275,8 @@ class Lane:
                 # Whoever waited for a receipt goes first, and what it sends now is on its way before the next
                 # read is asked for, which takes gRPC as long as a write.
                 await asyncio.sleep(0)
+            if response.ending:
+                raise Unavailable(f"topic {self.topic} has gone to another broker", response.ending)
 
     async def _transmit(self, stream: Stream) -> None:
         for batch in tuple(self._window.batches):

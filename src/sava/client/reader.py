@@ -211,8 +211,8 @@ class _Track:
                 response: pb.OffsetsResponse = await self._connection.call(
                     "Offsets", request, target=target, timeout=min(deadline - loop.time(), OPEN_TIMEOUT_S)
                 )
-            except Unavailable:
-                delay = self._backoff.delay()
+            except Unavailable as error:
+                delay = self._backoff.delay(error)
                 if loop.time() + delay > deadline:
                     raise
                 await asyncio.sleep(delay)
@@ -235,7 +235,7 @@ class _Track:
                     self._healthy_at = loop.time()
                 if loop.time() - self._healthy_at > self._options.timeout:
                     raise
-                await self._backoff.pause()
+                await self._backoff.pause(error)
 
     @property
     def _is_done(self) -> bool:

@@ -82,6 +82,13 @@ class Window:
             batch = self.batches.popleft()
             self._succeed(batch, base_offset if batch.base_sequence == base_sequence else UNKNOWN_OFFSET)
 
+    def refuse_all(self) -> None:
+        """The stream ended because the topic has gone elsewhere. Batches are answered in their order, so what
+        has no receipt was not taken, and can go to the next broker even where no sequences tell them
+        apart."""
+        for batch in self.batches:
+            batch.was_sent = False
+
     def resume(
         self, *, producer_id: int, expected: int, reliable: bool, ended_with: ClientError | None
     ) -> None:

@@ -14,7 +14,7 @@ because "my disk is empty".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sava.errors import SavaError
@@ -120,10 +120,19 @@ class ClusterOperations:
                 await asyncio.sleep(RETRY_S)
 
     async def remove(
-        self, node: NodeId, address: str, *, force: bool, timeout: float = OPERATION_TIMEOUT_S
+        self,
+        node: NodeId,
+        address: str,
+        *,
+        force: bool,
+        check: Callable[[NodeId], None] = lambda node: None,
+        timeout: float = OPERATION_TIMEOUT_S,
     ) -> NodeId:
-        """Returns once the node is out of a committed configuration; only then may its data be deleted."""
+        """Returns once the node is out of a committed configuration; only then may its data be deleted.
+        ``check`` raises if the node should stay for reasons of its own; it is not asked when forced."""
         target = await self._member(node, address, timeout)
+        if not force:
+            check(target)
         if not force and target in self.membership().voters:
             await self._check_rest(target)
         change = MembershipChange(remove=(target,), forced=force)

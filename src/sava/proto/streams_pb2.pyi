@@ -139,6 +139,12 @@ class PublishResponse(_message.Message):
 
     OPENED_FIELD_NUMBER: _builtins.int
     RECEIPTS_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
+    ending: _builtins.str
+    """Not empty: the broker has not (or no longer) the topic and takes nothing more; it ends the stream with this code when
+    the client closes it, or soon. What has no receipt was not taken. A status alone may be lost to a client that writes
+    at the same moment.
+    """
     @_builtins.property
     def opened(self) -> Global___ProducerOpened: ...
     @_builtins.property
@@ -148,10 +154,11 @@ class PublishResponse(_message.Message):
         *,
         opened: Global___ProducerOpened | None = ...,
         receipts: _abc.Iterable[Global___Receipt] | None = ...,
+        ending: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["opened", b"opened"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["opened", b"opened", "receipts", b"receipts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "opened", b"opened", "receipts", b"receipts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -832,3 +839,43 @@ class SchemaResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SchemaResponse: _TypeAlias = SchemaResponse  # noqa: Y015
+
+@_typing.final
+class AppendRequest(_message.Message):
+    """---- between brokers ----"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    batch: _builtins.bytes
+    """A record batch, not assigned yet, of whichever producers."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        batch: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendRequest: _TypeAlias = AppendRequest  # noqa: Y015
+
+@_typing.final
+class AppendResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendResponse: _TypeAlias = AppendResponse  # noqa: Y015

@@ -69,6 +69,11 @@ class StreamsStub:
                 request_serializer=sava_dot_proto_dot_streams__pb2.SchemaRequest.SerializeToString,
                 response_deserializer=sava_dot_proto_dot_streams__pb2.SchemaResponse.FromString,
                 _registered_method=True)
+        self.Append = channel.unary_unary(
+                '/sava.streams.Streams/Append',
+                request_serializer=sava_dot_proto_dot_streams__pb2.AppendRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_streams__pb2.AppendResponse.FromString,
+                _registered_method=True)
 
 
 class StreamsServicer:
@@ -124,6 +129,13 @@ class StreamsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Append(self, request, context):
+        """Between brokers: a batch for a topic that another broker has, such as dead letters. Clients publish.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StreamsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +173,11 @@ def add_StreamsServicer_to_server(servicer, server):
                     servicer.Schema,
                     request_deserializer=sava_dot_proto_dot_streams__pb2.SchemaRequest.FromString,
                     response_serializer=sava_dot_proto_dot_streams__pb2.SchemaResponse.SerializeToString,
+            ),
+            'Append': grpc.unary_unary_rpc_method_handler(
+                    servicer.Append,
+                    request_deserializer=sava_dot_proto_dot_streams__pb2.AppendRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_streams__pb2.AppendResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,6 +369,33 @@ class Streams:
             '/sava.streams.Streams/Schema',
             sava_dot_proto_dot_streams__pb2.SchemaRequest.SerializeToString,
             sava_dot_proto_dot_streams__pb2.SchemaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Append(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sava.streams.Streams/Append',
+            sava_dot_proto_dot_streams__pb2.AppendRequest.SerializeToString,
+            sava_dot_proto_dot_streams__pb2.AppendResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class StreamsStub:
     """The Parquet files that hold a topic's history."""
     Schema: _grpc.UnaryUnaryMultiCallable[_streams_pb2.SchemaRequest, _streams_pb2.SchemaResponse]
     """One version of a registered schema."""
+    Append: _grpc.UnaryUnaryMultiCallable[_streams_pb2.AppendRequest, _streams_pb2.AppendResponse]
+    """Between brokers: a batch for a topic that another broker has, such as dead letters. Clients publish."""
 
 @_typing.type_check_only
 class StreamsAsyncStub(StreamsStub):
@@ -69,6 +71,8 @@ class StreamsAsyncStub(StreamsStub):
     """The Parquet files that hold a topic's history."""
     Schema: _aio.UnaryUnaryMultiCallable[_streams_pb2.SchemaRequest, _streams_pb2.SchemaResponse]  # type: ignore[assignment]
     """One version of a registered schema."""
+    Append: _aio.UnaryUnaryMultiCallable[_streams_pb2.AppendRequest, _streams_pb2.AppendResponse]  # type: ignore[assignment]
+    """Between brokers: a batch for a topic that another broker has, such as dead letters. Clients publish."""
 
 class StreamsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -128,5 +132,13 @@ class StreamsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.SchemaResponse, _abc.Awaitable[_streams_pb2.SchemaResponse]]:
         """One version of a registered schema."""
+
+    @_abc_1.abstractmethod
+    def Append(
+        self,
+        request: _streams_pb2.AppendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_streams_pb2.AppendResponse, _abc.Awaitable[_streams_pb2.AppendResponse]]:
+        """Between brokers: a batch for a topic that another broker has, such as dead letters. Clients publish."""
 
 def add_StreamsServicer_to_server(servicer: StreamsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

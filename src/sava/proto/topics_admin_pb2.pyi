@@ -377,12 +377,18 @@ class TopicSummary(_message.Message):
     DELIVERY_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     PARTITION_OF_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     broker_id: _builtins.int
     delivery: _builtins.str
     """Reliable or NonReliable."""
     partitions: _builtins.int
     partition_of: _builtins.str
+    state: _builtins.str
+    """assigned, moving, sealed, orphan, unassigned; of a partitioned topic, all that its partitions are."""
+    epoch: _builtins.int
+    """Of a partitioned topic: in each partition's own summary."""
     def __init__(
         self,
         *,
@@ -391,12 +397,16 @@ class TopicSummary(_message.Message):
         delivery: _builtins.str = ...,
         partitions: _builtins.int = ...,
         partition_of: _builtins.str = ...,
+        state: _builtins.str = ...,
+        epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "delivery", b"delivery", "name", b"name", "partition_of", b"partition_of", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "broker_id", b"broker_id", "delivery", b"delivery", "epoch", b"epoch", "name", b"name", "partition_of", b"partition_of", "partitions", b"partitions", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
+    _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch) -> _WhichOneofReturnType__epoch | None: ...
 
 Global___TopicSummary: _TypeAlias = TopicSummary  # noqa: Y015
 
@@ -440,11 +450,15 @@ class TopicDescription(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     EFFECTIVE_POLICY_FIELD_NUMBER: _builtins.int
     CREATED_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     topic_id: _builtins.int
     broker_id: _builtins.int
     delivery: _builtins.str
     state: _builtins.str
+    """Of a topic that is served, its log's: open, sealing and so on. Of one that no broker serves at the moment: moving,
+    sealed, orphan or unassigned; what is said then is what the metadata store knows.
+    """
     epoch: _builtins.int
     start_offset: _builtins.int
     """Offsets are absent for a non-reliable topic too: it keeps nothing."""
@@ -454,6 +468,8 @@ class TopicDescription(_message.Message):
     schema_subject: _builtins.str
     validation_policy: _builtins.str
     created_ms: _builtins.int
+    reason: _builtins.str
+    """Why no broker serves it, or why it was not moved the last time."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of a partitioned topic. Offsets and epoch are then in each partition's own description; producers and
@@ -488,10 +504,11 @@ class TopicDescription(_message.Message):
         policy: Global___Policy | None = ...,
         effective_policy: Global___Policy | None = ...,
         created_ms: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_next_offset", b"_next_offset", "_start_offset", b"_start_offset", "_stored_offset", b"_stored_offset", "effective_policy", b"effective_policy", "epoch", b"epoch", "next_offset", b"next_offset", "policy", b"policy", "start_offset", b"start_offset", "stored_offset", b"stored_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_next_offset", b"_next_offset", "_start_offset", b"_start_offset", "_stored_offset", b"_stored_offset", "broker_id", b"broker_id", "created_ms", b"created_ms", "delivery", b"delivery", "effective_policy", b"effective_policy", "epoch", b"epoch", "name", b"name", "next_offset", b"next_offset", "partitions", b"partitions", "policy", b"policy", "producers", b"producers", "schema_subject", b"schema_subject", "start_offset", b"start_offset", "state", b"state", "stored_offset", b"stored_offset", "subscriptions", b"subscriptions", "topic_id", b"topic_id", "validation_policy", b"validation_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_next_offset", b"_next_offset", "_start_offset", b"_start_offset", "_stored_offset", b"_stored_offset", "broker_id", b"broker_id", "created_ms", b"created_ms", "delivery", b"delivery", "effective_policy", b"effective_policy", "epoch", b"epoch", "name", b"name", "next_offset", b"next_offset", "partitions", b"partitions", "policy", b"policy", "producers", b"producers", "reason", b"reason", "schema_subject", b"schema_subject", "start_offset", b"start_offset", "state", b"state", "stored_offset", b"stored_offset", "subscriptions", b"subscriptions", "topic_id", b"topic_id", "validation_policy", b"validation_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
     _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
@@ -594,6 +611,75 @@ class SetTopicPolicyRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetTopicPolicyRequest: _TypeAlias = SetTopicPolicyRequest  # noqa: Y015
+
+@_typing.final
+class UnloadTopicRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TO_BROKER_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    to_broker_id: _builtins.int
+    """0: the broker that suits best."""
+    timeout_ms: _builtins.int
+    """How long the owner may take to hand a topic over; 0: 30 s. After that it keeps it."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        to_broker_id: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "timeout_ms", b"timeout_ms", "to_broker_id", b"to_broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadTopicRequest: _TypeAlias = UnloadTopicRequest  # noqa: Y015
+
+@_typing.final
+class TopicMove(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    FROM_BROKER_ID_FIELD_NUMBER: _builtins.int
+    TO_BROKER_ID_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    DOWNTIME_MS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    from_broker_id: _builtins.int
+    to_broker_id: _builtins.int
+    """The same as before if the move was taken back."""
+    next_offset: _builtins.int
+    downtime_ms: _builtins.int
+    """From the request to the owner until the new one served, by the clock of the broker that leads."""
+    epoch: _builtins.int
+    error: _builtins.str
+    """Empty: moved. Otherwise why it was not."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        from_broker_id: _builtins.int = ...,
+        to_broker_id: _builtins.int = ...,
+        next_offset: _builtins.int | None = ...,
+        downtime_ms: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "next_offset", b"next_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "downtime_ms", b"downtime_ms", "epoch", b"epoch", "error", b"error", "from_broker_id", b"from_broker_id", "next_offset", b"next_offset", "to_broker_id", b"to_broker_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__next_offset: _TypeAlias = _typing.Literal["next_offset"]  # noqa: Y015
+    _WhichOneofArgType__next_offset: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_offset) -> _WhichOneofReturnType__next_offset | None: ...
+
+Global___TopicMove: _TypeAlias = TopicMove  # noqa: Y015
 
 @_typing.final
 class CreateSubscriptionRequest(_message.Message):

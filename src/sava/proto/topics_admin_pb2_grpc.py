@@ -308,6 +308,11 @@ class TopicsStub:
                 request_serializer=sava_dot_proto_dot_topics__admin__pb2.SetTopicPolicyRequest.SerializeToString,
                 response_deserializer=sava_dot_proto_dot_topics__admin__pb2.TopicDescription.FromString,
                 _registered_method=True)
+        self.UnloadTopic = channel.unary_stream(
+                '/sava.admin.Topics/UnloadTopic',
+                request_serializer=sava_dot_proto_dot_topics__admin__pb2.UnloadTopicRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_topics__admin__pb2.TopicMove.FromString,
+                _registered_method=True)
 
 
 class TopicsServicer:
@@ -350,6 +355,14 @@ class TopicsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UnloadTopic(self, request, context):
+        """Move a topic, or all partitions of one, to another broker. One answer for each as it is done; the last one comes
+        when all are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TopicsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -382,6 +395,11 @@ def add_TopicsServicer_to_server(servicer, server):
                     servicer.SetTopicPolicy,
                     request_deserializer=sava_dot_proto_dot_topics__admin__pb2.SetTopicPolicyRequest.FromString,
                     response_serializer=sava_dot_proto_dot_topics__admin__pb2.TopicDescription.SerializeToString,
+            ),
+            'UnloadTopic': grpc.unary_stream_rpc_method_handler(
+                    servicer.UnloadTopic,
+                    request_deserializer=sava_dot_proto_dot_topics__admin__pb2.UnloadTopicRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_topics__admin__pb2.TopicMove.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -546,6 +564,33 @@ class Topics:
             '/sava.admin.Topics/SetTopicPolicy',
             sava_dot_proto_dot_topics__admin__pb2.SetTopicPolicyRequest.SerializeToString,
             sava_dot_proto_dot_topics__admin__pb2.TopicDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sava.admin.Topics/UnloadTopic',
+            sava_dot_proto_dot_topics__admin__pb2.UnloadTopicRequest.SerializeToString,
+            sava_dot_proto_dot_topics__admin__pb2.TopicMove.FromString,
             options,
             channel_credentials,
             insecure,

@@ -98,6 +98,10 @@ class TopicsStub:
     GrowTopic: _grpc.UnaryUnaryMultiCallable[_topics_admin_pb2.GrowTopicRequest, _topics_admin_pb2.TopicDescription]
     """More partitions; never fewer."""
     SetTopicPolicy: _grpc.UnaryUnaryMultiCallable[_topics_admin_pb2.SetTopicPolicyRequest, _topics_admin_pb2.TopicDescription]
+    UnloadTopic: _grpc.UnaryStreamMultiCallable[_topics_admin_pb2.UnloadTopicRequest, _topics_admin_pb2.TopicMove]
+    """Move a topic, or all partitions of one, to another broker. One answer for each as it is done; the last one comes
+    when all are.
+    """
 
 @_typing.type_check_only
 class TopicsAsyncStub(TopicsStub):
@@ -109,6 +113,10 @@ class TopicsAsyncStub(TopicsStub):
     GrowTopic: _aio.UnaryUnaryMultiCallable[_topics_admin_pb2.GrowTopicRequest, _topics_admin_pb2.TopicDescription]  # type: ignore[assignment]
     """More partitions; never fewer."""
     SetTopicPolicy: _aio.UnaryUnaryMultiCallable[_topics_admin_pb2.SetTopicPolicyRequest, _topics_admin_pb2.TopicDescription]  # type: ignore[assignment]
+    UnloadTopic: _aio.UnaryStreamMultiCallable[_topics_admin_pb2.UnloadTopicRequest, _topics_admin_pb2.TopicMove]  # type: ignore[assignment]
+    """Move a topic, or all partitions of one, to another broker. One answer for each as it is done; the last one comes
+    when all are.
+    """
 
 class TopicsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -153,6 +161,16 @@ class TopicsServicer(metaclass=_abc_1.ABCMeta):
         request: _topics_admin_pb2.SetTopicPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_topics_admin_pb2.TopicDescription, _abc.Awaitable[_topics_admin_pb2.TopicDescription]]: ...
+
+    @_abc_1.abstractmethod
+    def UnloadTopic(
+        self,
+        request: _topics_admin_pb2.UnloadTopicRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_topics_admin_pb2.TopicMove], _abc.AsyncIterator[_topics_admin_pb2.TopicMove]]:
+        """Move a topic, or all partitions of one, to another broker. One answer for each as it is done; the last one comes
+        when all are.
+        """
 
 def add_TopicsServicer_to_server(servicer: TopicsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

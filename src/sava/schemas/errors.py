@@ -8,6 +8,7 @@ from sava.errors import CallerError, HostError, RetryableError
 
 SHOWN_CHARS = 300
 """Reasons quote what they refuse; a payload of megabytes must not become an error text of megabytes."""
+SHOWN_TOPICS = 5
 
 
 def shortened(text: str, limit: int = SHOWN_CHARS) -> str:
@@ -39,6 +40,19 @@ class VersionUnknown(SchemaError):
         reason = reason or ("it has no version" if version is None else f"it has no version {version}")
         super().__init__(f"subject {subject!r}: {reason}")
         self.subject, self.version = subject, version
+
+
+class VersionInUse(SchemaError):
+    """Topics refuse what does not follow the subject: without this version they would refuse messages that
+    they accept now."""
+
+    def __init__(self, subject: str, version: int, topics: Sequence[str]) -> None:
+        shown = ", ".join(topics[:SHOWN_TOPICS]) + (" and others" if len(topics) > SHOWN_TOPICS else "")
+        super().__init__(
+            f"version {version} of subject {subject!r} cannot be deleted: topic {shown} refuses messages "
+            "that do not follow the subject; change its policy first (`sava schemas configure-topic --help`)"
+        )
+        self.subject, self.version, self.topics = subject, version, tuple(topics)
 
 
 class SchemaInvalid(SchemaError):

@@ -12,6 +12,7 @@ from grpc import aio
 from sava.config import Auth
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
+from sava.proto import brokers_pb2_grpc as brokers_rpc
 from sava.proto import danube_schema_pb2_grpc as schema_rpc
 from sava.proto import topics_admin_pb2_grpc as topics_rpc
 from sava.services import faults, security
@@ -37,6 +38,7 @@ class AdminClient:
         # The generated stubs type synchronous and asynchronous use at once; here it is asynchronous only.
         self.cluster: Any = rpc.ClusterStub(self._channel)
         self.meta: Any = rpc.MetaStub(self._channel)
+        self.brokers: Any = brokers_rpc.BrokersStub(self._channel)
         self.namespaces: Any = topics_rpc.NamespacesStub(self._channel)
         self.topics: Any = topics_rpc.TopicsStub(self._channel)
         self.subscriptions: Any = topics_rpc.SubscriptionsStub(self._channel)
@@ -63,9 +65,10 @@ class AdminClient:
             pb.StatusResponse, await self.call(self.cluster.Status, pb.StatusRequest(), timeout=timeout)
         )
 
-    async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
-        """Until the caller stops, or the broker ends it with an error."""
-        call = self.meta.Watch(request)
+    async def stream(self, method: Any, request: Any, *, timeout: float | None) -> AsyncIterator[Any]:
+        """The answers of a method that has several, until the caller stops or the broker ends it. Raises the
+        error that the broker raised. Without a timeout it may go on for ever."""
+        call = method(request, timeout=timeout)
         try:
             async for response in call:
                 yield response
@@ -73,3 +76,7 @@ class AdminClient:
             raise faults.raised_by(error, target=f"broker {self.target}") from error
         finally:
             call.cancel()
+
+    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+        """Until the caller stops, or the broker ends it with an error."""
+        return self.stream(self.meta.Watch, request, timeout=None)

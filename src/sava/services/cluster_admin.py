@@ -4,23 +4,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import sava
+from sava.cluster.records import Mode
+from sava.cluster.view import ClusterView
+from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import OPERATION_TIMEOUT_S, ClusterOperations
 from sava.metadata.replica.replica import ReplicaStatus
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
 from sava.raft.core import PeerStatus, Status
+from sava.raft.errors import MembershipRefused
 from sava.raft.types import NodeId
 from sava.services import faults
 from sava.services.deadlines import remaining
 
 
 class ClusterService(rpc.ClusterServicer):
-    def __init__(self, node: RaftNode, cluster_name: str) -> None:
+    def __init__(self, node: RaftNode, view: ClusterView, cluster_name: str) -> None:
         self._node = node
+        self._view = view
         self._cluster_name = cluster_name
         self._operations = ClusterOperations(node)
 
@@ -73,6 +79,7 @@ class ClusterService(rpc.ClusterServicer):
                 NodeId(request.node_id),
                 request.addr,
                 force=request.force,
+                check=partial(check_leaving, self._view),
                 timeout=remaining(context, OPERATION_TIMEOUT_S),
             )
         return pb.RemoveNodeResponse(node_id=node)
@@ -91,6 +98,24 @@ class ClusterService(rpc.ClusterServicer):
             meta = await self._operations.snapshot(timeout=remaining(context, OPERATION_TIMEOUT_S))
         return pb.SnapshotResponse(
             node_id=self._node.info().node, index=meta.index, term=meta.term, size=meta.size
+        )
+
+
+def check_leaving(view: ClusterView, node: NodeId) -> None:
+    """Raise MembershipRefused while the node serves topics, or may get some: what it alone knows of them
+    would go with it."""
+    if not view.is_ready:
+        raise Unavailable("this broker does not know yet which topics the node has")
+    owned = sorted(entry.name for entry in view.owned_by(node))
+    way_out = f"run `sava brokers drain {node}` first, or use --force"
+    if owned:
+        raise MembershipRefused(
+            f"node {node} still has {len(owned)} topic(s), such as {owned[0]}; {way_out} and lose what only "
+            "this node knows of them"
+        )
+    if node in view.brokers and view.mode(node).mode is not Mode.DRAINED:
+        raise MembershipRefused(
+            f"node {node} is a broker that is {view.mode(node).mode.value} and may get topics; {way_out}"
         )
 
 

@@ -12,11 +12,13 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import grpc
 from grpc import aio
 
+from sava.broker.errors import NotOwner
+from sava.cluster.errors import NotLeader
 from sava.errors import CallerError, HostError, RetryableError, SavaError
 from sava.metadata import failures
 from sava.metadata.errors import OutcomeUnknown, Unavailable
@@ -26,6 +28,36 @@ Trailing = tuple[tuple[str, str | bytes], ...]
 
 CODE_KEY = "sava-code"
 DETAIL_KEY = "sava-detail"
+
+ELSEWHERE: Final = (NotOwner, NotLeader)
+"""Not an answer yet: whatever serves the call (``forwarding``) lets the right broker answer it."""
+
+
+class Relayed(SavaError):
+    """What another broker answered, or how the call to it ended; passed on as it came. ``code`` is Sava's
+    name of the error, empty if the other broker gave none."""
+
+    def __init__(self, status: grpc.StatusCode, text: str, trailing: Trailing = ()) -> None:
+        super().__init__(text)
+        self.status = status
+        self.trailing = trailing
+        code = dict(trailing).get(CODE_KEY, "")
+        self.code = code if isinstance(code, str) else ""
+
+
+def relayed(error: aio.AioRpcError, *, target: str) -> Relayed:
+    trailing = cast(Trailing, tuple(error.trailing_metadata() or ()))
+    answer = Relayed(error.code(), error.details() or error.code().name, trailing)
+    if answer.code or answer.status not in _TRANSPORT:
+        return answer
+    # A broker that stops cancels calls; to a caller who did not, it is unavailable.
+    text = f"{target} did not answer: {answer.status.name.lower()}: {_brief(error.details())}"
+    return Relayed(grpc.StatusCode.UNAVAILABLE, text, trailing)
+
+
+_TRANSPORT: Final = frozenset(
+    (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+)
 
 
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
@@ -58,7 +90,16 @@ def status_of(error: SavaError) -> grpc.StatusCode:
 
 
 async def refuse(context: Any, error: SavaError) -> NoReturn:
-    """End the call with ``error``."""
+    """End the call with ``error``; raises it if another broker may answer the call."""
+    if isinstance(error, ELSEWHERE):
+        raise error
+    await answer(context, error)
+
+
+async def answer(context: Any, error: SavaError) -> NoReturn:
+    """End the call with ``error``, whatever it is."""
+    if isinstance(error, Relayed):
+        await context.abort(error.status, str(error), error.trailing)
     trailing = ((CODE_KEY, code_of(error)), (DETAIL_KEY, str(detail_of(error))))
     await context.abort(status_of(error), str(error), trailing)
     raise AssertionError("abort always raises")
@@ -66,8 +107,8 @@ async def refuse(context: Any, error: SavaError) -> NoReturn:
 
 @asynccontextmanager
 async def told(context: Any) -> AsyncIterator[None]:
-    """Errors raised inside, on purpose, become the call's answer. A write to a caller who has just left fails
-    inside gRPC, and there is nobody to tell."""
+    """Errors raised inside, on purpose, become the call's answer (see ``refuse``). A write to a caller who
+    has just left fails inside gRPC, and there is nobody to tell."""
     try:
         yield
     except SavaError as error:

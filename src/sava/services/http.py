@@ -1,9 +1,10 @@
 """The HTTP port: ``/metrics``, ``/healthz`` and ``/readyz``, answered by a server of a page, since three
 GETs need no framework.
 
-``/healthz`` says that the process works; an orchestrator restarts it otherwise. ``/readyz`` says that it
-can serve: it belongs to a cluster, knows the leader and has applied what it knows to be committed. A broker
-that waits for ``cluster init`` is healthy and not ready.
+``/healthz`` says that the process works; an orchestrator restarts it otherwise. ``/readyz`` says that it can
+serve: it belongs to a cluster, knows the leader, has applied what it knows to be committed, and is
+registered, so that topics come to it. A broker that waits for ``cluster init`` is healthy and not ready, and
+so is one that could not renew its registration: it has let go of its topics.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Protocol
 
+from sava.cluster.view import ClusterView
 from sava.metadata.node import RaftNode
 from sava.services.metrics import Metrics
 
@@ -23,7 +26,14 @@ CAUGHT_UP = 100
 Page = Callable[[], tuple[HTTPStatus, str, bytes]]
 
 
-def readiness(node: RaftNode) -> tuple[bool, str]:
+class Presence(Protocol):
+    """Whether the others know of this broker."""
+
+    @property
+    def is_registered(self) -> bool: ...
+
+
+def readiness(node: RaftNode, view: ClusterView, presence: Presence) -> tuple[bool, str]:
     core = node.core_status
     if core is None:
         return False, "waiting for cluster initialization"
@@ -33,12 +43,18 @@ def readiness(node: RaftNode) -> tuple[bool, str]:
         return False, "no leader known"
     if core.commit - core.applied > CAUGHT_UP:
         return False, f"catching up: applied {core.applied} of {core.commit}"
+    if not view.is_ready:
+        return False, "learning which topics and brokers there are"
+    if not presence.is_registered:
+        return False, "not registered: the other brokers do not know that this one is there"
     return True, "ready"
 
 
 class HttpServer:
-    def __init__(self, node: RaftNode, metrics: Metrics) -> None:
+    def __init__(self, node: RaftNode, metrics: Metrics, view: ClusterView, presence: Presence) -> None:
         self._node = node
+        self._view = view
+        self._presence = presence
         self._metrics = metrics
         self._server: asyncio.Server | None = None
         self._pages: dict[str, Page] = {
@@ -83,7 +99,7 @@ class HttpServer:
         return HTTPStatus.OK, "text/plain", b"ok\n"
 
     def _ready(self) -> tuple[HTTPStatus, str, bytes]:
-        ready, reason = readiness(self._node)
+        ready, reason = readiness(self._node, self._view, self._presence)
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "text/plain", f"{reason}\n".encode()
 

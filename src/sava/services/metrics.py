@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from sava.broker.topics import Topics
 from sava.metadata.node import RaftNode
+from sava.services.cluster_metrics import ClusterParts, observe_cluster
 from sava.services.topic_metrics import TopicsCollector
 from sava.storage.broker_storage import BrokerStorage
 
@@ -72,6 +73,9 @@ class Metrics:
 
     def observe_topics(self, topics: Topics, storage: BrokerStorage) -> None:
         self.registry.register(TopicsCollector(topics, storage))
+
+    def observe_cluster(self, parts: ClusterParts) -> None:
+        observe_cluster(self.registry, parts)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

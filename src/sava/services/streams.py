@@ -14,14 +14,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import grpc
 from grpc import aio
 
 from sava.broker.consumer import Consumer
 from sava.broker.delivery import Range
-from sava.broker.errors import MessageInvalid, TopicMismatch
+from sava.broker.errors import MessageInvalid, NotOwner, TopicMismatch
 from sava.broker.names import TopicName, check_name
 from sava.broker.position import EARLIEST, LATEST, AtOffset, AtTime, Position
 from sava.broker.producers import AccessMode, Producer
@@ -34,6 +34,7 @@ from sava.records import Header, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.services import faults
 from sava.services.deliveries import Deliveries
+from sava.services.relays import is_forwarded
 from sava.storage.topic_log import TopicLog
 
 EOF: Final[Any] = vars(aio)["EOF"]  # the type stubs do not know it
@@ -42,12 +43,15 @@ MAX_UNANSWERED: Final = 64
 READ_BYTES: Final = 1 << 20
 MAX_READ_BYTES: Final = 16 << 20
 MAX_CREDITS: Final = 1_000_000
+GOODBYE_S: Final = 1.0
+"""For a client to close a stream that can go on elsewhere."""
 
 _ACCESS: Final = {pb.SHARED: AccessMode.SHARED, pb.EXCLUSIVE: AccessMode.EXCLUSIVE}
 _RELIABLE: Final = {pb.ANY: None, pb.RELIABLE: True, pb.NON_RELIABLE: False}
 
 Locate = Callable[[TopicName], Awaitable[tuple[int, str]]]
-"""Who serves a topic: the broker's id, and the address of its client port."""
+"""Who serves a topic: the broker's id, and the address of its client port; 0 and nothing while nobody does.
+Waits a little for a topic that was just created, or is on its way."""
 
 
 class StreamsService(rpc.StreamsServicer):
@@ -126,8 +130,9 @@ class StreamsService(rpc.StreamsServicer):
             response = pb.LookUpResponse(
                 topic=str(name), reliable=spec.reliable, partition_count=spec.partitions
             )
-            for partition in await self._topics.registry.partitions(name):
-                broker, address = await self._locate(partition)
+            partitions = await self._topics.registry.partitions(name)
+            places = await asyncio.gather(*map(self._locate, partitions))
+            for partition, (broker, address) in zip(partitions, places, strict=True):
                 response.partitions.add(topic=str(partition), broker_id=broker, address=address)
         return response
 
@@ -184,6 +189,16 @@ class StreamsService(rpc.StreamsServicer):
             schema_id=found.schema_id, version=found.version, type=found.type, definition=found.definition
         )
 
+    async def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendResponse:
+        """What other brokers have for a topic; a client has no such right, since it would go around who
+        publishes and whether the topic's schema lets it."""
+        async with faults.told(context):
+            if not is_forwarded(context):
+                raise MessageInvalid("Append is for brokers: clients publish")
+            topic = await self._topics.get(TopicName.parse(request.topic))
+            await topic.append(RecordBatch.parse(request.batch).verify())
+        return pb.AppendResponse()
+
 
 class _Publishing:
     """One Publish stream: batches in, receipts out in their order."""
@@ -196,6 +211,8 @@ class _Publishing:
         """An outcome is known, or there will be no more batches."""
         self._has_room = asyncio.Event()
         self._has_read_all = False
+        self._ending: NotOwner | None = None
+        """The topic is another broker's: nothing more is taken, and the client is told so."""
 
     async def run(self) -> None:
         """Until the client is done. Raises the error that the stream ends with; what was durable before it
@@ -215,18 +232,34 @@ class _Publishing:
         reading = asyncio.ensure_future(self._read())
         try:
             await self._answer()
+            if self._ending is not None:
+                await self._say_goodbye(self._ending, reading)
             await reading
         finally:
             await _cancelled(reading)
+
+    async def _say_goodbye(self, error: NotOwner, reading: asyncio.Future[None]) -> NoReturn:
+        """Until the client has heard it. A stream that ends while its client writes fails there with an
+        error of gRPC's own, and the broker's status is lost."""
+        await self._context.write(pb.PublishResponse(ending=faults.code_of(error)))
+        await asyncio.wait((reading,), timeout=GOODBYE_S)
+        raise error
 
     async def _read(self) -> None:
         unanswered = self._unanswered
         try:
             while (request := await self._context.read()) is not EOF:
+                if self._ending is not None:
+                    continue
                 if request.WhichOneof("kind") != "batch":
                     raise MessageInvalid("a publish stream carries batches after its opening")
                 batch = RecordBatch.parse(request.batch)
-                future = await self._producer.begin(batch)
+                try:
+                    future = await self._producer.begin(batch)
+                except NotOwner as error:
+                    self._ending = error
+                    self._changed.set()
+                    continue
                 unanswered.append((future, batch.header))
                 future.add_done_callback(self._settled)
                 while len(unanswered) >= MAX_UNANSWERED:
@@ -246,10 +279,13 @@ class _Publishing:
             if response.receipts:
                 self._has_room.set()
                 await self._context.write(response)
+            if isinstance(failure, NotOwner):
+                self._ending = failure
+                return
             if failure is not None:
                 raise failure
             if not response.receipts:
-                if self._has_read_all and not self._unanswered:
+                if (self._has_read_all or self._ending is not None) and not self._unanswered:
                     return
                 await self._changed.wait()
 

@@ -11,15 +11,32 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from sava.broker.errors import MessageInvalid
+from sava.broker.errors import MessageInvalid, SubscriptionUnknown
 from sava.broker.limits import Effective
 from sava.broker.names import TopicName
 from sava.broker.non_reliable import NonReliableSubscription
 from sava.broker.position import EARLIEST, LATEST, AtOffset, AtTime, Position
-from sava.broker.specs import Backoff, FailurePolicy, NamespacePolicy, Poison, SubscriptionType, TopicSpec
+from sava.broker.specs import (
+    Backoff,
+    CursorRecord,
+    FailurePolicy,
+    NamespacePolicy,
+    Ownership,
+    OwnershipState,
+    Poison,
+    SubscriptionSpec,
+    SubscriptionType,
+    TopicSpec,
+    decode,
+    subscriptions_prefix,
+)
 from sava.broker.subscription import Subscription
 from sava.broker.topic import Topic
+from sava.cluster.view import Entry
+from sava.metadata.store import LocalView
 from sava.proto import topics_admin_pb2 as pb
+from sava.storage.catalog import known_state
+from sava.storage.types import TopicKey
 
 LIMITS = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
 MAX_MS = 1 << 40
@@ -104,6 +121,11 @@ def position(message: pb.StartPosition) -> Position:
 # -- topics and subscriptions --------------------------------------------------------------------
 
 
+def members(name: TopicName, spec: TopicSpec) -> list[TopicName]:
+    """The partitions; the topic itself if it has none."""
+    return [name.partition(index) for index in range(spec.partitions)] or [name]
+
+
 def common_owner(brokers: Iterable[int]) -> int:
     """Who serves all of them; 0 if nobody does, or several."""
     owners = set(brokers)
@@ -129,6 +151,87 @@ def topic_description(topic: Topic, broker: int) -> pb.TopicDescription:
         described.next_offset = info.next_offset
         described.stored_offset = info.stored_offset
     return described
+
+
+def unserved_topic(entry: Entry, local: LocalView) -> pb.TopicDescription:
+    """Of a topic that no broker serves: what the metadata store knows. It has more messages than that if its
+    owner is gone with some that only its disk holds, so the end is said only where it is certain."""
+    name, spec, record = entry.name, entry.spec, entry.record
+    described = pb.TopicDescription(
+        name=str(name),
+        topic_id=spec.topic_id,
+        broker_id=record.owner,
+        delivery=delivery(spec),
+        state=record.state.value,
+        epoch=record.epoch,
+        subscriptions=_stored_subscriptions(name, local),
+        created_ms=spec.created_ms,
+        reason=_why_unserved(record),
+    )
+    stored = (
+        known_state(local, TopicKey(name.namespace, name.topic, spec.topic_id)) if spec.reliable else None
+    )
+    if stored is not None:
+        described.start_offset = stored.start
+        described.stored_offset = stored.end
+        if stored.sealed or stored.at_rest:
+            described.next_offset = stored.end
+    return described
+
+
+def _why_unserved(record: Ownership) -> str:
+    match record.state:
+        case OwnershipState.ORPHAN:
+            why = f"broker {record.owner} is gone and did not hand it over"
+        case OwnershipState.MOVING:
+            why = f"broker {record.owner} hands it over"
+        case OwnershipState.ASSIGNED:
+            why = f"broker {record.owner} has it and is not there"
+        case OwnershipState.DELETING:
+            why = "it is being deleted"
+        case _:
+            why = "no broker has taken it yet"
+    return f"{why}; {record.error}" if record.error else why
+
+
+def _stored_subscriptions(name: TopicName, local: LocalView) -> list[pb.SubscriptionDescription]:
+    found: dict[str, pb.SubscriptionDescription] = {}
+    for kv in local.range(subscriptions_prefix(name)).kvs:
+        match kv.key.split("/")[5:]:
+            case [subscription]:
+                spec = decode(kv, SubscriptionSpec)
+                found[subscription] = pb.SubscriptionDescription(
+                    topic=str(name),
+                    subscription=subscription,
+                    type=spec.type.name.lower(),
+                    failure_policy=failure_policy_message(spec.failure_policy),
+                    max_unacked_messages=spec.max_unacked_messages,
+                )
+            case [subscription, "cursor"] if subscription in found:
+                found[subscription].cursor = decode(kv, CursorRecord).next_offset
+    return [found[subscription] for subscription in sorted(found)]
+
+
+def subscription_names(described: pb.TopicDescription) -> set[str]:
+    return {each.subscription for each in described.subscriptions}
+
+
+def find_subscription(
+    name: TopicName, parts: Iterable[pb.TopicDescription], subscription: str
+) -> list[pb.SubscriptionDescription]:
+    """In those parts that have it. Raises SubscriptionUnknown if none has."""
+    found = [each for part in parts for each in part.subscriptions if each.subscription == subscription]
+    if not found:
+        raise SubscriptionUnknown(name, subscription)
+    return found
+
+
+def subscription_description(topic: Topic, subscription: str) -> pb.SubscriptionDescription:
+    """Raises SubscriptionUnknown."""
+    found = topic.subscriptions.get(subscription)
+    if found is None:
+        raise SubscriptionUnknown(topic.name, subscription)
+    return _subscription(topic.name, found)
 
 
 def subscription_descriptions(topic: Topic) -> list[pb.SubscriptionDescription]:
@@ -182,7 +285,8 @@ def whole_topic(
         broker_id=common_owner(part.broker_id for part in parts),
         delivery=delivery(spec),
         partitions=[part.name for part in parts],
-        state=_together(part.state for part in parts),
+        state=together(part.state for part in parts),
+        reason=together(part.reason for part in parts),
         producers=sorted({producer for part in parts for producer in part.producers}),
         subscriptions=whole_subscriptions(name, [each for part in parts for each in part.subscriptions]),
         created_ms=spec.created_ms,
@@ -205,17 +309,17 @@ def _whole_subscription(
     return pb.SubscriptionDescription(
         topic=str(name),
         subscription=first.subscription,
-        type=_together(part.type for part in parts),
+        type=together(part.type for part in parts),
         consumers=sorted({consumer for part in parts for consumer in part.consumers}),
-        active_consumer=_together(part.active_consumer for part in parts),
+        active_consumer=together(part.active_consumer for part in parts),
         blocked=any(part.blocked for part in parts),
-        error=_together(part.error for part in parts),
+        error=together(part.error for part in parts),
         failure_policy=first.failure_policy if first.HasField("failure_policy") else None,
         max_unacked_messages=first.max_unacked_messages,
         **{field: sum(getattr(part, field) for part in parts) for field in _SUMS},
     )
 
 
-def _together(texts: Iterable[str]) -> str:
+def together(texts: Iterable[str]) -> str:
     """What all say, or the different things that they say."""
     return ", ".join(sorted({text for text in texts if text}))

@@ -1,42 +1,34 @@
-"""The services ``Namespaces``, ``Topics`` and ``Subscriptions`` of the admin port: what operators ask for.
+"""The services ``Namespaces`` and ``Topics`` of the admin port: what operators ask for.
 
-A translation: what a call means is in ``sava.broker``. A partitioned topic is asked for by its own name, and
-what is said or done then is said of, or done to, all its partitions. A change that has to be made in several
-of them and fails on the way can be repeated: what is done already is left as it is.
+A translation: what a call means is in ``sava.broker``. Any broker answers. A partitioned topic is asked for
+by its own name, and what is said or done then is said of, or done to, all its partitions, wherever they are
+(``topic_parts``). A change that has to be made in several of them and fails on the way can be repeated: what
+is done already is left as it is.
 """
 
 # ruff: noqa: N802 (gRPC names the methods)
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
 
-from sava.broker import ownership, specs
-from sava.broker.errors import (
-    MessageInvalid,
-    NamespaceExists,
-    SubscriptionExists,
-    SubscriptionUnknown,
-    TopicExists,
-    TopicMismatch,
-)
+from sava.broker import specs
+from sava.broker.errors import NamespaceExists, TopicExists, TopicMismatch
 from sava.broker.limits import combine, configured
 from sava.broker.names import TopicName, check_name
-from sava.broker.non_reliable import NonReliableSubscription
-from sava.broker.position import AtOffset
 from sava.broker.specs import NamespacePolicy
-from sava.broker.topic import SubscribeOptions, Topic
 from sava.broker.topic_schemas import TopicSchemas
 from sava.broker.topics import Topics
 from sava.config import Policies
 from sava.metadata.store import MetadataStore
 from sava.proto import topics_admin_pb2 as pb
 from sava.proto import topics_admin_pb2_grpc as rpc
-from sava.services import faults
+from sava.services import faults, relays
 from sava.services import topic_descriptions as describe
-
-CREATOR: Final = "sava-admin"
-"""The consumer that a subscription is created with; it is gone before anything is delivered."""
+from sava.services.topic_parts import TopicParts
+from sava.services.unloading import Unloading
 
 
 class NamespacesService(rpc.NamespacesServicer):
@@ -96,9 +88,11 @@ class NamespacesService(rpc.NamespacesServicer):
 
 
 class TopicsService(rpc.TopicsServicer):
-    def __init__(self, topics: Topics, store: MetadataStore) -> None:
-        self._topics = topics
-        self._registry = topics.registry
+    def __init__(self, parts: TopicParts, unloading: Unloading, store: MetadataStore) -> None:
+        self._parts = parts
+        self._unloading = unloading
+        self._topics = parts.topics
+        self._registry = parts.topics.registry
         self._store = store
         self._schemas = TopicSchemas(store)
 
@@ -116,7 +110,7 @@ class TopicsService(rpc.TopicsServicer):
                 if not request.if_absent:
                     raise
                 await self._check_same(name, request)
-            return await self._describe(name)
+            return await self._describe_new(name)
 
     async def _check_same(self, name: TopicName, request: pb.CreateTopicRequest) -> None:
         """Raises TopicMismatch unless the topic that exists is what was to be created."""
@@ -136,22 +130,28 @@ class TopicsService(rpc.TopicsServicer):
             if request.namespace:
                 await self._topics.namespaces.policy(check_name(request.namespace, "namespace"))
             topics = await self._registry.list(request.namespace or None)
-        owners = {name: ownership.owner_of(self._store, name) for name in topics}
         response = pb.ListTopicsResponse()
         for name in sorted(topics, key=lambda name: name.partition_of or (name, -1)):
             spec, part = topics[name], _part_of(name, topics)
+            records = [self._parts.view.held(each).record for each in describe.members(name, spec)]
             response.topics.add(
                 name=str(name),
-                broker_id=describe.common_owner(owners.get(each, 0) for each in _members(name, spec)),
+                broker_id=describe.common_owner(record.owner for record in records),
                 delivery=describe.delivery(spec),
                 partitions=spec.partitions,
                 partition_of=str(part) if part is not None else "",
+                state=describe.together(record.state.value for record in records),
+                epoch=None if spec.partitions else records[0].epoch,
             )
         return response
 
     async def DescribeTopic(self, request: pb.DescribeTopicRequest, context: Any) -> pb.TopicDescription:
+        """Asked by another broker it answers only for what it has itself, or what nobody has."""
         async with faults.told(context):
-            return await self._describe(TopicName.parse(request.name))
+            name = TopicName.parse(request.name)
+            if relays.is_forwarded(context) and not await self._parts.is_partitioned(name):
+                return await self._complete(name, await self._parts.here(name))
+            return await self._describe(name)
 
     async def DeleteTopic(self, request: pb.DeleteTopicRequest, context: Any) -> pb.DeleteTopicResponse:
         async with faults.told(context):
@@ -162,7 +162,7 @@ class TopicsService(rpc.TopicsServicer):
         async with faults.told(context):
             name = TopicName.parse(request.name)
             await self._registry.grow(name, request.partitions)
-            return await self._describe(name)
+            return await self._describe_new(name)
 
     async def SetTopicPolicy(self, request: pb.SetTopicPolicyRequest, context: Any) -> pb.TopicDescription:
         async with faults.told(context):
@@ -172,17 +172,28 @@ class TopicsService(rpc.TopicsServicer):
             )
             return await self._describe(name)
 
+    async def UnloadTopic(self, request: pb.UnloadTopicRequest, context: Any) -> AsyncIterator[pb.TopicMove]:
+        async with faults.told(context):
+            moves = self._unloading.unload(
+                TopicName.parse(request.name), target=request.to_broker_id, timeout_ms=request.timeout_ms
+            )
+            async with aclosing(moves):
+                async for move in moves:
+                    yield move
+
+    async def _describe_new(self, name: TopicName) -> pb.TopicDescription:
+        await self._parts.settle(await self._parts.names(name))
+        return await self._describe(name)
+
     async def _describe(self, name: TopicName) -> pb.TopicDescription:
+        """By its owner, or owners."""
         spec = await self._registry.need(name)
-        broker = self._topics.broker
-        if spec.partitions:
-            parts = [
-                describe.topic_description(await self._topics.get(partition), broker)
-                for partition in await self._registry.partitions(name)
-            ]
-            described = describe.whole_topic(name, spec, parts)
-        else:
-            described = describe.topic_description(await self._topics.get(name), broker)
+        described = await self._parts.describe(describe.members(name, spec))
+        whole = describe.whole_topic(name, spec, described) if spec.partitions else described[0]
+        return await self._complete(name, whole)
+
+    async def _complete(self, name: TopicName, described: pb.TopicDescription) -> pb.TopicDescription:
+        """With what the metadata store knows besides."""
         schema = await self._schemas.get(name)
         if schema is not None:
             described.schema_subject = schema.subject
@@ -195,119 +206,6 @@ class TopicsService(rpc.TopicsServicer):
         """What was set for the topic itself."""
         kv = await self._store.get(specs.policy_key(name))
         return specs.decode(kv, NamespacePolicy) if kv is not None else NamespacePolicy()
-
-
-class SubscriptionsService(rpc.SubscriptionsServicer):
-    def __init__(self, topics: Topics) -> None:
-        self._topics = topics
-
-    async def CreateSubscription(
-        self, request: pb.CreateSubscriptionRequest, context: Any
-    ) -> pb.SubscriptionDescription:
-        async with faults.told(context):
-            name = TopicName.parse(request.topic)
-            options = SubscribeOptions(
-                subscription=check_name(request.subscription, "subscription"),
-                type=describe.subscription_type(request.type),
-                consumer_name=CREATOR,
-                start=describe.position(request.start),
-            )
-            topics = await self._partitions(name)
-            missing = [topic for topic in topics if request.subscription not in topic.subscriptions]
-            if not missing:
-                raise SubscriptionExists(f"topic {name} has a subscription {request.subscription} already")
-            if isinstance(options.start, AtOffset):
-                _check_single(name, topics)
-            for topic in missing:
-                if not topic.spec.reliable:
-                    raise TopicMismatch(
-                        f"topic {name} is not reliable: its subscriptions last as long as their consumers"
-                    )
-                (await topic.subscribe(options)).close()
-            return await self._describe(name, request.subscription)
-
-    async def DescribeSubscription(
-        self, request: pb.DescribeSubscriptionRequest, context: Any
-    ) -> pb.SubscriptionDescription:
-        async with faults.told(context):
-            return await self._describe(TopicName.parse(request.topic), request.subscription)
-
-    async def DeleteSubscription(
-        self, request: pb.DeleteSubscriptionRequest, context: Any
-    ) -> pb.DeleteSubscriptionResponse:
-        async with faults.told(context):
-            for topic in await self._having(TopicName.parse(request.topic), request.subscription):
-                await topic.unsubscribe(request.subscription)
-        return pb.DeleteSubscriptionResponse()
-
-    async def SeekSubscription(
-        self, request: pb.SeekSubscriptionRequest, context: Any
-    ) -> pb.SubscriptionDescription:
-        async with faults.told(context):
-            name = TopicName.parse(request.topic)
-            position = describe.position(request.position)
-            topics = await self._having(name, request.subscription)
-            if isinstance(position, AtOffset):
-                _check_single(name, topics)
-            for topic in topics:
-                await topic.seek(request.subscription, position)
-            return await self._describe(name, request.subscription)
-
-    async def ConfigureSubscription(
-        self, request: pb.ConfigureSubscriptionRequest, context: Any
-    ) -> pb.SubscriptionDescription:
-        async with faults.told(context):
-            name = TopicName.parse(request.topic)
-            for topic in await self._having(name, request.subscription):
-                await _configure(topic, request)
-            return await self._describe(name, request.subscription)
-
-    async def _describe(self, name: TopicName, subscription: str) -> pb.SubscriptionDescription:
-        found = [
-            described
-            for topic in await self._having(name, subscription)
-            for described in describe.subscription_descriptions(topic)
-            if described.subscription == subscription
-        ]
-        if (await self._topics.registry.need(name)).partitions:
-            found = describe.whole_subscriptions(name, found)
-        return found[0]
-
-    async def _partitions(self, name: TopicName) -> list[Topic]:
-        """The partitions, loaded; the topic itself if it has none. Raises TopicUnknown."""
-        await self._topics.registry.need(name)
-        return [await self._topics.get(each) for each in await self._topics.registry.partitions(name)]
-
-    async def _having(self, name: TopicName, subscription: str) -> list[Topic]:
-        """Those that have the subscription, at least one: a partition that was added later has it when the
-        first consumer comes."""
-        having = [topic for topic in await self._partitions(name) if subscription in topic.subscriptions]
-        if not having:
-            raise SubscriptionUnknown(name, subscription)
-        return having
-
-
-async def _configure(topic: Topic, request: pb.ConfigureSubscriptionRequest) -> None:
-    subscription = topic.subscriptions[request.subscription]
-    if isinstance(subscription, NonReliableSubscription):
-        raise TopicMismatch(f"topic {topic.name} is not reliable: nothing is delivered twice")
-    if request.failure_policy.ListFields():
-        policy = describe.changed_failure_policy(subscription.spec.failure_policy, request.failure_policy)
-        await topic.set_failure_policy(request.subscription, policy)
-    if request.HasField("max_unacked_messages"):
-        await topic.set_max_unacked(request.subscription, request.max_unacked_messages)
-
-
-def _check_single(name: TopicName, topics: list[Topic]) -> None:
-    if topics[0].name != name:
-        raise MessageInvalid(
-            f"topic {name} is partitioned, and each partition has offsets of its own: name one of them, "
-            f"such as {topics[0].name}, or give a time"
-        )
-
-
-def _members(name: TopicName, spec: specs.TopicSpec) -> list[TopicName]:
-    return [name.partition(index) for index in range(spec.partitions)] or [name]
 
 
 def _part_of(name: TopicName, topics: dict[TopicName, specs.TopicSpec]) -> TopicName | None:

@@ -18,6 +18,7 @@ from sava.storage import retention
 from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced
+from sava.storage.guard import Guard
 from sava.storage.journal import Journal, JournalOptions
 from sava.storage.leftovers import needless, topic_states
 from sava.storage.objectstore import ObjectStore
@@ -105,9 +106,10 @@ class BrokerStorage:
         is_open = log is not None and log.status in (Status.OPEN, Status.SEALING)
         return is_open or topic_id in self._busy
 
-    async def open_topic(self, topic: TopicKey, *, epoch: int) -> TopicLog:
-        """Take the topic over under this epoch. An older opening of it here ends first: its in-flight appends
-        resolve before anybody counts where the journal ends. Raises as ``TopicLog.open``, and TopicBusy."""
+    async def open_topic(self, topic: TopicKey, *, epoch: int, guard: Guard | None = None) -> TopicLog:
+        """Take the topic over under this epoch, for as long as ``guard`` holds. An older opening of it here
+        ends first: its in-flight appends resolve before anybody counts where the journal ends. Raises as
+        ``TopicLog.open``, and TopicBusy."""
         topic_id = topic.topic_id
         if topic_id in self._busy:
             raise TopicBusy(f"topic {topic.path} is being opened or let go")
@@ -118,7 +120,7 @@ class BrokerStorage:
                 if older.epoch > epoch:
                     raise Fenced(topic.path, epoch, older.epoch)
                 await older.close()
-            catalog = Catalog(self._metadata, topic)
+            catalog = Catalog(self._metadata, topic, guard)
             log = await TopicLog.open(topic, epoch=epoch, catalog=catalog, parts=self._parts)
             self._topics[topic_id] = log
             return log

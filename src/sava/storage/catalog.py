@@ -7,7 +7,9 @@ that writes the state record, on the condition that it is still the one that was
 
 So two changes never cross. An owner that was replaced finds an epoch above its own; two registrations cannot
 overlap or leave a gap, since each must begin at the ``end`` that the same transaction moves; and descriptors
-are there exactly for ``start .. end``, at every revision.
+are there exactly for ``start .. end``, at every revision. Who may claim an epoch is decided elsewhere: an
+owner that has a ``Guard`` writes nothing once that decision was changed, even if nobody has claimed the topic
+since.
 
 **Unknown outcomes.** When the answer to a transaction is lost, the state is read again and the change is
 decided anew: if it took effect, the state says so and the change is done; if not, it is tried again under the
@@ -35,7 +37,7 @@ import msgspec
 
 from sava.metadata.commands import Compare, Delete, Operation, Put, Relation, Target
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
-from sava.metadata.store import MetadataStore
+from sava.metadata.store import LocalView, MetadataStore
 from sava.storage import keys
 from sava.storage.errors import (
     CatalogBusy,
@@ -49,6 +51,7 @@ from sava.storage.errors import (
     TopicGone,
     TopicSealed,
 )
+from sava.storage.guard import Guard
 from sava.storage.types import ProducerState, Segment, TopicKey, TopicState
 
 T = TypeVar("T")
@@ -82,9 +85,10 @@ class Catalog:
     """One topic's descriptors and state. Holds nothing between calls, so any number of them may exist for a
     topic."""
 
-    def __init__(self, metadata: MetadataStore, topic: TopicKey) -> None:
+    def __init__(self, metadata: MetadataStore, topic: TopicKey, guard: Guard | None = None) -> None:
         self.topic = keys.check_topic(topic)
         self._metadata = metadata
+        self._guard = guard
         self._state_key = keys.state_key(topic)
 
     def namesake(self, topic_id: int) -> Catalog:
@@ -118,26 +122,36 @@ class Catalog:
         It is believed only if the state names this journal: a broker that had the topic long ago still has a
         tail of it, and not the last one.
 
+        A topic of which nothing exists beyond ``end`` is at rest from the start: an owner that dies before
+        its first message leaves nothing that anybody must wait for.
+
         Raises Fenced (a newer epoch), EpochTaken, TopicSealed (this epoch is over already), TailElsewhere
-        (not sealed and the tail is on another disk). Repeating the same claim succeeds."""
+        (not settled and the tail is on another disk). Repeating the same claim succeeds."""
 
         async def decide(held: Held) -> TopicState | Change:
             state = held.state
             if state is None:
+                topic_id = self.topic.topic_id
                 return Change(
-                    TopicState(topic_id=self.topic.topic_id, epoch=epoch, storage_id=storage_id, sealed=False)
+                    TopicState(
+                        topic_id=topic_id, epoch=epoch, storage_id=storage_id, sealed=False, at_rest=True
+                    )
                 )
             self._check_id(state)
             if state.epoch > epoch:
                 raise Fenced(self.topic.path, epoch, state.epoch)
             if state.epoch == epoch:
                 return self._check_same_claim(state, storage_id)
-            if not state.sealed and not (has_tail and state.storage_id == storage_id):
+            if not state.is_settled and not (has_tail and state.storage_id == storage_id):
                 raise TailElsewhere(
                     f"topic {self.topic.path}: offsets from {state.end} on are in journal {state.storage_id} "
                     f"of epoch {state.epoch} and not in this one ({storage_id}); waiting for its owner"
                 )
-            return Change(msgspec.structs.replace(state, epoch=epoch, storage_id=storage_id, sealed=False))
+            return Change(
+                msgspec.structs.replace(
+                    state, epoch=epoch, storage_id=storage_id, sealed=False, at_rest=state.is_settled
+                )
+            )
 
         await self._erase_older()
         return await self._change(decide)
@@ -172,7 +186,7 @@ class Catalog:
                 raise DataGap(
                     f"topic {self.topic.path} ends at {state.end}, and a segment begins at {segment.start}"
                 )
-            moved = msgspec.structs.replace(state, end=segment.end, producers=tuple(producers))
+            moved = msgspec.structs.replace(state, end=segment.end, producers=tuple(producers), at_rest=False)
             return Change(moved, (Put(key, msgspec.json.encode(segment)),))
 
         return await self._change(decide)
@@ -197,7 +211,33 @@ class Catalog:
                 )
             if state.sealed:
                 return state
-            return Change(msgspec.structs.replace(state, sealed=True, producers=tuple(producers)))
+            return Change(
+                msgspec.structs.replace(state, sealed=True, at_rest=False, producers=tuple(producers))
+            )
+
+        return await self._change(decide)
+
+    async def rest(self, *, epoch: int) -> TopicState:
+        """Nothing exists beyond the registered end, and nothing will before ``wake``: the caller sees to
+        both. Repeating succeeds. Raises Fenced."""
+
+        async def decide(held: Held) -> TopicState | Change:
+            state = self._own(held, epoch)
+            return state if state.is_settled else Change(msgspec.structs.replace(state, at_rest=True))
+
+        return await self._change(decide)
+
+    async def wake(self, *, epoch: int) -> TopicState:
+        """Messages may follow. Raises Fenced, TopicSealed.
+
+        Writes, whatever the record says: a ``rest`` of which nobody knows the outcome may still be on its
+        way, and finds the record changed then."""
+
+        async def decide(held: Held) -> TopicState | Change:
+            state = self._own(held, epoch)
+            if state.sealed:
+                raise TopicSealed(f"topic {self.topic.path}: epoch {epoch} is sealed at {state.end}")
+            return Change(msgspec.structs.replace(state, at_rest=False))
 
         return await self._change(decide)
 
@@ -242,21 +282,24 @@ class Catalog:
         if it goes too. ``choose`` returns None when there is nothing left to do."""
         attempted: dict[str, Segment] = {}
         unknown: OutcomeUnknown | None = None
+        refused: int | None = None
         for _ in range(ATTEMPTS):
             held, segments = await _after(unknown, self._read_all())
             chosen = choose(held, segments)
             if chosen is None or (not chosen and not with_state):
                 still_there = {segment.key for segment in segments}
                 return [segment for key, segment in attempted.items() if key not in still_there]
+            if held.revision == refused:
+                await _after(unknown, self._check_guard())
             attempted.update((segment.key, segment) for segment in chosen)
             try:
-                await _after(unknown, self._remove_in_steps(held, chosen, with_state))
+                refused = await _after(unknown, self._remove_in_steps(held, chosen, with_state))
             except OutcomeUnknown as error:
                 unknown = error
-        raise self._busy()
+        raise unknown or self._busy()
 
-    async def _remove_in_steps(self, held: Held, chosen: list[Segment], with_state: bool) -> None:
-        """Stops at the first step that finds the state changed by another."""
+    async def _remove_in_steps(self, held: Held, chosen: list[Segment], with_state: bool) -> int | None:
+        """Stops at the first step that is refused; returns the revision of the state that it found."""
         state, revision = held
         assert state is not None
         for index in range(0, len(chosen), STEP) or (0,):
@@ -269,10 +312,11 @@ class Catalog:
             else:
                 state = msgspec.structs.replace(state, start=step[-1].end)
                 operations.append(Put(self._state_key, msgspec.json.encode(state)))
-            result = await self._metadata.txn((self._unchanged(revision),), operations)
+            result = await self._metadata.txn(self._conditions(revision), operations)
             if not result.succeeded:
-                return
+                return revision
             revision = result.revision
+        return None
 
     # -- the way of every change ---------------------------------------------------------------
 
@@ -280,26 +324,38 @@ class Catalog:
         """``decide`` sees the state and returns it when there is nothing (more) to do, or what to change, or
         raises."""
         unknown: OutcomeUnknown | None = None
+        refused: int | None = None
         for _ in range(ATTEMPTS):
             held = await _after(unknown, self._read())
             decision = await _after(unknown, decide(held))
             if isinstance(decision, TopicState):
                 return decision
+            if held.revision == refused:
+                await _after(unknown, self._check_guard())
             put = Put(self._state_key, msgspec.json.encode(decision.state))
             try:
                 result = await _after(
                     unknown,
-                    self._metadata.txn((self._unchanged(held.revision),), (put, *decision.operations)),
+                    self._metadata.txn(self._conditions(held.revision), (put, *decision.operations)),
                 )
             except OutcomeUnknown as error:
                 unknown = error
                 continue
             if result.succeeded:
                 return decision.state
-        raise self._busy()
+            refused = held.revision
+        raise unknown or self._busy()
 
-    def _unchanged(self, revision: int) -> Compare:
-        return Compare(self._state_key, Target.MOD_REVISION, Relation.EQUAL, revision)
+    def _conditions(self, revision: int) -> tuple[Compare, ...]:
+        """That the state is the one that was read, and its owner the owner."""
+        unchanged = Compare(self._state_key, Target.MOD_REVISION, Relation.EQUAL, revision)
+        return (unchanged,) if self._guard is None else (unchanged, self._guard.holds)
+
+    async def _check_guard(self) -> None:
+        """A transaction was refused although the state is as it was read, so the guard's part did not hold.
+        Raises Fenced if it never will again, which holds for earlier transactions of unknown outcome too."""
+        if self._guard is not None and not await self._guard.still_holds():
+            raise Fenced(self.topic.path, 0, 0, "it has another owner by now")
 
     def _busy(self) -> CatalogBusy:
         return CatalogBusy(
@@ -381,6 +437,13 @@ class Catalog:
         if expected != state.end:
             return f"the segments end at {expected}, and the state says {state.end}"
         return ""
+
+
+def known_state(local: LocalView, topic: TopicKey) -> TopicState | None:
+    """As this node knows it; None: not opened yet, or no longer there."""
+    kv = local.get(keys.state_key(topic))
+    state = decode_record(kv.key, kv.value, TopicState) if kv is not None else None
+    return state if state is not None and state.topic_id == topic.topic_id else None
 
 
 async def _after(unknown: OutcomeUnknown | None, step: Awaitable[T]) -> T:

@@ -42,8 +42,13 @@ class NotClaimed(CallerError):
 
 
 class TailElsewhere(RetryableError):
-    """The topic is not sealed and its last messages are in the journal of another disk. Starting without them
-    would lose and renumber messages, so the topic waits for that journal (or for an operator)."""
+    """The topic is neither sealed nor at rest, and its last messages are in the journal of another disk.
+    Starting without them would lose and renumber messages, so the topic waits for that journal (or for an
+    operator)."""
+
+
+class WakeFailed(RetryableError):
+    """The topic is at rest and could not be woken, so nothing can be appended to it at the moment."""
 
 
 class OffsetOutOfRange(CallerError):

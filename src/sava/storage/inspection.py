@@ -254,7 +254,7 @@ def _where(name: TopicName, state: TopicState, start: int, end: int) -> str:
     text = (
         f"topic {name.path}: offsets {start}..{end} were asked for, segments hold {state.start}..{state.end}"
     )
-    if state.sealed:
+    if state.is_settled:
         return f"{text}, and nothing exists beyond"
     return (
         f"{text}; what follows is in journal {state.storage_id} (with its broker stopped: "

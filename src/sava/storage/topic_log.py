@@ -20,9 +20,10 @@ queue has drained, so no new frame can get between.
 
 **Opening.** The state in the metadata store says where segments end. If it is sealed, that is the next
 offset, whatever the local journal holds. If it is not sealed and names this disk, the journal's frames from
-there on are the tail, over all epochs this disk has served in a row. Otherwise the tail is elsewhere and the
-topic is not opened. A read of the state that fails is a failure to open: taken for "nothing there" it would
-give out offset 0 a second time.
+there on are the tail, over all epochs this disk has served in a row (none, if it is at rest). If it names
+another disk and is at rest, there is no tail. Otherwise the tail is elsewhere and the topic is not opened. A
+read of the state that fails is a failure to open: taken for "nothing there" it would give out offset 0 a
+second time.
 
 **Sealing.** Stop accepting → in-flight appends resolve → upload the rest → ``Catalog.seal``. Up to the last
 step a failure or the deadline takes it back, and the topic goes on. From the last step on nothing does:
@@ -54,6 +55,7 @@ from sava.storage.journal import Journal
 from sava.storage.journal_index import JournalCorrupt
 from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
+from sava.storage.rest import Rest
 from sava.storage.retention import RetentionPolicy
 from sava.storage.segment import SegmentReader
 from sava.storage.tiered import KnownSegments, TieredReader
@@ -122,9 +124,13 @@ class TopicLog:
         self._status = Status.OPEN
         self._is_seal_running = False
         self._is_seal_in_doubt = False
+        self._is_closed = False
+        """Whether what is known of producers was left with the journal; the next opening has taken it."""
         self._fence: Fenced | None = None
         self._durable = next_offset
         self._assigned = next_offset
+        self._arriving = 0
+        """Appends that wait for room in the journal."""
         self._in_flight: deque[_Pending] = deque()
         self._unwritten = 0
         """Frames that the journal has not answered for, those included that were given up here."""
@@ -142,7 +148,17 @@ class TopicLog:
             state=state,
             held_bytes=parts.journal.index(topic.topic_id).bytes_from(state.end),
             registered=self._segments.registered,
+            caught_up=lambda: self._rest.soon(),
             fenced=self.fence,
+        )
+        self._rest = Rest(
+            catalog,
+            state,
+            has_tail=next_offset > state.end,
+            after_s=parts.uploader.options.rest_after_s,
+            is_stored=lambda: self._durable == self._backlog.state.end,
+            is_quiet=self._is_quiet,
+            fence=self.fence,
         )
         parts.uploader.attach(self._backlog)
 
@@ -156,17 +172,20 @@ class TopicLog:
         is_ours = found is not None and not found.sealed and found.storage_id == storage_id
         if found is None and journal.index(topic.topic_id):
             raise JournalCorrupt(f"the journal holds messages of {topic.path}, which was never opened")
-        if found is not None and found.sealed:
+        if found is not None and not is_ours:
+            # Before the claim: after it, frames of long ago would be taken for the tail that this disk has.
             await journal.disown(topic.topic_id, found.end)
         state = await catalog.claim(epoch=epoch, storage_id=storage_id, has_tail=is_ours)
-        if not is_ours and found is not None and state.end != found.end:
-            raise DataGap(f"topic {topic.path}: sealed at {found.end}, and claimed at {state.end}")
         journal.fence(topic.topic_id, epoch)
         journal.release(topic.topic_id, state.end)
         next_offset = state.end
         producers = ProducerTable(state.producers)
         if is_ours:
             next_offset = _end_of_tail(topic, state, journal)
+            if state.at_rest and next_offset > state.end:
+                raise JournalCorrupt(
+                    f"the journal holds messages of {topic.path} beyond {state.end}, where it is at rest"
+                )
             producers.adopt(journal.known_producers(topic.topic_id))
         return cls(
             topic,
@@ -209,9 +228,10 @@ class TopicLog:
         """The base offset of the batch, once it is durable. A batch of a producer that is already here gets
         the offset it has. The body is not looked at: whoever takes batches from clients verifies them.
 
-        Waits while too much is in flight or waits to be uploaded. Raises SequenceGap, DuplicateForgotten,
-        TopicClosed, Fenced; DiskFull (retryable); DiskFailed: the process stops. If the caller is cancelled,
-        the batch may or may not be appended."""
+        Waits while too much is in flight or waits to be uploaded, and for a topic at rest to wake. Raises
+        SequenceGap, DuplicateForgotten, TopicClosed, Fenced; DiskFull, and what keeps the topic from waking
+        (retryable); DiskFailed: the process stops. If the caller is cancelled, the batch may or may not be
+        appended."""
         if not isinstance(batch, RecordBatch):
             batch = RecordBatch.parse(batch)
         return await asyncio.shield(await self.begin(batch))
@@ -221,8 +241,15 @@ class TopicLog:
         it is durable. For callers that keep many on the way. Raises and waits as ``append``; the future fails
         with what becomes known later. It is shared when a batch is repeated: never cancel it."""
         self._check_accepting()
+        if self._rest.is_on:
+            await self._rest.wake()
+            self._check_accepting()
         if not self._journal.has_room(batch.header.length):
-            await self._journal.reserve(batch.header.length)
+            self._arriving += 1
+            try:
+                await self._journal.reserve(batch.header.length)
+            finally:
+                self._arriving -= 1
         # No await from here to the queue: the order of acceptance is the order of offsets and of frames.
         self._check_accepting()
         known = self._producers.find(batch.header)
@@ -236,6 +263,10 @@ class TopicLog:
         self._assigned = placed.next_offset
         self._in_flight.append(pending)
         return pending.future
+
+    def _is_quiet(self) -> bool:
+        """Nothing is about to be appended."""
+        return self._status is Status.OPEN and not self._arriving and not self._unwritten
 
     def _outcome_of(self, base_offset: int) -> asyncio.Future[int]:
         """Of a repeated batch, which may still be in flight."""
@@ -260,6 +291,10 @@ class TopicLog:
         """In the order of acceptance, on the event loop."""
         self._unwritten -= 1
         if pending.is_settled:
+            if outcome is None:
+                # Fenced, and on this disk all the same: if nobody else can have the topic, it is in it when
+                # this broker takes it up again, and its producer, who was not answered, repeats it.
+                self._producers.follow(pending.header)
             self._tell()
             return
         if outcome is not None:
@@ -422,10 +457,13 @@ class TopicLog:
             self._status = Status.CLOSED
         await self._drained()
         if is_first:
-            self._journal.keep_producers(self.topic.topic_id, self._producers)
             self._let_go()
+        if self._status is not Status.SEALED and not self._is_closed:
+            self._journal.keep_producers(self.topic.topic_id, self._producers)
+        self._is_closed = True
 
     def _let_go(self) -> None:
+        self._rest.close()
         self._parts.uploader.detach(self._backlog)
         self._recent.drop()
         self._tell()

@@ -62,17 +62,25 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     """The record under ``/storage/topics/{ns}/{topic}/state``; changed by compare-and-swap only.
 
     ``start .. end`` is what the registered segments hold, without a gap. ``sealed`` says that nothing exists
-    beyond ``end``: the next owner begins there. While not sealed, only the journal of the owner of ``epoch``
-    knows what follows ``end``.
+    beyond ``end``: the next owner begins there. ``at_rest`` says the same for as long as it stands: the owner
+    takes it back before it accepts anything. Otherwise only the journal of the owner of ``epoch`` knows what
+    follows ``end``.
     """
 
     topic_id: int
     epoch: int
     storage_id: str
-    """Journal (disk) of the owner of ``epoch``: where offsets from ``end`` on are to be found while not
-    sealed."""
+    """Journal (disk) of the owner of ``epoch``: where offsets from ``end`` on are to be found unless
+    settled."""
     start: int = 0
     end: int = 0
     sealed: bool = True
+    at_rest: bool = False
     producers: tuple[ProducerState, ...] = ()
     """As of ``end``."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing exists beyond ``end``, and nothing will before this record is written again: any broker may
+        go on there."""
+        return self.sealed or self.at_rest

@@ -44,7 +44,7 @@ import msgspec
 from sava.errors import HostError, SavaError
 from sava.records import Header, RecordBatch
 from sava.storage.catalog import Catalog
-from sava.storage.errors import DataGap, Fenced, SegmentConflict
+from sava.storage.errors import DataGap, Fenced, SegmentConflict, TopicGone
 from sava.storage.journal import Journal
 from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
@@ -63,6 +63,8 @@ class UploadOptions:
     """Of the batches that make a segment, as they are in the journal."""
     segment_age_s: float = 60.0
     """How long messages may be in the journal only."""
+    rest_after_s: float = 2.0
+    """How long a topic is idle, with everything in segments, before it is put to rest (see ``rest``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Backlog:
         state: TopicState,
         held_bytes: int,
         registered: Callable[[Segment], None],
+        caught_up: Callable[[], None],
         fenced: Callable[[Fenced], None],
     ) -> None:
         self.topic = topic
@@ -104,6 +107,7 @@ class Backlog:
         self.failures = 0
         self.changed = asyncio.Event()
         self._on_registered = registered
+        self._caught_up = caught_up
         self.fence = fenced
 
     def grew(self, header: Header, segment_bytes: int) -> bool:
@@ -142,6 +146,8 @@ class Backlog:
         self.written = None
         self.since = time.monotonic()
         self.error, self.failures, self.retry_at = None, 0, 0.0
+        if not held_bytes:
+            self._caught_up()
 
     def failed(self, error: Exception) -> None:
         self.error = error
@@ -259,6 +265,10 @@ class Uploader:
             backlog.registered(state, written)
         except SegmentConflict:
             state = await self._catch_up(backlog)
+        except TopicGone:
+            # Its objects were listed and removed while this one was on its way; nobody will look again.
+            await self._store.delete([written.segment.key])
+            raise
         self._journal.release(backlog.topic.topic_id, state.end)
 
     async def _catch_up(self, backlog: Backlog) -> TopicState:

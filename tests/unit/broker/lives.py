@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from sava.broker import ownership, specs
+from sava.broker.conditions import unchanged
 from sava.broker.consumer import Consumer
 from sava.broker.names import TopicName
+from sava.broker.namespaces import Namespaces
 from sava.broker.position import EARLIEST, Position
 from sava.broker.producers import Producer
-from sava.broker.specs import SubscriptionType
+from sava.broker.registry import Registry
+from sava.broker.specs import Ownership, SubscriptionType
 from sava.broker.topic import SubscribeOptions, Topic
 from sava.broker.topics import Topics, TopicsOptions
 from sava.config import Config
+from sava.metadata.commands import Put
 from sava.records import Message, RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from tests.unit.storage.brokers import LAZY, Cluster
@@ -24,6 +29,8 @@ ORDERS = TopicName("default", "orders")
 QUICK = TopicsOptions(cursor_interval_s=0.02)
 SLOW = TopicsOptions(cursor_interval_s=3600.0)
 """Positions are written only when somebody asks for it."""
+GIVEN: dict[str, Any] = {"claims_unassigned": False, "incarnation": lambda: 7}
+"""A broker that is registered, in a cluster whose controller says who serves what."""
 
 
 class World(Cluster):
@@ -40,10 +47,11 @@ class World(Cluster):
         *,
         broker: int = 1,
         storage: StorageOptions = LAZY,
+        **more: Any,
     ) -> AsyncIterator[Topics]:
         """One life, with an orderly end."""
         async with self.broker(f"broker-{broker}", storage) as opened:
-            topics = Topics(self.metadata, opened, config, broker=broker, options=options)
+            topics = Topics(self.metadata, opened, config, broker=broker, options=options, **more)
             await topics.start()
             try:
                 yield topics
@@ -51,13 +59,31 @@ class World(Cluster):
                 await topics.close()
 
     async def start_topics(
-        self, options: TopicsOptions = QUICK, *, broker: int = 1
+        self, options: TopicsOptions = QUICK, *, broker: int = 1, **more: Any
     ) -> tuple[Topics, BrokerStorage]:
         """A life whose end is the caller's: see ``crash``."""
         storage = await self.start(f"broker-{broker}")
-        topics = Topics(self.metadata, storage, Config(), broker=broker, options=options)
+        topics = Topics(self.metadata, storage, Config(), broker=broker, options=options, **more)
         await topics.start()
         return topics, storage
+
+    def ownership(self, name: TopicName = ORDERS) -> Ownership:
+        return ownership.known(self.metadata.local, name).record
+
+    async def step(self, step: str, name: TopicName = ORDERS, **changes: Any) -> Ownership:
+        """What others do to a topic's ownership: the controller, or another broker."""
+        key = specs.ownership_key(name)
+        record, revision = ownership.held(await self.metadata.get(key))
+        record = ownership.after(step, name, record, **changes)
+        result = await self.metadata.txn((unchanged(key, revision),), (Put(key, specs.encode(record)),))
+        assert result.succeeded
+        return record
+
+    async def assigned(self, broker: int, name: TopicName = ORDERS, *, reliable: bool = True) -> None:
+        """A new topic, for a broker that waits to be given some."""
+        await Namespaces(self.metadata).ensure((name.namespace,))
+        await Registry(self.metadata).create(name, reliable=reliable)
+        await self.step("assign", name, owner=broker)
 
 
 async def crash(topics: Topics, storage: BrokerStorage) -> None:
@@ -108,3 +134,10 @@ async def received(consumer: Consumer, count: int) -> list[tuple[int, str]]:
 
 def ranges(*offsets: int) -> Sequence[tuple[int, int]]:
     return [(offset, offset + 1) for offset in offsets]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """For what happens in the background and tells nobody."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

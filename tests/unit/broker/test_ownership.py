@@ -1,62 +1,99 @@
-"""Who serves a topic: each beginning has an epoch of its own, and nobody takes another's."""
+"""The table of what may become of a topic's ownership: every state with every step."""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 
+import msgspec
 import pytest
 
 from sava.broker import ownership, specs
-from sava.broker.errors import NotOwner, TopicUnknown
 from sava.broker.names import TopicName
-from sava.broker.namespaces import Namespaces
-from sava.broker.registry import Registry
-from sava.broker.specs import Ownership
-from sava.metadata.commands import Put
+from sava.broker.ownership import WrongState
+from sava.broker.specs import Ownership, OwnershipState
 from sava.metadata.memory import MemoryStore
 
 ORDERS = TopicName("default", "orders")
 
+S = OwnershipState
 
-@pytest.fixture
-async def store() -> MemoryStore:
+TABLE = {
+    ("assign", S.UNASSIGNED): (S.ASSIGNED, 1),
+    ("assign", S.SEALED): (S.ASSIGNED, 1),
+    ("take", S.ASSIGNED): (S.ASSIGNED, 1),
+    ("take", S.ORPHAN): (S.ASSIGNED, 1),
+    ("move", S.ASSIGNED): (S.MOVING, 0),
+    ("seal", S.MOVING): (S.SEALED, 0),
+    ("roll_back", S.MOVING): (S.ASSIGNED, 1),
+    ("give_back", S.ASSIGNED): (S.SEALED, 0),
+    ("orphan", S.ASSIGNED): (S.ORPHAN, 0),
+    ("orphan", S.MOVING): (S.ORPHAN, 0),
+    ("recover", S.ORPHAN): (S.SEALED, 0),
+    ("let_go", S.DELETING): (S.DELETING, 0),
+    **{("delete", state): (S.DELETING, 1) for state in S},
+}
+"""Where each step leads from each state, and by how much it raises the epoch. Whatever is not here is
+refused. Written out a second time on purpose: this is the contract, and ``STEPS`` keeps it."""
+
+FULL = Ownership(
+    epoch=5,
+    owner=1,
+    incarnation=7,
+    target=2,
+    from_broker=3,
+    end=40,
+    store_id="store",
+    reason="unload",
+    timeout_ms=1000,
+    failures=4,
+    error="it did not answer",
+    since_ms=1,
+)
+
+
+@pytest.mark.parametrize(("step", "state"), list(itertools.product(ownership.STEPS, S)))
+def test_every_step_from_every_state(step: str, state: OwnershipState) -> None:
+    before = msgspec.structs.replace(FULL, state=state)
+    if (step, state) not in TABLE:
+        with pytest.raises(WrongState) as refused:
+            ownership.after(step, ORDERS, before)
+        assert refused.value.state is state
+        assert str(ORDERS) in str(refused.value)
+        return
+    target, raised = TABLE[step, state]
+    after = ownership.after(step, ORDERS, before)
+    assert (after.state, after.epoch) == (target, 5 + raised)
+    assert after.since_ms > before.since_ms
+    assert (after.from_broker, after.end, after.store_id) == (3, 40, "store")
+
+
+def test_the_table_has_every_step() -> None:
+    assert {step for step, _ in TABLE} == set(ownership.STEPS)
+
+
+@pytest.mark.parametrize("step", ["seal", "give_back", "recover", "let_go"])
+def test_whoever_gives_a_topic_up_is_no_longer_its_owner(step: str) -> None:
+    (source,) = ownership.STEPS[step].sources
+    after = ownership.after(step, ORDERS, msgspec.structs.replace(FULL, state=source))
+    assert (after.owner, after.incarnation) == (ownership.NOBODY, 0)
+
+
+@pytest.mark.parametrize("step", ["move", "orphan", "delete", "roll_back"])
+def test_whoever_has_it_stays_its_owner_until_it_has_let_go(step: str) -> None:
+    source = S.MOVING if step == "roll_back" else S.ASSIGNED
+    assert ownership.after(step, ORDERS, msgspec.structs.replace(FULL, state=source)).owner == 1
+
+
+def test_serving_is_what_ends_a_row_of_failures() -> None:
+    assigned = ownership.after("assign", ORDERS, msgspec.structs.replace(FULL, state=S.SEALED), owner=2)
+    assert (assigned.owner, assigned.incarnation, assigned.failures) == (2, 0, 4)
+    taken = ownership.after("take", ORDERS, assigned, incarnation=9)
+    assert (taken.incarnation, taken.failures) == (9, 0)
+
+
+async def test_a_topic_without_a_record_is_unassigned() -> None:
     store = MemoryStore()
-    await Namespaces(store).ensure(("default",))
-    await Registry(store).create(ORDERS, reliable=True)
-    return store
-
-
-async def test_every_beginning_has_the_next_epoch_and_ends_the_one_before(store: MemoryStore) -> None:
-    registry = Registry(store)
-    assert ownership.owner_of(store, ORDERS) == ownership.NOBODY
-    first = await ownership.take(registry, store, ORDERS, 1)
-    second = await ownership.take(registry, store, ORDERS, 1)
-    assert (first.epoch, second.epoch) == (1, 2)
-    assert not (await store.txn((first.holds,), (Put("/x", b""),))).succeeded
-    assert (await store.txn((second.holds,), (Put("/x", b""),))).succeeded
-    assert ownership.owner_of(store, ORDERS) == 1
-
-
-async def test_another_broker_is_told_who_the_owner_is(store: MemoryStore) -> None:
-    registry = Registry(store)
-    await ownership.take(registry, store, ORDERS, 1)
-    with pytest.raises(NotOwner) as refused:
-        await ownership.take(registry, store, ORDERS, 2)
-    assert refused.value.owner == 1
-    await store.put(specs.ownership_key(ORDERS), specs.encode(Ownership(owner=0, epoch=7)))
-    assert (await ownership.take(registry, store, ORDERS, 2)).epoch == 8
-
-
-async def test_many_at_once_get_different_epochs(store: MemoryStore) -> None:
-    registry = Registry(store)
-    taken = await asyncio.gather(*(ownership.take(registry, store, ORDERS, 1) for _ in range(10)))
-    assert sorted(tenure.epoch for tenure in taken) == list(range(1, 11))
-
-
-async def test_a_topic_that_is_being_deleted_is_nobodys(store: MemoryStore) -> None:
-    registry = Registry(store)
-    family = await registry.begin_delete(ORDERS)
-    with pytest.raises(TopicUnknown):
-        await ownership.take(registry, store, ORDERS, 1)
-    await registry.finish_delete(family)
-    assert store.local.get(specs.ownership_key(ORDERS)) is None
+    assert ownership.known(store.local, ORDERS) == ownership.Held(ownership.UNASSIGNED, 0)
+    await store.put(specs.ownership_key(ORDERS), specs.encode(FULL))
+    record, revision = ownership.known(store.local, ORDERS)
+    assert (record, revision) == (FULL, store.local.revision)

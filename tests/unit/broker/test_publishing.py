@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sava.broker import publishing
-from sava.broker.errors import LimitReached, MessageTooLarge, SchemaRefused
+from sava.broker.errors import LimitReached, MessageTooLarge, SchemaRefused, TopicMoved
 from sava.broker.limits import Limits
 from sava.broker.names import TopicName
 from sava.broker.namespaces import Namespaces
@@ -38,12 +38,20 @@ class CountingLog:
         self.log = log
         self.appends: list[int] = []
         self.gate = asyncio.Event()
+        """Whether there is room."""
         self.gate.set()
+        self.is_durable = asyncio.Event()
+        """Whether what was accepted resolves."""
+        self.is_durable.set()
 
     async def begin(self, batch: RecordBatch) -> asyncio.Future[int]:
         await self.gate.wait()
         self.appends.append(len(batch))
-        return await self.log.begin(batch)
+        return asyncio.ensure_future(self._resolved(await self.log.begin(batch)))
+
+    async def _resolved(self, outcome: asyncio.Future[int]) -> int:
+        await self.is_durable.wait()
+        return await outcome
 
     def next_sequence(self, producer_id: int) -> int:
         return self.log.next_sequence(producer_id)
@@ -138,24 +146,99 @@ async def test_a_caller_that_goes_away_leaves_the_others_alone(
     assert await publisher.send(Message(b"3"), allowed) == 3
 
 
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 async def test_closing_fails_what_waits_and_lets_what_is_under_way_resolve(
     publisher: Publisher, sink: CountingLog
 ) -> None:
-    sink.gate.clear()
+    sink.is_durable.clear()
     first = asyncio.create_task(publisher.send(Message(b"0"), allowed))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns()
     second = asyncio.create_task(publisher.send(Message(b"1"), allowed))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns()
     closing = asyncio.create_task(publisher.close(TopicClosed("over")))
     with pytest.raises(TopicClosed):
         await second
-    sink.gate.set()
+    assert not first.done()
+    sink.is_durable.set()
     await closing
     assert await first == 0
     with pytest.raises(TopicClosed):
         await publisher.send(Message(b"2"), allowed)
+
+
+async def test_closing_does_not_wait_for_room_that_may_never_come(
+    publisher: Publisher, sink: CountingLog
+) -> None:
+    """The journal is full and nothing can be uploaded; the topic must be let go of all the same."""
+    sink.gate.clear()
+    first = asyncio.create_task(publisher.send(Message(b"0"), allowed))
+    await turns()
+    await publisher.close(TopicMoved(NAME))
+    with pytest.raises(TopicMoved):
+        await first
+    sink.gate.set()
+    await turns()
+    assert sink.appends == []
+
+
+class TestHolding:
+    async def test_what_was_accepted_before_resolves_and_what_comes_later_waits_for_the_end(
+        self, publisher: Publisher, sink: CountingLog
+    ) -> None:
+        sink.is_durable.clear()
+        first = asyncio.create_task(publisher.send(Message(b"0"), allowed))
+        await turns()
+        queued = asyncio.create_task(publisher.send(Message(b"1"), allowed))
+        await turns()
+        holding = asyncio.create_task(publisher.hold())
+        await turns()
+        assert not holding.done()
+        sink.is_durable.set()
+        await holding
+        assert await first == 0
+        late = asyncio.create_task(publisher.send(Message(b"2"), allowed))
+        batched = asyncio.create_task(publisher.begin(batch("3"), allowed))
+        await turns(20)
+        assert not any(task.done() for task in (queued, late, batched))
+        await publisher.close(TopicMoved(NAME))
+        for held in (queued, late, batched):
+            with pytest.raises(TopicMoved):
+                await held
+        assert await contents(sink.log) == ["0"]
+
+    async def test_a_batch_that_waited_for_room_when_it_began_is_held_too(
+        self, publisher: Publisher, sink: CountingLog
+    ) -> None:
+        sink.gate.clear()
+        batched = asyncio.create_task(publisher.begin(batch("0"), allowed))
+        await turns()
+        await publisher.hold()
+        await sink.log.seal(timeout=5)
+        sink.gate.set()
+        await turns()
+        assert not batched.done()
+        await publisher.close(TopicMoved(NAME))
+        with pytest.raises(TopicMoved):
+            await batched
+        assert sink.log.next_offset == 0
+
+    async def test_no_more_than_so_many_bytes_wait(
+        self, publisher: Publisher, sink: CountingLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(publishing, "MAX_WAITING_BYTES", 1000)
+        await publisher.hold()
+        sends = [asyncio.create_task(publisher.send(Message(b"x" * 300), allowed)) for _ in range(10)]
+        await turns(20)
+        assert publisher._waiting_bytes == 1000
+        await publisher.close(TopicMoved(NAME))
+        for send in sends:
+            with pytest.raises(TopicMoved):
+                await send
+        assert sink.appends == []
 
 
 class _NoSevens:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.broker import ownership, specs
+from sava.broker import specs, tenure
 from sava.broker.consumers import MAX_PER_SUBSCRIPTION, ConsumerIds, ConsumerRecords, KnownConsumer
 from sava.broker.errors import (
     ConsumerClosed,
@@ -18,6 +18,7 @@ from sava.broker.errors import (
     SubscriptionMismatch,
     SubscriptionUnknown,
     TopicMismatch,
+    TopicMoved,
 )
 from sava.broker.names import InvalidName, TopicName
 from sava.broker.position import EARLIEST, LATEST, AtOffset, AtTime, Position
@@ -292,9 +293,10 @@ class TestOwnership:
             )
             await world.metadata.put(specs.cursor_key(ORDERS, "s"), specs.encode(newer))
             consumer.ack(ranges(0))
-            with pytest.raises(ConsumerClosed):
+            with pytest.raises(TopicMoved) as moved:
                 await topic.acks_stored("s")
-            with pytest.raises(ConsumerClosed):
+            assert moved.value.owner == 2
+            with pytest.raises(TopicMoved):
                 await consumer.receive()
             assert stored_cursor(world) == newer
             with pytest.raises(NotOwner):
@@ -396,9 +398,9 @@ class TestNonReliable:
         async with world.topics() as topics:
             name = TopicName("default", "x")
             await topics.ensure(name, reliable=False)
-            tenure = await ownership.take(topics.registry, world.metadata, name, 1)
+            held = await tenure.take(topics.registry, world.metadata, name, 1)
             now = 0.0
-            transient = TransientSubscriptions(tenure, topics._parts, clock=lambda: now + 1e9)
+            transient = TransientSubscriptions(held, topics._parts, clock=lambda: now + 1e9)
             consumer = await transient.subscribe(options())
             await transient.tend()
             assert list(transient.live) == ["s"]
@@ -432,6 +434,16 @@ class TestDurableIds:
             known = await topics.consumer_by_id(consumer.consumer_id)
             assert known is not None
             assert (known.subscription, known.name, known.type) == ("s", "c", SubscriptionType.SHARED)
+
+    async def test_an_id_of_a_topic_that_is_newer_than_the_last_listing(self, world: World) -> None:
+        """Somebody asks this broker for an id that nobody has, so it lists all topics; then another broker
+        gets a topic and gives out an id, which is brought to this one."""
+        async with world.topics(broker=1) as here, world.topics(broker=2) as there:
+            assert await here.consumer_by_id(999 << 32) is None
+            topic = await there.get_or_create(ORDERS, True)
+            consumer = await topic.subscribe(options(durable_id=True))
+            with pytest.raises(NotOwner):
+                await here.consumer_by_id(consumer.consumer_id)
 
     async def test_one_without_a_record_is_not_known(self, world: World) -> None:
         async with world.topics() as topics:
@@ -468,9 +480,9 @@ class TestDurableIds:
     async def test_records_of_those_that_stay_away_are_removed(self, world: World) -> None:
         async with world.topics() as topics:
             await topics.ensure(ORDERS, True)
-            tenure = await ownership.take(topics.registry, world.metadata, ORDERS, 1)
+            held = await tenure.take(topics.registry, world.metadata, ORDERS, 1)
             now = 0.0
-            records = ConsumerRecords(tenure, clock=lambda: now)
+            records = ConsumerRecords(held, clock=lambda: now)
             for consumer in ("here", "away"):
                 consumer_id = records.ids.id_of("s", consumer)
                 await records.remember(

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,6 +44,7 @@ from tests.unit.broker.lives import (
     publish,
     ranges,
     received,
+    until,
 )
 from tests.unit.storage.brokers import EAGER
 
@@ -56,13 +56,6 @@ def world(tmp_path: Path) -> World:
 
 def name(topic: str) -> TopicName:
     return TopicName("default", topic)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """For what happens in the background and tells nobody."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 async def stored(topic: Topic, end: int) -> None:
@@ -362,7 +355,7 @@ class TestDeleting:
         world.metadata = MemoryStore()
         async with world.topics() as topics:
             await topics.namespaces.list()
-            await topics._release_leftovers()
+            await topics._upkeep.release_leftovers()
             assert topics._storage.leftovers == [topic.topic_id]
 
 

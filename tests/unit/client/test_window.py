@@ -159,3 +159,12 @@ def test_without_reliability_nothing_is_sent_twice() -> None:
     flight.send("b", was_sent=False)
     assert flight.resume(expected=0, ended_with=REFUSED, reliable=False) == [("b", 0)]
     assert flight.told == [("wrong", Refused), ("a", OutcomeUnknown)]
+
+
+def test_without_reliability_a_topic_that_has_moved_gets_what_was_refused() -> None:
+    flight = Flight(first=100)
+    flight.send("a", "b", "c")
+    flight.window.receipt(100, 5)
+    flight.window.refuse_all()
+    assert flight.resume(0, reliable=False) == [("b", 0), ("c", 10)]
+    assert flight.told == [("a", 5)]

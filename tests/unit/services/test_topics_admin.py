@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from grpc import aio
 
 from sava.broker.names import TopicName
 from sava.broker.specs import SubscriptionType
@@ -16,10 +16,9 @@ from sava.broker.topics import Topics
 from sava.config import Config, Policies
 from sava.errors import SavaError
 from sava.proto import topics_admin_pb2 as pb
-from sava.proto import topics_admin_pb2_grpc as rpc
 from sava.services.admin_client import AdminClient
-from sava.services.topics_admin import NamespacesService, SubscriptionsService, TopicsService
-from tests.unit.broker.lives import World, options, publish, received
+from tests.unit.broker.lives import options, publish, received
+from tests.unit.services.site import Site
 
 ORDERS = "/default/orders"
 EARLIEST = pb.StartPosition(earliest=True)
@@ -62,18 +61,11 @@ class Admin:
 
 @pytest.fixture
 async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
-    world = World(tmp_path)
-    config = Config(policies=Policies(max_message_size=1000))
-    async with world.topics(config) as topics:
-        server = aio.server()
-        rpc.add_NamespacesServicer_to_server(NamespacesService(topics, config.policies), server)
-        rpc.add_TopicsServicer_to_server(TopicsService(topics, world.metadata), server)
-        rpc.add_SubscriptionsServicer_to_server(SubscriptionsService(topics), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with AdminClient(f"127.0.0.1:{port}") as client:
-            yield Admin(client, topics)
-        await server.stop(None)
+    site = Site(tmp_path, Config(policies=Policies(max_message_size=1000)))
+    async with site.broker(1) as broker:
+        assigning = asyncio.create_task(broker.director.assign_new())
+        yield Admin(broker.client, broker.topics)
+        assigning.cancel()
 
 
 # -- namespaces ----------------------------------------------------------------------------------

@@ -46,6 +46,11 @@ def batch(*payloads: str, producer: int = 0, sequence: int = 0, time: int = 1) -
     )
 
 
+async def wake(log: TopicLog) -> None:
+    """As after an append: the next one is accepted without a word to the metadata store."""
+    await log._rest.wake()
+
+
 def numbered(start: int, end: int, **keys: int) -> RecordBatch:
     """Messages whose payload is the offset that they ought to get."""
     return batch(*map(str, range(start, end)), **keys)

@@ -130,6 +130,8 @@ async def test_the_old_owner_is_refused_whatever_it_does(catalog: Catalog) -> No
         catalog.register(segment(10, 20), epoch=1, producers=()),
         catalog.register(segment(0, 10), epoch=1, producers=()),
         catalog.seal(epoch=1, end=10, producers=()),
+        catalog.rest(epoch=1),
+        catalog.wake(epoch=1),
         catalog.drop(epoch=1, before=10),
     ):
         with pytest.raises(Fenced) as caught:
@@ -156,6 +158,7 @@ async def test_a_tail_of_long_ago_is_not_believed(catalog: Catalog) -> None:
     await opened(catalog, 10)
     await catalog.seal(epoch=1, end=10, producers=())
     await catalog.claim(epoch=2, storage_id=B, has_tail=False)
+    await catalog.wake(epoch=2)
     with pytest.raises(TailElsewhere):
         await catalog.claim(epoch=3, storage_id=A, has_tail=True)
 
@@ -252,6 +255,8 @@ STEPS: list[tuple[str, Callable[[Catalog], Awaitable[object]]]] = [
     ("register", lambda catalog: catalog.register(segment(10, 20), epoch=1, producers=())),
     ("repeated", lambda catalog: catalog.register(segment(0, 10), epoch=1, producers=())),
     ("seal", lambda catalog: catalog.seal(epoch=1, end=10, producers=())),
+    ("rest", lambda catalog: catalog.rest(epoch=1)),
+    ("wake", lambda catalog: catalog.wake(epoch=1)),
     ("segments", lambda catalog: catalog.segments()),
     ("drop", lambda catalog: catalog.drop(epoch=1, before=10)),
     ("delete_all", lambda catalog: catalog.delete_all()),
@@ -370,6 +375,7 @@ async def test_an_answer_after_a_lost_one_is_an_answer(metadata: FaultyMetadata,
 
     async def lose(call: Callable[[], Awaitable[object]]) -> object:
         await other.claim(epoch=2, storage_id=B, has_tail=False)
+        await other.wake(epoch=2)
         raise UNKNOWN
 
     metadata.plan("txn", lose)
@@ -568,7 +574,8 @@ class Owner:
     async def work(self, dice: random.Random) -> None:
         state = await self.catalog.load()
         assert state is not None
-        match dice.choices(["register", "drop", "seal", "claim", "assign"], [12, 2, 2, 3, 2])[0]:
+        steps = {"register": 12, "drop": 2, "seal": 2, "rest": 2, "wake": 2, "claim": 3, "assign": 2}
+        match dice.choices(list(steps), list(steps.values()))[0]:
             case "register":
                 start = max(0, state.end + dice.choice([0, 0, 0, 0, 1, -1]))
                 made = segment(start, start + dice.randint(1, 9), epoch=self.epoch, suffix=f"{dice.random()}")
@@ -578,6 +585,10 @@ class Owner:
                 await self.catalog.drop(epoch=self.epoch, before=state.start + dice.randint(0, 20))
             case "seal":
                 await self.catalog.seal(epoch=self.epoch, end=state.end, producers=())
+            case "rest":
+                await self.catalog.rest(epoch=self.epoch)
+            case "wake":
+                await self.catalog.wake(epoch=self.epoch)
             case "claim":
                 await self.catalog.claim(epoch=self.epoch, storage_id=self.storage_id, has_tail=True)
             case "assign":

@@ -281,3 +281,26 @@ async def test_a_registration_left_behind_by_an_earlier_life_is_adopted(cluster:
         assert (await log.seal()).end == 8
         assert await contents(log) == expected(0, 8)
         assert [(each.start, each.end) for each in await cluster.catalog().segments()] == [(0, 4), (4, 8)]
+
+
+async def test_an_owner_that_was_fenced_and_comes_back_knows_its_producers(cluster: Cluster) -> None:
+    """A broker stands still until others take it for gone ─▶ it is told that its right is over ─▶ nobody else
+    can have the topic, whose tail is on its disk, and it takes it up again. Batches that were acknowledged,
+    and those that were written and could not be acknowledged any more, are in the topic once: whoever repeats
+    them gets their offsets."""
+    async with cluster.broker() as storage:
+        log = await storage.open_topic(TOPIC, epoch=1)
+        for sequence in range(3):
+            assert await log.append(batch(str(sequence), producer=5, sequence=sequence)) == sequence
+        in_flight = await log.begin(batch("3", producer=5, sequence=3))
+        log.fence(Fenced(TOPIC.path, 1, 1, "it has another owner by now"))
+        with pytest.raises(Fenced):
+            await in_flight
+        await log.close()
+        log = await storage.open_topic(TOPIC, epoch=2)
+        assert log.next_offset == 4
+        assert log.next_sequence(5) == 4
+        for sequence in range(4):
+            assert await log.append(batch(str(sequence), producer=5, sequence=sequence)) == sequence
+        assert await log.append(batch("4", producer=5, sequence=4)) == 4
+        assert await contents(log) == expected(0, 5)

@@ -34,6 +34,7 @@ from tests.unit.storage.brokers import (
     expected,
     numbered,
     small_files,
+    wake,
 )
 
 
@@ -66,6 +67,7 @@ async def test_offsets_are_given_out_in_the_order_of_the_calls(cluster: Cluster)
 async def test_nothing_can_be_read_before_it_is_durable(cluster: Cluster) -> None:
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
+        await wake(log)
         task = asyncio.create_task(log.append(numbered(0, 5)))
         await asyncio.sleep(0)
         assert log.assigned_offset == 5
@@ -88,6 +90,7 @@ async def test_bytes_are_as_good_as_a_batch_and_garbage_is_refused(cluster: Clus
 async def test_a_caller_who_leaves_does_not_disturb_the_others(cluster: Cluster) -> None:
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
+        await wake(log)
         leaving = asyncio.create_task(log.append(numbered(0, 1, producer=5)))
         staying = asyncio.create_task(log.append(numbered(1, 2)))
         repeating = asyncio.create_task(log.append(numbered(0, 1, producer=5)))
@@ -382,6 +385,7 @@ async def test_topics_do_not_see_each_other(cluster: Cluster) -> None:
 async def test_sealing_resolves_what_is_in_flight_and_refuses_what_comes_later(cluster: Cluster) -> None:
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
+        await wake(log)
         in_flight = [asyncio.create_task(log.append(numbered(n, n + 1))) for n in range(10)]
         await asyncio.sleep(0)
         sealing = asyncio.create_task(log.seal())
@@ -505,6 +509,7 @@ async def test_frames_of_a_fenced_epoch_that_are_still_on_their_way_are_disowned
 async def test_opening_again_here_ends_the_older_opening(cluster: Cluster) -> None:
     async with cluster.broker(options=small_files()) as broker:
         old = await broker.open_topic(TOPIC, epoch=1)
+        await wake(old)
         in_flight = [asyncio.create_task(old.append(numbered(n, n + 1))) for n in range(5)]
         await asyncio.sleep(0)
         opening = asyncio.create_task(broker.open_topic(TOPIC, epoch=2))

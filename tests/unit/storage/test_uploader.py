@@ -17,6 +17,7 @@ from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicKey
 from sava.storage.uploader import UploadOptions
 from tests.unit.storage.brokers import (
+    EAGER,
     LAZY,
     TOPIC,
     Cluster,
@@ -224,3 +225,28 @@ async def test_closing_in_the_middle_of_an_upload_loses_nothing(cluster: Cluster
         log = await storage.open_topic(TOPIC, epoch=2)
         assert await contents(log) == expected(0, 3)
         assert (await log.seal()).end == 3
+
+
+async def test_an_upload_that_a_deletion_overtakes_leaves_no_object(cluster: Cluster) -> None:
+    """An object is on its way ─▶ the topic is deleted: objects are listed and removed ─▶ the object arrives.
+    Nobody would ever look for it again, so whoever wrote it removes it."""
+    started, goes_on = asyncio.Event(), asyncio.Event()
+
+    class Held(ObjectStore):
+        async def put_new(self, key: str, data: object) -> None:
+            started.set()
+            await goes_on.wait()
+            await super().put_new(key, data)  # type: ignore[arg-type]
+
+    cluster.store = Held.open("memory://")
+    async with cluster.broker(options=EAGER) as storage:
+        log = await storage.open_topic(TOPIC, epoch=1)
+        await append_each(log, 0, 3)
+        await started.wait()
+        backlog = log._backlog
+        await storage.delete_topic(TOPIC)
+        assert await cluster.object_count() == 0
+        goes_on.set()
+        async with asyncio.timeout(10):
+            await backlog.changed.wait()
+        assert await cluster.object_count() == 0

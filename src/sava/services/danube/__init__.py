@@ -3,6 +3,7 @@
 ================  ==================================================================================
 ``producers``     creating producers, sending messages
 ``consumers``     subscribing, receiving, acks
+``reception``     one client's stream, wherever its topic is
 ``seats``         who a consumer id stands for, and which stream it has
 ``window``        how far a stream is ahead of its client's acks
 ``messages``      messages on the wire and in store
@@ -26,10 +27,13 @@ from grpc import aio
 
 from sava.broker.topic_schemas import TopicSchemas
 from sava.broker.topics import Topics
+from sava.cluster.controller import Controller
 from sava.metadata.node import RaftNode
 from sava.proto import danube_admin_pb2_grpc, danube_api_pb2_grpc, danube_schema_pb2_grpc
 from sava.schemas.registry import SchemaRegistry
-from sava.services.danube.admin_brokers import Addresses, BrokerAdmin
+from sava.services.brokers_admin import Brokers
+from sava.services.danube import codes
+from sava.services.danube.admin_brokers import BrokerAdmin
 from sava.services.danube.admin_cluster import ClusterAdmin
 from sava.services.danube.admin_namespaces import NamespaceAdmin
 from sava.services.danube.admin_security import SecurityAdmin
@@ -41,9 +45,13 @@ from sava.services.danube.producers import Producers, ProducerService
 from sava.services.danube.schemas import SchemaService
 from sava.services.danube.seats import Seats
 from sava.services.danube.storage import StorageService
+from sava.services.forwarding import Forwarder
+from sava.services.peers import PINGS_ALLOWED
 from sava.services.security import Options
+from sava.services.topic_parts import TopicParts
+from sava.services.unloading import Unloading
 
-__all__ = ["CLIENT_PORT_OPTIONS", "Addresses", "register_admin_services", "register_client_services"]
+__all__ = ["CLIENT_PORT_OPTIONS", "register_admin_services", "register_client_services"]
 
 CLIENT_PORT_OPTIONS: Final[Options] = (
     # A client that is gone without a word is noticed after the time and the timeout together. The timeout
@@ -54,8 +62,7 @@ CLIENT_PORT_OPTIONS: Final[Options] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Clients may do the same to this broker.
-    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-    ("grpc.http2.max_ping_strikes", 0),
+    *PINGS_ALLOWED,
 )
 
 
@@ -65,16 +72,18 @@ def register_client_services(
     topics: Topics,
     schemas: SchemaRegistry,
     topic_schemas: TopicSchemas,
+    forwarder: Forwarder,
     broker_url: str,
 ) -> None:
     """``broker_url`` is where clients reach this broker, with its scheme: ``http://host:6650``."""
+    server = forwarder.serving(server, "client", codes.answer)
     producers, seats = Producers(topics), Seats(topics)
     danube_api_pb2_grpc.add_ProducerServiceServicer_to_server(ProducerService(producers, schemas), server)
     danube_api_pb2_grpc.add_ConsumerServiceServicer_to_server(
-        ConsumerService(topics, seats, broker_url), server
+        ConsumerService(topics, seats, forwarder, broker_url), server
     )
     danube_api_pb2_grpc.add_DiscoveryServicer_to_server(DiscoveryService(topics.registry, broker_url), server)
-    danube_api_pb2_grpc.add_HealthCheckServicer_to_server(HealthService(producers, seats), server)
+    danube_api_pb2_grpc.add_HealthCheckServicer_to_server(HealthService(producers, seats, forwarder), server)
     danube_api_pb2_grpc.add_StorageServiceServicer_to_server(StorageService(topics), server)
     _register_schemas(server, topics, schemas, topic_schemas)
 
@@ -83,17 +92,22 @@ def register_admin_services(
     server: aio.Server,
     *,
     node: RaftNode,
-    topics: Topics,
+    brokers: Brokers,
+    controller: Controller,
+    parts: TopicParts,
+    unloading: Unloading,
     schemas: SchemaRegistry,
     topic_schemas: TopicSchemas,
-    addresses: Addresses,
+    forwarder: Forwarder,
 ) -> None:
-    broker_id = node.info().node
-    danube_admin_pb2_grpc.add_BrokerAdminServicer_to_server(BrokerAdmin(node, topics, addresses), server)
-    danube_admin_pb2_grpc.add_ClusterAdminServicer_to_server(ClusterAdmin(node), server)
+    server, topics = forwarder.serving(server, "admin", codes.answer), parts.topics
+    danube_admin_pb2_grpc.add_BrokerAdminServicer_to_server(
+        BrokerAdmin(brokers, controller, topics.namespaces), server
+    )
+    danube_admin_pb2_grpc.add_ClusterAdminServicer_to_server(ClusterAdmin(node, parts.view), server)
     danube_admin_pb2_grpc.add_NamespaceAdminServicer_to_server(NamespaceAdmin(topics), server)
     danube_admin_pb2_grpc.add_TopicAdminServicer_to_server(
-        TopicAdmin(topics, schemas, topic_schemas, broker_id), server
+        TopicAdmin(parts, unloading, schemas, topic_schemas), server
     )
     danube_admin_pb2_grpc.add_SecurityAdminServicer_to_server(SecurityAdmin(), server)
     _register_schemas(server, topics, schemas, topic_schemas)

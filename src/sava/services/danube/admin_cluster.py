@@ -5,21 +5,25 @@ more."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from sava.cluster.view import ClusterView
 from sava.metadata.errors import InvalidRequest
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import OPERATION_TIMEOUT_S, ClusterOperations
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
 from sava.raft.types import NodeId
+from sava.services.cluster_admin import check_leaving
 from sava.services.danube.codes import told
 from sava.services.deadlines import remaining
 
 
 class ClusterAdmin(rpc.ClusterAdminServicer):
-    def __init__(self, node: RaftNode) -> None:
+    def __init__(self, node: RaftNode, view: ClusterView) -> None:
         self._node = node
+        self._view = view
         self._operations = ClusterOperations(node)
 
     async def ClusterStatus(self, request: pb.Empty, context: Any) -> pb.ClusterStatusResponse:
@@ -60,5 +64,11 @@ class ClusterAdmin(rpc.ClusterAdminServicer):
     @told
     async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
         timeout = remaining(context, OPERATION_TIMEOUT_S)
-        node = await self._operations.remove(NodeId(request.node_id), "", force=False, timeout=timeout)
+        node = await self._operations.remove(
+            NodeId(request.node_id),
+            "",
+            force=False,
+            check=partial(check_leaving, self._view),
+            timeout=timeout,
+        )
         return pb.RemoveNodeResponse(success=True, message=f"node {node} is not a member any more")

@@ -1,4 +1,5 @@
-"""``TopicAdmin``: topics and their subscriptions. Settings take effect when the call returns."""
+"""``TopicAdmin``: topics and their subscriptions, whichever brokers have them. Settings take effect when the
+call returns."""
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -7,20 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sava.broker.errors import MessageInvalid, SubscriptionUnknown, TopicUnknown
+from sava.broker.errors import MessageInvalid, SubscriptionUnknown
 from sava.broker.names import TopicName
 from sava.broker.non_reliable import NonReliableSubscription
 from sava.broker.specs import Backoff, FailurePolicy, Poison, TopicSpec
 from sava.broker.subscription import Subscription
 from sava.broker.topic import Topic
 from sava.broker.topic_schemas import TopicSchemas
-from sava.broker.topics import Topics
+from sava.errors import HostError
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
+from sava.proto.topics_admin_pb2 import TopicDescription
 from sava.schemas.registry import SchemaRegistry
-from sava.services.danube.admin_brokers import NEEDS_ANOTHER
-from sava.services.danube.codes import required, told, topic_name, unimplemented
+from sava.services.danube.admin_brokers import broker_id
+from sava.services.danube.codes import required, told, topic_name
+from sava.services.topic_descriptions import common_owner, subscription_names
+from sava.services.topic_parts import TopicParts
+from sava.services.unloading import Unloading
 
+SERVICE: Final = "/danube_admin.TopicAdmin/"
 MAX_MS: Final = 1 << 40
 """Times that somebody can mean; longer ones would not fit where they are added up."""
 
@@ -30,14 +36,20 @@ _BACKOFF_NUMBERS: Final = {backoff: number for number, backoff in _BACKOFF.items
 _POISON_NUMBERS: Final = {poison: number for number, poison in _POISON.items()}
 
 
+class UnloadFailed(HostError):
+    """The topic could not be handed over; its owner keeps it. Says why."""
+
+
 class TopicAdmin(rpc.TopicAdminServicer):
     def __init__(
-        self, topics: Topics, schemas: SchemaRegistry, topic_schemas: TopicSchemas, broker_id: int
+        self, parts: TopicParts, unloading: Unloading, schemas: SchemaRegistry, topic_schemas: TopicSchemas
     ) -> None:
-        self._topics = topics
+        self._parts = parts
+        self._unloading = unloading
+        self._topics = parts.topics
+        self._view = parts.view
         self._schemas = schemas
         self._topic_schemas = topic_schemas
-        self._broker_id = str(broker_id)
 
     # -- topics --------------------------------------------------------------------------------
 
@@ -45,24 +57,19 @@ class TopicAdmin(rpc.TopicAdminServicer):
     async def ListNamespaceTopics(
         self, request: pb.NamespaceRequest, context: Any
     ) -> pb.TopicInfoListResponse:
+        """As Danube counts them: the partitions, not the topic that they are of."""
         await self._topics.namespaces.policy(required(request.name, "name"))
-        return self._listed((await self._topics.registry.list(request.name)).items())
+        topics = await self._topics.registry.list(request.name)
+        return _listed(
+            (name, spec, self._view.held(name).record.owner)
+            for name, spec in topics.items()
+            if not spec.partitions
+        )
 
     @told
     async def ListBrokerTopics(self, request: pb.BrokerRequest, context: Any) -> pb.TopicInfoListResponse:
-        if request.broker_id != self._broker_id:
-            return pb.TopicInfoListResponse()
-        return self._listed((name, topic.spec) for name, topic in self._topics.loaded.items())
-
-    def _listed(self, topics: Iterable[tuple[TopicName, TopicSpec]]) -> pb.TopicInfoListResponse:
-        """As Danube counts them: the partitions, not the topic that they are of."""
-        return pb.TopicInfoListResponse(
-            topics=[
-                pb.TopicInfo(name=str(name), broker_id=self._broker_id, delivery=_delivery(spec))
-                for name, spec in sorted(topics, key=lambda item: item[0])
-                if not spec.partitions
-            ]
-        )
+        broker = broker_id(request.broker_id)
+        return _listed((entry.name, entry.spec, broker) for entry in self._view.owned_by(broker))
 
     @told
     async def CreateTopic(self, request: pb.NewTopicRequest, context: Any) -> pb.TopicResponse:
@@ -95,17 +102,26 @@ class TopicAdmin(rpc.TopicAdminServicer):
         await self._topics.delete(topic_name(request.name))
         return pb.TopicResponse(success=True)
 
+    @told
     async def UnloadTopic(self, request: pb.TopicRequest, context: Any) -> pb.TopicResponse:
-        await unimplemented(context, f"UnloadTopic: {NEEDS_ANOTHER}")
+        """To whichever broker suits best; of a partitioned topic all partitions. Answers when the new owner
+        does."""
+        async for move in self._unloading.unload(topic_name(request.name)):
+            if move.error:
+                raise UnloadFailed(f"topic {move.topic} was not moved: {move.error}")
+        return pb.TopicResponse(success=True)
 
     @told
     async def DescribeTopic(self, request: pb.DescribeTopicRequest, context: Any) -> pb.DescribeTopicResponse:
         name = topic_name(request.name)
         spec = await self._topics.registry.need(name)
+        parts = await self._parts.describe(await self._parts.names(name))
         response = pb.DescribeTopicResponse(
-            name=str(name), broker_id=self._broker_id, delivery=_delivery(spec)
+            name=str(name),
+            broker_id=_owner_text(common_owner(part.broker_id for part in parts)),
+            delivery=_delivery(spec),
+            subscriptions=_subscriptions_in(parts),
         )
-        response.subscriptions.extend(await self._subscriptions_of(name))
         await self._describe_schema(name, response)
         return response
 
@@ -123,21 +139,14 @@ class TopicAdmin(rpc.TopicAdminServicer):
 
     @told
     async def ListSubscriptions(self, request: pb.TopicRequest, context: Any) -> pb.SubscriptionListResponse:
-        return pb.SubscriptionListResponse(
-            subscriptions=await self._subscriptions_of(topic_name(request.name))
-        )
-
-    async def _subscriptions_of(self, name: TopicName) -> list[str]:
-        """Of a partitioned topic: those that any partition has."""
-        partitions = await self._topics.registry.partitions(name)
-        if not partitions:
-            raise TopicUnknown(name)
-        return sorted({sub for each in partitions for sub in (await self._topics.get(each)).subscriptions})
+        parts = await self._parts.describe(await self._parts.names(topic_name(request.name)))
+        return pb.SubscriptionListResponse(subscriptions=_subscriptions_in(parts))
 
     @told
     async def Unsubscribe(self, request: pb.SubscriptionRequest, context: Any) -> pb.SubscriptionResponse:
-        for topic in await self._having(request.topic, request.subscription):
-            await topic.unsubscribe(request.subscription)
+        await self._parts.on_subscription(
+            f"{SERVICE}Unsubscribe", request, pb.SubscriptionResponse, _unsubscribe
+        )
         return pb.SubscriptionResponse(success=True)
 
     @told
@@ -146,20 +155,24 @@ class TopicAdmin(rpc.TopicAdminServicer):
     ) -> pb.SubscriptionResponse:
         if not request.HasField("failure_policy"):
             raise MessageInvalid("failure_policy is missing")
-        policy = policy_from(request.failure_policy)
-        for topic in await self._having(request.topic, request.subscription):
-            await topic.set_failure_policy(request.subscription, policy)
+        policy_from(request.failure_policy)
+        await self._parts.on_subscription(
+            f"{SERVICE}SetSubscriptionFailurePolicy", request, pb.SubscriptionResponse, _set_failure_policy
+        )
         return pb.SubscriptionResponse(success=True)
 
     @told
     async def GetSubscriptionFailurePolicy(
         self, request: pb.GetSubscriptionFailurePolicyRequest, context: Any
     ) -> pb.GetSubscriptionFailurePolicyResponse:
-        subscription = await self._first(request.topic, request.subscription)
-        response = pb.GetSubscriptionFailurePolicyResponse(subscription_type=subscription.type)
-        if isinstance(subscription, Subscription):
-            response.failure_policy.CopyFrom(policy_to(subscription.spec.failure_policy))
-        return response
+        """Of a partitioned topic, that of one partition: settings are made for all of them."""
+        found = await self._parts.on_subscription(
+            f"{SERVICE}GetSubscriptionFailurePolicy",
+            request,
+            pb.GetSubscriptionFailurePolicyResponse,
+            _get_failure_policy,
+        )
+        return found[0]
 
     @told
     async def SetSubscriptionDispatchConfig(
@@ -167,35 +180,91 @@ class TopicAdmin(rpc.TopicAdminServicer):
     ) -> pb.SubscriptionResponse:
         if not request.HasField("dispatch_config"):
             raise MessageInvalid("dispatch_config is missing")
-        for topic in await self._having(request.topic, request.subscription):
-            await topic.set_max_unacked(request.subscription, request.dispatch_config.max_unacked_messages)
+        await self._parts.on_subscription(
+            f"{SERVICE}SetSubscriptionDispatchConfig", request, pb.SubscriptionResponse, _set_dispatch_config
+        )
         return pb.SubscriptionResponse(success=True)
 
     @told
     async def GetSubscriptionDispatchConfig(
         self, request: pb.GetSubscriptionDispatchConfigRequest, context: Any
     ) -> pb.GetSubscriptionDispatchConfigResponse:
-        subscription = await self._first(request.topic, request.subscription)
-        response = pb.GetSubscriptionDispatchConfigResponse()
-        if isinstance(subscription, Subscription):
-            response.dispatch_config.max_unacked_messages = subscription.spec.max_unacked_messages
-        return response
+        found = await self._parts.on_subscription(
+            f"{SERVICE}GetSubscriptionDispatchConfig",
+            request,
+            pb.GetSubscriptionDispatchConfigResponse,
+            _get_dispatch_config,
+        )
+        return found[0]
 
-    async def _first(self, text: str, subscription: str) -> Subscription | NonReliableSubscription:
-        """Of a partitioned topic, that of one partition: settings are made for all of them."""
-        return (await self._having(text, subscription))[0].subscriptions[subscription]
 
-    async def _having(self, text: str, subscription: str) -> list[Topic]:
-        """The topic, or those partitions of it, that have the subscription: at least one."""
-        name = topic_name(text)
-        partitions = await self._topics.registry.partitions(name)
-        if not partitions:
-            raise TopicUnknown(name)
-        topics = [await self._topics.get(each) for each in partitions]
-        having = [topic for topic in topics if subscription in topic.subscriptions]
-        if not having:
-            raise SubscriptionUnknown(name, subscription)
-        return having
+# -- what is done to one topic, where it is served -------------------------------------------------
+
+
+async def _unsubscribe(topic: Topic, request: pb.SubscriptionRequest) -> pb.SubscriptionResponse:
+    await topic.unsubscribe(request.subscription)
+    return pb.SubscriptionResponse(success=True)
+
+
+async def _set_failure_policy(
+    topic: Topic, request: pb.SetSubscriptionFailurePolicyRequest
+) -> pb.SubscriptionResponse:
+    _subscription(topic, request.subscription)
+    await topic.set_failure_policy(request.subscription, policy_from(request.failure_policy))
+    return pb.SubscriptionResponse(success=True)
+
+
+async def _get_failure_policy(
+    topic: Topic, request: pb.GetSubscriptionFailurePolicyRequest
+) -> pb.GetSubscriptionFailurePolicyResponse:
+    subscription = _subscription(topic, request.subscription)
+    response = pb.GetSubscriptionFailurePolicyResponse(subscription_type=subscription.type)
+    if isinstance(subscription, Subscription):
+        response.failure_policy.CopyFrom(policy_to(subscription.spec.failure_policy))
+    return response
+
+
+async def _set_dispatch_config(
+    topic: Topic, request: pb.SetSubscriptionDispatchConfigRequest
+) -> pb.SubscriptionResponse:
+    _subscription(topic, request.subscription)
+    await topic.set_max_unacked(request.subscription, request.dispatch_config.max_unacked_messages)
+    return pb.SubscriptionResponse(success=True)
+
+
+async def _get_dispatch_config(
+    topic: Topic, request: pb.GetSubscriptionDispatchConfigRequest
+) -> pb.GetSubscriptionDispatchConfigResponse:
+    subscription = _subscription(topic, request.subscription)
+    response = pb.GetSubscriptionDispatchConfigResponse()
+    if isinstance(subscription, Subscription):
+        response.dispatch_config.max_unacked_messages = subscription.spec.max_unacked_messages
+    return response
+
+
+def _subscription(topic: Topic, name: str) -> Subscription | NonReliableSubscription:
+    subscription = topic.subscriptions.get(name)
+    if subscription is None:
+        raise SubscriptionUnknown(topic.name, name)
+    return subscription
+
+
+def _subscriptions_in(parts: Iterable[TopicDescription]) -> list[str]:
+    """Those that any of them has."""
+    return sorted({each for part in parts for each in subscription_names(part)})
+
+
+def _listed(topics: Iterable[tuple[TopicName, TopicSpec, int]]) -> pb.TopicInfoListResponse:
+    return pb.TopicInfoListResponse(
+        topics=[
+            pb.TopicInfo(name=str(name), broker_id=_owner_text(owner), delivery=_delivery(spec))
+            for name, spec, owner in sorted(topics, key=lambda item: item[0])
+        ]
+    )
+
+
+def _owner_text(broker: int) -> str:
+    return str(broker) if broker else ""
 
 
 def _delivery(spec: TopicSpec) -> str:

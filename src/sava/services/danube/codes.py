@@ -19,6 +19,7 @@ import grpc
 from sava.broker import errors as broker
 from sava.broker import names
 from sava.broker.names import TopicName
+from sava.cluster import errors as cluster
 from sava.errors import CallerError, HostError, RetryableError, SavaError
 from sava.metadata import errors as metadata
 from sava.records import errors as records
@@ -57,6 +58,7 @@ STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
     broker.NamespaceUnknown: Status.NOT_FOUND,
     broker.TopicUnknown: Status.NOT_FOUND,
     broker.SubscriptionUnknown: Status.NOT_FOUND,
+    cluster.BrokerUnknown: Status.NOT_FOUND,
     schemas.SubjectUnknown: Status.NOT_FOUND,
     schemas.VersionUnknown: Status.NOT_FOUND,
     broker.NamespaceExists: Status.ALREADY_EXISTS,
@@ -66,6 +68,7 @@ STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
     broker.SubscriptionMismatch: Status.FAILED_PRECONDITION,
     broker.SchemaRefused: Status.FAILED_PRECONDITION,
     broker.NamespaceNotEmpty: Status.FAILED_PRECONDITION,
+    cluster.MoveRefused: Status.FAILED_PRECONDITION,
     schemas.SchemaIncompatible: Status.FAILED_PRECONDITION,
     schemas.SubjectTypeMismatch: Status.FAILED_PRECONDITION,
     # Somebody else has what is asked for.
@@ -93,7 +96,16 @@ def status_of(error: SavaError) -> grpc.StatusCode:
 
 
 async def refuse(context: Any, error: SavaError) -> NoReturn:
-    """End the call with ``error``."""
+    """End the call with ``error``; raises it if another broker may answer the call."""
+    if isinstance(error, faults.ELSEWHERE):
+        raise error
+    await answer(context, error)
+
+
+async def answer(context: Any, error: SavaError) -> NoReturn:
+    """End the call with ``error``, whatever it is."""
+    if isinstance(error, faults.Relayed):
+        await context.abort(error.status, str(error), error.trailing)
     trailing = ((faults.CODE_KEY, faults.code_of(error)),)
     await context.abort(status_of(error), str(error), trailing)
     raise AssertionError("abort always raises")
@@ -107,16 +119,16 @@ async def unimplemented(context: Any, text: str) -> NoReturn:
 def told(
     handler: Callable[[S, Request, Any], Awaitable[Response]],
 ) -> Callable[[S, Request, Any], Coroutine[Any, Any, Response]]:
-    """A unary handler whose errors, raised on purpose, become the call's answer."""
+    """A unary handler whose errors, raised on purpose, become the call's answer (see ``refuse``)."""
 
     @wraps(handler)
-    async def answer(self: S, request: Request, context: Any) -> Response:
+    async def answering(self: S, request: Request, context: Any) -> Response:
         try:
             return await handler(self, request, context)
         except SavaError as error:
             await refuse(context, error)
 
-    return answer
+    return answering
 
 
 topic_name: Callable[[str], TopicName] = lru_cache(maxsize=4096)(TopicName.parse)

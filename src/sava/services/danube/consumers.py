@@ -1,5 +1,10 @@
 """``ConsumerService``: subscribing, receiving one message at a time on a stream, and an ack for each in a
-call."""
+call.
+
+A stream outlives the broker that serves its topic. When the topic goes elsewhere, or is elsewhere from the
+beginning, the stream is served by its owner through this broker (``reception``); acks are forwarded like any
+call. What was on its way when the topic moved is delivered again.
+"""
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -15,14 +20,18 @@ from sava.broker.topics import Topics
 from sava.errors import SavaError
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
-from sava.services.danube.codes import refuse, required, told, topic_name
+from sava.services.danube.codes import answer, refuse, required, told, topic_name
+from sava.services.danube.reception import Reception
 from sava.services.danube.seats import HOLD_S, Seats, subscribe_options
+from sava.services.forwarding import Forwarder
+from sava.services.relays import is_forwarded
 
 
 class ConsumerService(rpc.ConsumerServiceServicer):
-    def __init__(self, topics: Topics, seats: Seats, broker_url: str) -> None:
+    def __init__(self, topics: Topics, seats: Seats, forwarder: Forwarder, broker_url: str) -> None:
         self._topics = topics
         self._seats = seats
+        self._forwarder = forwarder
         self._broker_url = broker_url
 
     @told
@@ -43,17 +52,20 @@ class ConsumerService(rpc.ConsumerServiceServicer):
     ) -> None:
         began = asyncio.get_running_loop().time()
         try:
-            await self._seats.serve(request.consumer_id, context.write, self._broker_url)
+            if is_forwarded(context):
+                await self._seats.serve(request.consumer_id, context.write, self._broker_url)
+            else:
+                await Reception(self._seats, self._forwarder, self._broker_url, request, context).run()
         except Exception as error:
             lasted = asyncio.get_running_loop().time() - began
-            if lasted < HOLD_S:
+            if lasted < HOLD_S and not is_forwarded(context):
                 await self._seats.hold(request.consumer_id, HOLD_S - lasted)
             if not isinstance(error, SavaError):
                 raise
             if isinstance(error, SubscriptionBusy):
                 # Not PERMISSION_DENIED, after which some clients give up for good: the other one may leave.
                 error = ConsumerUnknown(str(error))
-            await refuse(context, error)
+            await answer(context, error)
 
     async def Ack(self, request: pb.AckRequest, context: Any) -> pb.AckResponse:
         try:

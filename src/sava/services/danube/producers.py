@@ -11,6 +11,9 @@ Danube has no call that ends a producer, and its Python client stops asking afte
 the first error. So silence proves nothing. A topic drops a producer that has been idle for long, which then
 no longer counts for limits or exclusive access, and its next message registers it as above.
 
+Calls for topics of other brokers are theirs to answer (``forwarding``). Which producers those are is
+remembered, as far as there is room: their health is asked for by id alone.
+
 ``SendMessage`` handles its errors itself instead of through ``codes.told``: it is made for every message.
 """
 
@@ -18,9 +21,11 @@ no longer counts for limits or exclusive access, and its next message registers 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, Final
 
-from sava.broker.errors import MessageInvalid, SchemaRefused
+from sava.broker.errors import MessageInvalid, NotOwner, SchemaRefused
+from sava.broker.names import TopicName
 from sava.broker.producers import AccessMode, Producer
 from sava.broker.producers import producer_id as derived_id
 from sava.broker.topic import Topic
@@ -36,6 +41,8 @@ from sava.services.danube.messages import message_from
 
 TIDY: Final = 1000
 """From so many producers on, those that have ended are looked for now and then."""
+MAX_ELSEWHERE: Final = 100_000
+"""Producers of other brokers that are remembered."""
 
 
 class ProducerUnknown(RetryableError):
@@ -49,6 +56,7 @@ class Producers:
         self._topics = topics
         self._by_id: dict[int, Producer] = {}
         self._tidy_at = TIDY
+        self._elsewhere: OrderedDict[int, TopicName] = OrderedDict()
 
     def get(self, producer_id: int) -> Producer | None:
         """None: not known, or its topic is not served here any more."""
@@ -59,24 +67,49 @@ class Producers:
         self, topic_text: str, name: str, *, reliable: bool, access: AccessMode, schema_subject: str
     ) -> Producer:
         """Idempotent by topic and name: whoever registers a name that is known gets the same producer."""
-        topic = await self._topics.get_or_create(topic_name(topic_text), reliable)
-        return await self._open(topic, name, access, schema_subject)
+        try:
+            topic = await self._topics.get_or_create(topic_name(topic_text), reliable)
+            return await self._open(topic, name, access, schema_subject)
+        except NotOwner:
+            spec = self._topics.registry.get_local(topic_name(topic_text))
+            if spec is not None:
+                self._remember(derived_id(spec.topic_id, name), topic_name(topic_text))
+            raise
+
+    def topic_elsewhere(self, producer_id: int) -> TopicName | None:
+        """The topic of a producer that another broker has, or may have by now; None: not known, or the topic
+        is here."""
+        ended = self._by_id.get(producer_id)
+        topic = ended.topic if ended is not None else self._elsewhere.get(producer_id)
+        return None if topic in self._topics.loaded else topic
 
     async def recall(self, producer_id: int, topic_text: str, name: str) -> Producer:
         """The producer of a message whose id is not known here. Raises ProducerUnknown unless the id is that
         of the topic and name which the message brings."""
         if not topic_text or not name:
             raise ProducerUnknown(f"producer {producer_id} is not known here; create it again")
-        topic = await self._topics.get(topic_name(topic_text))
+        try:
+            topic = await self._topics.get(topic_name(topic_text))
+        except NotOwner:
+            self._remember(producer_id, topic_name(topic_text))
+            raise
         if derived_id(topic.spec.topic_id, name) != producer_id:
             raise ProducerUnknown(f"producer {producer_id} is not {name} of {topic.name}; create it again")
         return await self._open(topic, name, AccessMode.SHARED, "")
+
+    def _remember(self, producer_id: int, topic: TopicName) -> None:
+        self._by_id.pop(producer_id, None)
+        self._elsewhere[producer_id] = topic
+        self._elsewhere.move_to_end(producer_id)
+        if len(self._elsewhere) > MAX_ELSEWHERE:
+            self._elsewhere.popitem(last=False)
 
     async def _open(self, topic: Topic, name: str, access: AccessMode, schema_subject: str) -> Producer:
         producer = await topic.open_producer(
             name, access=access, schema_subject=schema_subject, takeover=False
         )
         self._by_id[producer.producer_id] = producer
+        self._elsewhere.pop(producer.producer_id, None)
         if len(self._by_id) >= self._tidy_at:
             self._by_id = {key: each for key, each in self._by_id.items() if each.is_open}
             self._tidy_at = max(TIDY, 2 * len(self._by_id))

@@ -18,6 +18,7 @@ from sava.broker.registry import Registry
 from sava.broker.topic_schemas import TopicSchemas
 from sava.proto import danube_schema_pb2 as pb
 from sava.proto import danube_schema_pb2_grpc as rpc
+from sava.schemas.errors import VersionInUse
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.topic import TopicSchema
 from sava.schemas.types import parse_policy
@@ -112,7 +113,13 @@ class SchemaService(rpc.SchemaRegistryServicer):
     async def DeleteSchemaVersion(
         self, request: pb.DeleteSchemaVersionRequest, context: Any
     ) -> pb.DeleteSchemaVersionResponse:
-        await self._schemas.delete_version(required(request.subject, "subject"), request.version)
+        """Which version a message names is its producer's choice, so a topic that enforces a subject needs
+        all of them. One that begins to enforce it at the same moment finds it without the version, as it
+        would have a moment later."""
+        subject = required(request.subject, "subject")
+        if enforcing := await self._topic_schemas.enforcing(subject):
+            raise VersionInUse(subject, request.version, [str(name) for name in enforcing])
+        await self._schemas.delete_version(subject, request.version)
         return pb.DeleteSchemaVersionResponse(success=True, message=DONE)
 
     @told

@@ -27,16 +27,29 @@ the client's name, and the subscription's failure policy decides what becomes of
 **Back-pressure.** A client that does not read lets HTTP/2's flow control stop the writes to its stream, and
 a stream gets nothing new from its subscription while it is not written to; nobody else waits. On reliable
 topics a stream is ahead of its client's acks by a window (``window``).
+
+**Topics of other brokers.** An id says which topic it is of by a number. Of a topic that this broker has not
+loaded, the metadata store is asked for the name now and then, and a topic that was created since is not in
+its answer: nobody would have such an id. So the names of topics that somebody has subscribed to through this
+broker are remembered, wherever the topics are.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from sava.broker.consumer import Consumer
-from sava.broker.errors import ConsumerReplaced, ConsumerUnknown, SubscriptionBusy
+from sava.broker.consumers import KnownConsumer, topic_of_consumer
+from sava.broker.errors import (
+    ConsumerReplaced,
+    ConsumerUnknown,
+    NotOwner,
+    SubscriptionBusy,
+    TopicUnknown,
+)
 from sava.broker.names import TopicName
 from sava.broker.position import LATEST
 from sava.broker.specs import FailurePolicy, SubscriptionType
@@ -61,6 +74,8 @@ CLOSE_LAG_S: Final = 0.05
 """Between the answer to a health check and the end of the stream, so that they arrive in this order."""
 PENDING_S: Final = 10.0
 """How long a seat on a non-reliable topic collects messages before its first stream."""
+MAX_NAMES: Final = 100_000
+"""Topics whose names are remembered."""
 
 TOO_LARGE: Final = "larger than Danube's clients can receive"
 
@@ -115,12 +130,18 @@ class Seats:
         """Set when a stream with an unknown id should end."""
         self._windows: dict[tuple[TopicName, str], set[Window]] = {}
         """Of the streams of each subscription."""
+        self._names: OrderedDict[int, TopicName] = OrderedDict()
+        """Of topics that were subscribed to, by their id."""
 
     # -- subscribing -----------------------------------------------------------------------------
 
     async def subscribe(self, topic_text: str, options: SubscribeOptions) -> int:
         """The id of the consumer, which is the same each time. Streams that it has lose their seat."""
-        topic = await self._topics.get(topic_name(topic_text))
+        name = topic_name(topic_text)
+        try:
+            topic = await self._topics.get(name)
+        finally:
+            self._remember(name)
         consumer = await self._attach(topic, options)
         if topic.spec.reliable:
             consumer.close()
@@ -130,6 +151,14 @@ class Seats:
         seat.pending = consumer
         asyncio.get_running_loop().call_later(PENDING_S, self._give_up, seat, consumer)
         return consumer.consumer_id
+
+    def _remember(self, name: TopicName) -> None:
+        spec = self._topics.registry.get_local(name)
+        if spec is not None:
+            self._names[spec.topic_id] = name
+            self._names.move_to_end(spec.topic_id)
+            if len(self._names) > MAX_NAMES:
+                self._names.popitem(last=False)
 
     async def _attach(self, topic: Topic, options: SubscribeOptions) -> Consumer:
         """A consumer that only waits for its stream does not keep others out. Raises SubscriptionBusy."""
@@ -163,18 +192,36 @@ class Seats:
     # -- knowing ---------------------------------------------------------------------------------
 
     async def is_known(self, consumer_id: int) -> bool:
-        """False only when it is certain. A stream that is held back for this id ends then."""
+        """False only when it is certain. A stream that is held back for this id ends then. Raises NotOwner:
+        the broker that has the topic knows."""
         if consumer_id in self._seats:
             return True
         try:
-            if await self._topics.consumer_by_id(consumer_id) is not None:
+            if await self._consumer_by_id(consumer_id) is not None:
                 return True
+        except NotOwner:
+            raise
         except SavaError:
             return True
+        self.release(consumer_id)
+        return False
+
+    async def _consumer_by_id(self, consumer_id: int) -> KnownConsumer | None:
+        """None if certainly nobody. Raises NotOwner, and whatever keeps the topic from being loaded."""
+        topic_id = topic_of_consumer(consumer_id)
+        name = self._names.get(topic_id)
+        if name is not None and self._topics.by_id(topic_id) is None:
+            try:
+                await self._topics.get(name)
+            except TopicUnknown:
+                return None
+        return await self._topics.consumer_by_id(consumer_id)
+
+    def release(self, consumer_id: int) -> None:
+        """The client is being told to subscribe again: a stream that is held back for its id ends."""
         held = self._held.get(consumer_id)
         if held is not None:
             asyncio.get_running_loop().call_later(CLOSE_LAG_S, held.set)
-        return False
 
     async def hold(self, consumer_id: int, seconds: float) -> None:
         """Keep a stream that cannot be served from failing at once; until then, or until the client was told
@@ -211,7 +258,7 @@ class Seats:
     async def _serve_seat(self, seat: Seat, write: Write, broker_url: str) -> None:
         """Returns when a newer stream has taken the seat. Raises ConsumerUnknown, also if its subscription
         was removed: nobody but Subscribe makes it anew."""
-        known = await self._topics.consumer_by_id(seat.consumer_id)
+        known = await self._consumer_by_id(seat.consumer_id)
         if known is None:
             raise ConsumerUnknown(f"consumer {seat.consumer_id} is not known here; subscribe again")
         topic = await self._topics.get(known.topic)

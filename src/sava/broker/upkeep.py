@@ -1,0 +1,125 @@
+"""Upkeep: what is done from time to time for the topics that are loaded, and for the journal behind them.
+
+A topic at which something fails is named in the log and looked at again the next time; the others do not wait
+for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sava.broker.cursors import CursorKeeper
+from sava.broker.names import TopicName
+from sava.broker.registry import Registry
+from sava.broker.topic import Topic
+from sava.errors import SavaError
+from sava.storage.broker_storage import BrokerStorage
+
+log = logging.getLogger(__name__)
+
+FAILURES: Final = (SavaError, TimeoutError)
+"""Of one topic in the background: logged, and tried again later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsOptions:
+    cursor_interval_s: float = 1.0
+    tend_interval_s: float = 30.0
+    retention_interval_s: float = 60.0
+    sweep_interval_s: float = 3600.0
+    parallel: int = 8
+    """Topics that are loaded, tended or deleted at a time in the background."""
+
+
+class Upkeep:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        loaded: Mapping[TopicName, Topic],
+        registry: Registry,
+        storage: BrokerStorage,
+        keeper: CursorKeeper,
+        options: TopicsOptions,
+    ) -> None:
+        self._loaded = loaded
+        self._registry = registry
+        self._storage = storage
+        self._keeper = keeper
+        self._options = options
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """That run until they are cancelled."""
+        return [self._tend(), self._retain(), self._sweep()]
+
+    async def each(self, names: Iterable[TopicName], work: Callable[[TopicName], Awaitable[object]]) -> None:
+        """A few at a time; one that fails is no reason to leave the others."""
+        waiting = iter(names)
+
+        async def take_turns() -> None:
+            for name in waiting:
+                try:
+                    await work(name)
+                except FAILURES as error:
+                    log.warning("topics: failed topic=%s error=%s: %s", name, type(error).__name__, error)
+
+        await asyncio.gather(*(take_turns() for _ in range(self._options.parallel)))
+
+    async def release_leftovers(self) -> None:
+        """What the journal holds of topics that no longer exist, or live elsewhere."""
+        leftovers = self._storage.leftovers
+        if not leftovers:
+            return
+        ids_end = await self._registry.last_id() + 1
+        for topic_id in leftovers:
+            if topic_id >= ids_end:
+                log.error(
+                    "topics: the journal holds a topic of another cluster, which is left alone topic_id=%d",
+                    topic_id,
+                )
+        for topic_id in await self._storage.release_leftovers(ids_end=ids_end):
+            log.info("topics: the journal has let go of a topic that is not here topic_id=%d", topic_id)
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.tend_interval_s)
+            await self.each(list(self._loaded), self._tend_topic)
+            try:
+                await self.release_leftovers()
+            except FAILURES as error:
+                log.warning("topics: the journal keeps what it has error=%s: %s", type(error).__name__, error)
+
+    async def _tend_topic(self, name: TopicName) -> None:
+        topic = self._loaded.get(name)
+        if topic is not None:
+            await topic.tend()
+
+    async def _retain(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.retention_interval_s)
+            # Stored positions first: after a crash a subscription begins at the stored one, which must exist.
+            if await self._keeper.flush():
+                await self.each(list(self._loaded), self._enforce_retention)
+
+    async def _enforce_retention(self, name: TopicName) -> None:
+        topic = self._loaded.get(name)
+        if topic is not None:
+            await topic.enforce_retention(time.time_ns() // 1_000_000)
+
+    async def _sweep(self) -> None:
+        """Objects that nothing names: a broker died between an upload and its registration."""
+        while True:
+            await asyncio.sleep(self._options.sweep_interval_s)
+            await self.each(list(self._loaded), self._sweep_orphans)
+
+    async def _sweep_orphans(self, name: TopicName) -> None:
+        topic = self._loaded.get(name)
+        if topic is not None and topic.log is not None:
+            count = await topic.log.sweep_orphans(now_ms=time.time_ns() // 1_000_000)
+            if count:
+                log.info("topics: objects that nothing named were deleted topic=%s count=%d", name, count)

@@ -1,0 +1,396 @@
+"""Controller: on the leader, makes owners what they should be.
+
+It compares what is with what should be, and writes down the difference (``planning``). It acts on states, not
+on events: what it is woken by only says which topics to look at first, and every few seconds, as at the
+beginning of each term, it looks at all of them. So nothing depends on a message that might be lost, and a new
+leader needs nothing from the one before.
+
+**Only while it leads.** Every write names the term in which it was decided and has no effect in another: a
+leader that was deposed and does not know it yet can decide what it likes. Beyond that every decision has its
+own conditions; two controllers that believe to lead would merely refuse each other.
+
+**Who is gone.** An owner is gone when its registration is, which the lease decides: a broker that cannot
+renew it stops serving by itself before it runs out. That the registration is absent is a condition of the
+write, so this node's view being behind costs nothing but that write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Protocol, TypeVar
+
+from sava.broker.cursors import report_failure
+from sava.broker.names import TopicName
+from sava.cluster import placement
+from sava.cluster.decisions import Writer
+from sava.cluster.drains import Drains, DrainStatus
+from sava.cluster.errors import NotLeader
+from sava.cluster.loads import Loads
+from sava.cluster.moves import Move, Moves
+from sava.cluster.placement import Placement
+from sava.cluster.planning import Plan, Scene, Sightings, is_settled, plan
+from sava.cluster.rebalancing import Balance, Rebalanced
+from sava.cluster.records import BrokerMode, Registration
+from sava.cluster.rounds import Rounds
+from sava.cluster.unserved import Unserved
+from sava.cluster.view import ClusterView, Entry
+from sava.config import Config
+from sava.errors import SavaError
+from sava.metadata.errors import Deposed
+from sava.metadata.store import MetadataStore
+from sava.storage import catalog
+from sava.storage.errors import CatalogCorrupt
+from sava.storage.types import TopicKey, TopicState
+
+log = logging.getLogger(__name__)
+
+FULL_PASS_S: Final = 3.0
+TICK_S: Final = 0.25
+"""How often it looks whether it leads, and whether a drain can go on."""
+RETRY_S: Final = 0.2
+READY_S: Final = 5.0
+PART: Final = 1000
+"""Topics that are looked at before others get their turn on the event loop."""
+ABANDONED_S: Final = 30.0
+"""A deletion that is not over by then is taken for one whose broker has died."""
+UNREADABLE: Final = TopicState(topic_id=0, epoch=0, storage_id="", sealed=False)
+"""Of a record that cannot be read nobody knows that there is nothing more: such a topic stays as it is."""
+
+T = TypeVar("T")
+
+
+class Leadership(Protocol):
+    def term(self) -> int:
+        """0: this node does not lead, or has not applied its own first entry yet."""
+        ...
+
+
+class Controller:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        store: MetadataStore,
+        config: Config,
+        leadership: Leadership,
+        *,
+        broker: int,
+        finish_deletions: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._view = view
+        self._store = store
+        self._config = config
+        self._leadership = leadership
+        self._broker = broker
+        self._finish_deletions = finish_deletions
+        self.loads = Loads(interval_s=config.load_manager.load_report_interval_seconds)
+        self._writer = Writer(view, store)
+        self._moves = Moves(view, store, self._placement, self._state_of)
+        self._drains = Drains(view, store, self._move_for_drain, wake=self._wake)
+        self._rounds = Rounds(view, self.loads, config.load_manager, self._move_for_balance)
+        self._touched: set[TopicName] = set()
+        self._touches_all = True
+        self._woken = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._deletions: asyncio.Task[None] | None = None
+        self._passed_term = 0
+        """The term of which the first pass is done."""
+        self._first_pass = asyncio.Event()
+        self._forget()
+        view.listen(self._on_change)
+
+        # For metrics.
+        self.assignments = 0
+        self.moves = 0
+        self.move_failures = 0
+        self.imbalance = 0.0
+        self.pass_seconds = 0.0
+        """Of the last look at all topics."""
+
+    def _forget(self) -> None:
+        """What was known of an earlier term is of no use in this one."""
+        self._sightings = Sightings()
+        self._waits: dict[TopicName, float] = {}
+        self._last_placed = 0
+        self._unserved = Unserved()
+        self._deleting: dict[TopicName, float] = {}
+
+    # -- running -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        for run in (self._run, self._rebalance):
+            task = asyncio.create_task(run(), name=f"controller{run.__name__}")
+            task.add_done_callback(report_failure)
+            self._tasks.append(task)
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *filter(None, (self._deletions,))]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._drains.stop()
+
+    @property
+    def is_leading(self) -> bool:
+        return self._leadership.term() != 0
+
+    # -- asked for ---------------------------------------------------------------------------
+
+    async def move(self, name: TopicName, *, target: int = 0, reason: str, timeout_ms: int) -> Move:
+        """Returns when the topic is served elsewhere, or will not be. Raises NotLeader, TopicUnknown,
+        MoveRefused, WrongState."""
+        term = await self._lead_term()
+        move = await self._moves.move(name, term=term, target=target, reason=reason, timeout_ms=timeout_ms)
+        self.moves += 1
+        self.move_failures += bool(move.error)
+        log.info(
+            "move: over topic=%s from=%d to=%d reason=%s downtime_ms=%d error=%s",
+            name,
+            move.from_broker,
+            move.to_broker,
+            reason,
+            move.downtime_ms,
+            move.error or "-",
+        )
+        return move
+
+    async def drain(self, broker: int, mode: BrokerMode) -> AsyncIterator[DrainStatus]:
+        """What it has come to, each time that it changes; the last one is done. The drain goes on if nobody
+        looks. Raises NotLeader, BrokerUnknown, MoveRefused."""
+        term = await self._lead_term()
+        async for status in self._drains.drain(broker, mode, term=term):
+            yield status
+
+    def plan_drain(self, broker: int, mode: BrokerMode) -> DrainStatus:
+        """What a drain would move. Raises as ``drain``."""
+        self._need_term()
+        return self._drains.plan(broker, mode)
+
+    async def activate(self, broker: int, reason: str) -> bool:
+        """Whether it was active already. Raises NotLeader, BrokerUnknown."""
+        return await self._drains.activate(broker, reason, term=await self._lead_term())
+
+    def balance(self) -> Balance:
+        """Raises NotLeader: loads are reported to the leader."""
+        self._need_term()
+        return self._rounds.balance()
+
+    async def rebalance(self, *, dry_run: bool, max_moves: int) -> Rebalanced:
+        """One round, now; ``max_moves`` 0: as many as the configuration allows. Raises NotLeader,
+        RebalanceRunning."""
+        await self._lead_term()
+        return await self._rounds.run(dry_run=dry_run, max_moves=max_moves)
+
+    def _need_term(self) -> int:
+        term = self._leadership.term()
+        if not term:
+            raise NotLeader
+        return term
+
+    async def _lead_term(self) -> int:
+        """The term, as soon as this node has looked at everything in it."""
+        term = self._need_term()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READY_S):
+                while self._passed_term != term and self._leadership.term() == term:
+                    await self._first_pass.wait()
+        if self._passed_term != term:
+            raise NotLeader
+        return term
+
+    async def _move_for_drain(self, name: TopicName) -> Move:
+        timeout_ms = self._config.cluster.move_timeout_seconds * 1000
+        return await self.move(name, reason="drain", timeout_ms=timeout_ms)
+
+    async def _move_for_balance(self, name: TopicName, target: int) -> Move:
+        timeout_ms = self._config.cluster.move_timeout_seconds * 1000
+        return await self.move(name, target=target, reason="rebalance", timeout_ms=timeout_ms)
+
+    # -- leading -----------------------------------------------------------------------------
+
+    def _on_change(self, topics: frozenset[TopicName] | None) -> None:
+        if topics is None:
+            self._touches_all = True
+        elif not self._touches_all:
+            self._touched |= topics
+        self._woken.set()
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    async def _run(self) -> None:
+        while True:
+            term = self._leadership.term()
+            if not term or not self._view.is_ready:
+                await asyncio.sleep(TICK_S)
+                continue
+            try:
+                await self._lead(term)
+            except Deposed:
+                log.info("controller: deposed term=%d", term)
+            finally:
+                self._touched.clear()
+                self._touches_all = True  # until it leads again there is no use in knowing more
+                await self._drains.stop()
+            await asyncio.sleep(RETRY_S)
+
+    async def _lead(self, term: int) -> None:
+        """Until this node does not lead in this term any more."""
+        log.info("controller: leading broker=%d term=%d", self._broker, term)
+        self._forget()
+        next_full = 0.0
+        self._begin_finishing_deletions()
+        while self._leadership.term() == term:
+            try:
+                is_full = self._touches_all or time.monotonic() >= next_full
+                await self._pass(term, is_full=is_full)
+                await self._drains.step(term=term, looks=is_full)
+                if is_full:
+                    next_full = time.monotonic() + FULL_PASS_S
+                    self._passed_term = term
+                    passed, self._first_pass = self._first_pass, asyncio.Event()
+                    passed.set()
+            except Deposed:
+                raise
+            except (SavaError, TimeoutError) as error:
+                log.warning("controller: cannot go on error=%s: %s", type(error).__name__, error)
+                self._touches_all = True
+                await asyncio.sleep(RETRY_S)
+                continue
+            await self._wait_for_work(next_full)
+
+    async def _wait_for_work(self, next_full: float) -> None:
+        due = min([next_full, *self._waits.values()])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(TICK_S, max(0.0, due - time.monotonic()))):
+                await self._woken.wait()
+        self._woken.clear()
+        now = time.monotonic()
+        self._touched.update(name for name, at in self._waits.items() if at <= now)
+
+    async def _pass(self, term: int, *, is_full: bool) -> None:
+        began = time.monotonic()
+        restless = await self._find_restless(self._take_touched(is_full=is_full))
+        if restless:
+            scene = self._scene(dict(self._view.brokers))
+            for part in _parts(restless):
+                planned = plan(part, scene)
+                self._waits.update(planned.waits)
+                self._unserved.note(planned)
+                self._warn_of_many_gone(planned)
+                done = await self._writer.write(planned.decisions, term=term)
+                self.assignments += sum(1 for decision in done if decision.step == "assign")
+                await asyncio.sleep(0)
+            self._last_placed = scene.placement.last
+        if is_full:
+            names = {entry.name for entry in restless}
+            self._sightings.keep(names)
+            self._unserved.keep(names)
+            self._watch_deletions()
+            self.imbalance = self._rounds.imbalance
+            self.pass_seconds = time.monotonic() - began
+
+    def _take_touched(self, *, is_full: bool) -> list[TopicName]:
+        """What is to be looked at; anything that is touched from now on is for the next pass."""
+        touched, self._touched = self._touched, set()
+        if is_full:
+            self._touches_all = False
+            self._waits.clear()
+            return self._view.names()
+        for name in touched:
+            self._waits.pop(name, None)
+        return list(touched)
+
+    async def _find_restless(self, names: Sequence[TopicName]) -> list[Entry]:
+        """Those with which something has to be done, sometime."""
+        restless = []
+        for part in _parts(names):
+            brokers = self._view.brokers
+            for name in part:
+                entry = self._view.entry(name)
+                if entry is None or is_settled(entry, brokers):
+                    self._unserved.forget(name)
+                else:
+                    restless.append(entry)
+            await asyncio.sleep(0)
+        return restless
+
+    def _scene(self, brokers: Mapping[int, Registration]) -> Scene:
+        return Scene(
+            now=time.monotonic(),
+            brokers=brokers,
+            placement=self._placement(),
+            sightings=self._sightings,
+            state_of=self._state_of,
+            is_deleting=self._view.is_deleting,
+        )
+
+    def _placement(self) -> Placement:
+        active = placement.candidates(self._view.brokers, self._store.local)
+        owned, bound = self._view.counts(), self._moves.bound
+        counts = {broker: owned.get(broker, 0) + bound[broker] for broker in active}
+        loads = self.loads.by_broker(self._config.load_manager.assignment_strategy, counts)
+        return Placement(active, counts, loads, last=self._last_placed)
+
+    def _state_of(self, entry: Entry) -> TopicState | None:
+        key = TopicKey(entry.name.namespace, entry.name.topic, entry.spec.topic_id)
+        try:
+            return catalog.known_state(self._store.local, key)
+        except CatalogCorrupt as error:
+            log.error("controller: %s", error)
+            return UNREADABLE
+
+    # -- telling -----------------------------------------------------------------------------
+
+    def _warn_of_many_gone(self, planned: Plan) -> None:
+        gone = {decision.entry.record.owner for decision in planned.decisions if decision.step == "orphan"}
+        owners = {broker for broker, topics in self._view.counts().items() if topics}
+        if len(gone) > 1 and 2 * len(gone) > len(owners):
+            log.error("controller: most owners are gone at once gone=%s of=%s", sorted(gone), sorted(owners))
+
+    @property
+    def orphans(self) -> int:
+        """Topics that wait for their owner to return."""
+        return len(self._unserved.orphans)
+
+    @property
+    def unplaced(self) -> int:
+        """Topics for which there is no broker."""
+        return len(self._unserved.unplaced)
+
+    # -- beside ------------------------------------------------------------------------------
+
+    def _watch_deletions(self) -> None:
+        now = time.monotonic()
+        self._deleting = {name: self._deleting.get(name, now) for name in self._view.deleting()}
+        if any(now - since >= ABANDONED_S for since in self._deleting.values()):
+            self._begin_finishing_deletions()
+
+    def _begin_finishing_deletions(self) -> None:
+        if self._deletions is None or self._deletions.done():
+            self._deletions = asyncio.create_task(self._finish(), name="controller deletions")
+            self._deletions.add_done_callback(report_failure)
+
+    async def _finish(self) -> None:
+        try:
+            await self._finish_deletions()
+        except (SavaError, TimeoutError) as error:
+            log.warning("controller: deletions not finished error=%s: %s", type(error).__name__, error)
+
+    async def _rebalance(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.load_manager.rebalancing.check_interval_seconds)
+            if self._passed_term and self._passed_term == self._leadership.term():
+                try:
+                    await self._rounds.run_automatic()
+                except SavaError as error:
+                    log.warning("rebalancing: round failed error=%s: %s", type(error).__name__, error)
+
+
+def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[start : start + PART] for start in range(0, len(items), PART))

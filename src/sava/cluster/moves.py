@@ -1,0 +1,230 @@
+"""Moves: one topic to another broker, from request to outcome.
+
+A move is one write, *moving*, in which the target is named and still there. Everything after that happens by
+itself, whether or not anybody looks on: the owner hands the topic over and seals it, or takes the move back;
+the controller assigns it, or rolls it back when the owner had its time; and of an owner that dies on the way
+the controller takes over as of any other. So whoever asked for the move only watches the record, and a leader
+that is deposed meanwhile loses nothing but the sight of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sava.broker import specs
+from sava.broker.errors import RegistryBusy, TopicUnknown
+from sava.broker.names import TopicName
+from sava.broker.ownership import NOBODY
+from sava.broker.specs import OwnershipState
+from sava.cluster.decisions import Writer, holds
+from sava.cluster.errors import AlreadyMoving, MoveRefused, NotLeader
+from sava.cluster.placement import Candidate, Placement, store_of
+from sava.cluster.planning import Decision, decide
+from sava.cluster.view import ClusterView, Entry
+from sava.metadata.errors import Deposed, OutcomeUnknown
+from sava.metadata.store import MetadataStore
+from sava.storage.types import TopicState
+
+ATTEMPTS: Final = 16
+SHOWN_S: Final = 2.0
+OUTCOME_GRACE_S: Final = 15.0
+"""Beyond the owner's time: for the controller to take the move back, or for the new owner to begin."""
+SINGLE_BROKER: Final = (
+    "Cannot unload topic: single broker cluster detected. Unload requires at least 2 brokers. "
+    "Use delete if you want to remove the topic."
+)
+
+_S = OwnershipState
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How a move ended. ``error`` is empty if the topic is somewhere else now."""
+
+    topic: TopicName
+    from_broker: int
+    to_broker: int
+    """The same as before if the move was taken back."""
+    epoch: int
+    end: int = 0
+    """The next owner's first offset (0 for a topic that is not reliable)."""
+    error: str = ""
+    downtime_ms: int = 0
+    """From the request to the owner until the new one had taken it, by this node's clock."""
+
+
+class Moves:
+    """Owned by the event loop. Any number may be under way."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        store: MetadataStore,
+        place: Callable[[], Placement],
+        state_of: Callable[[Entry], TopicState | None],
+    ) -> None:
+        """``state_of``: what storage has of a topic; None: it was never opened."""
+        self._view = view
+        self._store = store
+        self._place = place
+        self._state_of = state_of
+        self._writer = Writer(view, store)
+        self.bound: Counter[int] = Counter()
+        """Topics on their way to each broker. Without them, many moves that begin at once would all choose
+        the broker that has the least."""
+
+    async def move(
+        self, name: TopicName, *, term: int, target: int = 0, reason: str, timeout_ms: int
+    ) -> Move:
+        """Returns when it is over, one way or the other. Raises NotLeader, TopicUnknown, MoveRefused,
+        WrongState."""
+        for _ in range(ATTEMPTS):
+            entry = await self._find(name)
+            if entry.record.state is _S.MOVING:
+                raise AlreadyMoving(name, entry.record)
+            chosen = self._choose(entry, target)
+            decision = decide(
+                entry,
+                "move",
+                chosen.conditions,
+                target=chosen.broker,
+                from_broker=entry.record.owner,
+                reason=reason,
+                timeout_ms=timeout_ms,
+            )
+            with self._on_the_way(chosen.broker) as arrive:
+                if await self._begin(decision, term):
+                    return await self._watch(decision, timeout_ms / 1000 + OUTCOME_GRACE_S, arrive)
+            if not all(holds(self._store.local, each) for each in decision.seen):
+                with suppress(TimeoutError):
+                    await self._writer.changed(decision)
+        raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to move it")
+
+    async def _find(self, name: TopicName) -> Entry:
+        """A topic that is not in the view may have been created a moment ago."""
+        if not self._view.has(name):
+            kv = await self._store.get(specs.spec_key(name))
+            if kv is not None:
+                with suppress(TimeoutError):
+                    await self._view.wait(lambda: self._view.has(name), timeout=SHOWN_S, about=name)
+        entry = self._view.entry(name)
+        if entry is None or self._view.is_deleting(name):
+            raise TopicUnknown(name)
+        return entry
+
+    def _choose(self, entry: Entry, target: int) -> Candidate:
+        name, owner, registered = entry.name, entry.record.owner, self._view.brokers
+        if not registered.keys() - {owner}:
+            raise MoveRefused(SINGLE_BROKER)
+        store_id, placement = store_of(entry, registered), self._place()
+        if target:
+            self._check_target(entry, target, placement, store_id)
+        chosen = placement.choose(store_id=store_id, target=target, leaves=owner, may_return=False)
+        if chosen is not None:
+            return chosen
+        if placement.candidates.keys() - {owner}:
+            raise MoveRefused(
+                f"topic {name} cannot leave broker {owner}: no other active broker has the object store that "
+                f"its segments are in ({store_id})"
+            )
+        raise MoveRefused(f"topic {name} cannot leave broker {owner}: no other broker is active")
+
+    def _check_target(self, entry: Entry, target: int, placement: Placement, store_id: str) -> None:
+        if target == entry.record.owner:
+            raise MoveRefused(f"topic {entry.name} is served by broker {target} already")
+        if target not in self._view.brokers:
+            raise MoveRefused(f"topic {entry.name} cannot go to broker {target}: it is not registered")
+        candidate = placement.candidates.get(target)
+        if candidate is None:
+            mode = self._view.mode(target).mode.value
+            raise MoveRefused(f"topic {entry.name} cannot go to broker {target}: it is {mode}, not active")
+        if not candidate.sees(store_id):
+            raise MoveRefused(
+                f"topic {entry.name} cannot go to broker {target}, which has another object store than the "
+                f"one that its segments are in ({store_id})"
+            )
+
+    async def _begin(self, decision: Decision, term: int) -> bool:
+        """Whether it is moving now; not if something changed meanwhile."""
+        try:
+            result = await self._store.txn(decision.compare, (decision.put,), fence_term=term)
+        except Deposed as error:
+            raise NotLeader from error
+        except OutcomeUnknown:
+            kv = await self._store.get(decision.put.key)
+            return kv is not None and kv.value == decision.put.value
+        return result.succeeded
+
+    async def _watch(self, decision: Decision, timeout: float, arrive: Callable[[], None]) -> Move:
+        name, began, seen = decision.name, time.monotonic(), decision.entry
+
+        def outcome() -> Move | None:
+            if self._view.held(name).record.owner not in (NOBODY, seen.record.owner):
+                arrive()
+            now = self._view.entry(name)
+            if now is not None and self._is_stranded(now):
+                error = (
+                    f"broker {now.record.owner} is gone, and has messages that only it knows; start it again"
+                )
+                return Move(name, seen.record.owner, now.record.owner, now.record.epoch, error=error)
+            return outcome_of(seen, now, is_deleting=self._view.is_deleting(name))
+
+        with suppress(TimeoutError):
+            await self._view.wait(lambda: outcome() is not None, timeout=timeout, about=name)
+        found = outcome()
+        downtime_ms = round((time.monotonic() - began) * 1000)
+        if found is not None:
+            return replace(found, downtime_ms=downtime_ms)
+        record = self._view.held(name).record
+        error = f"not over within {timeout:g} s: the topic is {record.state.value} {record.error}".rstrip()
+        return Move(name, seen.record.owner, record.owner, record.epoch, error=error, downtime_ms=downtime_ms)
+
+    def _is_stranded(self, entry: Entry) -> bool:
+        """Its owner has died on the way and nobody else can go on: what it takes up again it keeps, so the
+        move is over."""
+        if entry.record.state is not _S.ORPHAN or not entry.spec.reliable:
+            return False
+        state = self._state_of(entry)
+        return state is not None and not state.is_settled
+
+    @contextmanager
+    def _on_the_way(self, broker: int) -> Iterator[Callable[[], None]]:
+        """Gives what to call as soon as the topic counts as the broker's own."""
+        self.bound[broker] += 1
+        has_arrived = False
+
+        def arrive() -> None:
+            nonlocal has_arrived
+            self.bound[broker] -= not has_arrived
+            has_arrived = True
+
+        try:
+            yield arrive
+        finally:
+            arrive()
+
+
+def outcome_of(before: Entry, now: Entry | None, *, is_deleting: bool) -> Move | None:
+    """What has become of a move that began with ``before``; None: it is not over."""
+    name, owner = before.name, before.record.owner
+    if (
+        now is None
+        or is_deleting
+        or now.spec.topic_id != before.spec.topic_id
+        or now.record.state is _S.DELETING
+    ):
+        return Move(name, owner, 0, before.record.epoch, error="the topic was deleted meanwhile")
+    record = now.record
+    if record.epoch <= before.record.epoch or not record.owner:
+        return None
+    if record.owner == owner:
+        error = record.error or f"it is with broker {owner} again"
+        return Move(name, owner, owner, record.epoch, end=record.end, error=error)
+    if not record.incarnation:
+        return None
+    return Move(name, owner, record.owner, record.epoch, end=record.end)

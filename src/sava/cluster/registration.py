@@ -1,0 +1,200 @@
+"""Registrar: being there. A lease in the metadata store, and what happens when it is lost.
+
+The others take a broker for gone when its lease has ended; the broker itself must not go on serving by then.
+It cannot be told (what cut it off from the store is what ends the lease), so it goes by its own clock: the
+lease lives at least one TTL from the moment at which the last keep-alive that was answered was *sent*, and
+for nothing beyond that is there any proof. The monotonic clock goes on while the process stands still, so a
+broker that was stopped for a minute knows it as soon as it looks, and it looks before it acts:
+``incarnation`` is 0 from the deadline on, whether or not the task that renews it had its turn.
+
+    sent t0 ── answered            sent t1 ── no answer           sent t2 ── no answer      t0 + TTL
+       is there until t0 + TTL                                                              drops its topics
+
+A lost lease is not renewed: the broker drops what it serves and registers anew under the next one. The lease
+is the broker's *incarnation*: topics that an earlier life took up are told apart by it.
+
+A registration that is still there from the life before (the process died and is back within a TTL) is
+replaced in one transaction, so that nobody sees the broker gone in between. It is known to be the same
+broker's former life because a data directory has one process at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from sava.broker import specs
+from sava.broker.conditions import unchanged
+from sava.broker.cursors import report_failure
+from sava.cluster import records
+from sava.cluster.records import Registration
+from sava.errors import SavaError
+from sava.metadata.commands import Put
+from sava.metadata.errors import LeaseNotFound, Unavailable
+from sava.metadata.store import MetadataStore
+
+log = logging.getLogger(__name__)
+
+FAILURES: Final = (SavaError, TimeoutError)
+FIRST_RETRY_S: Final = 0.1
+LONGEST_RETRY_S: Final = 2.0
+CALL_S: Final = 5.0
+"""Of each call that registers; a store without a quorum is asked again."""
+REVOKE_S: Final = 2.0
+"""At the end: whoever cannot revoke a lease lets it expire."""
+
+
+class Registrar:
+    """Owned by the event loop. ``on_lost`` returns when nothing is served any more."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        describe: Callable[[int], Registration],
+        *,
+        broker: int,
+        ttl_ms: int,
+        on_lost: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._describe = describe
+        self._broker = broker
+        self._ttl_ms = ttl_ms
+        self._on_lost = on_lost
+        self._lease = 0
+        """Granted; what is registered under it is another question."""
+        self._is_written = False
+        self._deadline = 0.0
+        self._listeners: list[Callable[[], None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    # -- knowing -----------------------------------------------------------------------------
+
+    @property
+    def incarnation(self) -> int:
+        """Which life this is; 0 while this broker is not there, or cannot know that it is."""
+        return self._lease if self._is_written and time.monotonic() < self._deadline else 0
+
+    @property
+    def is_registered(self) -> bool:
+        return self.incarnation != 0
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Called each time that this broker is there anew. It must return at once."""
+        self._listeners.append(listener)
+
+    # -- running -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="registration")
+        self._task.add_done_callback(report_failure)
+
+    async def close(self) -> None:
+        """The lease is revoked, so that others take over at once: after all topics are closed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._is_written = False
+        lease, self._lease = self._lease, 0
+        if lease:
+            await self._revoke(lease)
+            log.info("cluster: this broker has left broker=%d incarnation=%d", self._broker, lease)
+
+    async def _run(self) -> None:
+        while True:
+            await self._register()
+            reason = await self._keep()
+            log.warning(
+                "cluster: the registration is lost, topics are dropped broker=%d incarnation=%d reason=%s",
+                self._broker,
+                self._lease,
+                reason,
+            )
+            self._is_written = False
+            await self._fence()
+
+    async def _fence(self) -> None:
+        try:
+            await self._on_lost()
+        except Exception:
+            # Whatever still has a topic writes under a tenure that others may end, and the agent drops what
+            # an earlier incarnation took up. A broker that never comes back would be worse.
+            log.exception("cluster: not all topics could be dropped broker=%d", self._broker)
+
+    # -- registering -------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        delay, reason = FIRST_RETRY_S, ""
+        while True:
+            try:
+                await self._try_register()
+                break
+            except FAILURES as error:
+                if str(error) != reason:
+                    reason = str(error)
+                    log.info("cluster: not registered yet error=%s: %s", type(error).__name__, reason)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LONGEST_RETRY_S)
+        log.info("cluster: this broker is registered broker=%d incarnation=%d", self._broker, self._lease)
+        for listener in self._listeners:
+            listener()
+
+    async def _try_register(self) -> None:
+        """An attempt whose outcome is not known does no harm when it takes effect late: it was to write on
+        the condition that the record is the one that it had read. Its lease expires."""
+        sent = time.monotonic()
+        self._lease = await self._store.grant_lease(self._ttl_ms, timeout=CALL_S)
+        key = records.registration_key(self._broker)
+        older = await self._store.get(key, timeout=CALL_S)
+        result = await self._store.txn(
+            (unchanged(key, older.mod_revision if older is not None else 0),),
+            (Put(key, specs.encode(self._describe(self._lease)), lease=self._lease),),
+            timeout=CALL_S,
+        )
+        if not result.succeeded:
+            raise Unavailable(f"the registration of broker {self._broker} changed while it was written")
+        self._deadline = sent + self._ttl_ms / 1000
+        self._is_written = True
+        if older is not None and older.lease:
+            log.info("cluster: the earlier registration was replaced incarnation=%d", older.lease)
+            await self._revoke(older.lease)
+
+    async def _revoke(self, lease: int) -> None:
+        try:
+            await self._store.revoke_lease(lease, timeout=REVOKE_S)
+        except LeaseNotFound:
+            pass  # expired
+        except FAILURES as error:
+            log.info("cluster: a lease is left to expire lease=%d error=%s", lease, error)
+
+    # -- renewing ----------------------------------------------------------------------------
+
+    async def _keep(self) -> str:
+        """Renew it for as long as that succeeds; why it is lost."""
+        ttl, interval = self._ttl_ms / 1000, self._ttl_ms / 4000
+        sent, reason = self._deadline - ttl, ""
+        while True:
+            await asyncio.sleep(max(0.0, min(sent + interval, self._deadline) - time.monotonic()))
+            sent = time.monotonic()
+            if sent >= self._deadline:
+                return reason or f"not renewed within {self._ttl_ms} ms"
+            limit = min(0.9 * interval, self._deadline - sent)
+            try:
+                # The bound is enforced here too: no call may keep this task from looking at the clock.
+                async with asyncio.timeout(limit):
+                    await self._store.keep_alive(self._lease, timeout=limit)
+            except LeaseNotFound as error:
+                return str(error)
+            except FAILURES as error:
+                now = f"{type(error).__name__}: {error}"
+                if not reason:
+                    log.warning("cluster: the registration was not renewed error=%s", now)
+                reason = now
+            else:
+                if reason:
+                    log.info("cluster: the registration is renewed again broker=%d", self._broker)
+                reason = ""
+                self._deadline = sent + ttl

@@ -1,0 +1,215 @@
+"""Rounds of rebalancing: measure, plan, and move topics one after another, within limits.
+
+Rounds that come by themselves are kept apart by a pause and move only so many topics an hour, for a move
+costs clients a reconnection. One that an operator asks for comes at once, and moves as many topics as it is
+told. The number of moves is remembered by the leader alone: a new one begins to count anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+from sava.broker.names import TopicName
+from sava.broker.specs import OwnershipState
+from sava.cluster.errors import RebalanceRunning
+from sava.cluster.loads import Loads
+from sava.cluster.moves import Move
+from sava.cluster.placement import store_of
+from sava.cluster.rebalancing import (
+    THRESHOLDS,
+    Balance,
+    BrokerLoad,
+    Movable,
+    PlannedMove,
+    Rebalanced,
+    Spread,
+    is_excluded,
+    plan_moves,
+)
+from sava.cluster.view import ClusterView, Entry
+from sava.config import LoadManager
+from sava.errors import SavaError
+
+log = logging.getLogger(__name__)
+
+HOUR_S: Final = 3600.0
+MAX_REMEMBERED: Final = 10_000
+UNKNOWN_WORK: Final = 0.2
+"""Of a topic that its broker has not reported yet: that of one which nobody uses."""
+
+MoveTo = Callable[[TopicName, int], Awaitable[Move]]
+
+
+class Rounds:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        loads: Loads,
+        config: LoadManager,
+        move: MoveTo,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._view = view
+        self._loads = loads
+        self._config = config
+        self._move = move
+        self._clock = clock
+        self._moved_at: deque[float] = deque(maxlen=MAX_REMEMBERED)
+        self._last_round = float("-inf")
+        """The last that moved something."""
+        self._is_running = False
+
+    # -- measuring ---------------------------------------------------------------------------
+
+    def balance(self) -> Balance:
+        counts, loads = self._measure()
+        spread = Spread.of(list(loads.values()))
+        strategy = self._config.assignment_strategy
+        return Balance(
+            strategy="fair" if strategy == "round_robin" else strategy,
+            coefficient_of_variation=spread.imbalance,
+            threshold=self._threshold,
+            mean_load=spread.mean,
+            max_load=spread.largest,
+            min_load=spread.smallest,
+            std_deviation=spread.deviation,
+            brokers=tuple(
+                self._broker(broker, load, counts[broker], spread) for broker, load in loads.items()
+            ),
+            is_enabled=self._config.rebalancing.enabled,
+            moves_last_hour=self._moves_last_hour(),
+        )
+
+    @property
+    def imbalance(self) -> float:
+        return Spread.of(list(self._measure()[1].values())).imbalance
+
+    def _measure(self) -> tuple[dict[int, int], dict[int, float]]:
+        """Topics and load of each active broker, by id."""
+        counts = self._view.counts()
+        active = {each.broker: counts.get(each.broker, 0) for each in self._view.active}
+        return active, self._loads.by_broker(self._config.assignment_strategy, active)
+
+    def _broker(self, broker: int, load: float, topics: int, spread: Spread) -> BrokerLoad:
+        totals = self._loads.totals(broker)
+        return BrokerLoad(
+            broker,
+            load,
+            topics,
+            is_overloaded=spread.is_over(load),
+            is_underloaded=spread.is_under(load),
+            cpu_percent=totals.cpu_percent if totals is not None else 0.0,
+            memory_percent=totals.memory_percent if totals is not None else 0.0,
+            megabytes_per_second=totals.megabytes_per_second if totals is not None else 0.0,
+        )
+
+    @property
+    def _threshold(self) -> float:
+        return THRESHOLDS[self._config.rebalancing.aggressiveness]
+
+    # -- one round ---------------------------------------------------------------------------
+
+    async def run_automatic(self) -> None:
+        """If it is time, and something is to be gained."""
+        config = self._config.rebalancing
+        is_too_early = self._clock() - self._last_round < config.cooldown_seconds
+        if not config.enabled or is_too_early or self._is_running:
+            return
+        done = await self.run(dry_run=False, max_moves=0)
+        if done.moves:
+            log.info(
+                "rebalancing: round done moves=%d failed=%d imbalance=%.2f before=%.2f",
+                len(done.moves),
+                sum(1 for move in done.moves if move.error),
+                done.after.coefficient_of_variation,
+                done.before.coefficient_of_variation,
+            )
+
+    async def run(self, *, dry_run: bool, max_moves: int) -> Rebalanced:
+        """``max_moves`` 0: as many as the configuration allows in this hour. A move that fails ends the
+        round: what stands in its way may stand in the next one's. Raises RebalanceRunning."""
+        if self._is_running:
+            raise RebalanceRunning
+        before = self.balance()
+        planned = self._plan(max_moves or self._allowance())
+        if dry_run:
+            return Rebalanced(tuple(planned), before, before)
+        self._is_running = True
+        try:
+            done: list[PlannedMove] = []
+            for move in planned:
+                done.append(await self._do(move))
+                if done[-1].error:
+                    break
+        finally:
+            self._is_running = False
+        return Rebalanced(tuple(done), before, self.balance())
+
+    async def _do(self, move: PlannedMove) -> PlannedMove:
+        self._moved_at.append(self._clock())
+        try:
+            error = (await self._move(move.topic, move.to_broker)).error
+        except SavaError as failure:
+            error = str(failure)
+        self._last_round = self._clock()
+        return replace(move, error=error)
+
+    def _plan(self, limit: int) -> list[PlannedMove]:
+        _, loads = self._measure()
+        if limit <= 0 or len(loads) < max(self._config.rebalancing.min_brokers, 2):
+            return []
+        movable = {broker: self._movable(broker, loads[broker]) for broker in loads}
+        stores = {each.broker: each.store_id for each in self._view.active}
+        return plan_moves(
+            loads,
+            movable,
+            threshold=self._threshold,
+            limit=limit,
+            fits=lambda topic, broker: not topic.store_id or stores[broker] == topic.store_id,
+        )
+
+    def _movable(self, broker: int, load: float) -> list[Movable]:
+        """A broker that is giving a topic away already gives none."""
+        owned = self._view.owned_by(broker)
+        if any(entry.record.state is OwnershipState.MOVING for entry in owned):
+            return []
+        if self._config.assignment_strategy in ("fair", "round_robin"):
+            work = dict.fromkeys((str(entry.name) for entry in owned), 1.0)
+        else:
+            reported = self._loads.work_of(broker)
+            work = {str(entry.name): reported.get(str(entry.name), UNKNOWN_WORK) for entry in owned}
+        total = sum(work.values())
+        now_ms = time.time_ns() // 1_000_000
+        return [
+            Movable(entry.name, load * work[str(entry.name)] / total, store_of(entry, self._view.brokers))
+            for entry in owned
+            if self._may_move(entry, now_ms)
+        ]
+
+    def _may_move(self, entry: Entry, now_ms: int) -> bool:
+        config, record = self._config.rebalancing, entry.record
+        return (
+            record.state is OwnershipState.ASSIGNED
+            and record.incarnation != 0
+            and now_ms - record.since_ms >= config.min_topic_age_seconds * 1000
+            and not is_excluded(entry.name, config.exclude_topics)
+            and not self._view.is_deleting(entry.name)
+        )
+
+    # -- limits ------------------------------------------------------------------------------
+
+    def _moves_last_hour(self) -> int:
+        while self._moved_at and self._clock() - self._moved_at[0] > HOUR_S:
+            self._moved_at.popleft()
+        return len(self._moved_at)
+
+    def _allowance(self) -> int:
+        return max(0, self._config.rebalancing.max_moves_per_hour - self._moves_last_hour())

@@ -1,0 +1,324 @@
+"""LocalCluster: several brokers on this machine, each in a process of its own, started and stopped together.
+
+Everything is below one directory:
+
+    local-cluster.json   the ports of each broker
+    sava.yml             settings of all brokers; written once, then the user's
+    segments/            the object store, one for all: that is what lets topics move between them
+    broker-1/ …          identity, Raft log and journal of each
+    broker-1.log …       what each says
+
+Ports are chosen once. A member of a cluster is known by its address, so a second start uses the same ones and
+is refused when somebody else has taken one meanwhile. Two do not run on one directory: this process holds its
+lock, and each broker that of its own directory, which also tells of a broker that survived a kill -9 of
+whoever started it.
+
+The brokers are in the process group of whoever starts them, so that what ends that group ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from sava.errors import HostError, RetryableError
+from sava.metadata.errors import OutcomeUnknown
+from sava.metadata.identity import NODE_ID
+from sava.proto import admin_pb2 as pb
+from sava.services.admin_client import AdminClient
+from sava.wal.errors import DirectoryLocked
+from sava.wal.local_disk import LocalDisk
+
+HOST: Final = "127.0.0.1"
+LAYOUT: Final = "local-cluster.json"
+SETTINGS: Final = "sava.yml"
+DEFAULT_BROKERS: Final = 3
+START_TIMEOUT_S: Final = 60.0
+"""Ready within some four seconds by themselves; a busy machine may take several times that."""
+STOP_TIMEOUT_S: Final = 20.0
+"""A broker bounds its own end by less."""
+CALL_TIMEOUT_S: Final = 5.0
+POLL_S: Final = 0.05
+PORTS_TRIED: Final = 1000
+"""From the wanted port upwards."""
+
+
+class LocalClusterFailed(HostError):
+    """The cluster cannot run here. The text says why and what to do."""
+
+
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    client: int
+    admin: int
+    raft: int
+    http: int
+
+
+USUAL: Final = Ports(client=6650, admin=50051, raft=7650, http=9040)
+
+
+class Layout(msgspec.Struct, frozen=True):
+    brokers: tuple[Ports, ...]
+
+
+class LocalBroker:
+    """One broker; its number counts from 1, its id is drawn by itself and known once it has started."""
+
+    def __init__(self, root: Path, number: int, ports: Ports) -> None:
+        self.number = number
+        self.ports = ports
+        self.broker_id = 0
+        self.client = f"{HOST}:{ports.client}"
+        self.admin = f"{HOST}:{ports.admin}"
+        self.raft = f"{HOST}:{ports.raft}"
+        self.http = f"{HOST}:{ports.http}"
+        self.directory = root / f"broker-{number}"
+        self.log = root / f"broker-{number}.log"
+        self._command = [
+            *(sys.executable, "-P", "-m", "sava.cli", "broker", "--config", str(root / SETTINGS)),
+            *("--data-dir", str(self.directory), "--storage-url", (root / "segments").as_uri()),
+            *("--host", HOST, "--port", str(ports.client), "--admin-port", str(ports.admin)),
+            *("--raft-port", str(ports.raft), "--http-port", str(ports.http)),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """0: it was not started."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            # Not asyncio's: whoever runs this may run it on uvloop, which runs Python between fork and exec.
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def send(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def end(self) -> str:
+        """How it ended, and the last that it said."""
+        code = self._process.returncode if self._process is not None else None
+        how = (
+            f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
+        )
+        lines = self.log.read_text(errors="replace").splitlines()
+        return f"broker {self.number} {how}; the end of {self.log}: {lines[-1] if lines else '(empty)'}"
+
+    async def answers(self, path: str) -> int:
+        """The HTTP port's status for a page; 0: it does not listen yet."""
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(HOST, self.ports.http)
+                try:
+                    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                    words = (await reader.readline()).split()
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return 0
+        return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+
+
+class LocalCluster:
+    """Owned by one task."""
+
+    def __init__(self, root: Path, *, brokers: int | None = None, port_base: int | None = None) -> None:
+        self.root = root.absolute()
+        self._wanted = brokers
+        self._port_base = port_base
+        self._disk: LocalDisk | None = None
+        self._told: set[int] = set()
+        """Processes whose end was told."""
+        self.brokers: list[LocalBroker] = []
+        self.cluster_id = ""
+
+    async def start(self) -> None:
+        """Until all brokers are ready. Raises LocalClusterFailed. ``stop`` must follow, whatever comes of
+        it."""
+        self._lock()
+        layout = self._layout()
+        self.brokers = [
+            LocalBroker(self.root, number, ports) for number, ports in enumerate(layout.brokers, 1)
+        ]
+        for broker in self.brokers:
+            _require_stopped(broker)
+        for broker in self.brokers:
+            broker.start()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await asyncio.gather(*(self._until(broker, "/healthz") for broker in self.brokers))
+                await self._found()
+                await asyncio.gather(*(self._until(broker, "/readyz") for broker in self.brokers))
+                await asyncio.gather(*(self._identify(broker) for broker in self.brokers))
+        except TimeoutError as error:
+            raise LocalClusterFailed(
+                f"the brokers were not ready within {START_TIMEOUT_S:.0f} s; their logs are in {self.root}"
+            ) from error
+
+    async def next_end(self) -> LocalBroker:
+        """A broker that has ended, by itself or by somebody else's hand, and was not told of yet."""
+        while True:
+            for broker in self.brokers:
+                if not broker.is_running and broker.pid not in self._told:
+                    self._told.add(broker.pid)
+                    return broker
+            await asyncio.sleep(POLL_S)
+
+    async def stop(self) -> list[LocalBroker]:
+        """Stop all; returns those that did not end in time and were killed. Data stays."""
+        for broker in self.brokers:
+            if broker.is_running:
+                broker.send(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._ended()
+        late = [broker for broker in self.brokers if broker.is_running]
+        self.kill()
+        await self._ended()
+        if self._disk is not None:
+            self._disk.unlock()
+        return late
+
+    async def _ended(self) -> None:
+        while any(broker.is_running for broker in self.brokers):  # noqa: ASYNC110 (the kernel sets no event)
+            await asyncio.sleep(POLL_S)
+
+    def kill(self) -> None:
+        """kill -9 of all that run."""
+        for broker in self.brokers:
+            if broker.is_running:
+                broker.send(signal.SIGKILL)
+
+    # -- the directory -----------------------------------------------------------------------
+
+    def _lock(self) -> None:
+        disk = LocalDisk(self.root)
+        try:
+            disk.lock()
+        except DirectoryLocked as error:
+            raise LocalClusterFailed(f"{error}; stop that one, or give another --data-dir") from error
+        self._disk = disk
+        if (self.root / NODE_ID).exists():
+            raise LocalClusterFailed(
+                f"{self.root} is the data directory of a single broker; give another --data-dir"
+            )
+
+    def _layout(self) -> Layout:
+        file = self.root / LAYOUT
+        if file.exists():
+            return self._known_layout(file)
+        layout = Layout(tuple(_choose_ports(self._wanted or DEFAULT_BROKERS, self._port_base)))
+        settings = self.root / SETTINGS
+        if not settings.exists():
+            settings.write_text("# Settings of all brokers; a change takes effect at the next start.\n")
+        draft = file.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(layout)))
+        draft.replace(file)
+        return layout
+
+    def _known_layout(self, file: Path) -> Layout:
+        try:
+            layout = msgspec.json.decode(file.read_bytes(), type=Layout)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise LocalClusterFailed(f"{file} cannot be read: {error}") from error
+        if self._wanted not in (None, len(layout.brokers)):
+            raise LocalClusterFailed(
+                f"the cluster in {self.root} has {len(layout.brokers)} brokers, not {self._wanted}; leave "
+                "out --brokers, or give another --data-dir"
+            )
+        if self._port_base is not None:
+            raise LocalClusterFailed(
+                f"the ports of the cluster in {self.root} are chosen, and its members known by them; leave "
+                "out --port-base, or give another --data-dir"
+            )
+        return layout
+
+    # -- starting ----------------------------------------------------------------------------
+
+    async def _until(self, broker: LocalBroker, page: str) -> None:
+        """Until the page is answered with yes."""
+        while await broker.answers(page) != 200:
+            if not broker.is_running:
+                raise LocalClusterFailed(broker.end())
+            await asyncio.sleep(POLL_S)
+
+    async def _found(self) -> None:
+        """Repeating it is harmless, so it is repeated until it is known to be done."""
+        request = pb.InitRequest(nodes=[broker.raft for broker in self.brokers])
+        async with AdminClient(self.brokers[0].admin) as client:
+            while not (await client.status(timeout=CALL_TIMEOUT_S)).cluster_id:
+                try:
+                    await client.call(client.cluster.Init, request, timeout=CALL_TIMEOUT_S)
+                except (RetryableError, OutcomeUnknown):
+                    await asyncio.sleep(POLL_S)
+
+    async def _identify(self, broker: LocalBroker) -> None:
+        async with AdminClient(broker.admin) as client:
+            status = await client.status(timeout=CALL_TIMEOUT_S)
+        broker.broker_id, self.cluster_id = status.self_node_id, status.cluster_id
+
+
+def _require_stopped(broker: LocalBroker) -> None:
+    """Its directory and its ports must be nobody's. A broker that outlived whoever started it has both."""
+    disk = LocalDisk(broker.directory)
+    try:
+        disk.lock()
+    except DirectoryLocked as error:
+        raise LocalClusterFailed(
+            f"{error}: broker {broker.number} of an earlier run; stop it first"
+        ) from error
+    disk.unlock()
+    for name in Ports.__struct_fields__:
+        port = getattr(broker.ports, name)
+        if not _is_free(port):
+            raise LocalClusterFailed(
+                f"{name} port {port} of broker {broker.number} is taken by another process; stop that one"
+            )
+
+
+def _choose_ports(brokers: int, base: int | None) -> list[Ports]:
+    """The usual ports for the first broker and the next higher ones for the others, or all in a row from a
+    base; a port that is taken is passed over."""
+    names = Ports.__struct_fields__
+    chosen: set[int] = set()
+    layout = []
+    for number in range(brokers):
+        ports = {}
+        for place, name in enumerate(names):
+            wanted = getattr(USUAL, name) + number if base is None else base + number * len(names) + place
+            ports[name] = _free_port(wanted, chosen)
+            chosen.add(ports[name])
+        layout.append(Ports(**ports))
+    return layout
+
+
+def _free_port(wanted: int, chosen: set[int]) -> int:
+    last = min(wanted + PORTS_TRIED, 1 << 16)
+    for port in range(wanted, last):
+        if port not in chosen and _is_free(port):
+            return port
+    raise LocalClusterFailed(f"no port from {wanted} to {last - 1} is free; choose others with --port-base")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # What a former life's connections leave behind for a minute is no obstacle to a server.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

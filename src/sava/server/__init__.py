@@ -1,0 +1,25 @@
+"""One broker process, assembled from its parts.
+
+=============  =========================================================================
+``addresses``  where others reach this broker
+``parts``      topics, and this broker's place among the others
+``ports``      which services are on which port
+``broker``     all of them, started in order and stopped in reverse
+``process``    configuration → broker → signals → exit code
+=============  =========================================================================
+"""
+
+from sava.server.addresses import client_address, raft_address
+from sava.server.broker import Broker
+from sava.server.process import EXIT_FAILED, EXIT_OK, EXIT_START, run, serve
+
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_OK",
+    "EXIT_START",
+    "Broker",
+    "client_address",
+    "raft_address",
+    "run",
+    "serve",
+]

@@ -1,0 +1,126 @@
+"""Broker: the parts of one broker, started in order and stopped in reverse.
+
+Order matters twice. At start the Raft port opens before the others, so that whoever can ask this broker for
+something can also reach its peers through it; and it registers last, when everything that others may send it
+is open. At the end topics are closed and the registration is given up while everything still works, then
+leadership is handed over, then callers are turned away, then the node closes its log. The whole end is
+bounded; a broker that hangs while stopping is killed by whatever runs it, and that must not be the normal
+case.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from typing import Final
+
+from grpc import aio
+
+from sava.broker.topics import Topics
+from sava.config import Config
+from sava.errors import HostError, SavaError
+from sava.metadata.machine.state_machine import Limits
+from sava.metadata.node import NodeOptions, RaftNode, open_node
+from sava.metadata.operations import ClusterOperations
+from sava.metadata.raft_store import RaftStore
+from sava.metadata.replica.replica import ReplicaConfig
+from sava.raft.config import CoreConfig
+from sava.raft.types import NO_NODE
+from sava.server.addresses import raft_address
+from sava.server.parts import Parts, open_parts
+from sava.server.ports import open_admin_port, open_client_port
+from sava.services.http import HttpServer
+from sava.services.metrics import Metrics
+from sava.services.raft_listener import RaftListener
+from sava.services.raft_transport import TcpTransport
+
+log = logging.getLogger(__name__)
+
+GRACE_S: Final = 1.0
+"""For calls under way when the ports close."""
+HANDOVER_S: Final = 3.0
+ENTRY_BYTES: Final = 4 << 10
+
+
+def replica_config(config: Config) -> ReplicaConfig:
+    meta = config.meta_store
+    return ReplicaConfig(
+        core=CoreConfig(
+            election_ticks=round(meta.election_timeout_ms / meta.heartbeat_interval_ms),
+            max_append_bytes=meta.max_payload_entries * ENTRY_BYTES,
+        ),
+        limits=Limits(),
+        tick_ms=meta.heartbeat_interval_ms,
+        snapshot_entries=meta.snapshot_threshold,
+    )
+
+
+class Broker:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._stack = AsyncExitStack()
+        self.leaves_clients = False
+        """The process ends right after ``close``: the client port stays as it is. A gRPC server that stops
+        cancels calls which have just arrived, and to a client of Danube a cancelled call is an error that it
+        hands to its application; a connection that breaks is one that it heals from."""
+        self._client_port: aio.Server | None = None
+        """Held until the end: a gRPC server that nobody holds stops, and cancels its calls."""
+        self.node: RaftNode
+        self.parts: Parts
+
+    @property
+    def topics(self) -> Topics:
+        return self.parts.topics
+
+    async def start(self) -> None:
+        """Raises HostError; whatever had been started is stopped then."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _start(self) -> None:
+        config, host, wanted = self._config, self._config.broker.host, self._config.broker.ports
+        metrics = Metrics()
+        options = NodeOptions(address=raft_address(config), replica=replica_config(config))
+        self.node = node = open_node(config.meta_store.data_dir, options, TcpTransport(config.auth), metrics)
+        self._stack.push_async_callback(node.close)
+        metrics.observe(node)
+        raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
+        await raft.start()
+        self._stack.push_async_callback(raft.stop, GRACE_S)
+        self.parts = parts = await open_parts(config, node, RaftStore(node), metrics, self._stack)
+        self._client_port = await open_client_port(config, parts)
+        self._stack.push_async_callback(self._stop_client_port)
+        admin = await open_admin_port(config, parts)
+        self._stack.push_async_callback(admin.stop, GRACE_S)
+        http = HttpServer(node, metrics, parts.view, parts.registrar)
+        self._stack.push_async_callback(http.close)
+        try:
+            await http.start(host, wanted.prometheus)
+        except OSError as error:
+            raise HostError(f"cannot listen on {host}:{wanted.prometheus}: {error.strerror}") from error
+        await parts.start()
+
+    async def _stop_client_port(self) -> None:
+        if self._client_port is not None and not self.leaves_clients:
+            await self._client_port.stop(GRACE_S)
+
+    async def close(self) -> None:
+        await self.parts.stop()
+        await self._hand_over()
+        await self._stack.aclose()
+
+    async def _hand_over(self) -> None:
+        """Leave no gap: without this, the others notice a stopped leader only by its silence."""
+        core = self.node.core_status
+        if core is None or core.leader != core.node or len(core.membership.voters) < 2:
+            return
+        if self.node.failed.done():
+            return
+        try:
+            leader = await ClusterOperations(self.node).transfer(NO_NODE, "", timeout=HANDOVER_S)
+            log.info("raft: leadership handed over to=%d", leader)
+        except SavaError as error:
+            log.warning("raft: leadership not handed over error=%s", error)

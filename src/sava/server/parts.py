@@ -1,0 +1,211 @@
+"""Parts: topics, and this broker's place among the others.
+
+They know each other in a circle (the agent takes topics up, a topic that is deleted waits for other brokers'
+agents, its dead letters go to brokers that the router finds), so they are made in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from sava.broker.names import TopicName
+from sava.broker.registry import Registry
+from sava.broker.topic_schemas import TopicSchemas
+from sava.broker.topics import Topics
+from sava.cluster.agent import Agent
+from sava.cluster.controller import Controller
+from sava.cluster.records import Registration
+from sava.cluster.registration import Registrar
+from sava.cluster.router import Router
+from sava.cluster.view import ClusterView
+from sava.config import Config
+from sava.errors import SavaError
+from sava.metadata.node import RaftNode
+from sava.metadata.raft_store import RaftStore
+from sava.raft.types import NO_NODE
+from sava.schemas.registry import SchemaRegistry
+from sava.server.addresses import registration
+from sava.services.brokers_admin import Brokers
+from sava.services.cluster_metrics import ClusterParts
+from sava.services.forwarding import Forwarder
+from sava.services.load_reports import LoadReports
+from sava.services.metrics import Metrics
+from sava.services.owners import Owners
+from sava.services.peers import Peers
+from sava.services.topic_parts import TopicParts
+from sava.services.unloading import Unloading
+from sava.storage.broker_storage import BrokerStorage, StorageOptions
+from sava.storage.objectstore import ObjectStore
+from sava.storage.store_identity import store_id
+from sava.storage.uploader import UploadOptions
+from sava.wal import LocalDisk
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+
+
+class Leading:
+    """Whether this node leads: ``controller.Leadership``."""
+
+    def __init__(self, node: RaftNode) -> None:
+        self._node = node
+
+    def term(self) -> int:
+        replica = self._node.replica
+        return replica.term if replica.is_leader else 0
+
+    def leader(self) -> int:
+        """As far as this node knows; 0: nobody."""
+        core = self._node.core_status
+        return core.leader if core is not None else NO_NODE
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """Closed by the stack that it was opened with, in the reverse of the order in which it says so."""
+
+    config: Config
+    node: RaftNode
+    store: RaftStore
+    objects: ObjectStore
+    schemas: SchemaRegistry
+    topic_schemas: TopicSchemas
+    topics: Topics
+    view: ClusterView
+    registrar: Registrar
+    agent: Agent
+    controller: Controller
+    brokers: Brokers
+    topic_parts: TopicParts
+    unloading: Unloading
+    forwarder: Forwarder
+    reports: LoadReports
+    _joining: asyncio.Task[None] | None = None
+    _store_id: str = ""
+
+    def describe(self, incarnation: int) -> Registration:
+        broker = self.topics.broker
+        return registration(self.config, broker=broker, incarnation=incarnation, store_id=self._store_id)
+
+    async def start(self) -> None:
+        """When the ports are open: from now on others may send something."""
+        self.view.start()
+        await self.topics.start()
+        self.agent.start()
+        self.controller.start()
+        self.reports.start()
+        self._joining = asyncio.create_task(self._join(), name="joining")
+
+    async def _join(self) -> None:
+        """Be there for others, once it is known which segments this broker can read. Until then it has no
+        topics, and forwards."""
+        reason = ""
+        while not self._store_id:
+            try:
+                self._store_id = await store_id(self.objects)
+            except (SavaError, TimeoutError) as error:
+                if str(error) != reason:
+                    reason = str(error)
+                    log.warning("broker: waiting for the object store error=%s", reason)
+                await asyncio.sleep(RETRY_S)
+        self.registrar.start()
+
+    async def stop(self) -> None:
+        """Clients are turned away and positions written down while the metadata store still works; then
+        others may have the topics."""
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
+        await self.reports.close()
+        await self.controller.close()
+        await self.agent.close()
+        await self.topics.close()
+        await self.registrar.close()
+        await self.view.close()
+
+
+async def open_parts(
+    config: Config, node: RaftNode, store: RaftStore, metrics: Metrics, stack: AsyncExitStack
+) -> Parts:
+    broker = node.info().node
+    objects = ObjectStore.open(config.storage.url)
+    storage = await BrokerStorage.open(
+        LocalDisk(config.storage.journal_dir),
+        broker=str(broker),
+        store=objects,
+        metadata=store,
+        options=StorageOptions(upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds)),
+        fail=node.fail,
+    )
+    stack.push_async_callback(storage.close)
+    leading = Leading(node)
+    view = ClusterView(store)
+
+    async def released(names: Sequence[TopicName]) -> None:
+        await parts.agent.released(names)
+
+    async def fence() -> None:
+        await topics.drop_all("this broker is not registered any more")
+
+    registrar = Registrar(
+        store,
+        lambda incarnation: parts.describe(incarnation),
+        broker=broker,
+        ttl_ms=config.cluster.registration_ttl_ms,
+        on_lost=fence,
+    )
+    router = Router(view, Registry(store), broker=broker)
+    peers = Peers(router, config.auth)
+    stack.push_async_callback(peers.close)
+    forwarder = Forwarder(router, peers, leading.leader, broker=broker)
+    topics = Topics(
+        store,
+        storage,
+        config,
+        broker=broker,
+        claims_unassigned=False,
+        incarnation=lambda: registrar.incarnation,
+        released=released,
+        publish_elsewhere=forwarder.publish_elsewhere,
+    )
+    controller = Controller(
+        view, store, config, leading, broker=broker, finish_deletions=topics.finish_deletions
+    )
+    topic_parts = TopicParts(topics, store, view, Owners(router, forwarder))
+    parts = Parts(
+        config=config,
+        node=node,
+        store=store,
+        objects=objects,
+        schemas=SchemaRegistry(store),
+        topic_schemas=TopicSchemas(store),
+        topics=topics,
+        view=view,
+        registrar=registrar,
+        agent=Agent(view, store, topics, broker=broker, registrar=registrar),
+        controller=controller,
+        brokers=Brokers(node, view),
+        topic_parts=topic_parts,
+        unloading=Unloading(topic_parts, controller, timeout_ms=config.cluster.move_timeout_seconds * 1000),
+        forwarder=forwarder,
+        reports=LoadReports(
+            topics,
+            controller.loads,
+            forwarder,
+            leading.leader,
+            interval_s=config.load_manager.load_report_interval_seconds,
+        ),
+    )
+    metrics.observe_topics(topics, storage)
+    metrics.observe_cluster(
+        ClusterParts(
+            broker=broker, view=view, registrar=registrar, controller=controller, forwards=forwarder.forwards
+        )
+    )
+    return parts

@@ -1,0 +1,107 @@
+"""Ports: which services are on which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from grpc import aio
+
+from sava.config import Config
+from sava.proto import admin_pb2_grpc, brokers_pb2_grpc, topics_admin_pb2_grpc
+from sava.records import MAX_BATCH_BYTES
+from sava.server.addresses import broker_url
+from sava.server.parts import Parts
+from sava.services import danube, security
+from sava.services.brokers_admin import BrokersService
+from sava.services.cluster_admin import ClusterService
+from sava.services.meta_admin import MetaService
+from sava.services.peers import PINGS_ALLOWED
+from sava.services.streams import StreamsService
+from sava.services.subscriptions_admin import SubscriptionsService
+from sava.services.topics_admin import NamespacesService, TopicsService
+
+MESSAGE_OVERHEAD: Final = 1 << 20
+"""What a request has besides its batch."""
+ADMIN_OPTIONS: Final[security.Options] = (
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),
+    *PINGS_ALLOWED,
+)
+MAX_PENDING: Final = 20_000
+"""Calls that have arrived and that no handler has begun with yet. From a thousand on gRPC would cancel some
+of them by lot, and published clients take CANCELLED for final: so many may come at once when a topic that was
+on the move is served again, each from somebody who waited for it."""
+CLIENT_OPTIONS: Final[security.Options] = (
+    ("grpc.max_send_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
+    ("grpc.max_receive_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
+    ("grpc.so_reuseport", 0),
+    ("grpc.server.max_pending_requests", MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
+    *danube.CLIENT_PORT_OPTIONS,
+)
+
+
+async def open_client_port(config: Config, parts: Parts) -> aio.Server:
+    return await _listen(
+        config, config.broker.ports.client, CLIENT_OPTIONS, lambda server: _add_client_services(server, parts)
+    )
+
+
+async def open_admin_port(config: Config, parts: Parts) -> aio.Server:
+    return await _listen(
+        config, config.broker.ports.admin, ADMIN_OPTIONS, lambda server: _add_admin_services(server, parts)
+    )
+
+
+async def _listen(
+    config: Config, port: int, options: security.Options, add_services: Callable[[aio.Server], None]
+) -> aio.Server:
+    server = aio.server(options=options)
+    add_services(server)
+    security.listen(server, f"{config.broker.host}:{port}", config.auth)
+    await server.start()
+    return server
+
+
+def _add_client_services(server: aio.Server, parts: Parts) -> None:
+    streams = StreamsService(
+        parts.topics,
+        schemas=parts.schemas,
+        locate=parts.forwarder.locate,
+        store_url=parts.config.storage.url,
+    )
+    streams.register(parts.forwarder.serving(server, "client"))
+    danube.register_client_services(
+        server,
+        topics=parts.topics,
+        schemas=parts.schemas,
+        topic_schemas=parts.topic_schemas,
+        forwarder=parts.forwarder,
+        broker_url=broker_url(parts.config),
+    )
+
+
+def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
+    server = parts.forwarder.serving(plain, "admin")
+    cluster = ClusterService(parts.node, parts.view, parts.config.cluster_name)
+    admin_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
+    admin_pb2_grpc.add_MetaServicer_to_server(MetaService(parts.store), server)
+    brokers_pb2_grpc.add_BrokersServicer_to_server(BrokersService(parts.brokers, parts.controller), server)
+    namespaces = NamespacesService(parts.topics, parts.config.policies)
+    topics_admin_pb2_grpc.add_NamespacesServicer_to_server(namespaces, server)
+    topics = TopicsService(parts.topic_parts, parts.unloading, parts.store)
+    topics_admin_pb2_grpc.add_TopicsServicer_to_server(topics, server)
+    topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts.topic_parts), server)
+    danube.register_admin_services(
+        plain,
+        node=parts.node,
+        brokers=parts.brokers,
+        controller=parts.controller,
+        parts=parts.topic_parts,
+        unloading=parts.unloading,
+        schemas=parts.schemas,
+        topic_schemas=parts.topic_schemas,
+        forwarder=parts.forwarder,
+    )

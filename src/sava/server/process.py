@@ -1,0 +1,80 @@
+"""A broker process: from its configuration to its exit code.
+
+Exit codes: 0 stopped on request, 1 could not start, 3 stopped because going on could do harm (the log says
+why).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from typing import Final
+
+import uvloop
+
+from sava.config import Config
+from sava.errors import SavaError
+from sava.metadata.operations import ClusterOperations
+from sava.server.addresses import raft_address
+from sava.server.broker import Broker
+
+log = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_START: Final = 1
+EXIT_FAILED: Final = 3
+
+
+async def serve(config: Config, *, standalone: bool = False) -> int:
+    """Run one broker until a signal or a failure, and end the process; returns only if it could not start."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    broker = Broker(config)
+    try:
+        await broker.start()
+    except SavaError as error:
+        log.critical("broker: cannot start error=%s: %s", type(error).__name__, error)
+        return EXIT_START
+    broker.leaves_clients = True
+    try:
+        await _announce(broker, config, standalone=standalone)
+        broker.node.failed.add_done_callback(lambda _: stop.set())
+        await stop.wait()
+    finally:
+        log.info("broker: stopping")
+        await broker.close()
+    logging.shutdown()
+    # Everything durable is closed. What is left are connections, which the kernel closes.
+    os._exit(EXIT_FAILED if broker.node.failed.done() else EXIT_OK)
+
+
+async def _announce(broker: Broker, config: Config, *, standalone: bool) -> None:
+    info, ports = broker.node.info(), config.broker.ports
+    log.info(
+        "broker: started node=%d cluster=%s host=%s client=%d admin=%d raft=%d http=%d data_dir=%s",
+        info.node,
+        info.cluster or "-",
+        config.broker.host,
+        ports.client,
+        ports.admin,
+        ports.raft,
+        ports.prometheus,
+        config.meta_store.data_dir,
+    )
+    if info.cluster:
+        return
+    if standalone:
+        founded = await ClusterOperations(broker.node).init((raft_address(config),))
+        log.info("raft: standalone cluster founded cluster=%s", founded.cluster)
+    else:
+        log.info(
+            "raft: waiting for cluster initialization, run `sava cluster init --nodes …` node=%d", info.node
+        )
+
+
+def run(config: Config, *, standalone: bool = False) -> int:
+    return uvloop.run(serve(config, standalone=standalone))

@@ -1,0 +1,107 @@
+"""Owners: a part of a call, done by the broker that has the topic it is about.
+
+A call about one topic is passed on as a whole (``forwarding``). One about a partitioned topic has a part for
+each partition, and these may be anywhere: each part is done here if the partition is, and asked of its owner
+otherwise, as the same call with the partition's name. A partition that moves meanwhile is looked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from sava.broker.errors import NotOwner
+from sava.broker.names import TopicName
+from sava.errors import RetryableError
+from sava.metadata.errors import Unavailable
+from sava.services.forwarding import Forwarder, Routes
+
+T = TypeVar("T")
+Result = TypeVar("Result")
+Reply = TypeVar("Reply", bound=Message)
+
+PARALLEL: Final = 16
+"""Parts of one call that are under way at a time."""
+TIMEOUT_S: Final = 10.0
+"""For one part, finding its owner included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Generic[Reply]):
+    topic: TopicName
+    method: str
+    """Of the admin port: ``/sava.admin.Topics/DescribeTopic``."""
+    request: Message
+    """As the owner is asked it."""
+    reply: type[Reply]
+    here: Callable[[], Awaitable[Reply]]
+    """The same without a network. Raises NotOwner."""
+
+
+class Owners:
+    """Holds nothing between calls."""
+
+    def __init__(self, router: Routes, forwarder: Forwarder) -> None:
+        self._router = router
+        self._forwarder = forwarder
+
+    async def do(self, part: Part[Reply], *, timeout: float = TIMEOUT_S) -> Reply:
+        """Raises Relayed with what the owner answered, and what keeps it from being found or asked."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while True:
+            try:
+                return await part.here()
+            except NotOwner as error:
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0:
+                    # Not as NotOwner: that would send the whole call to where this one part is.
+                    raise Unavailable(str(error)) from error
+            try:
+                return await self._forwarder.ask(
+                    "admin", part.method, part.request, part.reply, topic=part.topic, timeout=left
+                )
+            except NotOwner:
+                pass  # it has come here meanwhile
+
+    async def each(self, parts: Iterable[Part[Reply]]) -> list[Reply]:
+        """All, in their order. The first failure is raised, and the parts that are not done yet are given
+        up."""
+        return await spread(parts, self.do)
+
+    async def settled(self, names: Iterable[TopicName], *, timeout: float) -> None:
+        """Until all have an owner, or the time is over; which of the two, whoever describes them finds
+        out."""
+
+        async def settle(name: TopicName) -> None:
+            with suppress(RetryableError):
+                await self._router.owner(name, timeout=timeout)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await spread(names, settle)
+
+
+async def spread(
+    items: Iterable[T], work: Callable[[T], Awaitable[Result]], parallel: int = PARALLEL
+) -> list[Result]:
+    """``work`` for each item, a few at a time; results in the order of the items."""
+    waiting = iter(list(enumerate(items)))
+    results: dict[int, Result] = {}
+
+    async def take_turns() -> None:
+        for index, item in waiting:
+            results[index] = await work(item)
+
+    turns = [asyncio.create_task(take_turns()) for _ in range(parallel)]
+    try:
+        await asyncio.gather(*turns)
+    finally:
+        for turn in turns:
+            turn.cancel()  # those that are left when another has failed
+        await asyncio.gather(*turns, return_exceptions=True)
+    return [results[index] for index in sorted(results)]

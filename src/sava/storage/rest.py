@@ -1,0 +1,212 @@
+"""Rest: an idle topic that has all of its messages in segments says so, and any broker may go on with it.
+
+While a topic is awake, only its owner's disk knows where it ends: when the owner dies, the topic waits for
+that disk, even if nothing was published for a week. A topic *at rest* has nothing there (``at_rest`` in its
+state), and the owner keeps to that: it accepts nothing before it has taken the word back.
+
+    A   rests at 22 ─▶ dies                                B   claims: at rest, end 22 ─▶ goes on at 22
+    A   rests at 22 ─▶ first append: wake ─▶ accepts 22 ─▶ dies   B   claims: awake ─▶ TailElsewhere
+    A   rests at 22 ─▶ cut off            B   claims       A   first append: wake ─▶ Fenced, nothing accepted
+
+Claim and wake compare the same record, so of the two one happens. What is not known counts as at rest: a rest
+of unknown outcome may take effect at any time, and another broker would begin at the same offset. The wake
+that comes before the next append writes the record even if it says 'awake', and whatever of a rest is still
+on its way finds it changed. For the same reason a topic that is opened without a tail begins at rest here,
+whatever the record says: an earlier opening under the same epoch may have left a rest behind.
+
+**In order.** Appends that find the topic at rest wait in a line; one wake serves all. The line stands until
+its last one has gone on:
+
+    a, b wait ─▶ wake is written ─▶ c comes: must not go on before a and b, which have yet to run
+
+**When.** A timer, set when an upload has caught up, and after a wake (of which nothing may come: the append
+was refused). An append does not touch it. What it finds when it is due tells: not everything in segments, so
+an upload will set it again; or all of it, and then nothing was appended since it was set. A topic at rest has
+no timer, and a thousand of them cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from enum import Enum
+from typing import Any, Final
+
+from sava.errors import HostError, RetryableError
+from sava.storage.catalog import Catalog
+from sava.storage.errors import Fenced, WakeFailed
+from sava.storage.types import TopicState
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+
+
+class _Record(Enum):
+    """What the topic's state says, as far as is known here."""
+
+    AWAKE = "awake"
+    AT_REST = "at rest"
+    IN_DOUBT = "in doubt"
+
+
+class Rest:
+    """Of one TopicLog, and owned by its event loop. At most one write is on its way."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        state: TopicState,
+        *,
+        has_tail: bool,
+        after_s: float,
+        is_stored: Callable[[], bool],
+        is_quiet: Callable[[], bool],
+        fence: Callable[[Fenced], None],
+    ) -> None:
+        """``is_stored``: all that is durable is in segments. ``is_quiet``: nothing is on its way to become
+        durable."""
+        self._catalog = catalog
+        self._epoch = state.epoch
+        self._after_s = after_s
+        self._is_stored = is_stored
+        self._is_quiet = is_quiet
+        self._fence = fence
+        self._record = _Record.AWAKE if has_tail else _Record.IN_DOUBT
+        if state.at_rest:
+            self._record = _Record.AT_REST
+        self.is_on = self._record is not _Record.AWAKE
+        """Whoever appends must ``wake`` first."""
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._is_closed = False
+        if self._record is _Record.IN_DOUBT:
+            self.soon()
+
+    async def wake(self) -> None:
+        """Return when the record says that the topic is awake, in the order of the calls; what follows
+        without an await in between is in that order, too. Returns at once when the topic is closed: look.
+        Raises what kept the record from being written, and had no effect."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._advance()
+        try:
+            await waiter
+        finally:
+            with suppress(ValueError):
+                self._waiters.remove(waiter)
+            self._advance()
+
+    def _advance(self) -> None:
+        """The line moves on by one, or the wake that it waits for begins, or there is no line."""
+        if not self._waiters:
+            self.is_on = self._record is not _Record.AWAKE
+        elif self._record is _Record.AWAKE:
+            if not self._waiters[0].done():
+                self._waiters[0].set_result(None)
+        elif self._task is None:
+            self._start(self._write_wake())
+
+    def soon(self) -> None:
+        """Everything is in segments, or may be: rest, unless something comes in the meantime."""
+        self._arm(self._after_s)
+
+    def _arm(self, pause_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._record is _Record.AT_REST or self._task is not None or not self._is_stored():
+            return
+        if self._waiters or not self._is_quiet():
+            self.soon()  # nothing may come of it
+            return
+        before, self._record = self._record, _Record.IN_DOUBT
+        self.is_on = True
+        self._start(self._write_rest(before))
+
+    # -- writing the record --------------------------------------------------------------------
+
+    def _start(self, writing: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.create_task(writing, name=f"sava-rest-{self._catalog.topic.path}")
+
+    async def _write_rest(self, before: _Record) -> None:
+        try:
+            await self._catalog.rest(epoch=self._epoch)
+        except Fenced as error:
+            self._end(error)
+            return
+        except Exception as error:  # noqa: BLE001 (whatever it is, appends must not wait for ever)
+            if isinstance(error, RetryableError):
+                self._record = before  # it had no effect
+            _log.warning("topic %s: not at rest, will be tried again: %s", self._catalog.topic.path, error)
+            self._again()
+        else:
+            self._record, self._failures = _Record.AT_REST, 0
+        self._task = None
+        self._advance()
+
+    async def _write_wake(self) -> None:
+        try:
+            await self._catalog.wake(epoch=self._epoch)
+        except Fenced as error:
+            self._end(error)
+            return
+        except Exception as error:  # noqa: BLE001
+            if not isinstance(error, RetryableError):
+                self._record = _Record.IN_DOUBT
+            if self._record is _Record.IN_DOUBT:
+                self._again()
+            self._refuse(error)
+        else:
+            self._record, self._failures = _Record.AWAKE, 0
+            self.soon()
+        self._task = None
+        self._advance()
+
+    def _refuse(self, error: Exception) -> None:
+        """All who wait now. The wake may take effect or not; nothing was appended, so they may try again."""
+        if not isinstance(error, RetryableError | HostError):
+            cause, error = error, WakeFailed(f"topic {self._catalog.topic.path} cannot be woken: {error}")
+            error.__cause__ = cause
+        refused, self._waiters = self._waiters, deque()
+        for waiter in refused:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _again(self) -> None:
+        """After a pause that grows, and is not the same for all: topics that lost the metadata store together
+        do not come back in step."""
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)
+        self._failures = min(self._failures + 1, 10)
+        self._arm(pause_s * random.uniform(0.5, 1))
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def _end(self, error: Fenced) -> None:
+        """(Closes this, too.)"""
+        self._task = None
+        self._fence(error)
+
+    def close(self) -> None:
+        """What is being written may take effect: it is true. Whoever waits goes on, and finds the topic
+        closed."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)

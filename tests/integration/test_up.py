@@ -1,0 +1,183 @@
+"""``sava up``: a cluster in one command, as somebody at a terminal sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sava.blocking import Client
+from tests.ports import free_ports
+
+SAID_TIMEOUT_S = 30.0
+READY_S = 10.0
+"""What a user is promised on a machine with two cores and nothing else to do."""
+COMMAND_S = 0.6
+"""What a command that does nothing takes there."""
+
+
+class Up:
+    """The command, running; ready when this exists."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self._errors = directory.with_suffix(".err")
+        with self._errors.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [*SAVA, "up", "--data-dir", str(directory), "-o", "json", *options],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        self.ready: dict[str, Any] = {}
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        # The command bounds its own start; the test's timeout is behind it.
+        line = self.process.stdout.readline()
+        assert line, self.errors
+        self.ready = json.loads(line)
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    @property
+    def pids(self) -> list[int]:
+        return [broker["pid"] for broker in self.ready["brokers"]]
+
+    def address(self, number: int, port: str) -> str:
+        return str(self.ready["brokers"][number - 1][f"{port}_addr"])
+
+    def wait_said(self, text: str) -> None:
+        deadline = time.monotonic() + SAID_TIMEOUT_S
+        while text not in self.errors:
+            assert time.monotonic() < deadline, self.errors
+            time.sleep(0.02)
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=40)
+
+
+SAVA = (sys.executable, "-m", "sava.cli")
+
+
+@contextlib.contextmanager
+def up(directory: Path, *options: str) -> Iterator[Up]:
+    running = Up(directory, *options)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.terminate()
+            running.process.wait(timeout=60)
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+        for pid in running.pids if running.ready else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def sava(*arguments: str, admin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({"SAVA_ADMIN": admin} if admin else {})}
+    return subprocess.run([*SAVA, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(180)
+def test_a_cluster_from_its_first_start_to_its_second(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    topic = "/default/orders"
+    began = time.monotonic()
+    sava("--version")
+    slowness = max((time.monotonic() - began) / COMMAND_S, 1.0)
+    began = time.monotonic()
+    with up(data, "--port-base", str(free_ports(12)[0])) as first:
+        assert time.monotonic() - began < READY_S * slowness
+        assert len(first.ready["brokers"]) == 3
+        listed = json.loads(sava("brokers", "list", "-o", "json", admin=first.address(3, "admin")).stdout)
+        assert {broker["broker_id"] for broker in listed} == {
+            broker["broker_id"] for broker in first.ready["brokers"]
+        }
+        assert {broker["status"] for broker in listed} == {"active"}
+
+        with (
+            Client(f"http://{first.address(1, 'client')}") as one,
+            one.producer(topic, name="shop", reliable=True) as producer,
+        ):
+            producer.send_many([b"%d" % number for number in range(100)])
+        assert read(first.address(2, "client"), topic) == list(range(100))
+
+        refused = sava("up", "--data-dir", str(data))
+        assert refused.returncode == 1
+        assert refused.stderr.startswith(
+            f"sava: {data} is in use by another process (pid {first.process.pid})"
+        )
+        assert refused.stderr.count("\n") == 1
+
+        assert first.end(signal.SIGINT) == 0, first.errors
+        assert not any(map(is_running, first.pids))
+
+    with up(data) as second:
+        for name in ("cluster_id", "data_dir"):
+            assert second.ready[name] == first.ready[name]
+        for before, now in zip(first.ready["brokers"], second.ready["brokers"], strict=True):
+            assert {**before, "pid": 0} == {**now, "pid": 0}
+        assert read(second.address(3, "client"), topic) == list(range(100))
+
+        os.kill(second.pids[2], signal.SIGKILL)
+        second.wait_said("sava: broker 3 was killed by SIGKILL")
+        assert second.end(signal.SIGTERM) == 0, second.errors
+        assert not any(map(is_running, second.pids))
+
+
+def read(service: str, topic: str) -> list[int]:
+    """Everything that the topic has, through one broker."""
+    with Client(f"http://{service}") as client, client.reader(topic, end="latest") as reader:
+        return [int(message.payload) for message in reader]
+
+
+def test_without_any_broker_left_it_ends(tmp_path: Path) -> None:
+    with up(tmp_path / "data", "--brokers", "1", "--port-base", str(free_ports(4)[0])) as running:
+        os.kill(running.pids[0], signal.SIGKILL)
+        assert running.process.wait(timeout=20) == 1
+        assert "sava: broker 1 was killed by SIGKILL" in running.errors
+        assert running.errors.endswith("sava: all brokers have ended\n")
+
+
+def test_a_second_interrupt_does_not_wait_for_a_broker_that_hangs(tmp_path: Path) -> None:
+    with up(tmp_path / "data", "--brokers", "1", "--port-base", str(free_ports(4)[0])) as running:
+        os.kill(running.pids[0], signal.SIGSTOP)
+        running.process.send_signal(signal.SIGINT)
+        running.wait_said("stopping the brokers")
+        began = time.monotonic()
+        assert running.end(signal.SIGINT) == 1
+        assert time.monotonic() - began < 10
+        assert not is_running(running.pids[0])
+
+
+def test_a_broker_that_cannot_start_is_told_with_its_reason(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "sava.yml").write_text("brokr: {}\n")
+    refused = sava("up", "--data-dir", str(data), "--brokers", "1", "--port-base", str(free_ports(4)[0]))
+    assert refused.returncode == 1
+    assert "sava: broker 1 ended with code 1; the end of" in refused.stderr
+    assert "brokr: unknown key" in refused.stderr

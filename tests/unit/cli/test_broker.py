@@ -1,0 +1,49 @@
+"""``sava broker``: what its options make of the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sava import server
+from sava.config import Config
+from tests.unit.cli.conftest import Sava
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configurations of brokers that would be running."""
+    configs: list[Config] = []
+
+    def run(config: Config, *, standalone: bool) -> int:
+        configs.append(config)
+        return 0
+
+    monkeypatch.setattr(server, "run", run)
+    monkeypatch.setattr("sava.logs.set_up", lambda: None)
+    return configs
+
+
+def test_everything_of_a_broker_is_below_its_data_directory(
+    sava: Sava, started: list[Config], tmp_path: Path
+) -> None:
+    sava(f"broker --standalone --data-dir {tmp_path}")
+    (config,) = started
+    assert config.meta_store.data_dir == tmp_path
+    assert config.storage.journal_dir == tmp_path / "journal"
+    assert config.storage.url == (tmp_path / "segments").as_uri()
+
+
+def test_segments_may_be_elsewhere_so_that_brokers_share_them(
+    sava: Sava, started: list[Config], tmp_path: Path
+) -> None:
+    file = tmp_path / "sava.yml"
+    file.write_text("storage: {url: 's3://of-the/file'}\n")
+    sava(f"broker --config {file} --data-dir {tmp_path} --storage-url s3://bucket/prefix")
+    sava(f"broker --config {file} --storage-url s3://bucket/prefix")
+    sava(f"broker --config {file}")
+    below, elsewhere, as_written = started
+    assert (below.storage.url, below.storage.journal_dir) == ("s3://bucket/prefix", tmp_path / "journal")
+    assert elsewhere.storage.url == "s3://bucket/prefix"
+    assert as_written.storage.url == "s3://of-the/file"

@@ -1,0 +1,149 @@
+"""A local cluster's directory: which ports are chosen, and what is refused before any process is started."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sava import local_cluster
+from sava.local_cluster import LAYOUT, Layout, LocalBroker, LocalCluster, LocalClusterFailed, Ports
+from sava.wal.local_disk import LocalDisk
+from tests.ports import free_ports
+from tests.unit.cli.conftest import Sava
+
+
+class Started(Exception):
+    """Processes would be started now."""
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: LocalBroker) -> None:
+        raise Started
+
+    monkeypatch.setattr(LocalBroker, "start", start)
+
+
+@pytest.fixture
+def usual(monkeypatch: pytest.MonkeyPatch) -> Ports:
+    """Usual ports that the tests may use."""
+    row = _row(12)
+    ports = Ports(client=row, admin=row + 3, raft=row + 6, http=row + 9)
+    monkeypatch.setattr(local_cluster, "USUAL", ports)
+    return ports
+
+
+def _row(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        ports = free_ports(count)
+        if ports == list(range(ports[0], ports[0] + count)):
+            return ports[0]
+
+
+async def _prepare(root: Path, brokers: int | None = None, port_base: int | None = None) -> LocalCluster:
+    """Everything up to the first process."""
+    cluster = LocalCluster(root, brokers=brokers, port_base=port_base)
+    try:
+        with pytest.raises(Started):
+            await cluster.start()
+    finally:
+        cluster.brokers = []
+        await cluster.stop()
+    return cluster
+
+
+def _layout(root: Path) -> tuple[Ports, ...]:
+    return msgspec.json.decode((root / LAYOUT).read_bytes(), type=Layout).brokers
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on, with free ones after it."""
+    row = _row(13)
+    with socket.create_server(("127.0.0.1", row)):
+        yield row
+
+
+async def test_the_next_brokers_get_the_next_ports(tmp_path: Path, usual: Ports) -> None:
+    await _prepare(tmp_path)
+    assert _layout(tmp_path) == tuple(
+        Ports(**{name: port + number for name, port in msgspec.structs.asdict(usual).items()})
+        for number in range(3)
+    )
+
+
+async def test_ports_in_a_row_pass_over_what_is_taken(tmp_path: Path, taken: int) -> None:
+    await _prepare(tmp_path, brokers=2, port_base=taken)
+    first, second = _layout(tmp_path)
+    # The first port is passed over, and what was wanted there goes to the next that nobody has or was given.
+    assert (first.client, first.admin, first.raft, first.http) == tuple(range(taken + 1, taken + 5))
+    assert (second.client, second.admin, second.raft, second.http) == tuple(range(taken + 5, taken + 9))
+
+
+async def test_a_second_start_has_the_ports_of_the_first(tmp_path: Path) -> None:
+    await _prepare(tmp_path, brokers=2, port_base=_row(8))
+    chosen = _layout(tmp_path)
+    (tmp_path / "sava.yml").write_text("cluster_name: mine\n")
+    await _prepare(tmp_path)
+    await _prepare(tmp_path, brokers=2)
+    assert _layout(tmp_path) == chosen
+    assert (tmp_path / "sava.yml").read_text() == "cluster_name: mine\n"
+
+
+async def test_what_would_change_a_cluster_is_refused(tmp_path: Path) -> None:
+    base = _row(8)
+    await _prepare(tmp_path, brokers=2, port_base=base)
+    with pytest.raises(LocalClusterFailed, match="has 2 brokers, not 3"):
+        await _prepare(tmp_path, brokers=3)
+    with pytest.raises(LocalClusterFailed, match="leave out --port-base"):
+        await _prepare(tmp_path, port_base=base)
+
+
+async def test_a_port_that_somebody_has_taken_meanwhile_is_named(tmp_path: Path) -> None:
+    base = _row(8)
+    await _prepare(tmp_path, brokers=2, port_base=base)
+    with (
+        socket.create_server(("127.0.0.1", base + 6)),
+        pytest.raises(LocalClusterFailed, match=f"raft port {base + 6} of broker 2 is taken"),
+    ):
+        await _prepare(tmp_path)
+
+
+async def test_one_directory_is_used_by_one(tmp_path: Path) -> None:
+    other = LocalDisk(tmp_path)
+    other.lock()
+    with pytest.raises(LocalClusterFailed, match=r"is in use by another process \(pid \d+\)"):
+        await _prepare(tmp_path)
+    other.unlock()
+    await _prepare(tmp_path, port_base=_row(12))
+
+
+async def test_a_broker_that_outlived_its_cluster_is_told_of(tmp_path: Path) -> None:
+    await _prepare(tmp_path, brokers=2, port_base=_row(8))
+    survivor = LocalDisk(tmp_path / "broker-2")
+    survivor.lock()
+    with pytest.raises(LocalClusterFailed, match=r"pid \d+\): broker 2 of an earlier run; stop it first"):
+        await _prepare(tmp_path)
+    survivor.unlock()
+
+
+async def test_the_directory_of_a_single_broker_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "node_id").write_text("7")
+    with pytest.raises(LocalClusterFailed, match="data directory of a single broker"):
+        await _prepare(tmp_path)
+
+
+def test_a_single_broker_does_not_take_over_the_directory_of_a_cluster(tmp_path: Path, sava: Sava) -> None:
+    (tmp_path / LAYOUT).write_text("{}")
+    assert "sava up" in sava(f"broker --standalone --data-dir {tmp_path}", code=2).err
+
+
+async def test_a_damaged_file_of_ports_is_not_guessed_at(tmp_path: Path) -> None:
+    (tmp_path / LAYOUT).write_text("{")
+    with pytest.raises(LocalClusterFailed, match="cannot be read"):
+        await _prepare(tmp_path)

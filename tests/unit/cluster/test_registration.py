@@ -1,0 +1,228 @@
+"""Being there: under a lease, and no longer than can be proved."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from sava.broker import specs
+from sava.cluster import records
+from sava.cluster.records import Registration
+from sava.cluster.registration import Registrar
+from sava.errors import SavaError
+from sava.metadata.errors import NotInitialized, Unavailable
+from tests.unit.cluster.fakes import FaultyStore, failing, never, registration, until
+
+TTL_MS = 500
+KEY = records.registration_key(1)
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[FaultyStore]:
+    async with FaultyStore() as store:
+        yield store
+
+
+async def nothing() -> None:
+    pass
+
+
+def registrar(
+    store: FaultyStore, on_lost: Callable[[], Awaitable[None]] = nothing, ttl_ms: int = TTL_MS
+) -> Registrar:
+    def describe(incarnation: int) -> Registration:
+        return registration(1, incarnation)
+
+    return Registrar(store, describe, broker=1, ttl_ms=ttl_ms, on_lost=on_lost)
+
+
+async def registered(registrar: Registrar) -> int:
+    """The incarnation of this life; waits for it."""
+    began = asyncio.Event()
+    registrar.listen(began.set)
+    if registrar._task is None:
+        registrar.start()
+    async with asyncio.timeout(5):
+        await began.wait()
+    return registrar.incarnation
+
+
+def written(store: FaultyStore) -> Registration | None:
+    kv = store.local.get(KEY)
+    return None if kv is None else specs.decode(kv, Registration)
+
+
+async def test_a_broker_is_there_under_its_lease_and_gone_at_its_end(store: FaultyStore) -> None:
+    here = registrar(store)
+    assert not here.is_registered
+    incarnation = await registered(here)
+    kv = store.local.get(KEY)
+    assert kv is not None
+    assert kv.lease == incarnation != 0
+    assert written(store) == registration(1, incarnation)
+    await here.close()
+    assert store.local.get(KEY) is None
+    assert not here.is_registered
+
+
+async def test_it_is_renewed_for_longer_than_its_ttl(store: FaultyStore) -> None:
+    lost: list[int] = []
+
+    async def on_lost() -> None:
+        lost.append(1)
+
+    here = registrar(store, on_lost)
+    incarnation = await registered(here)
+    await asyncio.sleep(1.5 * TTL_MS / 1000)  # time itself is what must pass
+    assert here.incarnation == incarnation
+    assert store.calls["keep_alive"] >= 4
+    assert not lost
+    await here.close()
+
+
+async def test_a_lease_that_is_gone_is_told_and_a_new_life_begins(store: FaultyStore) -> None:
+    seen: list[bool] = []
+
+    async def on_lost() -> None:
+        seen.append(here.is_registered)
+
+    here = registrar(store, on_lost)
+    first = await registered(here)
+    await store.revoke_lease(first)
+    second = await registered(here)
+    assert seen == [False]
+    assert second not in (0, first)
+    assert written(store) == registration(1, second)
+    await here.close()
+
+
+async def test_without_an_answer_it_fences_itself_within_a_ttl_of_what_was_sent(store: FaultyStore) -> None:
+    """The calls hang, whatever bound they are given: that must not keep the broker from looking at the
+    clock."""
+    fenced: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    async def on_lost() -> None:
+        assert not here.is_registered
+        fenced.set_result(time.monotonic())
+
+    here = registrar(store, on_lost)
+    began = time.monotonic()
+    await registered(here)
+    store.before["keep_alive"] = never
+    async with asyncio.timeout(5):
+        took = await fenced - began
+    assert 0.9 * TTL_MS / 1000 <= took <= TTL_MS / 1000 + 0.5
+    await here.close()
+
+
+async def test_one_lost_keep_alive_is_no_loss(store: FaultyStore) -> None:
+    here = registrar(store, ttl_ms=800)
+    incarnation = await registered(here)
+    store.before["keep_alive"] = failing(Unavailable("no leader"), 1)
+    await until(lambda: store.calls["keep_alive"] >= 3)
+    assert here.incarnation == incarnation
+    await here.close()
+
+
+async def test_an_answer_counts_from_when_the_question_was_sent(store: FaultyStore) -> None:
+    """The answer that took 90 ms does not prove 90 ms more."""
+    ttl_ms = 800
+    answered: list[tuple[float, float]] = []
+
+    async def slow() -> None:
+        sent = time.monotonic()
+        await asyncio.sleep(0.09)
+        answered.append((sent, time.monotonic()))
+
+    store.before["keep_alive"] = slow
+    here = registrar(store, ttl_ms=ttl_ms)
+    await registered(here)
+    await until(lambda: len(answered) == 2)
+    sent = answered[-1][0]
+    await until(lambda: here._deadline >= sent + ttl_ms / 1000 - 0.05)
+    assert here._deadline <= sent + ttl_ms / 1000
+    await here.close()
+
+
+async def test_a_process_that_stood_still_knows_it_before_it_acts(store: FaultyStore) -> None:
+    """Stopped for longer than a TTL and continued: the first thing that runs must not believe in the
+    registration, although the task that renews it had no turn yet."""
+    lost = asyncio.Event()
+
+    async def on_lost() -> None:
+        lost.set()
+
+    here = registrar(store, on_lost)
+    first = await registered(here)
+    time.sleep(TTL_MS / 1000 + 0.1)  # noqa: ASYNC251 (the whole process stands still)
+    assert here.incarnation == 0
+    await until(lambda: here.incarnation not in (0, first))
+    assert lost.is_set()
+    await here.close()
+
+
+async def test_back_within_a_ttl_it_replaces_its_former_life_and_is_never_seen_gone(
+    store: FaultyStore,
+) -> None:
+    before = registrar(store)
+    first = await registered(before)
+    assert before._task is not None
+    before._task.cancel()  # dies: nothing is revoked
+    watch = store.watch(records.REGISTRATIONS)
+    now = registrar(store)
+    second = await registered(now)
+    assert second != first
+    assert (batch := await anext(watch.__aiter__())).events[0].kv is not None
+    assert len(batch.events) == 1
+    await until(lambda: store.machine.lease(first) is None)
+    assert written(store) == registration(1, second)
+    await now.close()
+    assert (await anext(watch.__aiter__())).events[0].kv is None
+
+
+@pytest.mark.parametrize("error", [Unavailable("no quorum"), NotInitialized("no cluster"), TimeoutError()])
+async def test_it_waits_for_a_store_that_does_not_answer(store: FaultyStore, error: Exception) -> None:
+    store.before["grant_lease"] = failing(error, 2)
+    here = registrar(store)
+    assert await registered(here)
+    await here.close()
+
+
+async def test_a_registration_whose_answer_was_lost_is_replaced(store: FaultyStore) -> None:
+    store.lost["txn"] = 1
+    here = registrar(store)
+    incarnation = await registered(here)
+    assert written(store) == registration(1, incarnation)
+    await until(lambda: len(list(store.machine.leases())) == 1)
+    await here.close()
+
+
+async def test_topics_that_cannot_be_dropped_do_not_keep_the_broker_away(
+    store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def on_lost() -> None:
+        raise SavaError("a disk is slow")
+
+    here = registrar(store, on_lost)
+    first = await registered(here)
+    await store.revoke_lease(first)
+    assert await registered(here) != first
+    assert "not all topics could be dropped" in caplog.text
+    await here.close()
+
+
+async def test_it_leaves_also_when_the_lease_cannot_be_revoked(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(lease: int, *, timeout: float = 10.0) -> None:
+        raise Unavailable("no leader")
+
+    here = registrar(store)
+    await registered(here)
+    monkeypatch.setattr(store, "revoke_lease", refuse)
+    await here.close()
+    assert not here.is_registered
+    await until(lambda: store.local.get(KEY) is None)  # expires

@@ -1,0 +1,141 @@
+"""Owners that rest, wake, come and go in any order, with transactions that are lost or come late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from sava.errors import CallerError, RetryableError
+from sava.metadata.errors import OutcomeUnknown
+from sava.storage.broker_storage import BrokerStorage, StorageOptions
+from sava.storage.topic_log import Status, TopicLog
+from sava.storage.uploader import UploadOptions
+from tests.unit.storage.brokers import TOPIC, Cluster, batch, contents
+from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, lose_answer, refuse
+
+OPTIONS = StorageOptions(upload=UploadOptions(segment_age_s=3600, rest_after_s=3600))
+BROKERS = "abc"
+
+
+class World:
+    def __init__(self, path: Path, dice: Random) -> None:
+        self.dice = dice
+        self.metadata = FaultyMetadata()
+        self.cluster = Cluster(path, metadata=self.metadata)  # type: ignore[arg-type]
+        self.brokers: dict[str, BrokerStorage] = {}
+        self.logs: list[TopicLog] = []
+        """The last one is the owner's; the others may believe that they are."""
+        self.epoch = 0
+        self.sent = 0
+        self.acknowledged: dict[int, str] = {}
+        self.given_twice: list[int] = []
+        self.late: list[Callable[[], Awaitable[Any]]] = []
+        self.taken_over = 0
+
+    async def start(self) -> None:
+        for name in BROKERS:
+            self.brokers[name] = await self.cluster.start(name, OPTIONS)
+
+    async def round(self) -> None:
+        """The owner goes to rest, with whatever trouble, and then everything happens in any order."""
+        log = await self._owner()
+        await self._publish(log)
+        await log._parts.uploader.flush(log._backlog, log.next_offset)
+        if self.dice.random() < 0.7:
+            self._plan_trouble()
+        log._rest._due()
+        for _ in range(self.dice.randrange(20)):
+            await asyncio.sleep(0)
+        steps = [self._publish_to_all, self._arrive, self._take_over, self._open_again, self._publish_to_last]
+        for step in self.dice.sample(steps, 4):
+            with suppress(RetryableError, CallerError, OutcomeUnknown):
+                await step()
+
+    async def _owner(self) -> TopicLog:
+        """As it is, or opened by whoever has the tail, when the metadata store is well again."""
+        self.metadata._planned.clear()
+        state = await self.cluster.catalog().load()
+        if self.logs and state is not None:
+            last = self.logs[-1]
+            if last.status is Status.OPEN and last.epoch == state.epoch:
+                return last
+        names = [
+            name
+            for name, broker in self.brokers.items()
+            if state is None or state.is_settled or state.storage_id == broker.identity.storage_id
+        ]
+        self.epoch += 1
+        self.logs.append(await self.brokers[self.dice.choice(names)].open_topic(TOPIC, epoch=self.epoch))
+        return self.logs[-1]
+
+    def _plan_trouble(self) -> None:
+        async def delay(call: Callable[[], Awaitable[Any]]) -> Any:
+            self.late.append(call)
+            raise UNKNOWN
+
+        trouble = self.dice.choice([lose_answer(UNKNOWN), refuse(UNKNOWN), refuse(UNAVAILABLE), delay, delay])
+
+        async def meet(call: Callable[[], Awaitable[Any]]) -> Any:
+            if self.dice.random() < 0.7:
+                self.metadata.plan("get", refuse(UNAVAILABLE))
+            return await trouble(call)
+
+        self.metadata.plan("txn", meet)
+
+    async def _publish_to_all(self) -> None:
+        await asyncio.gather(*map(self._publish, self.logs[-4:]), return_exceptions=True)
+
+    async def _publish_to_last(self) -> None:
+        await self._publish(self.logs[-1])
+
+    async def _publish(self, log: TopicLog) -> None:
+        self.sent += 1
+        payload = f"{self.sent}"
+        offset = await log.append(batch(payload))
+        if offset in self.acknowledged:
+            self.given_twice.append(offset)
+        self.acknowledged[offset] = payload
+
+    async def _arrive(self) -> None:
+        for call in self.late:
+            await call()
+        self.late.clear()
+
+    async def _take_over(self) -> None:
+        self.epoch += 1
+        log = await self.brokers[self.dice.choice(BROKERS)].open_topic(TOPIC, epoch=self.epoch)
+        self.taken_over += log._journal is not self.logs[-1]._journal
+        self.logs.append(log)
+
+    async def _open_again(self) -> None:
+        """A broker that does not know whether it was opened, under the same epoch."""
+        last = self.logs[-1]
+        for broker in self.brokers.values():
+            if broker.journal is last._journal:
+                self.logs.append(await broker.open_topic(TOPIC, epoch=last.epoch))
+
+    async def check(self) -> None:
+        log = await self._owner()
+        found = dict(enumerate(await contents(log)))
+        assert found.items() >= self.acknowledged.items()
+        for broker in self.brokers.values():
+            await broker.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_what_was_acknowledged_is_there_once_whoever_has_the_topic(tmp_path: Path, seed: int) -> None:
+    print(f"seed {seed}")
+    world = World(tmp_path, Random(seed))
+    await world.start()
+    for _ in range(60):
+        await world.round()
+    await world.check()
+    assert not world.given_twice
+    assert not world.cluster.failures
+    assert world.taken_over > 1
