@@ -19,6 +19,8 @@ from bench.processes import Child, ProcessFailedError
 from bench.samples import Sample
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
+from sava.proto import brokers_pb2_grpc as brokers_rpc
+from sava.proto import topics_admin_pb2_grpc as topics_rpc
 
 KEY = "/bench/key"
 PUT = "/sava.admin.Meta/Put"
@@ -28,14 +30,17 @@ POLL_S = 0.01
 
 
 class Broker:
-    """One ``sava broker`` with the default settings, apart from where it listens and keeps its data."""
+    """One ``sava broker`` with the default settings, apart from where it listens and keeps its data, and from
+    what is said of its storage."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, **storage: object) -> None:
         self.name = name
         self._folder = folder
-        tree, ports = broker_settings(folder / name)
+        tree, ports = broker_settings(folder / name, **storage)
+        self.client = f"127.0.0.1:{ports['client']}"
         self.admin = f"127.0.0.1:{ports['admin']}"
         self.raft = f"127.0.0.1:{ports['raft']}"
+        self.http = f"127.0.0.1:{ports['prometheus']}"
         self._config = folder / f"{name}.yaml"
         self._config.write_text(yaml.safe_dump(tree), encoding="utf-8")
         self._child: Child | None = None
@@ -69,6 +74,14 @@ class Broker:
     @property
     def cluster(self) -> Any:
         return rpc.ClusterStub(self._connected())
+
+    @property
+    def topics(self) -> Any:
+        return topics_rpc.TopicsStub(self._connected())
+
+    @property
+    def brokers(self) -> Any:
+        return brokers_rpc.BrokersStub(self._connected())
 
     def _connected(self) -> Any:
         if self._channel is None:

@@ -13,15 +13,20 @@ from sava.server import Broker
 SNAPSHOT_TIMEOUT_S = 60.0
 
 
-def broker_settings(data_dir: Path) -> tuple[dict[str, object], dict[str, int]]:
-    """The settings of one broker (defaults, but for where it listens and keeps its data), and its ports."""
+def broker_settings(data_dir: Path, **storage: object) -> tuple[dict[str, object], dict[str, int]]:
+    """The settings of one broker (defaults, but for where it listens and keeps its data, and for what is said
+    of its storage), and its ports. Brokers in one folder have one object store."""
     client, admin, raft, http = free_ports(4)
     ports = {"client": client, "admin": admin, "raft": raft, "prometheus": http}
     tree: dict[str, object] = {
         "cluster_name": "bench",
         "broker": {"host": "127.0.0.1", "ports": ports},
         "meta_store": {"data_dir": str(data_dir)},
-        "storage": {"url": (data_dir / "segments").as_uri(), "journal_dir": str(data_dir / "journal")},
+        "storage": {
+            "url": (data_dir.parent / "segments").as_uri(),
+            "journal_dir": str(data_dir / "journal"),
+            **storage,
+        },
     }
     return tree, ports
 

@@ -11,7 +11,7 @@ nothing."""
 
 IN_FLIGHT = 64
 
-LIMIT_S = 1200.0
+LIMIT_S = 1500.0
 """A run ends after this long, with whatever it has measured by then."""
 
 

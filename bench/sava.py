@@ -33,9 +33,9 @@ POLL_S = 0.02
 class SavaCluster:
     """Use as an async context manager; entered with a leader elected and every node caught up."""
 
-    def __init__(self, folder: Path, *, hosted: bool = True) -> None:
+    def __init__(self, folder: Path, *, hosted: bool = True, **storage: object) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.brokers = [Broker(f"broker-{number}", folder) for number in range(NODES - hosted)]
+        self.brokers = [Broker(f"broker-{number}", folder, **storage) for number in range(NODES - hosted)]
         self._hosted = HostedNode(folder / "hosted") if hosted else None
 
     async def __aenter__(self) -> SavaCluster:

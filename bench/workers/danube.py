@@ -10,17 +10,24 @@ from danube import DanubeClientBuilder, DispatchStrategy  # type: ignore[import-
 
 from bench.samples import closed_loop
 from bench.workers import payloads, serve
+from bench.workers.pace import Pace
 
 
 class Jobs:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._payload = payloads()[0][0]
+        self._pace = Pace()
+        self._paced: Any = None
+
+    async def _producer(self, topic: str, strategy: Any) -> Any:
+        builder = self._client.new_producer().with_topic(topic).with_name("bench")
+        producer = builder.with_dispatch_strategy(strategy).build()
+        await producer.create()
+        return producer
 
     async def publish(self, topic: str, in_flight: int, seconds: float) -> dict[str, Any]:
-        builder = self._client.new_producer().with_topic(topic).with_name("bench")
-        producer = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE).build()
-        await producer.create()
+        producer = await self._producer(topic, DispatchStrategy.RELIABLE)
         try:
             await producer.send(self._payload)
             sample = await closed_loop(
@@ -29,6 +36,19 @@ class Jobs:
         finally:
             await producer.close()
         return {"count": sample.count, "seconds": sample.seconds, "latencies": sample.latencies}
+
+    async def begin_pace(self, topic: str, reliable: bool, per_second: int) -> dict[str, Any]:
+        """So many messages a second, a call for each, until ``end_pace``."""
+        strategy = DispatchStrategy.RELIABLE if reliable else DispatchStrategy.NON_RELIABLE
+        self._paced = producer = await self._producer(topic, strategy)
+        await producer.send(self._payload)
+        self._pace.begin(lambda _: producer.send(self._payload), per_second)
+        return {}
+
+    async def end_pace(self) -> dict[str, Any]:
+        done = await self._pace.end()
+        await self._paced.close()
+        return done
 
 
 async def main(address: str) -> None:

@@ -15,6 +15,7 @@ import uvloop
 
 from bench.samples import closed_loop
 from bench.workers import BATCH, payloads, serve
+from bench.workers.pace import Pace
 from sava.client import Client, Consumer, Producer
 
 BATCHES_IN_FLIGHT = 16
@@ -31,6 +32,7 @@ class Jobs:
         self._batches = payloads()
         self._held = AsyncExitStack()
         self._consumers: list[Consumer] = []
+        self._pace = Pace()
 
     # -- publishing ---------------------------------------------------------------------
 
@@ -105,6 +107,45 @@ class Jobs:
             await _warm(producer, payload)
             sample = await closed_loop(lambda _: producer.send(payload), in_flight=1, seconds=seconds)
         return {"count": sample.count, "seconds": sample.seconds, "latencies": sample.latencies}
+
+    # -- in a cluster -------------------------------------------------------------------
+
+    async def begin_pace(self, topic: str, reliable: bool, per_second: int) -> dict[str, Any]:
+        """``send`` so many times a second, under the default linger, until ``end_pace``."""
+        producer = self._client.producer(topic, reliable=reliable)
+        await self._held.enter_async_context(producer)
+        payload = self._batches[0][0]
+        await _warm(producer, payload)
+        self._pace.begin(lambda _: producer.send(payload), per_second)
+        return {}
+
+    async def end_pace(self) -> dict[str, Any]:
+        done = await self._pace.end()
+        await self.leave()
+        return done
+
+    async def first_acks(self, prefix: str, count: int) -> dict[str, Any]:
+        """Topics that do not exist, one after the other, with one message each."""
+        latencies = []
+        began = time.perf_counter()
+        for number in range(count):
+            opened = time.perf_counter()
+            async with self._client.producer(f"{prefix}-{number}", linger_ms=0) as producer:
+                await producer.send(self._batches[0][0])
+                latencies.append(time.perf_counter() - opened)
+        return {"count": count, "seconds": time.perf_counter() - began, "latencies": latencies}
+
+    async def fill_each(self, prefix: str, topics: int, messages: int) -> dict[str, Any]:
+        """So many topics with so many messages each."""
+        numbers = iter(range(topics))
+
+        async def fill() -> None:
+            for number in numbers:
+                async with self._client.producer(f"{prefix}-{number}") as producer:
+                    await producer.send_many(self._batches[0][:messages])
+
+        await asyncio.gather(*(fill() for _ in range(OPENING)))
+        return {}
 
     # -- consuming ----------------------------------------------------------------------
 
