@@ -272,9 +272,10 @@ class Lane:
             if receipts:
                 self._backoff.reset()
                 self._wake.set()
-                # Whoever waited for a receipt goes first, and what it sends now is on its way before the next
-                # read is asked for, which takes gRPC as long as a write.
-                await asyncio.sleep(0)
+                if not len(self._window):
+                    # Whoever waited for a receipt goes first, and what it sends now is on its way before the
+                    # next read is asked for, which takes gRPC as long as a write.
+                    await asyncio.sleep(0)
             if response.ending:
                 raise Unavailable(f"topic {self.topic} has gone to another broker", response.ending)
 

@@ -12,8 +12,8 @@ another's   drops what it still has of it                         nothing
 
 Level-triggered: what to do follows from the record as it is and from what is loaded, never from which change
 came last. So a topic is looked at when its record changes, after each job, when this broker is registered
-anew, and every few seconds in any case; whatever was interrupted, at whatever point, is decided anew. A job
-other than taking up (which asks by itself) begins with a linearizable read: a view that is behind must
+anew, and every quarter of a minute in any case; whatever was interrupted, at whatever point, is decided anew.
+A job other than taking up (which asks by itself) begins with a linearizable read: a view that is behind must
 not drop what was taken up a moment ago.
 
 Nothing is done while this broker is not registered: others may be taking over.
@@ -57,7 +57,7 @@ FAILURES: Final = (SavaError, TimeoutError, OSError)
 """Of one topic: logged, and tried again later."""
 OVERTAKEN: Final = (NotOwner, TopicUnknown, WrongState, RegistryBusy)
 """Somebody has changed the record: what is to be done is decided anew."""
-PASS_S: Final = 5.0
+PASS_S: Final = 15.0
 CHUNK: Final = 256
 """Topics looked at between two turns of everybody else, in a pass over all of them."""
 FIRST_RETRY_S: Final = 0.1

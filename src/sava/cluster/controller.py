@@ -48,9 +48,11 @@ from sava.storage.types import TopicKey, TopicState
 
 log = logging.getLogger(__name__)
 
-FULL_PASS_S: Final = 3.0
+FULL_PASS_S: Final = 10.0
 TICK_S: Final = 0.25
 """How often it looks whether it leads, and whether a drain can go on."""
+IDLE_TICK_S: Final = 1.0
+"""How often a leader without drains looks whether it still leads; what it writes is fenced in any case."""
 RETRY_S: Final = 0.2
 READY_S: Final = 5.0
 PART: Final = 1000
@@ -267,7 +269,8 @@ class Controller:
     async def _wait_for_work(self, next_full: float) -> None:
         due = min([next_full, *self._waits.values()])
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(TICK_S, max(0.0, due - time.monotonic()))):
+            tick = TICK_S if self._drains.are_under_way else IDLE_TICK_S
+            async with asyncio.timeout(min(tick, max(0.0, due - time.monotonic()))):
                 await self._woken.wait()
         self._woken.clear()
         now = time.monotonic()

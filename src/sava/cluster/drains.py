@@ -230,6 +230,10 @@ class Drains:
         self._term = 0
         """In which they go on; 0: they do not."""
 
+    @property
+    def are_under_way(self) -> bool:
+        return bool(self._drains)
+
     # -- asked for ---------------------------------------------------------------------------
 
     def plan(self, broker: int, mode: BrokerMode) -> DrainStatus:
