@@ -24,7 +24,7 @@ from sava.proto import topics_admin_pb2 as pb
 from sava.services.admin_client import PLAIN
 from tests.integration.harness import BrokerProcess, Cluster, sava
 
-READY_S = 20.0
+READY_S = 40.0
 CALL_S = 30.0
 
 

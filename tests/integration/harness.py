@@ -33,7 +33,7 @@ from tests.children import PIPE, Child, start_child
 from tests.integration.links import Links
 from tests.ports import free_ports
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 40.0
 FAST: dict[str, Any] = {"heartbeat_interval_ms": 50, "election_timeout_ms": 500}
 """For scenarios that are not about the default timeouts."""
 REPOSITORY = Path(__file__).parents[2]
