@@ -5,7 +5,7 @@
             offset = producer.send(b"…", key="k")
 
 Any thread may call. Ctrl-C interrupts whatever waits and leaves everything usable. A process that was forked
-has the objects but not the thread: make a new client there.
+from one that had used a client can use none: gRPC does not survive it.
 
 A call from another thread costs tens of microseconds, so ``send_many``, ``receive_batch`` and iteration,
 which hand over a batch at a time, are the fast ways. Iteration takes whole batches off the queue: after a
@@ -14,10 +14,8 @@ reconnect, messages of such a batch that were not acked yet can come again.
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
@@ -31,51 +29,20 @@ from sava.client.codec import Codec, SchemaCodec
 from sava.client.connection import Tls, Token
 from sava.client.consumer import SubscriptionType
 from sava.client.errors import Closed, Refused
+from sava.client.loop_thread import LoopThread
 from sava.client.position import End, Start
 from sava.client.producer import Sent
 from sava.records import Message
 
-T = TypeVar("T")
 Wrapped = TypeVar("Wrapped", AsyncProducer, AsyncConsumer, AsyncReader)
 
 __all__ = ["Client", "Consumer", "Producer", "Reader"]
 
 
-class _Loop:
-    """An event loop that runs in a thread until it is closed."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="sava client", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``. If the waiting is interrupted, the work is cancelled."""
-        if not self._thread.is_alive():
-            work.close()
-            raise Closed("the client is closed, or the process was forked")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Work that nobody waits for. It runs before whatever is asked of the loop later."""
-        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(work()))
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-
 class _Facade(Generic[Wrapped]):
     """What producers, consumers and readers have in common."""
 
-    def __init__(self, loop: _Loop, wrapped: Wrapped) -> None:
+    def __init__(self, loop: LoopThread, wrapped: Wrapped) -> None:
         self._loop = loop
         self._wrapped: Wrapped = wrapped
 
@@ -140,7 +107,7 @@ class Producer(_Facade[AsyncProducer]):
 
 
 class Consumer(_Facade[AsyncConsumer]):
-    def __init__(self, loop: _Loop, wrapped: AsyncConsumer) -> None:
+    def __init__(self, loop: LoopThread, wrapped: AsyncConsumer) -> None:
         super().__init__(loop, wrapped)
         self._acked: deque[Message | Batch] = deque()
         self._is_passing = False
@@ -223,7 +190,7 @@ class Client:
         timeout: float = 10.0,
     ) -> None:
         self._client = AsyncClient(addresses, token=token, tls=tls, timeout=timeout)
-        self._loop = _Loop()
+        self._loop = LoopThread()
 
     def __enter__(self) -> Self:
         return self

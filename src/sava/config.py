@@ -121,6 +121,9 @@ class Storage(Section):
     """``file://``, ``s3://``, ``gs://``, ``az://`` or ``memory://``."""
     journal_dir: Path = Path("/var/lib/sava/journal")
     upload_interval_seconds: Positive = 60
+    staging_expiry_seconds: Annotated[int, Field(ge=4)] = 3600
+    """What was staged for an exactly-once write is removed after so long if no commit has named it. A commit
+    must come within half of that."""
 
 
 class Tls(Section):

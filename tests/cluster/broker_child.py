@@ -21,11 +21,18 @@ around ``deleting``      around the mark in the ownership of a deleted topic    
 around ``let go``        around the write that the owner has it no longer         owner
 around storage removed   around the end of its storage state                      deleter
 around ``removed``       around the end of its records                            deleter
+around ``decided``       around the decision of a writer's batch                  decider
+around ``published``     around the mark that it is published                     finisher
+``first frame``          nothing of a staged run is in the topic                  owner
+``later frame``          a part of it is                                          owner
 =======================  =======================================================  ===========
+
+In the place of the topic, decisions have the writer: ``/writers/{writer}``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -39,9 +46,12 @@ from sava.broker.publishing import Publisher
 from sava.broker.specs import Ownership, OwnershipState
 from sava.broker.topic import Topic
 from sava.cli.main import main
+from sava.cluster.writer_records import WRITERS, WriterRecord
 from sava.metadata.commands import Delete, DeletePrefix, Put, TxnResult
 from sava.metadata.raft_store import RaftStore
+from sava.records import RecordBatch
 from sava.storage import keys
+from sava.storage.producers import RUN
 from sava.storage.types import TopicState
 from sava.storage.uploader import Backlog, Uploader
 
@@ -114,6 +124,9 @@ def _changes(store: RaftStore, operations: Sequence[object]) -> Iterator[tuple[s
                 yield "storage removed", _topic(key, 3)
             case DeletePrefix(key) if key.startswith(specs.TOPICS):
                 yield "removed", _topic(key, 2)
+            case Put(key) if key.startswith(WRITERS):
+                record = msgspec.json.decode(operation.value, type=WriterRecord)
+                yield "published" if record.is_published else "decided", key
 
 
 def _topic(key: str, depth: int) -> str:
@@ -171,13 +184,30 @@ def _after(owner: type, method: str, step: str, topic_of: Callable[..., str]) ->
     setattr(owner, method, wrapped)
 
 
+def _wrap_frames() -> None:
+    original = Publisher.begin_checked
+
+    async def begin_checked(self: Publisher, batch: RecordBatch, *args: Any) -> asyncio.Future[int]:
+        sequence = batch.header.base_sequence
+        if sequence >= RUN:
+            reached("later frame" if sequence % RUN else "first frame", str(self.topic))
+        return await original(self, batch, *args)
+
+    Publisher.begin_checked = begin_checked  # type: ignore[method-assign, assignment]
+
+
 def _path_of(_: Uploader, backlog: Backlog, *__: object) -> str:
     return f"/{backlog.topic.namespace}/{backlog.topic.name}"
 
 
-if __name__ == "__main__":
+def run() -> None:
     _wrap_transactions()
+    _wrap_frames()
     _after(Publisher, "hold", "held", lambda publisher: str(publisher.topic))
     _after(Uploader, "flush", "uploaded", _path_of)
     _after(Topic, "load", "loaded", lambda topic: str(topic.name))
     main()
+
+
+if __name__ == "__main__":
+    run()

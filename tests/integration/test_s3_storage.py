@@ -15,8 +15,10 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 
+from sava.cluster.writers import INEXACT_MS
 from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
+from sava.storage import staging
 from sava.storage.catalog import Catalog
 from sava.storage.errors import ObjectStoreUnavailable
 from sava.storage.keys import objects_prefix
@@ -24,7 +26,9 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import sweep
 from sava.storage.retention import RetentionPolicy, delete_topic, enforce
 from sava.storage.segment import SegmentReader, write_segment
+from sava.storage.staging import Manifest, Part
 from tests.s3_server import BUCKET, S3Server, s3_server
+from tests.staging import batch, new_object
 from tests.unit.storage.messages import TOPIC, numbered, placed, read_messages, write
 
 __all__ = ["s3_server"]
@@ -66,6 +70,29 @@ async def test_the_history_of_a_topic_that_moves(store: ObjectStore) -> None:
     assert len(await sweep(catalog, store, now_ms=FAR)) == 1
     assert await delete_topic(catalog, store) == 1
     assert [info.key async for info in store.list(objects_prefix(TOPIC))] == []
+
+
+async def test_what_is_staged_is_found_aged_read_and_removed(store: ObjectStore) -> None:
+    assert await staging.list_staged(store) == []
+    key, data, ((_, section),) = new_object(
+        staging.parts_prefix("w"), {"/default/orders": [batch([b"a", b"b"]), batch([b"c"])]}
+    )
+    await store.put_new(key, data)
+    manifest = Manifest(writer="w", batch=1, parts=(Part("/default/orders", 1, (section,)),))
+    named = staging.manifest_key("w", 1, "x")
+    await staging.put_manifest(store, named, manifest)
+    found = await staging.get_manifest(store, named)
+    batches = [each async for each in staging.read_batches(store, found.parts[0].sections)]
+    assert [payload for each in batches for payload in each.payloads()] == [b"a", b"b", b"c"]
+    now_ms = await staging.store_time_ms(store)
+    listed = await staging.list_staged(store)
+    assert {info.key for info in listed} == {key, named}
+    for info in listed:
+        # As a sweep and a commit see it.
+        assert abs((await store.head(info.key)).modified_ms - info.modified_ms) < INEXACT_MS
+        assert abs(now_ms - info.modified_ms) < 60_000
+    await store.delete([info.key for info in listed])
+    assert await staging.list_staged(store) == []
 
 
 async def test_other_programs_read_the_same_objects(

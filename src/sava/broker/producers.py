@@ -242,6 +242,10 @@ class Producers:
         self._by_name[name] = producer
         return producer
 
+    def check_shared(self, name: str) -> None:
+        """Raise ProducerBusy if the topic is another producer's alone."""
+        self._check_access(name, AccessMode.SHARED)
+
     def _check_access(self, name: str, access: AccessMode) -> None:
         others = [producer for producer in self if producer.name != name]
         exclusive = next((each for each in others if each.access is AccessMode.EXCLUSIVE), None)

@@ -120,12 +120,18 @@ class Publisher:
     async def begin(self, batch: RecordBatch, check: Callable[[], None]) -> asyncio.Future[int]:
         """Accept a verified batch; its future has the base offset when it is durable. ``check`` raises if the
         producer may not publish (any more); it is asked after every wait."""
-        limits = self._limits.of(self.topic)
-        self._check_sizes(batch, limits.max_message_size)
+        if 0 < self.max_message_size < batch.header.body_size:
+            self.check_largest(largest_payload(batch))
         schema = self._gate.batch_check(self.topic)
         if schema is not None:
             await schema.check(batch)
-        if limits.max_publish_rate:
+        return await self.begin_checked(batch, check)
+
+    async def begin_checked(
+        self, batch: RecordBatch, check: Callable[[], None] = lambda: None
+    ) -> asyncio.Future[int]:
+        """As ``begin``, for messages that were measured by the topic's limits and its schema already."""
+        if self._limits.of(self.topic).max_publish_rate:
             await self._pace(len(batch))
         check()
         if self._held is not None:
@@ -199,13 +205,15 @@ class Publisher:
         rate = self._limits.of(self.topic).max_publish_rate
         await self._rate.acquire(count, rate, f"topic {self.topic}")
 
-    def _check_sizes(self, batch: RecordBatch, limit: int) -> None:
-        if not limit or batch.header.body_size <= limit:
-            return
-        payloads: Any = batch.to_arrow(("payload",)).column(0)
-        largest = pc.max(pc.binary_length(payloads)).as_py()
-        if largest > limit:
-            raise self._too_large(largest, limit)
+    def check_largest(self, size: int) -> None:
+        """Raise MessageTooLarge if the topic takes no payload of this size."""
+        limit = self.max_message_size
+        if limit and size > limit:
+            raise self._too_large(size, limit)
+
+    def schema_check(self) -> BatchCheck | None:
+        """None: the topic takes any message, at this moment."""
+        return self._gate.batch_check(self.topic)
 
     def _too_large(self, size: int, limit: int) -> MessageTooLarge:
         return MessageTooLarge(f"topic {self.topic}: a message has {size} bytes; the limit is {limit}")
@@ -292,6 +300,12 @@ class Publisher:
         self._waiting.clear()
         self._waiting_bytes = 0
         return taken
+
+
+def largest_payload(batch: RecordBatch) -> int:
+    payloads: Any = batch.to_arrow(("payload",)).column(0)
+    largest: int = pc.max(pc.binary_length(payloads)).as_py()
+    return largest
 
 
 def _is_possible(waiting: _Waiting) -> bool:

@@ -34,7 +34,7 @@ from sava.broker.errors import (
 )
 from sava.broker.names import InvalidName, TopicName
 from sava.broker.specs import NamespacePolicy, TopicSpec
-from sava.metadata.commands import Compare, Delete, DeletePrefix, Operation, Put
+from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Operation, Put
 from sava.metadata.store import MetadataStore
 
 MAX_PARTITIONS: Final = 1000
@@ -114,6 +114,11 @@ class Registry:
         found = await self._read_all(namespace)
         return {name: spec for name, spec in found.items() if _exists(name, found)}
 
+    def list_local(self, namespace: str | None = None) -> dict[TopicName, TopicSpec]:
+        """As ``list``, as far as this node knows."""
+        found = _specs_in(self._store.local.range(_prefix(namespace)).kvs)
+        return {name: spec for name, spec in found.items() if _exists(name, found)}
+
     async def list_all(self) -> dict[TopicName, TopicSpec]:
         """Those included whose deletion was begun and not finished."""
         return await self._read_all(None)
@@ -131,17 +136,14 @@ class Registry:
         return [name.partition(index) for index in range(spec.partitions)] or [name]
 
     async def _read_all(self, namespace: str | None) -> dict[TopicName, TopicSpec]:
-        prefix = specs.TOPICS if namespace is None else specs.namespace_topics_prefix(namespace)
+        prefix = _prefix(namespace)
         found: dict[TopicName, TopicSpec] = {}
         after, more = "", True
         while more:
             page = await self._store.range(prefix, limit=PAGE, start_after=after)
             more = page.more
-            for kv in page.kvs:
-                after = kv.key
-                name = specs.topic_of_spec_key(kv.key)
-                if name is not None:
-                    found[name] = specs.decode(kv, TopicSpec)
+            found.update(_specs_in(page.kvs))
+            after = page.kvs[-1].key if page.kvs else after
         return found
 
     async def _read(self, name: TopicName) -> _Held:
@@ -312,6 +314,15 @@ class Registry:
                     return  # somebody else has finished it
         # The prefix, and not the record alone: what somebody has added since must not be the next topic's.
         await self._store.txn((family.unchanged,), (DeletePrefix(specs.topic_prefix(family.name)),))
+
+
+def _prefix(namespace: str | None) -> str:
+    return specs.TOPICS if namespace is None else specs.namespace_topics_prefix(namespace)
+
+
+def _specs_in(kvs: Iterable[KeyValue]) -> dict[TopicName, TopicSpec]:
+    named = ((specs.topic_of_spec_key(kv.key), kv) for kv in kvs)
+    return {name: specs.decode(kv, TopicSpec) for name, kv in named if name is not None}
 
 
 def _exists(name: TopicName, found: dict[TopicName, TopicSpec]) -> bool:

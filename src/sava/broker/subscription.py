@@ -252,6 +252,11 @@ class Subscription:
         if self._core.ack(ranges, self._log.next_offset):
             self._wake_up()
 
+    def advance(self, offset: int) -> None:
+        """Ack whatever is below, also if nobody ever got it. Going back changes nothing."""
+        if offset > self._cursor.next_offset and self._core.advance(offset):
+            self._wake_up()
+
     def nack(self, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = "") -> None:
         if self._core.nack(ranges, self._clock(), delay_s=delay_ms / 1000, reason=reason):
             self._letters.look()

@@ -34,7 +34,13 @@ from sava.broker.errors import (
 from sava.broker.names import TopicName, check_name
 from sava.broker.position import AtOffset, End, Position
 from sava.broker.single_flight import SingleFlight
-from sava.broker.specs import MAX_UNACKED_MESSAGES, CursorRecord, FailurePolicy, SubscriptionSpec
+from sava.broker.specs import (
+    MAX_UNACKED_MESSAGES,
+    CursorRecord,
+    FailurePolicy,
+    SubscriptionSpec,
+    SubscriptionType,
+)
 from sava.broker.subscribing import Parts, SubscribeOptions, check_consumer, check_names, check_new
 from sava.broker.subscription import Hooks, Subscription
 from sava.broker.tenure import Tenure
@@ -240,6 +246,20 @@ class Subscriptions:
         await subscription.seek(offset)
         await self.acks_stored(name)
         return offset
+
+    async def advance(self, name: str, offset: int) -> None:
+        """For a reader that keeps its own position: ack what is below, in a subscription of whichever type,
+        which is created if it is missing. Raises OffsetOutOfRange, LimitReached."""
+        if offset > self._log.next_offset:
+            raise OffsetOutOfRange(offset, self._log.start_offset, self._log.next_offset)
+        if name not in self._live:
+            options = SubscribeOptions(
+                subscription=name, type=SubscriptionType.SHARED, consumer_name="", start=End.EARLIEST
+            )
+            check_name(name, "subscription")
+            self._check_open()
+            await self._creating.run(name, partial(self._create, name, options))
+        self.need(name).advance(offset)
 
     async def acks_stored(self, name: str) -> None:
         """Until everything that is acked now is in the metadata store."""

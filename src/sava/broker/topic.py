@@ -25,12 +25,14 @@ from sava.broker.position import Position
 from sava.broker.producers import AccessMode, Producer, Producers
 from sava.broker.publishing import Publisher
 from sava.broker.specs import FailurePolicy, TopicSpec
+from sava.broker.staged import Run, Stage, StagedWrites
 from sava.broker.subscribing import AnySubscription, Parts, SubscribeOptions
 from sava.broker.subscriptions import FLUSH_S, Subscriptions, resolve
 from sava.broker.tenure import Tenure
 from sava.broker.transient import TransientSubscriptions
 from sava.errors import SavaError
 from sava.records import RecordBatch
+from sava.storage.staging import Section
 from sava.storage.topic_log import Status, TopicLog
 
 __all__ = ["SubscribeOptions", "Topic"]
@@ -56,6 +58,7 @@ class Topic:
         self._publisher = Publisher(
             self.name, log if log is not None else self._need_transient(), parts.limits, parts.gate
         )
+        self._staged = StagedWrites(self._publisher, log)
         self.producers = Producers(
             self.name,
             self.spec.topic_id,
@@ -108,6 +111,18 @@ class Topic:
         """For the broker's own messages: the base offset when durable."""
         return await asyncio.shield(await self._publisher.begin(batch, lambda: None))
 
+    async def check_staged(self, stage: Stage, writer: str, sections: Sequence[Section]) -> None:
+        """Raise unless the topic takes these messages of the writer: TopicMismatch, MessageTooLarge,
+        SchemaRefused, ProducerBusy, StagedInvalid."""
+        self.producers.check_shared(writer)
+        await self._staged.check(stage, sections)
+
+    async def publish_staged(self, stage: Stage, run: Run) -> None:
+        """Until all of it is durable, however often it is asked for. What is in the topic already is not
+        published again. Raises TopicMoved, TopicClosed, LimitReached and what keeps the sections from being
+        read; what was published by then stays, and the next call goes on behind it."""
+        await self._staged.publish(stage, run)
+
     # -- subscribing -------------------------------------------------------------------------
 
     async def subscribe(self, options: SubscribeOptions) -> Consumer:
@@ -144,6 +159,10 @@ class Topic:
     async def seek(self, subscription: str, position: Position) -> int:
         """The offset that the subscription goes on from."""
         return await self._need_reliable().seek(subscription, position)
+
+    async def advance(self, subscription: str, offset: int) -> None:
+        """Ack what is below the offset for a reader that keeps its own position; see ``Subscriptions``."""
+        await self._need_reliable().advance(subscription, offset)
 
     async def acks_stored(self, subscription: str) -> None:
         """Until everything that is acked now is in the metadata store; at once if the topic keeps nothing."""
@@ -245,6 +264,7 @@ class Topic:
         try:
             self.producers.end(for_producers)
             await self._publisher.close(for_producers)
+            await self._staged.close(for_producers)
             await self._subscriptions.close(for_consumers, timeout=timeout)
             if self.log is not None:
                 await self.log.close()

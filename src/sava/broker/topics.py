@@ -246,6 +246,10 @@ class Topics:
         await self.ensure(name, reliable)
         return await self.get(name)
 
+    def schema_subject(self, name: TopicName) -> str:
+        """That its messages follow, as this node knows; empty for none."""
+        return self._parts.gate.subject(name)
+
     def by_id(self, topic_id: int) -> Topic | None:
         """If it is loaded."""
         return self._by_id.get(topic_id)

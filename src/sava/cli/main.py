@@ -17,10 +17,12 @@ from sava.cli import (
     namespaces,
     produce,
     schemas,
+    spark,
     storage,
     subscriptions,
     topics,
     up,
+    writers,
 )
 from sava.cli.output import print_error, print_line
 from sava.errors import SavaError
@@ -42,6 +44,8 @@ app.add_typer(namespaces.app, name="namespaces")
 app.add_typer(topics.app, name="topics")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(schemas.app, name="schemas")
+app.add_typer(writers.app, name="writers")
+app.add_typer(spark.app, name="spark")
 app.command(name="produce")(produce.produce)
 app.command(name="consume")(consume.consume)
 

@@ -1,14 +1,16 @@
 """Connection: the brokers of a cluster as everything else in the client sees them.
 
 It has one channel per address, made when first needed. Topics are looked up through any of the addresses that
-the user gave, in turn; streams go to the broker that serves the topic, and when that cannot be reached, to
-the one that answered the look-up, which forwards. Owned by one event loop.
+the user gave, in turn, and if none of them answers, through brokers that look-ups have named; streams go to
+the broker that serves the topic, and when that cannot be reached, to the one that answered the look-up, which
+forwards. Owned by one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,9 @@ Token = str | Callable[[], str | Awaitable[str]]
 OPEN_TIMEOUT_S: Final = 10.0
 """For one attempt to open a stream, or one unary call."""
 
+MAX_KNOWN: Final = 32
+"""Addresses that are tried."""
+
 _MAX_MESSAGE_BYTES: Final = MAX_BATCH_BYTES + (1 << 20)
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -41,6 +46,11 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
+
+
+_first_user: int | None = None
+"""The process that made the first channel. gRPC has threads that do not go with a fork, so it cannot be used
+in a child of that process: calls would wait for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,7 @@ class Connection:
         self._token = token
         self._credentials = (tls or Tls()).credentials() if tls is not None or is_https else None
         self._channels: dict[str, aio.Channel] = {}
+        self._known = list(self.targets)
         self._turn = 0
         self._is_closed = False
 
@@ -102,10 +113,11 @@ class Connection:
         self._channels.clear()
         await asyncio.gather(*(channel.close(None) for channel in channels))
 
-    def stub(self, target: str) -> Any:
+    def stub(self, target: str, service: Callable[[aio.Channel], Any] = rpc.StreamsStub) -> Any:
         """The generated stubs type synchronous and asynchronous use at once; here it is asynchronous only."""
         if self._is_closed:
             raise Closed("the client is closed")
+        _check_not_forked()
         channel = self._channels.get(target)
         if channel is None:
             if self._credentials is None:
@@ -113,7 +125,7 @@ class Connection:
             else:
                 channel = aio.secure_channel(target, self._credentials, options=_OPTIONS)
             self._channels[target] = channel
-        return rpc.StreamsStub(channel)
+        return service(channel)
 
     async def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with every call. A token that is a callable is asked each time, since tokens expire."""
@@ -124,17 +136,34 @@ class Connection:
             token = await token
         return (("authorization", f"Bearer {token}"),)
 
-    async def call(self, method: str, request: Any, *, target: str, timeout: float) -> Any:
+    async def call(
+        self,
+        method: str,
+        request: Any,
+        *,
+        target: str,
+        timeout: float,
+        service: Callable[[aio.Channel], Any] = rpc.StreamsStub,
+    ) -> Any:
         """One unary call, one attempt."""
         with translated(target):
-            return await getattr(self.stub(target), method)(
+            return await getattr(self.stub(target, service), method)(
                 request, timeout=max(timeout, 0.001), metadata=await self.metadata()
             )
 
-    async def ask(self, method: str, request: Any, *, timeout: float | None = None) -> Any:
-        """A unary call to whichever address answers. Raises what the broker refused, or Unavailable when the
-        time is up."""
-        response, _ = await self._ask_any(method, request, self.timeout if timeout is None else timeout)
+    async def ask(
+        self,
+        method: str,
+        request: Any,
+        *,
+        timeout: float | None = None,
+        attempt: float = OPEN_TIMEOUT_S,
+        service: Callable[[aio.Channel], Any] = rpc.StreamsStub,
+    ) -> Any:
+        """A unary call to whichever address answers, each being given ``attempt`` seconds for it. Raises what
+        the broker refused, or Unavailable when the time is up."""
+        timeout = self.timeout if timeout is None else timeout
+        response, _ = await self._ask_any(method, request, timeout, attempt, service)
         return response
 
     async def look_up(
@@ -146,33 +175,60 @@ class Connection:
         timeout: float | None = None,
     ) -> pb.LookUpResponse:
         request = pb.LookUpRequest(topic=topic, create=create, delivery=delivery)
-        return cast(pb.LookUpResponse, await self.ask("LookUp", request, timeout=timeout))
+        response = cast(pb.LookUpResponse, await self.ask("LookUp", request, timeout=timeout))
+        self._learn(response)
+        return response
 
     async def locate(self, topic: str, *, but_not: str, timeout: float) -> str:
         """The target for a stream of one topic or partition. ``but_not`` failed just now: the broker that
         answers is a way around it."""
         response, answered = await self._ask_any("LookUp", pb.LookUpRequest(topic=topic), timeout)
+        self._learn(response)
         address = next((partition.address for partition in response.partitions), "")
         return answered if address in ("", but_not) else str(address)
 
-    async def _ask_any(self, method: str, request: Any, timeout: float) -> tuple[Any, str]:
+    def _learn(self, found: pb.LookUpResponse) -> None:
+        """A broker that the user did not name may live longer than those that are named."""
+        for partition in found.partitions:
+            if partition.address and partition.address not in self._known and len(self._known) < MAX_KNOWN:
+                self._known.append(partition.address)
+
+    async def _ask_any(
+        self,
+        method: str,
+        request: Any,
+        timeout: float,
+        attempt: float = OPEN_TIMEOUT_S,
+        service: Callable[[aio.Channel], Any] = rpc.StreamsStub,
+    ) -> tuple[Any, str]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         backoff = Backoff()
         failure = Unavailable(f"no broker was asked within {timeout} s")
         while True:
-            for _ in self.targets:
-                target = self.targets[self._turn % len(self.targets)]
-                left = deadline - loop.time()
+            for _ in range(len(self._known)):
+                target = self._known[self._turn]
+                share = (deadline - loop.time()) / len(self.targets)
                 try:
-                    share = left / len(self.targets)
-                    return await self.call(
-                        method, request, target=target, timeout=min(share, OPEN_TIMEOUT_S)
-                    ), target
+                    response = await self.call(
+                        method, request, target=target, timeout=min(share, attempt), service=service
+                    )
+                    return response, target
                 except Unavailable as error:
                     failure = error
-                    self._turn += 1
+                    self._turn = (self._turn + 1) % len(self._known)
             delay = backoff.delay()
             if loop.time() + delay >= deadline:
                 raise failure
             await asyncio.sleep(delay)
+
+
+def _check_not_forked() -> None:
+    global _first_user  # the process itself is what is asked about
+    if _first_user is None:
+        _first_user = os.getpid()
+    elif _first_user != os.getpid():
+        raise Refused(
+            "this process was forked from one that had used a client, and gRPC does not survive that: "
+            "fork before the first use, or start processes by spawning them"
+        )

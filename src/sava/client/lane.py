@@ -38,14 +38,14 @@ from sava.client.errors import (
     Timeout,
     Unavailable,
 )
-from sava.client.pending import Pending, Stamp
+from sava.client.pending import Pending, Ready, Stamp
 from sava.client.room import Room
 from sava.client.stream import Route, Stream, both, open_stream
 from sava.client.tasks import cancelled
 from sava.client.window import UNKNOWN_OFFSET, Window
 from sava.errors import CallerError
 from sava.proto import streams_pb2 as pb
-from sava.records import MAX_BATCH_BYTES
+from sava.records import MAX_BATCH_BYTES, RecordBatch
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,14 @@ class Lane:
             self._seal()
         return future
 
+    def put(self, records: RecordBatch) -> asyncio.Future[int]:
+        """A batch that is encoded already, behind what was sent before; resolves with the offset of its first
+        message. Its room must be taken."""
+        self._seal()
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._enqueue(Ready(records, deadline=self._loop.time() + self._options.timeout, waiter=future))
+        return future
+
     async def flush(self) -> None:
         """Until the outcome of everything sent before is known."""
         self._seal()
@@ -182,12 +190,15 @@ class Lane:
     def _begin(self) -> Pending:
         now = self._loop.time()
         batch = Pending(ready_at=now + self._options.linger_s, deadline=now + self._options.timeout)
-        self._queue.append(batch)
+        self._enqueue(batch)
         self.open_batch = batch
+        return batch
+
+    def _enqueue(self, batch: Pending) -> None:
+        self._queue.append(batch)
         if self._expiry is None:
             self._expiry = self._loop.call_at(batch.deadline, self._expire)
         self._wake.set()
-        return batch
 
     def _seal(self) -> None:
         self.open_batch = None

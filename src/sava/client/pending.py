@@ -77,7 +77,7 @@ class Pending:
 
     @property
     def next_sequence(self) -> int:
-        return self.base_sequence + len(self.payloads)
+        return self.base_sequence + len(self)
 
     # -- gathering -----------------------------------------------------------------
 
@@ -189,3 +189,23 @@ class Pending:
             if not watcher.done():
                 watcher.set_result(None)
         self.watchers = []
+
+
+class Ready(Pending):
+    """A batch that came encoded: it gets its producer and its sequence, and goes as it is."""
+
+    __slots__ = ("_records",)
+
+    def __init__(self, records: RecordBatch, *, deadline: float, waiter: asyncio.Future[int]) -> None:
+        super().__init__(ready_at=0.0, deadline=deadline)
+        self._records = records
+        self.size = records.header.length
+        self.waiters, self.rows = [waiter], [0]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def encode(self, stamp: Stamp, producer_id: int) -> bytes | memoryview:
+        if self.data is None:
+            self.data = self._records.stamped(producer_id=producer_id, base_sequence=self.base_sequence).data
+        return self.data

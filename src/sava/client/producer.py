@@ -22,7 +22,7 @@ from sava.client.room import Room
 from sava.client.routing import partition_of
 from sava.client.tasks import cancelled
 from sava.proto import streams_pb2 as pb
-from sava.records import MAX_BATCH_BYTES, MAX_COUNT
+from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
 from sava.records import Codec as Compression
 
 _COMPRESSION: Final = {None: Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
@@ -249,6 +249,18 @@ class Producer:
                 raise result
             sent.append(Sent(used.topic, result, count))
         return sent
+
+    async def send_batch(self, records: RecordBatch) -> asyncio.Future[int]:
+        """Publish a batch that is encoded already, as it is: not assigned, and its messages name no producer.
+        For a topic, or partition, that has no partitions itself. Waits for room; the future has the offset of
+        the first message when all are durable."""
+        self._check()
+        if len(self._lanes) > 1:
+            raise Refused(f"{self.topic} is partitioned: a batch goes to one of its partitions")
+        count, size = len(records), records.header.length
+        if not self._room.take(count, size):
+            await self._room.wait(count, size, self._options.timeout)
+        return self._take_lane(self._lanes[0], 0, count, size).put(records)
 
     async def flush(self) -> None:
         """Send what is there without lingering, and return when the outcome of all of it is known. Errors go

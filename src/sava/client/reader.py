@@ -153,6 +153,15 @@ class Reader:
         while True:
             for batch in self._batches:
                 return batch
+            found = await self.next_batches()
+            if found is None:
+                return None
+            self._batches = iter(found)
+
+    async def next_batches(self) -> list[Batch] | None:
+        """As they came from the broker, together: about a megabyte, or what there was; None at the end. For
+        whoever pays for each call, such as another thread."""
+        while True:
             if self._queue.empty():
                 if self._is_closed:
                     return None
@@ -160,7 +169,8 @@ class Reader:
                     raise self._error.again() if isinstance(self._error, ClientError) else self._error
                 if not self._running:
                     return None
-            self._batches = iter(await self._queue.get())
+            if found := await self._queue.get():
+                return found
 
 
 class _Track:
@@ -180,6 +190,9 @@ class _Track:
         """Turn positions that move into offsets: a stream that breaks before its first message must not skip
         any when "latest" is later by then."""
         if start == "earliest" and end is None:
+            return
+        if isinstance(start, int) and isinstance(end, int):
+            self._next, self._end = start, end
             return
         if isinstance(start, datetime) or start == "latest" or end is not None:
             at_start = await self._offsets(start if isinstance(start, datetime) else None)

@@ -83,13 +83,15 @@ class Controller:
         *,
         broker: int,
         finish_deletions: Callable[[], Awaitable[None]],
+        tend_writers: Callable[[], Awaitable[None]],
     ) -> None:
         self._view = view
         self._store = store
         self._config = config
         self._leadership = leadership
         self._broker = broker
-        self._finish_deletions = finish_deletions
+        self._beside = {"deletions": finish_deletions, "writers": tend_writers}
+        """What takes its time, and must not keep topics waiting."""
         self.loads = Loads(interval_s=config.load_manager.load_report_interval_seconds)
         self._writer = Writer(view, store)
         self._moves = Moves(view, store, self._placement, self._state_of)
@@ -99,7 +101,7 @@ class Controller:
         self._touches_all = True
         self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._deletions: asyncio.Task[None] | None = None
+        self._working: dict[str, asyncio.Task[None]] = {}
         self._passed_term = 0
         """The term of which the first pass is done."""
         self._first_pass = asyncio.Event()
@@ -131,7 +133,7 @@ class Controller:
             self._tasks.append(task)
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *filter(None, (self._deletions,))]
+        tasks = [*self._tasks, *self._working.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -246,7 +248,7 @@ class Controller:
         log.info("controller: leading broker=%d term=%d", self._broker, term)
         self._forget()
         next_full = 0.0
-        self._begin_finishing_deletions()
+        self._begin("deletions")
         while self._leadership.term() == term:
             try:
                 is_full = self._touches_all or time.monotonic() >= next_full
@@ -295,6 +297,7 @@ class Controller:
             self._sightings.keep(names)
             self._unserved.keep(names)
             self._watch_deletions()
+            self._begin("writers")
             self.imbalance = self._rounds.imbalance
             self.pass_seconds = time.monotonic() - began
 
@@ -372,18 +375,19 @@ class Controller:
         now = time.monotonic()
         self._deleting = {name: self._deleting.get(name, now) for name in self._view.deleting()}
         if any(now - since >= ABANDONED_S for since in self._deleting.values()):
-            self._begin_finishing_deletions()
+            self._begin("deletions")
 
-    def _begin_finishing_deletions(self) -> None:
-        if self._deletions is None or self._deletions.done():
-            self._deletions = asyncio.create_task(self._finish(), name="controller deletions")
-            self._deletions.add_done_callback(report_failure)
+    def _begin(self, work: str) -> None:
+        """Unless it is still under way."""
+        if work not in self._working or self._working[work].done():
+            task = self._working[work] = asyncio.create_task(self._work(work), name=f"controller {work}")
+            task.add_done_callback(report_failure)
 
-    async def _finish(self) -> None:
+    async def _work(self, work: str) -> None:
         try:
-            await self._finish_deletions()
+            await self._beside[work]()
         except (SavaError, TimeoutError) as error:
-            log.warning("controller: deletions not finished error=%s: %s", type(error).__name__, error)
+            log.warning("controller: %s not finished error=%s: %s", work, type(error).__name__, error)
 
     async def _rebalance(self) -> None:
         while True:

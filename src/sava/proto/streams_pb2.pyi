@@ -568,10 +568,13 @@ class LookUpResponse(_message.Message):
     RELIABLE_FIELD_NUMBER: _builtins.int
     PARTITION_COUNT_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    SCHEMA_SUBJECT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     reliable: _builtins.bool
     partition_count: _builtins.int
     """0: a plain topic."""
+    schema_subject: _builtins.str
+    """The subject that its messages follow; empty for none."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Partition]:
         """One for a plain topic."""
@@ -583,10 +586,11 @@ class LookUpResponse(_message.Message):
         reliable: _builtins.bool = ...,
         partition_count: _builtins.int = ...,
         partitions: _abc.Iterable[Global___Partition] | None = ...,
+        schema_subject: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_count", b"partition_count", "partitions", b"partitions", "reliable", b"reliable", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_count", b"partition_count", "partitions", b"partitions", "reliable", b"reliable", "schema_subject", b"schema_subject", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -624,21 +628,34 @@ class OffsetsRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     PUBLISH_TIME_FIELD_NUMBER: _builtins.int
+    BEYOND_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     publish_time: _builtins.int
     """Microseconds; absent: the range alone."""
+    beyond: _builtins.int
+    """Present: answer when next_offset is beyond this one, or wait_ms are over, whichever is first."""
+    wait_ms: _builtins.int
+    """At most 30,000."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         publish_time: _builtins.int | None = ...,
+        beyond: _builtins.int | None = ...,
+        wait_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_publish_time", b"_publish_time", "publish_time", b"publish_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beyond", b"_beyond", "_publish_time", b"_publish_time", "beyond", b"beyond", "publish_time", b"publish_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_publish_time", b"_publish_time", "publish_time", b"publish_time", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beyond", b"_beyond", "_publish_time", b"_publish_time", "beyond", b"beyond", "publish_time", b"publish_time", "topic", b"topic", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__beyond: _TypeAlias = _typing.Literal["beyond"]  # noqa: Y015
+    _WhichOneofArgType__beyond: _TypeAlias = _typing.Literal["_beyond", b"_beyond"]  # noqa: Y015
     _WhichOneofReturnType__publish_time: _TypeAlias = _typing.Literal["publish_time"]  # noqa: Y015
     _WhichOneofArgType__publish_time: _TypeAlias = _typing.Literal["_publish_time", b"_publish_time"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beyond) -> _WhichOneofReturnType__beyond | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__publish_time) -> _WhichOneofReturnType__publish_time | None: ...
 
 Global___OffsetsRequest: _TypeAlias = OffsetsRequest  # noqa: Y015
@@ -839,6 +856,118 @@ class SchemaResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SchemaResponse: _TypeAlias = SchemaResponse  # noqa: Y015
+
+@_typing.final
+class ListTopicsRequest(_message.Message):
+    """---- topics and progress ----"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Empty: all namespaces."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTopicsRequest: _TypeAlias = ListTopicsRequest  # noqa: Y015
+
+@_typing.final
+class ListTopicsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListedTopic]:
+        """By name; a partitioned topic once."""
+
+    def __init__(
+        self,
+        *,
+        topics: _abc.Iterable[Global___ListedTopic] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTopicsResponse: _TypeAlias = ListTopicsResponse  # noqa: Y015
+
+@_typing.final
+class ListedTopic(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    RELIABLE_FIELD_NUMBER: _builtins.int
+    PARTITION_COUNT_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    reliable: _builtins.bool
+    partition_count: _builtins.int
+    """0: a plain topic."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        reliable: _builtins.bool = ...,
+        partition_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_count", b"partition_count", "reliable", b"reliable", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListedTopic: _TypeAlias = ListedTopic  # noqa: Y015
+
+@_typing.final
+class AdvanceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """A plain topic, or one partition."""
+    subscription: _builtins.str
+    offset: _builtins.int
+    """Everything before it is done; an earlier one than before changes nothing."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        subscription: _builtins.str = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "subscription", b"subscription", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvanceRequest: _TypeAlias = AdvanceRequest  # noqa: Y015
+
+@_typing.final
+class AdvanceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvanceResponse: _TypeAlias = AdvanceResponse  # noqa: Y015
 
 @_typing.final
 class AppendRequest(_message.Message):

@@ -69,6 +69,16 @@ class StreamsStub:
                 request_serializer=sava_dot_proto_dot_streams__pb2.SchemaRequest.SerializeToString,
                 response_deserializer=sava_dot_proto_dot_streams__pb2.SchemaResponse.FromString,
                 _registered_method=True)
+        self.ListTopics = channel.unary_unary(
+                '/sava.streams.Streams/ListTopics',
+                request_serializer=sava_dot_proto_dot_streams__pb2.ListTopicsRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_streams__pb2.ListTopicsResponse.FromString,
+                _registered_method=True)
+        self.Advance = channel.unary_unary(
+                '/sava.streams.Streams/Advance',
+                request_serializer=sava_dot_proto_dot_streams__pb2.AdvanceRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_streams__pb2.AdvanceResponse.FromString,
+                _registered_method=True)
         self.Append = channel.unary_unary(
                 '/sava.streams.Streams/Append',
                 request_serializer=sava_dot_proto_dot_streams__pb2.AppendRequest.SerializeToString,
@@ -129,6 +139,21 @@ class StreamsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTopics(self, request, context):
+        """The topics that there are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Advance(self, request, context):
+        """Progress of a reader that keeps its own position, such as a Spark query: acks everything before an offset on behalf
+        of a subscription, which is created if it is missing, so that its lag is seen where all others are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Append(self, request, context):
         """Between brokers: a batch for a topic that another broker has, such as dead letters. Clients publish.
         """
@@ -173,6 +198,16 @@ def add_StreamsServicer_to_server(servicer, server):
                     servicer.Schema,
                     request_deserializer=sava_dot_proto_dot_streams__pb2.SchemaRequest.FromString,
                     response_serializer=sava_dot_proto_dot_streams__pb2.SchemaResponse.SerializeToString,
+            ),
+            'ListTopics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTopics,
+                    request_deserializer=sava_dot_proto_dot_streams__pb2.ListTopicsRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_streams__pb2.ListTopicsResponse.SerializeToString,
+            ),
+            'Advance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Advance,
+                    request_deserializer=sava_dot_proto_dot_streams__pb2.AdvanceRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_streams__pb2.AdvanceResponse.SerializeToString,
             ),
             'Append': grpc.unary_unary_rpc_method_handler(
                     servicer.Append,
@@ -369,6 +404,60 @@ class Streams:
             '/sava.streams.Streams/Schema',
             sava_dot_proto_dot_streams__pb2.SchemaRequest.SerializeToString,
             sava_dot_proto_dot_streams__pb2.SchemaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTopics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sava.streams.Streams/ListTopics',
+            sava_dot_proto_dot_streams__pb2.ListTopicsRequest.SerializeToString,
+            sava_dot_proto_dot_streams__pb2.ListTopicsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Advance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sava.streams.Streams/Advance',
+            sava_dot_proto_dot_streams__pb2.AdvanceRequest.SerializeToString,
+            sava_dot_proto_dot_streams__pb2.AdvanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,12 @@ class StreamsStub:
     """The Parquet files that hold a topic's history."""
     Schema: _grpc.UnaryUnaryMultiCallable[_streams_pb2.SchemaRequest, _streams_pb2.SchemaResponse]
     """One version of a registered schema."""
+    ListTopics: _grpc.UnaryUnaryMultiCallable[_streams_pb2.ListTopicsRequest, _streams_pb2.ListTopicsResponse]
+    """The topics that there are."""
+    Advance: _grpc.UnaryUnaryMultiCallable[_streams_pb2.AdvanceRequest, _streams_pb2.AdvanceResponse]
+    """Progress of a reader that keeps its own position, such as a Spark query: acks everything before an offset on behalf
+    of a subscription, which is created if it is missing, so that its lag is seen where all others are.
+    """
     Append: _grpc.UnaryUnaryMultiCallable[_streams_pb2.AppendRequest, _streams_pb2.AppendResponse]
     """Between brokers: a batch for a topic that another broker has, such as dead letters. Clients publish."""
 
@@ -71,6 +77,12 @@ class StreamsAsyncStub(StreamsStub):
     """The Parquet files that hold a topic's history."""
     Schema: _aio.UnaryUnaryMultiCallable[_streams_pb2.SchemaRequest, _streams_pb2.SchemaResponse]  # type: ignore[assignment]
     """One version of a registered schema."""
+    ListTopics: _aio.UnaryUnaryMultiCallable[_streams_pb2.ListTopicsRequest, _streams_pb2.ListTopicsResponse]  # type: ignore[assignment]
+    """The topics that there are."""
+    Advance: _aio.UnaryUnaryMultiCallable[_streams_pb2.AdvanceRequest, _streams_pb2.AdvanceResponse]  # type: ignore[assignment]
+    """Progress of a reader that keeps its own position, such as a Spark query: acks everything before an offset on behalf
+    of a subscription, which is created if it is missing, so that its lag is seen where all others are.
+    """
     Append: _aio.UnaryUnaryMultiCallable[_streams_pb2.AppendRequest, _streams_pb2.AppendResponse]  # type: ignore[assignment]
     """Between brokers: a batch for a topic that another broker has, such as dead letters. Clients publish."""
 
@@ -132,6 +144,24 @@ class StreamsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_streams_pb2.SchemaResponse, _abc.Awaitable[_streams_pb2.SchemaResponse]]:
         """One version of a registered schema."""
+
+    @_abc_1.abstractmethod
+    def ListTopics(
+        self,
+        request: _streams_pb2.ListTopicsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_streams_pb2.ListTopicsResponse, _abc.Awaitable[_streams_pb2.ListTopicsResponse]]:
+        """The topics that there are."""
+
+    @_abc_1.abstractmethod
+    def Advance(
+        self,
+        request: _streams_pb2.AdvanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_streams_pb2.AdvanceResponse, _abc.Awaitable[_streams_pb2.AdvanceResponse]]:
+        """Progress of a reader that keeps its own position, such as a Spark query: acks everything before an offset on behalf
+        of a subscription, which is created if it is missing, so that its lag is seen where all others are.
+        """
 
     @_abc_1.abstractmethod
     def Append(

@@ -19,12 +19,21 @@ import google_crc32c
 import pyarrow as pa
 
 from sava.records import single, values
-from sava.records.columns import PRODUCER, PUBLISH_TIME, STORED_COLUMNS, Column, Encoding, schema_of
+from sava.records.columns import PRODUCER, PUBLISH_TIME, STORED_COLUMNS, Column, Encoding, join, schema_of
 from sava.records.compression import decompress
 from sava.records.decoder import publish_time_range, read_columns
 from sava.records.encoder import Body, Place, assemble, encode_arrow, encode_columns, encode_values
 from sava.records.errors import BatchCorrupt, BatchUnassigned, OffsetOutside
-from sava.records.header import HEADER_BYTES, PREFIX_BYTES, Buffer, Codec, Header, check_header, peek_header
+from sava.records.header import (
+    HEADER_BYTES,
+    PREFIX_BYTES,
+    UNASSIGNED,
+    Buffer,
+    Codec,
+    Header,
+    check_header,
+    peek_header,
+)
 from sava.records.message import Message, Origin
 
 T = TypeVar("T")
@@ -152,6 +161,20 @@ class RecordBatch:
             body, producer_id=producer_id, base_sequence=base_sequence, codec=codec, place=Place()
         )
         return cls(header, data, None)
+
+    @classmethod
+    def joined(
+        cls, batches: Sequence[RecordBatch], *, producer_id: int = 0, base_sequence: int = 0
+    ) -> RecordBatch:
+        """One batch of the messages of several, in their order, compressed as the first of them. It has no
+        place. A single one is only ``stamped``. Raises BatchTooLarge when no batch can hold them all."""
+        if len(batches) == 1:
+            return batches[0].stamped(producer_id=producer_id, base_sequence=base_sequence)
+        counts = [len(batch) for batch in batches]
+        decoded = [batch._decoded() for batch in batches]
+        columns = [join(parts, counts) for parts in zip(*decoded, strict=True)]
+        body = encode_columns(columns, sum(counts))
+        return cls._of(body, producer_id, base_sequence, batches[0]._header.codec)
 
     @classmethod
     def parse(cls, data: Buffer) -> RecordBatch:
@@ -289,6 +312,21 @@ class RecordBatch:
         header = self.header.replace(topic_id=topic_id, epoch=epoch, base_offset=base_offset)
         check_header(header)
         return RecordBatch(header, self._data, None, header.prefix())
+
+    def stamped(self, *, producer_id: int, base_sequence: int) -> RecordBatch:
+        """The same messages, of this producer from this sequence on, without a place. Both are under the
+        checksum, so the bytes are summed again and copied once; nothing is decoded."""
+        header = self.header.replace(
+            producer_id=producer_id,
+            base_sequence=base_sequence,
+            topic_id=0,
+            epoch=0,
+            base_offset=UNASSIGNED,
+        )
+        check_header(header)
+        sealed, body = header.sealed(), pa.py_buffer(self._sealed()).slice(HEADER_BYTES)
+        header = header.replace(crc=google_crc32c.extend(google_crc32c.value(sealed), body))
+        return RecordBatch(header, b"".join((header.prefix(), sealed, body)), None)
 
     def slice(self, start: int, end: int) -> RecordBatch:
         """The messages with offsets in [start, end), as far as they are here. Raises OffsetOutside if none

@@ -127,6 +127,18 @@ class Column(NamedTuple):
         return self.array
 
 
+def join(parts: Sequence[Column], counts: Sequence[int]) -> Column:
+    """The columns of several row sets, of so many rows each, as one. What none has, or all have alike, stays
+    that cheap."""
+    first = parts[0]
+    if all(part.encoding is Encoding.ABSENT for part in parts):
+        return first
+    if all(part.encoding is Encoding.CONSTANT and part.array.equals(first.array) for part in parts):
+        return first
+    rows = [part.to_arrow(count) for part, count in zip(parts, counts, strict=True)]
+    return first._replace(encoding=Encoding.NULLABLE, array=pa.concat_arrays(rows))
+
+
 def nulls(spec: ColumnSpec, count: int) -> Any:
     if spec.shape is Shape.MAP:
         return map_array(count, _ZEROS, _ZEROS, _NO_TEXT, _NO_TEXT)

@@ -15,6 +15,7 @@ from typing import Final
 
 from sava.broker.names import TopicName
 from sava.broker.registry import Registry
+from sava.broker.staged import Stage
 from sava.broker.topic_schemas import TopicSchemas
 from sava.broker.topics import Topics
 from sava.cluster.agent import Agent
@@ -23,6 +24,8 @@ from sava.cluster.records import Registration
 from sava.cluster.registration import Registrar
 from sava.cluster.router import Router
 from sava.cluster.view import ClusterView
+from sava.cluster.writer_tending import Tending
+from sava.cluster.writers import Writers
 from sava.config import Config
 from sava.errors import SavaError
 from sava.metadata.node import RaftNode
@@ -39,6 +42,7 @@ from sava.services.owners import Owners
 from sava.services.peers import Peers
 from sava.services.topic_parts import TopicParts
 from sava.services.unloading import Unloading
+from sava.services.writers import StagedAnywhere, StagedHere
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.objectstore import ObjectStore
 from sava.storage.store_identity import store_id
@@ -86,6 +90,8 @@ class Parts:
     unloading: Unloading
     forwarder: Forwarder
     reports: LoadReports
+    staged: StagedHere
+    writers: Writers
     _joining: asyncio.Task[None] | None = None
     _store_id: str = ""
 
@@ -124,6 +130,7 @@ class Parts:
             await asyncio.gather(self._joining, return_exceptions=True)
         await self.reports.close()
         await self.controller.close()
+        await self.writers.close()
         await self.agent.close()
         await self.topics.close()
         await self.registrar.close()
@@ -174,10 +181,21 @@ async def open_parts(
         released=released,
         publish_elsewhere=forwarder.publish_elsewhere,
     )
+    owners = Owners(router, forwarder)
+    staged = StagedHere(topics, Stage(objects))
+    expiry_s = config.storage.staging_expiry_seconds
+    writers = Writers(store, objects, StagedAnywhere(staged, owners), expiry_s=expiry_s)
+    tending = Tending(writers, store, objects, expiry_s=expiry_s)
     controller = Controller(
-        view, store, config, leading, broker=broker, finish_deletions=topics.finish_deletions
+        view,
+        store,
+        config,
+        leading,
+        broker=broker,
+        finish_deletions=topics.finish_deletions,
+        tend_writers=tending.run,
     )
-    topic_parts = TopicParts(topics, store, view, Owners(router, forwarder))
+    topic_parts = TopicParts(topics, store, view, owners)
     parts = Parts(
         config=config,
         node=node,
@@ -201,11 +219,19 @@ async def open_parts(
             leading.leader,
             interval_s=config.load_manager.load_report_interval_seconds,
         ),
+        staged=staged,
+        writers=writers,
     )
     metrics.observe_topics(topics, storage)
     metrics.observe_cluster(
         ClusterParts(
-            broker=broker, view=view, registrar=registrar, controller=controller, forwards=forwarder.forwards
+            broker=broker,
+            view=view,
+            registrar=registrar,
+            controller=controller,
+            forwards=forwarder.forwards,
+            writers=writers,
+            tending=tending,
         )
     )
     return parts

@@ -8,7 +8,7 @@ from typing import Final
 from grpc import aio
 
 from sava.config import Config
-from sava.proto import admin_pb2_grpc, brokers_pb2_grpc, topics_admin_pb2_grpc
+from sava.proto import admin_pb2_grpc, brokers_pb2_grpc, topics_admin_pb2_grpc, writers_pb2_grpc
 from sava.records import MAX_BATCH_BYTES
 from sava.server.addresses import broker_url
 from sava.server.parts import Parts
@@ -20,6 +20,7 @@ from sava.services.peers import PINGS_ALLOWED
 from sava.services.streams import StreamsService
 from sava.services.subscriptions_admin import SubscriptionsService
 from sava.services.topics_admin import NamespacesService, TopicsService
+from sava.services.writers import WritersService
 
 MESSAGE_OVERHEAD: Final = 1 << 20
 """What a request has besides its batch."""
@@ -72,7 +73,9 @@ def _add_client_services(server: aio.Server, parts: Parts) -> None:
         locate=parts.forwarder.locate,
         store_url=parts.config.storage.url,
     )
-    streams.register(parts.forwarder.serving(server, "client"))
+    serving = parts.forwarder.serving(server, "client")
+    streams.register(serving)
+    writers_pb2_grpc.add_WritersServicer_to_server(_writers(parts), serving)
     danube.register_client_services(
         server,
         topics=parts.topics,
@@ -81,6 +84,10 @@ def _add_client_services(server: aio.Server, parts: Parts) -> None:
         forwarder=parts.forwarder,
         broker_url=broker_url(parts.config),
     )
+
+
+def _writers(parts: Parts) -> WritersService:
+    return WritersService(parts.writers, parts.staged, store_url=parts.config.storage.url)
 
 
 def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
@@ -94,6 +101,7 @@ def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
     topics = TopicsService(parts.topic_parts, parts.unloading, parts.store)
     topics_admin_pb2_grpc.add_TopicsServicer_to_server(topics, server)
     topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts.topic_parts), server)
+    writers_pb2_grpc.add_WritersServicer_to_server(_writers(parts), server)
     danube.register_admin_services(
         plain,
         node=parts.node,

@@ -23,6 +23,8 @@ from sava.cluster.controller import Controller
 from sava.cluster.records import Mode
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
+from sava.cluster.writer_tending import Tending
+from sava.cluster.writers import Writers
 
 _DOWNTIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -37,6 +39,8 @@ class ClusterParts:
     controller: Controller
     forwards: Mapping[str, int]
     """Calls that another broker answered, by kind: the port, or ``leader``."""
+    writers: Writers
+    tending: Tending
 
 
 def observe_cluster(registry: CollectorRegistry, parts: ClusterParts) -> None:
@@ -88,6 +92,7 @@ class ClusterCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._of_broker()
         yield from self._of_controller()
+        yield from self._of_writers()
         forwards = CounterMetricFamily(
             "sava_forwarded_calls",
             "Calls passed on: those of a port to a topic's owner, and those that only the leader answers.",
@@ -118,6 +123,24 @@ class ClusterCollector(Collector):
         for state in OwnershipState:
             owned.add_metric((state.value,), states[state])
         yield owned
+
+    def _of_writers(self) -> Iterable[Metric]:
+        writers = self._parts.writers
+        for name, text, count in (
+            (
+                "sava_writer_batches_decided",
+                "Exactly-once batches decided through this broker.",
+                writers.decided,
+            ),
+            ("sava_writer_batches_published", "Of any broker, published by this one.", writers.published),
+            ("sava_writer_messages", "Messages of these.", writers.messages),
+        ):
+            yield CounterMetricFamily(name, text, value=count)
+        yield _gauge(
+            "sava_writer_batches_unpublished",
+            "Batches of the whole cluster that are decided and not published yet.",
+            self._parts.tending.unpublished,
+        )
 
     def _of_controller(self) -> Iterable[Metric]:
         controller = self._parts.controller

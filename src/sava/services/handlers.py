@@ -32,8 +32,9 @@ LONG_CALLS: Final = {
     "/danube_admin.BrokerAdmin/TriggerRebalance": 600.0,
     "/danube_admin.TopicAdmin/UnloadTopic": 600.0,
     "/sava.admin.Brokers/Rebalance": 600.0,
+    "/sava.streams.Streams/Offsets": 35.0,
 }
-"""Calls that are answered when topics have moved, and how long that may take at most."""
+"""Calls that are answered when topics have moved, or have grown, and how long that may take at most."""
 
 
 class ForwardingServer:

@@ -20,6 +20,7 @@ from sava.broker.names import TopicName
 from sava.errors import RetryableError
 from sava.metadata.errors import Unavailable
 from sava.services.forwarding import Forwarder, Routes
+from sava.services.peers import Port
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -35,12 +36,13 @@ TIMEOUT_S: Final = 10.0
 class Part(Generic[Reply]):
     topic: TopicName
     method: str
-    """Of the admin port: ``/sava.admin.Topics/DescribeTopic``."""
+    """Its path: ``/sava.admin.Topics/DescribeTopic``."""
     request: Message
     """As the owner is asked it."""
     reply: type[Reply]
     here: Callable[[], Awaitable[Reply]]
     """The same without a network. Raises NotOwner."""
+    port: Port = "admin"
 
 
 class Owners:
@@ -63,7 +65,7 @@ class Owners:
                     raise Unavailable(str(error)) from error
             try:
                 return await self._forwarder.ask(
-                    "admin", part.method, part.request, part.reply, topic=part.topic, timeout=left
+                    part.port, part.method, part.request, part.reply, topic=part.topic, timeout=left
                 )
             except NotOwner:
                 pass  # it has come here meanwhile

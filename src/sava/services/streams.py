@@ -1,27 +1,19 @@
-"""The ``Streams`` service of the client port: Sava's own protocol, batch by batch.
-
-A stream has two directions that must not wait for each other: while the broker waits for the disk, the client
-goes on sending, and while a consumer's acks come in, deliveries go out. So each stream has a reader and a
-writer. What may be under way is bounded on both sides: unanswered batches by ``MAX_UNANSWERED`` (the broker
-stops reading), deliveries by the consumer's credits.
-"""
+"""The ``Streams`` service of the client port: Sava's own protocol, batch by batch. What happens on a stream
+of two directions is in ``sessions``."""
 
 # ruff: noqa: N802 (gRPC names the methods)
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
-from typing import Any, Final, NoReturn
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import Any, Final
 
 import grpc
 from grpc import aio
 
-from sava.broker.consumer import Consumer
-from sava.broker.delivery import Range
-from sava.broker.errors import MessageInvalid, NotOwner, TopicMismatch
+from sava.broker.errors import MessageInvalid, TopicMismatch
 from sava.broker.names import TopicName, check_name
 from sava.broker.position import EARLIEST, LATEST, AtOffset, AtTime, Position
 from sava.broker.producers import AccessMode, Producer
@@ -30,21 +22,18 @@ from sava.broker.topic import SubscribeOptions, Topic
 from sava.broker.topics import Topics
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
-from sava.records import Header, RecordBatch
+from sava.records import RecordBatch
 from sava.schemas.registry import SchemaRegistry
-from sava.services import faults
+from sava.services import deadlines, faults
 from sava.services.deliveries import Deliveries
 from sava.services.relays import is_forwarded
+from sava.services.sessions import MAX_CREDITS, Publishing, Subscribing, opening
 from sava.storage.topic_log import TopicLog
 
-EOF: Final[Any] = vars(aio)["EOF"]  # the type stubs do not know it
-MAX_UNANSWERED: Final = 64
-"""Batches of one producer whose outcome is open. Clients keep fewer."""
 READ_BYTES: Final = 1 << 20
 MAX_READ_BYTES: Final = 16 << 20
-MAX_CREDITS: Final = 1_000_000
-GOODBYE_S: Final = 1.0
-"""For a client to close a stream that can go on elsewhere."""
+LONGEST_WAIT_MS: Final = 30_000
+"""For more than there was, in one call of Offsets."""
 
 _ACCESS: Final = {pb.SHARED: AccessMode.SHARED, pb.EXCLUSIVE: AccessMode.EXCLUSIVE}
 _RELIABLE: Final = {pb.ANY: None, pb.RELIABLE: True, pb.NON_RELIABLE: False}
@@ -77,10 +66,9 @@ class StreamsService(rpc.StreamsServicer):
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Publish(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         async with faults.told(context):
-            first = await _first(context, "open")
-            producer = await self._open_producer(first.open)
+            producer = await self._open_producer(await opening(context))
             try:
-                await _Publishing(producer, context).run()
+                await Publishing(producer, context).run()
             finally:
                 producer.close()
 
@@ -97,11 +85,11 @@ class StreamsService(rpc.StreamsServicer):
 
     async def Subscribe(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         async with faults.told(context):
-            first = await _first(context, "open")
-            topic = await self._topics.get(TopicName.parse(first.open.topic))
-            consumer = await topic.subscribe(_subscribe_options(first.open))
+            first = await opening(context)
+            topic = await self._topics.get(TopicName.parse(first.topic))
+            consumer = await topic.subscribe(_subscribe_options(first))
             try:
-                await _Subscribing(topic, consumer, self._deliveries, context).run()
+                await Subscribing(topic, consumer, self._deliveries, context).run()
             finally:
                 consumer.close()
 
@@ -128,7 +116,10 @@ class StreamsService(rpc.StreamsServicer):
                 await self._topics.ensure(name, _known(_RELIABLE, request.delivery, "delivery"))
             spec = await self._topics.registry.need(name)
             response = pb.LookUpResponse(
-                topic=str(name), reliable=spec.reliable, partition_count=spec.partitions
+                topic=str(name),
+                reliable=spec.reliable,
+                partition_count=spec.partitions,
+                schema_subject=self._topics.schema_subject(name),
             )
             partitions = await self._topics.registry.partitions(name)
             places = await asyncio.gather(*map(self._locate, partitions))
@@ -140,6 +131,8 @@ class StreamsService(rpc.StreamsServicer):
         async with faults.told(context):
             topic = await self._topics.get(TopicName.parse(request.topic))
             log = _log_of(topic)
+            if request.HasField("beyond"):
+                await _grown(log, request, context)
             offset = log.next_offset
             if request.HasField("publish_time"):
                 offset = await log.offset_at(request.publish_time)
@@ -189,6 +182,27 @@ class StreamsService(rpc.StreamsServicer):
             schema_id=found.schema_id, version=found.version, type=found.type, definition=found.definition
         )
 
+    async def ListTopics(self, request: pb.ListTopicsRequest, context: Any) -> pb.ListTopicsResponse:
+        """From what this node knows, once it knows anything: programs ask again and again."""
+        async with faults.told(context):
+            await self._topics.ready()
+            if request.namespace:
+                await self._topics.namespaces.policy(check_name(request.namespace, "namespace"))
+            found = self._topics.registry.list_local(request.namespace or None)
+        return pb.ListTopicsResponse(
+            topics=[
+                pb.ListedTopic(topic=str(name), reliable=spec.reliable, partition_count=spec.partitions)
+                for name, spec in sorted(found.items())
+                if name.head == name
+            ]
+        )
+
+    async def Advance(self, request: pb.AdvanceRequest, context: Any) -> pb.AdvanceResponse:
+        async with faults.told(context):
+            topic = await self._topics.get(TopicName.parse(request.topic))
+            await topic.advance(request.subscription, request.offset)
+        return pb.AdvanceResponse()
+
     async def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendResponse:
         """What other brokers have for a topic; a client has no such right, since it would go around who
         publishes and whether the topic's schema lets it."""
@@ -200,183 +214,13 @@ class StreamsService(rpc.StreamsServicer):
         return pb.AppendResponse()
 
 
-class _Publishing:
-    """One Publish stream: batches in, receipts out in their order."""
-
-    def __init__(self, producer: Producer, context: Any) -> None:
-        self._producer = producer
-        self._context = context
-        self._unanswered: deque[tuple[asyncio.Future[int], Header]] = deque()
-        self._changed = asyncio.Event()
-        """An outcome is known, or there will be no more batches."""
-        self._has_room = asyncio.Event()
-        self._has_read_all = False
-        self._ending: NotOwner | None = None
-        """The topic is another broker's: nothing more is taken, and the client is told so."""
-
-    async def run(self) -> None:
-        """Until the client is done. Raises the error that the stream ends with; what was durable before it
-        has its receipt."""
-        producer = self._producer
-        await self._context.write(
-            pb.PublishResponse(
-                opened=pb.ProducerOpened(
-                    producer_id=producer.producer_id,
-                    next_sequence=producer.next_sequence,
-                    epoch=producer.epoch,
-                    reliable=producer.is_reliable,
-                    max_message_size=producer.max_message_size,
-                )
-            )
-        )
-        reading = asyncio.ensure_future(self._read())
-        try:
-            await self._answer()
-            if self._ending is not None:
-                await self._say_goodbye(self._ending, reading)
-            await reading
-        finally:
-            await _cancelled(reading)
-
-    async def _say_goodbye(self, error: NotOwner, reading: asyncio.Future[None]) -> NoReturn:
-        """Until the client has heard it. A stream that ends while its client writes fails there with an
-        error of gRPC's own, and the broker's status is lost."""
-        await self._context.write(pb.PublishResponse(ending=faults.code_of(error)))
-        await asyncio.wait((reading,), timeout=GOODBYE_S)
-        raise error
-
-    async def _read(self) -> None:
-        unanswered = self._unanswered
-        try:
-            while (request := await self._context.read()) is not EOF:
-                if self._ending is not None:
-                    continue
-                if request.WhichOneof("kind") != "batch":
-                    raise MessageInvalid("a publish stream carries batches after its opening")
-                batch = RecordBatch.parse(request.batch)
-                try:
-                    future = await self._producer.begin(batch)
-                except NotOwner as error:
-                    self._ending = error
-                    self._changed.set()
-                    continue
-                unanswered.append((future, batch.header))
-                future.add_done_callback(self._settled)
-                while len(unanswered) >= MAX_UNANSWERED:
-                    self._has_room.clear()
-                    await self._has_room.wait()
-        finally:
-            self._has_read_all = True
-            self._changed.set()
-
-    def _settled(self, _: asyncio.Future[int]) -> None:
-        self._changed.set()
-
-    async def _answer(self) -> None:
-        while True:
-            self._changed.clear()
-            response, failure = self._take_answers()
-            if response.receipts:
-                self._has_room.set()
-                await self._context.write(response)
-            if isinstance(failure, NotOwner):
-                self._ending = failure
-                return
-            if failure is not None:
-                raise failure
-            if not response.receipts:
-                if (self._has_read_all or self._ending is not None) and not self._unanswered:
-                    return
-                await self._changed.wait()
-
-    def _take_answers(self) -> tuple[pb.PublishResponse, BaseException | None]:
-        """Of all batches whose outcome is known, up to the first that failed."""
-        response = pb.PublishResponse()
-        while self._unanswered and self._unanswered[0][0].done():
-            future, header = self._unanswered.popleft()
-            if (failure := future.exception()) is not None:
-                return response, failure
-            response.receipts.add(
-                base_offset=future.result(), base_sequence=header.base_sequence, count=header.count
-            )
-        return response, None
-
-
-class _Subscribing:
-    """One Subscribe stream: deliveries out, credits and acks in."""
-
-    def __init__(self, topic: Topic, consumer: Consumer, deliveries: Deliveries, context: Any) -> None:
-        self._topic = topic
-        self._consumer = consumer
-        self._deliveries = deliveries
-        self._context = context
-        self._writing = asyncio.Lock()
-        self._receipt = 0
-        """The latest that was asked for and not answered; it covers those before it."""
-        self._receipt_wanted = asyncio.Event()
-
-    async def run(self) -> None:
-        opened = pb.ConsumerOpened(
-            consumer_id=self._consumer.consumer_id,
-            epoch=self._topic.epoch,
-            reliable=self._topic.spec.reliable,
-        )
-        await self._context.write(pb.SubscribeResponse(opened=opened))
-        parts = [asyncio.ensure_future(part) for part in (self._read(), self._deliver(), self._tell_stored())]
-        try:
-            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            for part in done:
-                part.result()
-        finally:
-            await _cancelled(*parts)
-
-    async def _deliver(self) -> None:
-        while True:
-            for response in self._deliveries.responses(await self._consumer.receive()):
-                await self._write(response)
-
-    async def _read(self) -> None:
-        consumer = self._consumer
-        while (request := await self._context.read()) is not EOF:
-            match request.WhichOneof("kind"):
-                case "credits":
-                    consumer.grant(min(request.credits, MAX_CREDITS))
-                case "acks":
-                    consumer.ack(_ranges(request.acks.ranges))
-                    if request.acks.receipt:
-                        self._receipt = request.acks.receipt
-                        self._receipt_wanted.set()
-                case "nacks":
-                    nacks = request.nacks
-                    consumer.nack(_ranges(nacks.ranges), delay_ms=nacks.delay_ms, reason=nacks.reason)
-                case kind:
-                    raise MessageInvalid(f"a subscribe stream carries no {kind or 'empty request'} here")
-
-    async def _tell_stored(self) -> None:
-        while True:
-            await self._receipt_wanted.wait()
-            self._receipt_wanted.clear()
-            receipt = self._receipt
-            await self._topic.acks_stored(self._consumer.subscription)
-            await self._write(pb.SubscribeResponse(acks_stored=receipt))
-
-    async def _write(self, response: pb.SubscribeResponse | bytes) -> None:
-        async with self._writing:
-            await self._context.write(response)
-
-
-async def _first(context: Any, kind: str) -> Any:
-    """The request that opens a stream."""
-    request = await context.read()
-    if request is EOF or request.WhichOneof("kind") != kind:
-        raise MessageInvalid("a stream begins with its opening")
-    return request
-
-
-async def _cancelled(*tasks: asyncio.Future[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _grown(log: TopicLog, request: pb.OffsetsRequest, context: Any) -> None:
+    """Until there is more than the caller knows of, or it has waited long enough. Raises TopicClosed when the
+    topic leaves this broker."""
+    wait_s = min(request.wait_ms, LONGEST_WAIT_MS) / 1000
+    with suppress(TimeoutError):
+        async with asyncio.timeout(min(wait_s, deadlines.remaining(context, wait_s))):
+            await log.wait_beyond(request.beyond)
 
 
 def _log_of(topic: Topic) -> TopicLog:
@@ -416,20 +260,6 @@ def _position(position: pb.Position, *, default: Position = EARLIEST) -> Positio
 
 def _serialize(response: pb.SubscribeResponse | bytes) -> bytes:
     return response if isinstance(response, bytes) else response.SerializeToString()
-
-
-def _ranges(flat: Sequence[int]) -> list[Range]:
-    if len(flat) % 2:
-        raise MessageInvalid("ranges come in pairs of start and end")
-    return list(_pairs(flat))
-
-
-def _pairs(flat: Sequence[int]) -> Iterator[Range]:
-    for index in range(0, len(flat), 2):
-        start, end = flat[index], flat[index + 1]
-        if start >= end:
-            raise MessageInvalid(f"the range {start}..{end} is empty or reversed")
-        yield start, end
 
 
 def _known(table: dict[Any, Any], value: int, what: str) -> Any:

@@ -117,3 +117,12 @@ class ObjectExists(CallerError):
     def __init__(self, key: str) -> None:
         super().__init__(f"object {key} exists already")
         self.key = key
+
+
+class StagedInvalid(CallerError):
+    """A section does not hold what it says, or names an object that is none of its writer's."""
+
+
+class StagedExpired(CallerError):
+    """A part was staged too long ago to be published, or is gone already. The batch has to be staged
+    again."""

@@ -19,16 +19,33 @@ A stranger must begin with 0. If any number would do:
     producer   0..9 refused (disk full), 10..19 arrives: "new producer, begins with 10" ─▶ accepted
     producer   0..9 again: before the first known one, lost or out of order
 
+**Runs.** A writer that publishes one prepared batch after another (``sava.cluster.writers``) does not know
+how many messages of the one before were for this topic. So each of its batches is a run: its sequences are
+``number of the run << 32 | index``, and a run may begin whenever the topic has not come further:
+
+    writer     run 4: 4·2³² + 0..99   ─▶ appended
+    writer     run 5 has nothing for this topic
+    writer     run 6: 6·2³² + 0..49   ─▶ begins a run, beyond what was expected: appended
+    writer     run 6: 6·2³² + 0..49   ─▶ already there
+    writer     run 6: 6·2³² + 60..    ─▶ 50..59 never came: SequenceGap, as within any run
+
+A stranger may begin with any run but not within one. That is safe because a writer's runs are numbered by
+decisions that only one can win, and the next one is begun when the one before is complete. A client's own
+numbers reach 2³² after four billion messages, and a hole that ends exactly there would pass; nobody makes
+one.
+
 Both memories are bounded: the last ``WINDOW`` batches of a producer are answered with their offsets (older
-ones with DuplicateForgotten), and the ``MAX_PRODUCERS`` that appended last are remembered. Whoever was
-forgotten gets SequenceGap and begins anew under a new id. Over a move only the last batch of each is handed
-on.
+ones with DuplicateForgotten), and the ``MAX_PRODUCERS`` that appended last are remembered; ``MAX_WRITERS``
+besides, for a writer that was forgotten in the middle of a run would begin it again, and it must take more
+than a crowd of clients to bring that about. Whoever was forgotten gets SequenceGap and begins anew under a
+new id. Over a move only the last batch of each is handed on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 
 from sava.errors import CallerError
@@ -42,6 +59,9 @@ WINDOW: Final = 16
 """More than a client has in flight: after a reconnect it repeats all of these."""
 MAX_PRODUCERS: Final = 1000
 """They are part of the topic's record in the metadata store (about 30 bytes each), rewritten per segment."""
+MAX_WRITERS: Final = 250
+RUN: Final = 1 << 32
+"""Sequences of a run. The runs of writers are counted from 1, so a producer beyond this is a writer."""
 
 
 class DuplicateForgotten(CallerError):
@@ -87,7 +107,8 @@ class ProducerTable:
 
     def __init__(self, known: Iterable[ProducerState] = ()) -> None:
         self._producers: dict[int, _Producer] = {}
-        """By last durable batch, oldest first."""
+        self._orders: tuple[dict[int, None], dict[int, None]] = {}, {}
+        """Clients, and writers, by last durable batch, oldest first."""
         for state in sorted(known, key=lambda state: state.last_base_offset):
             self._remember(
                 state.producer_id,
@@ -101,7 +122,7 @@ class ProducerTable:
             return None
         producer = self._producers.get(header.producer_id)
         expected = self.next_sequence(header.producer_id)
-        if header.base_sequence == expected:
+        if header.base_sequence == expected or begins_run(header.base_sequence, after=expected):
             return None
         if header.base_sequence > expected or header.next_sequence > expected or producer is None:
             raise SequenceGap(
@@ -146,28 +167,44 @@ class ProducerTable:
 
     def adopt(self, newer: ProducerTable) -> None:
         """Take over what a table of the same topic knows of later offsets."""
-        for producer_id, theirs in newer._producers.items():
+        for producer_id in newer._remembered():
+            theirs = newer._producers[producer_id].durable
             ours = self._producers.get(producer_id)
-            if ours is None or ours.durable[-1].base_offset <= theirs.durable[-1].base_offset:
-                for batch in theirs.durable:
+            if ours is None or ours.durable[-1].base_offset <= theirs[-1].base_offset:
+                for batch in theirs:
                     self._remember(producer_id, batch)
 
     def states(self) -> tuple[ProducerState, ...]:
         """What the next owner must know, as of the last durable batch."""
         return tuple(
             ProducerState(producer_id, last.next_sequence, last.base_sequence, last.base_offset)
-            for producer_id, producer in self._producers.items()
-            if producer.durable and (last := producer.durable[-1])
+            for producer_id in self._remembered()
+            if (last := self._producers[producer_id].durable[-1])
         )
 
+    def _remembered(self) -> Iterator[int]:
+        """Those of whom something is durable, of each kind the oldest first."""
+        return chain(*self._orders)
+
     def _remember(self, producer_id: int, batch: _Appended) -> None:
-        producer = self._producers.pop(producer_id, None) or _Producer()
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._producers[producer_id] = _Producer()
         producer.durable.append(batch)
-        self._producers[producer_id] = producer
-        if len(self._producers) > MAX_PRODUCERS:
-            oldest = next((key for key, kept in self._producers.items() if not kept.in_flight), None)
+        for order in self._orders:
+            order.pop(producer_id, None)
+        is_writer = batch.base_sequence >= RUN
+        order = self._orders[is_writer]
+        order[producer_id] = None
+        if len(order) > (MAX_WRITERS if is_writer else MAX_PRODUCERS):
+            oldest = next((each for each in order if not self._producers[each].in_flight), None)
             if oldest is not None and oldest != producer_id:
-                del self._producers[oldest]
+                del order[oldest], self._producers[oldest]
+
+
+def begins_run(sequence: int, *, after: int) -> bool:
+    """Whether a run begins here that the topic, which expects ``after``, has nothing of yet."""
+    return sequence > after and sequence % RUN == 0
 
 
 def _appended(header: Header) -> _Appended:

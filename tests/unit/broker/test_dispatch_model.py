@@ -222,6 +222,19 @@ class DispatchMachine(RuleBasedStateMachine):
             for place in range(len(self.infos))
         ]
 
+    @rule(pick=PICK)
+    def advance(self, pick: int) -> None:
+        """By somebody who keeps its own position; what was never sent is done as well."""
+        offset = pick % (len(self.infos) + 1)
+        if pick % 3 or offset <= self.cursor.next_offset:
+            return
+        unacked = [place for place in range(offset) if not self.cursor.is_acked(place)]
+        assert self.core.advance(offset) == len(unacked)
+        assert self.cursor.next_offset >= offset
+        for place in range(offset):
+            self.infos[place].was_sent = True
+            self.resolve(place)
+
     # -- what must be true ---------------------------------------------------------------------
 
     @invariant()

@@ -477,3 +477,31 @@ async def test_an_ack_from_before_a_seek_does_not_take_away_what_is_to_be_read_a
     consumer.grant(4)
     assert await get(consumer, 4) == [0, 1, 2, 3]
     await subscription.close(CLOSED)
+
+
+async def test_who_keeps_its_own_position_acks_what_nobody_got_and_what_somebody_has() -> None:
+    """Also after a seek, when acks of what was never sent count no more; and going back, or the same again,
+    changes nothing."""
+    log = MemoryLog()
+    log.publish(10)
+    subscription = subscription_on(log, spec_of(), cursor=CursorRecord(0, (5, 6)))
+    subscription.advance(3)
+    assert (subscription.cursor_offset, subscription.backlog) == (3, 6)
+
+    consumer = subscription.attach("c", consumer_id=1, credits=2)
+    assert await get(consumer, 2) == [3, 4]
+    subscription.advance(7)
+    assert (subscription.cursor_offset, subscription.stats.unacked) == (7, 0)
+    consumer.grant(1)
+    assert await get(consumer, 1) == [7]
+
+    await subscription.seek(1)
+    subscription.advance(9)
+    assert (subscription.cursor_offset, subscription.backlog) == (9, 1)
+    record = subscription.cursor_record(1)
+    subscription.mark_stored(record)
+    for offset in (9, 4, 0):
+        subscription.advance(offset)
+    assert not subscription.is_dirty
+    assert subscription.cursor_offset == 9
+    await subscription.close(CLOSED)

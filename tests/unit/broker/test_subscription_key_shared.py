@@ -161,6 +161,35 @@ async def test_a_key_without_credits_holds_up_no_other_key_within_the_look_ahead
     await subscription.close(CLOSED)
 
 
+@pytest.mark.parametrize("by", ["advance", "retention"])
+async def test_what_was_passed_over_and_is_done_since_is_never_sent(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of a consumer without credits are passed over, for the other consumer's. Then everything up to
+    offset 40 is acked by somebody who keeps its own position, or removed; and then the credits come."""
+    monkeypatch.setattr(key_shared, "LOOK_AHEAD", 10)
+    log = MemoryLog()
+    shares = homes("a", "b")
+    slow_key, quick_key = shares["a"][0], shares["b"][0]
+    subscription = subscription_on(log, spec_of(KEY_SHARED))
+    slow = subscription.attach("a", consumer_id=1, credits=1)
+    quick = subscription.attach("b", consumer_id=2, credits=1000)
+    for _ in range(30):
+        log.publish(2, keys=[slow_key, quick_key])
+    assert await get(slow, 1) == [0]
+    assert await get(quick, 10) == list(range(1, 21, 2))
+
+    if by == "advance":
+        subscription.advance(40)
+        assert (subscription.cursor_offset, subscription.stats.unacked) == (40, 0)
+    else:
+        log.remove_below(40)
+    slow.grant(1000)
+    assert await get(slow, 10) == list(range(40, 60, 2))
+    assert await get(quick, 10) == list(range(41, 60, 2))
+    await subscription.close(CLOSED)
+
+
 async def test_after_a_nack_the_key_waits_for_it() -> None:
     log = MemoryLog()
     log.publish(3, keys=["x", "x", "y"])

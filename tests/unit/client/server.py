@@ -53,6 +53,7 @@ class MemoryTopic:
         self.name = name
         self.reliable = reliable
         self.batches: list[RecordBatch] = []
+        self.start_offset = 0
         self.next_offset = 0
         self.producers: dict[str, dict[int, tuple[int, int]]] = {}
         """By producer: base sequence → (next sequence, base offset)."""
@@ -101,6 +102,13 @@ class MemoryBroker(rpc.StreamsServicer):
         self.acks: list[list[int]] = []
         self.calls: dict[asyncio.Task[Any], asyncio.Lock] = {}
         """Streams, and what is held while one of them writes."""
+        self.offsets_asked: list[pb.OffsetsRequest] = []
+        self.offsets_under_way = 0
+        self.refuse_offsets: dict[str, Fault] = {}
+        """By topic."""
+        self.refuse_reading: Fault | None = None
+        self.elsewhere = ""
+        """The address of the broker that has the topics, if this one says that it has not."""
         self.port = 0
         self._server: aio.Server | None = None
         self.changed = asyncio.Condition()
@@ -120,9 +128,12 @@ class MemoryBroker(rpc.StreamsServicer):
 
     async def start(self) -> None:
         self._server = aio.server(options=_OPTIONS)
-        rpc.add_StreamsServicer_to_server(self, self._server)
+        self.register(self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
+
+    def register(self, server: aio.Server) -> None:
+        rpc.add_StreamsServicer_to_server(self, server)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -173,16 +184,33 @@ class MemoryBroker(rpc.StreamsServicer):
             topic=name,
             reliable=self.topics[names[0]].reliable,
             partition_count=count,
-            partitions=[pb.Partition(topic=each, broker_id=1, address=self.address) for each in names],
+            partitions=[
+                pb.Partition(topic=each, broker_id=1, address=self.elsewhere or self.address)
+                for each in names
+            ],
         )
 
     async def Offsets(self, request: pb.OffsetsRequest, context: Any) -> pb.OffsetsResponse:
+        self.offsets_asked.append(request)
+        if request.topic in self.refuse_offsets:
+            await self.refuse_offsets[request.topic].tell(context)
         topic = self.topics[request.topic]
+        self.offsets_under_way += 1
+        try:
+            if request.HasField("beyond"):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(request.wait_ms / 1000):
+                        while topic.next_offset <= request.beyond:
+                            await topic.grown.wait()
+        finally:
+            self.offsets_under_way -= 1
         offset = topic.next_offset
         for batch in reversed(topic.batches):
             if request.HasField("publish_time") and batch.header.min_publish_time >= request.publish_time:
                 offset = batch.base_offset
-        return pb.OffsetsResponse(start_offset=0, next_offset=topic.next_offset, offset=offset)
+        return pb.OffsetsResponse(
+            start_offset=topic.start_offset, next_offset=topic.next_offset, offset=offset
+        )
 
     async def Segments(self, request: pb.SegmentsRequest, context: Any) -> pb.SegmentsResponse:
         raise NotImplementedError
@@ -196,6 +224,8 @@ class MemoryBroker(rpc.StreamsServicer):
         await self._serve(self._subscribe(context, writing), context, writing)
 
     async def Read(self, request: pb.ReadRequest, context: Any) -> AsyncIterator[pb.ReadResponse]:
+        if self.refuse_reading is not None:
+            await self.refuse_reading.tell(context)
         topic = self.topics[request.topic]
         position = request.start.offset
         while not request.HasField("end") or position < request.end:

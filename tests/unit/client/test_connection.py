@@ -120,3 +120,28 @@ async def test_no_broker_is_unavailable_within_the_timeout() -> None:
             await client.consumer("/default/t", subscription="s").open()
         with pytest.raises(Unavailable):
             await client.reader("/default/t").open()
+
+
+async def test_a_broker_that_a_look_up_has_named_answers_when_the_named_one_is_gone(
+    broker: MemoryBroker,
+) -> None:
+    async with MemoryBroker() as other, Client(broker.address, timeout=10) as client:
+        for each in (broker, other):
+            each.topic("/default/orders")
+        broker.elsewhere = other.address
+        await client._connection.look_up("/default/orders")
+        await broker.stop()
+        found = await client._connection.look_up("/default/orders")
+        assert [each.address for each in found.partitions] == [other.address]
+
+
+async def test_a_process_that_was_forked_from_a_user_of_grpc_is_told(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Client(broker.address) as client:
+        with pytest.raises(TopicUnknown):
+            await client._connection.look_up("/default/orders")
+        monkeypatch.setattr("os.getpid", lambda: 1)
+        with pytest.raises(Refused, match="forked"):
+            await client._connection.look_up("/default/orders")
+        monkeypatch.undo()

@@ -23,6 +23,7 @@ from sava.client import (
 )
 from sava.client import partitions as partition_watch
 from sava.client.routing import partition_of
+from sava.records import Codec, RecordBatch
 from tests.unit.client.server import AWAY, Fault, MemoryBroker, refused
 
 TOPIC = "/default/orders"
@@ -54,6 +55,55 @@ async def test_a_message_arrives_with_all_that_it_has(client: Client, broker: Me
     assert plain.publish_time > 1_600_000_000_000_000
     assert (full.key, full.attributes, full.publish_time) == ("k", {"a": "1"}, 1_767_225_600_000_000)
     assert other.payload == b"other"
+
+
+async def test_encoded_batches_go_as_they_are_between_single_messages(
+    client: Client, broker: MemoryBroker
+) -> None:
+    """Each with its producer and the sequence that is next, compressed as it came; nothing else is added."""
+
+    def encoded(*payloads: bytes) -> RecordBatch:
+        return RecordBatch.encode(payloads, publish_time=5, keys=["k"] * len(payloads), codec=Codec.ZSTD)
+
+    async with client.producer(TOPIC, name="p", linger_ms=1000) as producer:
+        first = producer.send(b"0")
+        second = await producer.send_batch(encoded(b"1", b"2"))
+        third = await producer.send_batch(encoded(b"3"))
+        last = producer.send(b"4")
+        await producer.flush()
+        assert [await each for each in (first, second, third, last)] == [0, 1, 3, 4]
+    assert broker.received == [(0, 1), (1, 2), (3, 1), (4, 1)]
+    stored = broker.topic(TOPIC).batches[1]
+    assert (stored.header.producer_id, stored.header.codec) == (7, Codec.ZSTD)
+    assert [(m.payload, m.key, m.publish_time, m.producer) for m in stored] == [
+        (b"1", "k", 5, None),
+        (b"2", "k", 5, None),
+    ]
+
+
+async def test_an_encoded_batch_is_sent_again_after_a_broken_stream(
+    client: Client, broker: MemoryBroker
+) -> None:
+    """And not stored twice: the stream breaks between the batch and its receipt."""
+    async with client.producer(TOPIC) as producer:
+        broker.receipts.clear()
+        sent = await producer.send_batch(RecordBatch.encode([b"a", b"b"], publish_time=1))
+        await broker.received_batches(1)
+        await broker.break_streams()
+        broker.receipts.set()
+        assert await sent == 0
+    assert broker.topic(TOPIC).payloads() == [b"a", b"b"]
+
+
+async def test_an_encoded_batch_is_for_one_partition(client: Client, broker: MemoryBroker) -> None:
+    broker.partitioned(TOPIC, 2)
+    async with client.producer(TOPIC) as producer:
+        with pytest.raises(Refused, match="partitioned"):
+            await producer.send_batch(RecordBatch.encode([b"a"], publish_time=1))
+        assert producer._room.messages == 0
+    with pytest.raises(Closed):
+        await producer.send_batch(RecordBatch.encode([b"a"], publish_time=1))
+    assert producer._room.messages == 0
 
 
 async def test_a_full_batch_does_not_linger(client: Client, broker: MemoryBroker) -> None:

@@ -29,6 +29,17 @@ async def test_reading_to_the_end_that_is_there_now(client: Client) -> None:
         assert [batch.ranges[0] async for batch in reader.batches()] == [(n, n + 1) for n in range(3, 7)]
 
 
+async def test_whole_answers_are_given_to_those_who_pay_for_each_call(client: Client) -> None:
+    await publish(client, 0, 10)
+    async with client.reader(TOPIC, start=3, end=7) as reader:
+        found = []
+        while (batches := await reader.next_batches()) is not None:
+            assert batches
+            found += [batch.ranges[0] for batch in batches]
+        assert found == [(n, n + 1) for n in range(3, 7)]
+        assert await reader.next_batches() is None
+
+
 async def test_reading_by_time(client: Client) -> None:
     await publish(client, 0, 10)
     start, end = BEGIN + timedelta(minutes=4), BEGIN + timedelta(minutes=6)

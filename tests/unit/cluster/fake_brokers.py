@@ -171,6 +171,7 @@ class World:
     brokers: dict[int, FakeBroker] = field(default_factory=dict)
     topic_ids: int = 0
     deletions: int = 0
+    tended: int = 0
     owners: dict[tuple[TopicName, int, int], set[int]] = field(default_factory=lambda: defaultdict(set))
     """Of each topic, its id and epoch: whoever was its owner then."""
     epochs: dict[tuple[TopicName, int], int] = field(default_factory=dict)
@@ -275,8 +276,17 @@ async def world(settings: Config | None = None, *, leads: bool = True) -> AsyncI
     async def finish_deletions() -> None:
         made.deletions += 1
 
+    async def tend_writers() -> None:
+        made.tended += 1
+
     controller = Controller(
-        view, store, settings or config(), leadership, broker=1, finish_deletions=finish_deletions
+        view,
+        store,
+        settings or config(),
+        leadership,
+        broker=1,
+        finish_deletions=finish_deletions,
+        tend_writers=tend_writers,
     )
     made = World(store, view, leadership, controller)
     view.start()

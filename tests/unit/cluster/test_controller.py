@@ -445,3 +445,12 @@ async def test_a_deletion_that_nobody_finishes_is_finished(monkeypatch: pytest.M
         await w.add(1)
         await soon(lambda: w.deletions > 1)
         assert w.record(topic(1)).state is S.UNASSIGNED
+
+
+async def test_writers_are_tended_by_the_leader_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sava.cluster.controller.FULL_PASS_S", 0.05)
+    async with world(leads=False) as w:
+        await asyncio.sleep(0.3)
+        assert w.tended == 0
+        w.store.term = w.leadership.now = 1
+        await soon(lambda: w.tended > 2)

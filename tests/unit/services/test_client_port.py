@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from grpc import aio
 
@@ -20,6 +21,7 @@ from sava.cluster import records
 from sava.cluster.records import Registration
 from sava.cluster.router import Router
 from sava.cluster.view import ClusterView
+from sava.metadata.store import MetadataStore
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.proto import streams_pb2
@@ -77,8 +79,9 @@ class ClientSite(Site):
 class Fleet:
     """Three brokers; new topics go to the first."""
 
-    def __init__(self, brokers: dict[int, BrokerAt]) -> None:
+    def __init__(self, brokers: dict[int, BrokerAt], store: MetadataStore) -> None:
         self.brokers = brokers
+        self.store = store
 
     def address(self, broker: int) -> str:
         return self.brokers[1].view.brokers[broker].client
@@ -145,7 +148,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
             await each.view.wait(lambda each=each: len(each.view.brokers) == 3, timeout=5)  # type: ignore[misc]
         assigning = asyncio.create_task(brokers[1].director.assign_new())
         try:
-            yield Fleet(brokers)
+            yield Fleet(brokers, site.world.metadata)
         finally:
             assigning.cancel()
 
@@ -303,3 +306,114 @@ async def test_clients_do_not_append(fleet: Fleet) -> None:
         stub = client._connection.stub(fleet.address(1))
         with pytest.raises(aio.AioRpcError, match="clients publish"):
             await stub.Append(streams_pb2.AppendRequest(topic=TEXT))
+
+
+# -- calls of readers that keep their own position ------------------------------------------------
+
+
+async def publish(client: Client, *payloads: bytes) -> None:
+    async with client.producer(TEXT) as producer:
+        await producer.send_many(payloads)
+
+
+async def test_who_waits_for_more_is_answered_when_there_is_more(fleet: Fleet) -> None:
+    """By the owner, and through a broker that is not."""
+    async with Client(fleet.address(1)) as client:
+        await publish(client, b"0")
+        stubs = [client._connection.stub(fleet.address(broker)) for broker in (1, 2)]
+        request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=0, wait_ms=30_000)
+        for stub in stubs:  # there is more already
+            assert (await stub.Offsets(request, timeout=20)).next_offset == 1
+        request.beyond = 1
+        waiting = [asyncio.ensure_future(stub.Offsets(request, timeout=20)) for stub in stubs]
+        await asyncio.sleep(0.1)
+        assert not any(each.done() for each in waiting)
+        await publish(client, b"1", b"2")
+        assert [each.next_offset for each in await asyncio.gather(*waiting)] == [3, 3]
+
+
+async def test_who_waits_for_more_is_told_when_the_time_is_up(fleet: Fleet) -> None:
+    """Its own, or what is left of the deadline: then the answer comes a little before gRPC's."""
+    async with Client(fleet.address(1)) as client:
+        await publish(client, b"0")
+        for broker, wait_ms, timeout in ((1, 100, 10), (2, 100, 10), (2, 30_000, 3)):
+            stub = client._connection.stub(fleet.address(broker))
+            request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=1, wait_ms=wait_ms)
+            assert (await stub.Offsets(request, timeout=timeout)).next_offset == 1
+
+
+async def test_who_waits_for_more_learns_that_the_topic_goes(fleet: Fleet) -> None:
+    """At once: whoever waits asks its next owner."""
+    async with Client(fleet.address(1)) as client:
+        await publish(client, b"0")
+        request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=1, wait_ms=30_000)
+        waiting = [
+            asyncio.ensure_future(client._connection.stub(fleet.address(broker)).Offsets(request, timeout=20))
+            for broker in (1, 2)
+        ]
+        await asyncio.sleep(0.1)
+        await fleet.move(3)
+        async with asyncio.timeout(5):
+            for ended in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(ended, aio.AioRpcError)
+                assert ended.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_any_broker_lists_the_topics(fleet: Fleet) -> None:
+    async with Client(fleet.address(1)) as client:
+        await publish(client, b"0")
+        async with client.producer("/default/many", partitions=3, reliable=False):
+            pass
+        for broker in (1, 2, 3):
+            stub = client._connection.stub(fleet.address(broker))
+            for namespace in ("", "default"):
+                listed = await stub.ListTopics(streams_pb2.ListTopicsRequest(namespace=namespace))
+                assert [(each.topic, each.reliable, each.partition_count) for each in listed.topics] == [
+                    ("/default/many", False, 3),
+                    (TEXT, True, 0),
+                ]
+            assert not (await stub.ListTopics(streams_pb2.ListTopicsRequest(namespace="system"))).topics
+            with pytest.raises(aio.AioRpcError, match="namespace nowhere does not exist"):
+                await stub.ListTopics(streams_pb2.ListTopicsRequest(namespace="nowhere"))
+
+
+async def test_a_look_up_tells_the_subject(fleet: Fleet) -> None:
+    schemas = SchemaRegistry(fleet.store)
+    await schemas.register("order", "json_schema", b'{"type": "object"}')
+    async with Client(fleet.address(1)) as client:
+        async with client.producer("/default/many", partitions=2, schema="order"):
+            pass
+        for name in ("/default/many", "/default/many-part-1"):
+            assert (await client._connection.look_up(name)).schema_subject == "order"
+        await publish(client, b"0")
+        assert (await client._connection.look_up(TEXT)).schema_subject == ""
+
+
+async def test_progress_is_acked_in_a_subscription_that_need_not_exist(fleet: Fleet) -> None:
+    async with Client(fleet.address(1)) as client:
+        await publish(client, *(b"%d" % n for n in range(10)))
+        stub = client._connection.stub(fleet.address(2))
+        for offset in (0, 4, 4, 2):
+            await stub.Advance(streams_pb2.AdvanceRequest(topic=TEXT, subscription="q", offset=offset))
+        subscription = fleet.brokers[1].topics.loaded[ORDERS].subscriptions["q"]
+        assert subscription.backlog == 6
+
+        await fleet.move(3)
+        moved = fleet.brokers[3].topics.loaded[ORDERS].subscriptions["q"]
+        assert moved.backlog == 6
+        await stub.Advance(streams_pb2.AdvanceRequest(topic=TEXT, subscription="q", offset=10))
+        assert moved.backlog == 0
+        async with client.consumer(TEXT, subscription="q") as consumer:
+            await publish(client, b"new")
+            assert (await anext(consumer)).offset == 10
+
+
+async def test_progress_beyond_the_end_is_refused(fleet: Fleet) -> None:
+    async with Client(fleet.address(1)) as client:
+        await publish(client, b"0")
+        stub = client._connection.stub(fleet.address(1))
+        with pytest.raises(aio.AioRpcError, match=r"outside of 0\.\.1"):
+            await stub.Advance(streams_pb2.AdvanceRequest(topic=TEXT, subscription="q", offset=2))
+        assert "q" not in fleet.brokers[1].topics.loaded[ORDERS].subscriptions
+        with pytest.raises(aio.AioRpcError, match="subscription name"):
+            await stub.Advance(streams_pb2.AdvanceRequest(topic=TEXT, subscription="q/q", offset=1))

@@ -13,6 +13,8 @@ from sava.cluster.controller import Controller
 from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
+from sava.cluster.writer_tending import Tending
+from sava.cluster.writers import Writers
 from sava.services.cluster_metrics import ClusterParts
 from sava.services.metrics import Metrics
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, Life, new_store, register, step
@@ -31,6 +33,15 @@ class Counts:
     pass_seconds = 0.004
 
 
+class WriterCounts:
+    """Of writers, and of whoever tends them."""
+
+    decided = 5
+    published = 4
+    messages = 400
+    unpublished = 1
+
+
 class Story:
     """Broker 1's metrics, and what happens around it."""
 
@@ -47,6 +58,8 @@ class Story:
                 registrar=cast(Registrar, self.life),
                 controller=cast(Controller, self.counts),
                 forwards=self.forwards,
+                writers=cast(Writers, WriterCounts()),
+                tending=cast(Tending, WriterCounts()),
             )
         )
 
@@ -125,3 +138,10 @@ async def test_the_controllers_numbers_and_forwarded_calls(story: Story) -> None
     assert story.value("sava_controller_moves_total") == 3
     assert story.value("sava_forwarded_calls_total", kind="client") == 5
     assert story.value("sava_forwarded_calls_total", kind="leader") == 2
+
+
+async def test_writers_are_counted(story: Story) -> None:
+    assert story.value("sava_writer_batches_decided_total") == 5
+    assert story.value("sava_writer_batches_published_total") == 4
+    assert story.value("sava_writer_messages_total") == 400
+    assert story.value("sava_writer_batches_unpublished") == 1

@@ -69,7 +69,7 @@ async def test_the_owner_gets_what_is_left_of_the_clients_deadline(three: dict[i
     with_deadline = await three[1].stub.Offsets(OFFSETS, timeout=4.0)
     assert 2000 < with_deadline.next_offset < 4000
     without = await three[1].stub.Offsets(OFFSETS)
-    assert 5000 < without.next_offset < 10_500  # gRPC rounds it up
+    assert 25_000 < without.next_offset < 36_000  # longer than it may wait; gRPC rounds it up
 
 
 async def test_a_refusal_of_the_owner_arrives_as_it_was_said(three: dict[int, Hosted]) -> None:
@@ -167,6 +167,7 @@ async def test_an_owner_that_does_not_answer_in_time_is_unavailable(
 ) -> None:
     give(three, 2)
     monkeypatch.setattr("sava.services.handlers.FORWARD_S", 0.3)
+    monkeypatch.setattr("sava.services.handlers.LONG_CALLS", {})
 
     async def hang(request: Any, context: Any) -> None:
         await asyncio.Event().wait()

@@ -6,7 +6,14 @@ import pytest
 
 from sava.records import Header, RecordBatch
 from sava.storage.errors import SequenceGap
-from sava.storage.producers import MAX_PRODUCERS, WINDOW, DuplicateForgotten, ProducerTable
+from sava.storage.producers import (
+    MAX_PRODUCERS,
+    MAX_WRITERS,
+    RUN,
+    WINDOW,
+    DuplicateForgotten,
+    ProducerTable,
+)
 from sava.storage.types import ProducerState
 
 
@@ -106,3 +113,80 @@ def test_of_two_tables_the_later_offsets_win() -> None:
     assert table.find(header(50)) is None
     assert table.find(header(20, producer=2)) is None
     assert table.find(header(10, producer=2)) == 700
+
+
+# -- runs of writers ---------------------------------------------------------------------------
+
+
+def run(number: int, index: int = 0, count: int = 10, *, producer: int = 1, offset: int = 0) -> Header:
+    return header(number * RUN + index, count, producer=producer, offset=offset)
+
+
+def test_a_run_may_begin_beyond_what_is_expected_and_goes_on_without_a_gap() -> None:
+    """Run 4 is here, run 5 had nothing for this topic, run 6 comes in two batches."""
+    table = table_of(run(4, offset=100))
+    assert table.find(run(6)) is None
+    table.follow(run(6, offset=110))
+    assert table.find(run(6)) == 110
+    assert table.find(run(6, 10)) is None
+    with pytest.raises(SequenceGap):
+        table.find(run(6, 20))
+
+
+def test_a_stranger_may_begin_with_any_run_but_not_within_one() -> None:
+    assert ProducerTable().find(run(7)) is None
+    with pytest.raises(SequenceGap):
+        ProducerTable().find(run(7, 10))
+
+
+def test_a_run_that_was_followed_by_another_is_not_begun_again() -> None:
+    """The answer for run 6 is lost, somebody else publishes run 6 and run 7, and the first asks again."""
+    table = table_of(run(6, offset=100), run(7, offset=110))
+    assert table.find(run(6)) == 100
+    following = ProducerTable(table.states())
+    with pytest.raises(DuplicateForgotten):
+        following.find(run(6))
+    assert following.find(run(7)) == 110
+    assert following.find(run(8)) is None
+
+
+def test_a_run_that_broke_off_goes_on_where_it_was_whatever_became_of_the_topic() -> None:
+    """The owner dies behind the first of two frames; then a move hands on the last batch of each."""
+    recovered = ProducerTable([ProducerState(1, 4 * RUN + 10, 4 * RUN, 50)])
+    recovered.adopt(table_of(run(6, offset=60)))
+    assert recovered.next_sequence(1) == 6 * RUN + 10
+    moved = ProducerTable(recovered.states())
+    assert moved.next_sequence(1) == 6 * RUN + 10
+    assert moved.find(run(6, 10)) is None
+
+
+def test_a_run_in_flight_that_is_refused_may_begin_again() -> None:
+    table = table_of(run(4, offset=5))
+    table.begin(run(5, offset=15))
+    assert table.next_sequence(1) == 5 * RUN + 10
+    table.abandon()
+    assert table.next_sequence(1) == 4 * RUN + 10
+    assert table.find(run(5)) is None
+
+
+def test_a_crowd_of_clients_does_not_make_the_table_forget_a_writer() -> None:
+    """A writer has published half of a run; two thousand clients come; the rest of the run must follow, and
+    the first half must not be taken for new."""
+    table = table_of(run(6, offset=1))
+    for client in range(2, 2 * MAX_PRODUCERS):
+        table.follow(header(0, producer=client, offset=client * 10))
+    assert table.find(run(6)) == 1
+    assert table.find(run(6, 10)) is None
+    assert len(table.states()) == MAX_PRODUCERS + 1
+    for writer in range(10_000, 10_000 + MAX_WRITERS):
+        table.follow(run(1, producer=writer, offset=writer * 10))
+    assert table.next_sequence(1) == 0
+    assert len(table.states()) == MAX_PRODUCERS + MAX_WRITERS
+
+
+def test_a_client_is_not_taken_for_one_that_begins_a_run() -> None:
+    table = table_of(header(0), header(10))
+    with pytest.raises(SequenceGap):
+        table.find(header(RUN + 1))
+    with pytest.raises(SequenceGap):
+        table.find(header(RUN - 1))

@@ -311,13 +311,24 @@ class Dispatch(ABC):
 
     def skip_to(self, start: int) -> int:
         """Retention has removed what was below: how many messages that were not acked."""
-        lost = sum(end - begin for begin, end in self.cursor.unacked(self.cursor.next_offset, start))
-        for begin, end in self.cursor.unacked(self.cursor.next_offset, start):
-            self._resolve(begin, end)
-            self.cursor.ack(begin, end)
-        self.position = max(self.position, start)
+        lost = self._pass(start)
         self.counters.skipped_by_retention += lost
         return lost
+
+    def advance(self, offset: int) -> int:
+        """What is below is done, sent or not, and wherever it was sought to: how many messages that were not
+        acked."""
+        count = self._pass(offset)
+        self.counters.acked += count
+        return count
+
+    def _pass(self, offset: int) -> int:
+        unacked = self.cursor.unacked(self.cursor.next_offset, offset)
+        for begin, end in unacked:
+            self._resolve(begin, end)
+            self.cursor.ack(begin, end)
+        self.position = max(self.position, offset)
+        return sum(end - begin for begin, end in unacked)
 
     # -- knowing -------------------------------------------------------------------------------
 

@@ -265,6 +265,15 @@ class KeySharedDispatch(Dispatch):
 
     # -- what became of messages -----------------------------------------------------------------
 
+    def _pass(self, offset: int) -> int:
+        """What was passed over is among them: kept ahead, it would be read again and again after it is gone,
+        or sent after it is acked."""
+        self._forget_ahead()
+        count = super()._pass(offset)
+        for key in list(self._keys.values()):
+            self._settle(key)
+        return count
+
     def _returned(self, start: int, end: int, *, has_failed: bool) -> None:
         for offset in range(start, end):
             key = self._key_of[offset]

@@ -1,0 +1,53 @@
+"""LoopThread: an event loop in a thread of its own, for programs that are not asynchronous themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from sava.client.errors import Closed
+from sava.client.tasks import cancelled
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs until it is closed. Any thread may call. A process that was forked has the object but not the
+    thread."""
+
+    def __init__(self, name: str = "sava client") -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``. If the waiting is interrupted, the work is cancelled."""
+        if not self._thread.is_alive():
+            work.close()
+            raise Closed("the client is closed, or the process was forked")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise Closed("the client was closed meanwhile") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Work that nobody waits for. It runs before whatever is asked of the loop later."""
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(work()))
+
+    def close(self) -> None:
+        """What is still running is cancelled; whoever waits for it gets Closed."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.create_task, self._end())
+            self._thread.join()
+            self._loop.close()
+
+    async def _end(self) -> None:
+        await cancelled(*(asyncio.all_tasks() - {asyncio.current_task()}))
+        self._loop.stop()

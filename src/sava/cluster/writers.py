@@ -1,0 +1,397 @@
+"""Writers: batches of messages for any number of topics, published whole and once.
+
+    1 stage     whoever has a part puts it into the object store                       nobody sees anything
+    2 check     each topic says whether it would take its part                         nobody sees anything
+    3 decide    one compare-and-swap of the writer's record names the batch            ◀── the one moment
+    4 publish   the owner of each topic appends what it finds staged
+    5 mark      the record says published; what was staged is removed
+
+Up to 3 nothing has happened. From 3 on it will: whoever comes to a record that is decided and not published
+goes on with 4, be it the broker that decided, the one that a repeated commit comes to, the next commit of the
+writer, or the leader, which looks for such records every few seconds. What they publish is what the record
+names, and topics recognise what they have (``sava.broker.staged``), so it does not matter how many do it or
+how often.
+
+**One at a time.** A batch is decided when the one before it is published, and not before. So a topic that has
+seen a later one of a writer has all of the earlier ones, and one number per writer is all that it must
+remember.
+
+**Who decides.** The first commit of a batch. A later one, of a driver that was restarted, names other objects
+with the same messages (or, if its input is not what it was, other messages): it publishes what the first has
+named, and ignores its own. A run that was followed by another is refused. A batch that is not beyond the last
+one is a repetition if the record remembers it; of another query, or never seen, it is a writer id used twice
+or numbers that do not grow: it is refused, loudly, since taking it for done would lose it.
+
+**Nothing named is swept.** Staged objects that nothing names are removed when they are old. Between the look
+at them and the decision they might be:
+
+    broker   looks: the parts are there                    … stalls …                      decides
+    leader                              they are old and unnamed: removed
+
+Whoever sweeps therefore first writes down, under the key SWEEP, up to when it sweeps, then reads the records,
+and then removes. A decision is conditional on that key being what it was when the parts were found to be
+younger. Either the sweep sees the decision, or the decision is refused. All these times are the object
+store's: no broker's clock has a part in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from sava.broker import specs
+from sava.broker.conditions import unchanged
+from sava.broker.cursors import report_failure
+from sava.broker.names import TopicName, check_name
+from sava.broker.single_flight import SingleFlight
+from sava.cluster import commits
+from sava.cluster.commits import Commit
+from sava.cluster.errors import StagedLost, WriterBusy, WriterContended, WriterUnknown
+from sava.cluster.writer_records import (
+    SWEEP,
+    WRITERS,
+    Held,
+    WriterRecord,
+    held,
+    now_ms,
+    swept_until,
+    writer_key,
+)
+from sava.errors import SavaError
+from sava.metadata.commands import Delete, Put
+from sava.metadata.errors import OutcomeUnknown, Unavailable
+from sava.metadata.store import MetadataStore
+from sava.storage import staging
+from sava.storage.errors import ObjectMissing, StagedExpired, StagedInvalid
+from sava.storage.objectstore import ObjectInfo, ObjectStore
+from sava.storage.staging import Manifest, Part, Section
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 16
+PARALLEL: Final = 16
+"""Topics, or objects, of one batch that are asked at a time."""
+INEXACT_MS: Final = 2000
+"""By so much two answers of an object store about the age of one object may differ: some of them are given in
+whole seconds."""
+
+T = TypeVar("T")
+Result = TypeVar("Result")
+
+
+class StagedTopics(Protocol):
+    """Topics, wherever they are."""
+
+    async def check(self, writer: str, topic: TopicName, sections: Sequence[Section]) -> int:
+        """The topic's id. Raises what the topic would refuse them with."""
+        ...
+
+    async def publish(self, writer: str, part: Part, *, producer_id: int, ordinal: int) -> None:
+        """Until they are durable in the topic, or the topic is gone. Raises what stands in the way."""
+        ...
+
+
+class Published(NamedTuple):
+    topic: str
+    messages: int
+
+
+class Committed(NamedTuple):
+    decided_now: bool
+    published: Sequence[Published]
+    """Empty if that was long ago."""
+
+
+class _Decided(NamedTuple):
+    record: WriterRecord
+    revision: int
+    manifest: Manifest
+
+
+class Writers:
+    """Owned by the event loop. Holds nothing that is not in the store."""
+
+    def __init__(
+        self, store: MetadataStore, objects: ObjectStore, topics: StagedTopics, *, expiry_s: float
+    ) -> None:
+        self._store = store
+        self._objects = objects
+        self._topics = topics
+        self.usable_s = expiry_s / 2
+        """Parts that were staged longer ago are refused: what is about to be swept is not decided upon."""
+        self._finishing: SingleFlight[tuple[str, str], Sequence[Published]] = SingleFlight()
+        self._tidying: set[asyncio.Task[None]] = set()
+
+        # For metrics.
+        self.decided = 0
+        self.published = 0
+        self.messages = 0
+
+    async def close(self) -> None:
+        """What is not finished is left to other brokers."""
+        await self._finishing.stop(Unavailable("this broker stops"))
+        for task in list(self._tidying):
+            task.cancel()
+        await asyncio.gather(*self._tidying, return_exceptions=True)
+
+    # -- committing ------------------------------------------------------------------------------
+
+    async def commit(self, commit: Commit) -> Committed:
+        """Until the batch is published. Repeating it is safe. Raises WriterFenced, WriterReused,
+        BatchOutOfOrder, StagedExpired, StagedInvalid and what a topic refuses its part with: nothing is
+        published then. Any other error leaves open whether it is decided; a batch that is will be
+        published."""
+        commits.check(commit)
+        for _ in range(ATTEMPTS):
+            known = await self._held(commit.writer)
+            record = known.record
+            if record is not None:
+                commits.check_run(record, commit)
+                if commit.batch <= record.batch:
+                    commits.check_repeated(record, commit)
+                    if await self._follow(known, record, commit.run):
+                        return Committed(False, await self._published(record, commit))
+                    continue
+                if not record.is_published:
+                    await self.finish(commit.writer, record.manifest)
+                    continue
+            decided = await self._decide(commit, known)
+            if decided is not None:
+                manifest = decided.record.manifest
+                return Committed(True, await self.finish(commit.writer, manifest, decided))
+        raise WriterContended(commit.writer)
+
+    async def _follow(self, known: Held, record: WriterRecord, run: str) -> bool:
+        """Take the writer over from an earlier run, if there is one. False: the record has changed."""
+        followed = record.followed_by(run)
+        return followed is record or await self._write(known, followed)
+
+    async def _published(self, record: WriterRecord, commit: Commit) -> Sequence[Published]:
+        if commit.batch < record.batch or record.is_published:
+            return ()
+        return await self.finish(commit.writer, record.manifest)
+
+    async def _decide(self, commit: Commit, known: Held) -> _Decided | None:
+        """None: it was another's turn, or nobody knows."""
+        swept = swept_until(await self._store.get(SWEEP))
+        await self._check_fresh(commit, swept.moment_ms)
+        manifest = Manifest(writer=commit.writer, batch=commit.batch, parts=await self._check_topics(commit))
+        record = commits.next_record(commit, known.record, manifest)
+        await staging.put_manifest(self._objects, record.manifest, manifest)
+        key = writer_key(commit.writer)
+        conditions = (
+            unchanged(key, known.revision),
+            unchanged(SWEEP, swept.revision),
+        )
+        try:
+            result = await self._store.txn(conditions, (Put(key, specs.encode(record)),))
+        except OutcomeUnknown:
+            # It may yet take effect, and need its manifest. What is tried next has the same condition, so
+            # that only one of them does.
+            return None
+        if not result.succeeded:
+            self._tidy(self._remove([record.manifest]))
+            return None
+        self.decided += 1
+        return _Decided(record, result.revision, manifest)
+
+    async def _check_fresh(self, commit: Commit, swept_ms: int) -> None:
+        """Raise unless all objects are there, large enough, and not about to be removed."""
+        ends: dict[str, int] = {}
+        for _, sections in commit.parts:
+            for section in sections:
+                ends[section.key] = max(ends.get(section.key, 0), section.end)
+
+        async def look(key: str) -> ObjectInfo:
+            try:
+                return await self._objects.head(key)
+            except ObjectMissing:
+                raise StagedExpired(
+                    f"{key} is gone, or never came; the batch has to be staged again"
+                ) from None
+
+        oldest_ms = now_ms() - self.usable_s * 1000
+        for info in await spread(ends, look):
+            if info.size < ends[info.key]:
+                raise StagedInvalid(f"{info.key} has {info.size} bytes; a section ends at {ends[info.key]}")
+            if info.modified_ms < max(oldest_ms, swept_ms + INEXACT_MS):
+                raise StagedExpired(
+                    f"{info.key} was staged more than {self.usable_s:g} s ago; the batch has to be staged "
+                    "again (storage.staging_expiry_seconds is twice as long as a commit may come later)"
+                )
+
+    async def _check_topics(self, commit: Commit) -> tuple[Part, ...]:
+        async def check(part: tuple[TopicName, Sequence[Section]]) -> Part:
+            topic, sections = part
+            topic_id = await self._topics.check(commit.writer, topic, sections)
+            return Part(str(topic), topic_id, tuple(sections))
+
+        return tuple(await spread(commit.parts, check))
+
+    # -- finishing -------------------------------------------------------------------------------
+
+    async def finish(
+        self, writer: str, manifest: str, decided: _Decided | None = None
+    ) -> Sequence[Published]:
+        """Publish what was decided, if that is not done; what it was, empty if somebody else has done it.
+        Goes on if the caller does not. Raises what stands in the way.
+
+        A decision is known by its manifest, which no other has. The ordinals of a writer that was forgotten
+        begin anew, and whoever is late must not take the new one's first batch for the one that it has
+        published itself."""
+        return await self._finishing.run((writer, manifest), lambda: self._finish(writer, manifest, decided))
+
+    async def _finish(self, writer: str, key: str, decided: _Decided | None) -> Sequence[Published]:
+        try:
+            if decided is None:
+                decided = await self._load(writer, key)
+                if decided is None:
+                    return ()
+            await self._publish(writer, decided.record, decided.manifest)
+        except (SavaError, TimeoutError) as error:
+            # Whoever was faster has removed what this one was looking for.
+            if await self._is_over(writer, key):
+                return ()
+            failure = error
+            if isinstance(error, ObjectMissing):
+                failure = StagedLost(f"a decided batch of writer {writer} cannot be published: {error}")
+            await self._note(writer, key, error=str(failure))
+            raise failure from error
+        await self._mark(Held(writer, decided.record, decided.revision), decided.record)
+        self.published += 1
+        self.messages += decided.record.messages
+        self._tidy(self._remove([*decided.manifest.keys, decided.record.manifest]))
+        return [Published(part.topic, part.messages) for part in decided.manifest.parts]
+
+    async def _load(self, writer: str, key: str) -> _Decided | None:
+        """None: there is nothing left to do."""
+        _, record, revision = await self._held(writer)
+        if record is None or _is_over(record, key):
+            return None
+        return _Decided(record, revision, await staging.get_manifest(self._objects, record.manifest))
+
+    async def _publish(self, writer: str, record: WriterRecord, manifest: Manifest) -> None:
+        """All parts; a part that fails does not keep the others from being published. Raises the first
+        failure."""
+        done: list[str] = []
+        failures: list[SavaError | TimeoutError] = []
+
+        async def publish(part: Part) -> None:
+            try:
+                await self._topics.publish(
+                    writer, part, producer_id=record.producer_id, ordinal=record.ordinal
+                )
+                done.append(part.topic)
+            except (SavaError, TimeoutError) as error:
+                failures.append(error)
+
+        await spread((part for part in manifest.parts if part.topic not in record.done), publish)
+        if failures:
+            if done:
+                await self._note(writer, record.manifest, done=done)
+            raise failures[0]
+
+    async def _mark(self, known: Held, record: WriterRecord) -> None:
+        """The batch is published."""
+        for _ in range(ATTEMPTS):
+            marked = msgspec.structs.replace(record, is_published=True, done=(), error="")
+            if await self._write(known, marked):
+                return
+            known = await self._held(known.writer)
+            if known.record is None or _is_over(known.record, record.manifest):
+                return
+            record = known.record
+        raise WriterContended(known.writer)
+
+    async def _note(self, writer: str, key: str, *, done: Iterable[str] = (), error: str = "") -> None:
+        """How far it has come, for those who go on and those who look. If it cannot be written, it is not."""
+        with suppress(SavaError, TimeoutError):
+            known = await self._held(writer)
+            record = known.record
+            if record is None or _is_over(record, key):
+                return
+            noted = msgspec.structs.replace(
+                record, done=tuple(dict.fromkeys((*record.done, *done))), error=error or record.error
+            )
+            if noted != record:
+                await self._write(known, noted)
+
+    async def _is_over(self, writer: str, key: str) -> bool:
+        try:
+            record = (await self._held(writer)).record
+        except (SavaError, TimeoutError):
+            return False
+        return record is None or _is_over(record, key)
+
+    # -- knowing and forgetting ------------------------------------------------------------------
+
+    async def list(self) -> list[tuple[str, WriterRecord]]:
+        found = (await self._store.range(WRITERS)).kvs
+        return [(kv.key.removeprefix(WRITERS), specs.decode(kv, WriterRecord)) for kv in found]
+
+    async def forget(self, writer: str, *, force: bool = False) -> None:
+        """Raises WriterUnknown, WriterBusy."""
+        check_name(writer, "writer")
+        for _ in range(ATTEMPTS):
+            known = await self._held(writer)
+            record = known.record
+            if record is None:
+                raise WriterUnknown(writer)
+            if not record.is_published and not force:
+                raise WriterBusy(writer, record.batch, record.error)
+            conditions = (unchanged(writer_key(writer), known.revision),)
+            if (await self._store.txn(conditions, (Delete(writer_key(writer)),))).succeeded:
+                log.info("writers: forgotten writer=%s batch=%d", writer, record.batch)
+                return
+        raise WriterContended(writer)
+
+    # -- records and objects ---------------------------------------------------------------------
+
+    async def _held(self, writer: str) -> Held:
+        return held(writer, await self._store.get(writer_key(writer)))
+
+    async def _write(self, known: Held, record: WriterRecord) -> bool:
+        """False: it is not what was known any more, or nobody knows. Whoever reads it again finds out."""
+        key = writer_key(known.writer)
+        put = Put(key, specs.encode(record))
+        with suppress(OutcomeUnknown):
+            return (await self._store.txn((unchanged(key, known.revision),), (put,))).succeeded
+        return False
+
+    async def _remove(self, keys: Sequence[str]) -> None:
+        """What is left is swept later."""
+        try:
+            await self._objects.delete(keys)
+        except SavaError as error:
+            log.warning("writers: staged objects not removed error=%s: %s", type(error).__name__, error)
+
+    def _tidy(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="writers: removing")
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+        task.add_done_callback(report_failure)
+
+
+def _is_over(record: WriterRecord, manifest: str) -> bool:
+    return record.manifest != manifest or record.is_published
+
+
+async def spread(items: Iterable[T], work: Callable[[T], Awaitable[Result]]) -> list[Result]:
+    """``work`` for each, some at a time; results in the order of the items. The first failure ends it."""
+    slots = asyncio.Semaphore(PARALLEL)
+
+    async def one(item: T) -> Result:
+        async with slots:
+            return await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(item)) for item in items]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
