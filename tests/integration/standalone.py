@@ -27,6 +27,10 @@ class Standalone:
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
 
+    def add_arguments(self, *arguments: str) -> None:
+        """From the next start on."""
+        self._arguments += arguments
+
     def start(self) -> None:
         with self.log.open("ab") as stderr:
             self._process = subprocess.Popen(

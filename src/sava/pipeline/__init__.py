@@ -1,0 +1,1 @@
+"""The data pipeline: what runs on Spark, through PySpark."""

@@ -1,0 +1,120 @@
+"""Calls: questions to a cluster, asked until they are answered.
+
+A broker that is down, a topic that moves and a leader election pass; whoever asks waits for them, as long as
+it was told to. What a broker refuses is raised at once. Owned by one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sava.client.backoff import Backoff
+from sava.client.connection import OPEN_TIMEOUT_S, Connection
+from sava.client.errors import Unavailable
+from sava.proto import streams_pb2, writers_pb2, writers_pb2_grpc
+
+COMMIT_S: Final = 600.0
+"""A commit is answered when all of it is published, wherever its topics are by then."""
+
+
+class Owner:
+    """Where calls about one partition go: to the broker that had it the last time, and after a failure
+    wherever a look-up says."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self.name = name
+        self.target = ""
+        """The broker that answered last; empty if it does not answer any more."""
+        self._connection = connection
+        self._failed = ""
+
+    async def call(self, method: str, request: Any, *, timeout: float) -> Any:
+        """One attempt, and a look-up if it is not known where."""
+        target = self.target or await self._connection.locate(
+            self.name, but_not=self._failed, timeout=min(timeout, OPEN_TIMEOUT_S)
+        )
+        try:
+            response = await self._connection.call(method, request, target=target, timeout=timeout)
+        except Unavailable:
+            if self.target in ("", target):  # unless another call has found a better one meanwhile
+                self.target, self._failed = "", target
+            raise
+        self.target, self._failed = target, ""
+        return response
+
+    async def ask(self, method: str, request: Any) -> Any:
+        """As often as it takes, within the time of the connection."""
+        loop = asyncio.get_running_loop()
+        timeout = self._connection.timeout
+        deadline = loop.time() + timeout
+        backoff = Backoff()
+        while True:
+            left = deadline - loop.time()
+            try:
+                return await self.call(method, request, timeout=min(left, OPEN_TIMEOUT_S))
+            except Unavailable as error:
+                delay = backoff.delay(error)
+                if loop.time() + delay >= deadline:
+                    raise _unanswered(f"{method} of {self.name}", timeout, error) from None
+                await asyncio.sleep(delay)
+
+
+class Calls:
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._owners: dict[str, Owner] = {}
+
+    def owner(self, name: str) -> Owner:
+        """Of a plain topic, or a partition."""
+        owner = self._owners.get(name)
+        if owner is None:
+            owner = self._owners[name] = Owner(self.connection, name)
+        return owner
+
+    async def ask(self, method: str, request: Any) -> Any:
+        """Whichever broker answers."""
+        with _told(method, self.connection.timeout):
+            return await self.connection.ask(method, request)
+
+    async def staging(self, request: writers_pb2.StagingRequest) -> writers_pb2.StagingResponse:
+        with _told("Staging", self.connection.timeout):
+            timeout = self.connection.timeout
+            response: writers_pb2.StagingResponse = await self._writers(
+                "Staging", request, timeout, OPEN_TIMEOUT_S
+            )
+        return response
+
+    async def commit(self, request: writers_pb2.CommitRequest) -> writers_pb2.CommitResponse:
+        """A broker that fails on the way is followed by another: repeating a commit is safe."""
+        with _told("Commit", COMMIT_S):
+            response: writers_pb2.CommitResponse = await self._writers("Commit", request, COMMIT_S, COMMIT_S)
+        return response
+
+    async def _writers(self, method: str, request: Any, timeout: float, attempt: float) -> Any:
+        service = writers_pb2_grpc.WritersStub
+        return await self.connection.ask(method, request, timeout=timeout, attempt=attempt, service=service)
+
+    async def look_up(self, topic: str, *, create: bool) -> streams_pb2.LookUpResponse:
+        """Who has the partitions is remembered."""
+        delivery = streams_pb2.RELIABLE if create else streams_pb2.ANY
+        with _told(f"LookUp of {topic}", self.connection.timeout):
+            found = await self.connection.look_up(topic, create=create, delivery=delivery)
+        for partition in found.partitions:
+            owner = self.owner(partition.topic)
+            owner.target = owner.target or partition.address
+        return found
+
+
+def _unanswered(what: str, timeout: float, error: Unavailable) -> Unavailable:
+    return Unavailable(f"no broker has answered {what} within {timeout:g} s: {error}", error.code)
+
+
+@contextmanager
+def _told(what: str, timeout: float) -> Iterator[None]:
+    try:
+        yield
+    except Unavailable as error:
+        raise _unanswered(what, timeout, error) from None

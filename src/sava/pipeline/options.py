@@ -1,0 +1,295 @@
+"""Options: everything that ``format("sava")`` can be told, checked before anything is done.
+
+Names are as users know them from Spark's Kafka source where the meaning is the same. Spark hands all options
+over as text, in any case. An option that nobody knows is refused with the nearest name that exists: a
+misspelled ``maxMessagesPerTrigger`` that is ignored reads everything at once. Every error is one line that
+names the option, what was given, and what can be given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypeVar
+
+from sava.client.errors import Refused
+from sava.client.position import microseconds
+from sava.errors import CallerError
+from sava.pipeline.link import Access
+from sava.pipeline.positions import Part, to_offsets
+
+T = TypeVar("T")
+
+DEFAULT_SERVICE: Final = "127.0.0.1:6650"
+"""Without the option and without ``SAVA_SERVICE`` in the environment of the driver."""
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""Inside of offsets by partition, as in Spark's Kafka source."""
+
+_COMMON: Final = ("service", "token", "tlsCa", "tlsCert", "tlsKey", "timeout", "topic")
+_SOURCE: Final = (
+    "topics",
+    "topicPattern",
+    "startingOffsets",
+    "startingTimestamp",
+    "maxMessagesPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "subscription",
+    "decode",
+    "filterPushdown",
+)
+_BATCH_SOURCE: Final = ("endingOffsets", "endingTimestamp", "filterPushdown")
+_STREAM_SOURCE: Final = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "subscription")
+_SINK: Final = ("writerId", "batchId", "delivery", "compression")
+_NAMES: Final = tuple(dict.fromkeys((*_COMMON, *_SOURCE, *_BATCH_SOURCE, *_SINK)))
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+"""What Spark itself adds to the options of a stream that writes."""
+
+_TOPIC: Final = re.compile(r"/[^/]+/[^/]+")
+_TOPIC_FORM: Final = "written /namespace/topic, such as /default/orders"
+
+
+class OptionError(CallerError):
+    """An option that cannot be used, in one line."""
+
+    def __init__(self, name: str, value: str, allowed: str) -> None:
+        shown = value if len(value) <= 80 else f"{value[:77]}..."
+        super().__init__(f'format("sava"): option {name} is {shown!r}: {allowed}')
+        self.name, self.value = name, value
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """The first message that was not published before it."""
+
+    publish_time: int
+    """Microseconds since 1970 UTC."""
+
+
+Position = Literal["earliest", "latest"] | Instant | Mapping[Part, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChoice:
+    """Topics by name, or all whose name matches."""
+
+    names: tuple[str, ...] = ()
+    pattern: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    access: Access
+    topics: TopicChoice
+    start: Position
+    end: Position
+    max_messages: int | None
+    max_bytes: int | None
+    min_partitions: int
+    """0: as many as the data is worth."""
+    fail_on_data_loss: bool
+    subscription: str
+    decode: bool
+    filter_pushdown: bool
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, stream: bool | None) -> SourceOptions:
+        """``stream`` is None when it is not known yet. Raises OptionError."""
+        given = _Given(options)
+        given.refuse_paths()
+        for name in _SINK:
+            given.refuse(name, "it is for writing")
+        if stream is not None:
+            for name in _BATCH_SOURCE if stream else _STREAM_SOURCE:
+                given.refuse(name, "it is for batch reads only" if stream else "it is for streams only")
+        return cls(
+            access=_access(given),
+            topics=_topics(given),
+            start=_position(given, "starting", "latest" if stream else "earliest"),
+            end=_position(given, "ending", "latest"),
+            max_messages=given.number("maxMessagesPerTrigger"),
+            max_bytes=given.number("maxBytesPerTrigger"),
+            min_partitions=given.number("minPartitions") or 0,
+            fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+            subscription=given.text("subscription"),
+            decode=given.flag("decode", default=False),
+            filter_pushdown=given.flag("filterPushdown", default=False),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    access: Access
+    topic: str
+    """Empty: each row names its own."""
+    writer_id: str
+    """Empty: the query's."""
+    batch_id: int | None
+    exactly_once: bool
+    compression: Literal["none", "lz4", "zstd"]
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, stream: bool) -> SinkOptions:
+        """Raises OptionError."""
+        given = _Given(options)
+        given.refuse_paths()
+        for name in (*_SOURCE, *_BATCH_SOURCE):
+            given.refuse(name, "it is for reading")
+        if stream:
+            given.refuse("batchId", "it is for batch writes only; a stream numbers its batches")
+        if given.text("batchId") and not given.text("writerId"):
+            raise OptionError(
+                "batchId", given.text("batchId"), "it needs the option writerId, whose batches it counts"
+            )
+        return cls(
+            access=_access(given),
+            topic=given.topic("topic"),
+            writer_id=given.text("writerId"),
+            batch_id=given.number("batchId", least=0),
+            exactly_once=given.choice("delivery", ("exactlyOnce", "atLeastOnce")) == "exactlyOnce",
+            compression=given.choice("compression", ("none", "lz4", "zstd")),
+        )
+
+
+class _Given:
+    """The options as Spark gave them, by name in any case."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._values = {name.lower(): value.strip() for name, value in options.items()}
+        # Of CREATE TABLE. What reads such a table gets none of the table's options from Spark.
+        self.refuse("provider", "use CREATE TEMPORARY VIEW … USING sava, whose options Spark hands over")
+        known = {name.lower(): name for name in _NAMES}
+        for name in self._values.keys() - known.keys() - _SPARKS_OWN - {"path", "paths"}:
+            near = get_close_matches(name, known, n=1, cutoff=0.6)
+            hint = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(_NAMES)}"
+            raise OptionError(name, self._values[name], f"there is no such option; {hint}")
+
+    def text(self, name: str) -> str:
+        return self._values.get(name.lower(), "")
+
+    def refuse(self, name: str, why: str) -> None:
+        if name.lower() in self._values:
+            raise OptionError(name, self.text(name), why)
+
+    def refuse_paths(self) -> None:
+        for name in ("path", "paths"):
+            self.refuse(name, "topics have no path; name one by the option topic")
+
+    def number(self, name: str, *, least: int = 1) -> int | None:
+        text = self.text(name)
+        if not text and name.lower() not in self._values:
+            return None
+        if not text.isdecimal() or not least <= int(text) < 1 << 63:
+            raise OptionError(name, text, f"a whole number from {least} on")
+        return int(text)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        return bool(self.choice(name, ("true", "false") if default else ("false", "true")) == "true")
+
+    def choice(self, name: str, values: tuple[Any, ...]) -> Any:
+        """The first is the default."""
+        if name.lower() not in self._values:
+            return values[0]
+        text = self.text(name)
+        for value in values:
+            if text.lower() == value.lower():
+                return value
+        raise OptionError(name, text, f"{', '.join(values[:-1])} or {values[-1]}")
+
+    def topic(self, name: str) -> str:
+        text = self.text(name)
+        if name.lower() in self._values and not _TOPIC.fullmatch(text):
+            raise OptionError(name, text, _TOPIC_FORM)
+        return text
+
+
+def _access(given: _Given) -> Access:
+    timeout = given.text("timeout") or "60"
+    try:
+        timeout_s = float(timeout)
+    except ValueError:
+        timeout_s = 0.0
+    if not 0 < timeout_s <= 3600:
+        raise OptionError("timeout", timeout, "seconds, more than 0 and at most 3600")
+    for name, other in (("tlsCert", "tlsKey"), ("tlsKey", "tlsCert")):
+        if given.text(name) and not given.text(other):
+            raise OptionError(name, given.text(name), f"it needs the option {other} beside it")
+    return Access(
+        service=given.text("service") or os.environ.get("SAVA_SERVICE") or DEFAULT_SERVICE,
+        token=given.text("token"),
+        ca=given.text("tlsCa"),
+        cert=given.text("tlsCert"),
+        key=given.text("tlsKey"),
+        timeout_s=timeout_s,
+    )
+
+
+def _topics(given: _Given) -> TopicChoice:
+    ways = ("topic", "topics", "topicPattern")
+    used = [name for name in ways if given.text(name)]
+    if len(used) != 1:
+        shown = ", ".join(f"{name}={given.text(name)}" for name in used)
+        raise OptionError(
+            " and ".join(used) or "topic", shown, "exactly one of topic, topics and topicPattern is needed"
+        )
+    if used == ["topicPattern"]:
+        pattern = given.text("topicPattern")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise OptionError("topicPattern", pattern, f"a regular expression is needed ({error})") from None
+        return TopicChoice(pattern=pattern)
+    if used == ["topic"]:
+        return TopicChoice((given.topic("topic"),))
+    names = tuple(dict.fromkeys(name.strip() for name in given.text("topics").split(",")))
+    if not all(map(_TOPIC.fullmatch, names)):
+        raise OptionError("topics", given.text("topics"), f"names with commas between, each {_TOPIC_FORM}")
+    return TopicChoice(names)
+
+
+def _position(
+    given: _Given, side: Literal["starting", "ending"], default: Literal["earliest", "latest"]
+) -> Position:
+    """By time if that is given, else by offsets."""
+    if time := given.text(f"{side}Timestamp"):
+        return Instant(_instant(f"{side}Timestamp", time))
+    name = f"{side}Offsets"
+    text = given.text(name) or default
+    words = ("earliest", "latest") if side == "starting" else ("latest",)
+    for word in words:
+        if text.lower() == word:
+            return word  # type: ignore[return-value]
+    example = '{"/default/orders": {"0": 23, "1": -2}}'
+    allowed = f"{', '.join(words)} or offsets by topic and partition, such as {example}"
+    if side == "starting":
+        allowed += f" ({EARLIEST} is earliest, {LATEST} is latest)"
+    try:
+        offsets = to_offsets(json.loads(text))
+    except (ValueError, AttributeError):
+        raise OptionError(name, text, allowed) from None
+    least = EARLIEST if side == "starting" else LATEST
+    if any(offset < least for offset in offsets.values()):
+        raise OptionError(name, text, allowed)
+    return offsets
+
+
+def _instant(name: str, text: str) -> int:
+    if text.isdecimal():
+        return int(text) * 1000
+    try:
+        return microseconds(datetime.fromisoformat(text))
+    except Refused:
+        raise OptionError(
+            name, text, "a time with its zone is needed, such as 2030-01-31T12:00:00Z"
+        ) from None
+    except ValueError:
+        raise OptionError(
+            name, text, "milliseconds since 1970 UTC, or a time such as 2030-01-31T12:00:00Z"
+        ) from None

@@ -1,0 +1,239 @@
+"""Writers: the sink as Spark calls it.
+
+    planner    a writer is made: options and columns are checked, nothing is asked of the cluster
+    executors  ``write``, once for each attempt of a task: routes, encodes, stages or publishes its rows
+    driver     ``commit`` with what the tasks returned, or ``abort``
+
+These are different processes. A stream's writer is made anew in each of them, so whatever the commit must
+know comes with the tasks' messages: the query, its run, what was staged.
+
+**Exactly once.** Tasks stage; nothing can be seen. The commit names the staged parts to the brokers
+together with writer, run and batch, and the brokers publish a batch of a writer once, whoever asks and
+however often:
+
+    driver dies before the commit    Spark repeats the batch after the restart; what was staged expires
+    in it, or its answer is lost     the brokers finish the batch; the repeated one changes nothing
+    after it                         the same
+    a second driver on the           has another run; with its first commit the earlier run is refused
+      same checkpoint                from then on
+
+**Abort** removes what was staged only if a task is missing. Spark also calls it after a commit that failed,
+and a commit that failed here may have been decided there: the brokers then need what was staged.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from sava.client.errors import ClientError, OutcomeUnknown, Refused, TopicUnknown
+from sava.errors import SavaError
+from sava.pipeline.link import Link, TopicParts
+from sava.pipeline.objects import Objects
+from sava.pipeline.options import SinkOptions
+from sava.pipeline.sink import batching, publishing
+from sava.pipeline.sink.batching import Batcher, Emit
+from sava.pipeline.sink.errors import WriteRefused
+from sava.pipeline.sink.publishing import Publisher
+from sava.pipeline.sink.routing import Router
+from sava.pipeline.sink.staging import Stage
+from sava.pipeline.sink.task import Task
+from sava.proto import writers_pb2 as pb
+from sava.records import Codec
+
+log = logging.getLogger(__name__)
+
+_CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What a task has done."""
+
+    partition: int
+    query: str
+    run: str
+    store_url: str
+    sections: tuple[pb.Section, ...]
+
+    @property
+    def keys(self) -> list[str]:
+        return list(dict.fromkeys(section.key for section in self.sections))
+
+
+class _Sink:
+    """What batch and stream have in common. Pickled: it holds nothing but values."""
+
+    _advice = "start the query again: it writes the batch again, and it is there once"
+    """What to do when nobody knows whether a batch is published."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    # -- on executors ----------------------------------------------------------------------
+
+    def _write(self, batches: Iterator[Any], task: Task, writer: str) -> Written:
+        filled = (rows for rows in batches if rows.num_rows)
+        first = next(filled, None)
+        if first is None:
+            # Nothing is asked of the cluster: an idle stream costs it nothing.
+            return Written(task.partition, task.query, task.run, "", ())
+        link = Link.of(self._options.access)
+        router = Router(
+            lambda topic: self._parts(link, topic),
+            topic=self._options.topic,
+            first=task.partition + task.batch,
+        )
+        rows = chain((first,), filled)
+        if not self._options.exactly_once:
+            self._publish(router, rows, link)
+            return Written(task.partition, task.query, task.run, "", ())
+        where = link.staging(writer)
+        stage = Stage(where, f"{task.batch}-{task.partition}-{task.attempt}")
+        sections = self._stage(router, rows, where, stage)
+        return Written(task.partition, task.query, task.run, where.store_url, sections)
+
+    def _stage(
+        self, router: Router, rows: Iterable[Any], where: pb.StagingResponse, stage: Stage
+    ) -> tuple[pb.Section, ...]:
+        try:
+            _feed(router, self._batcher(stage.add, batching.WAITING_BYTES), rows)
+            return tuple(stage.finish())
+        except BaseException:
+            _forget(where.store_url, stage.abandon())
+            raise
+
+    def _publish(self, router: Router, rows: Iterable[Any], link: Link) -> None:
+        with Publisher(link.publish) as publisher:
+            _feed(router, self._batcher(publisher.add, publishing.WAITING_BYTES), rows)
+            publisher.finish()
+
+    def _batcher(self, emit: Emit, waiting_bytes: int) -> Batcher:
+        return Batcher(emit, codec=_CODECS[self._options.compression], waiting_bytes=waiting_bytes)
+
+    def _parts(self, link: Link, topic: str) -> TopicParts:
+        try:
+            parts = link.parts(topic)
+        except TopicUnknown:
+            parts = link.parts(topic, create=True)
+        if self._options.exactly_once and not parts.reliable:
+            raise WriteRefused(
+                f"topic {topic} keeps no messages, so they cannot be published exactly once:"
+                " set the option delivery to atLeastOnce, or write to a reliable topic"
+            )
+        return parts
+
+    # -- on the driver ---------------------------------------------------------------------
+
+    def _commit(self, writer: str, run: str, query: str, batch: int, parts: Sequence[Written]) -> None:
+        sections = [section for part in parts for section in part.sections]
+        if not sections:
+            return
+        request = pb.CommitRequest(writer=writer, run=run, query=query, batch=batch, sections=sections)
+        try:
+            answer = Link.of(self._options.access).commit(request)
+        except Refused as error:
+            raise WriteRefused(f"batch {batch} of writer {writer} is not published: {error}") from None
+        except ClientError as error:
+            raise OutcomeUnknown(
+                f"batch {batch} of writer {writer}: nobody knows yet whether it is published; {self._advice}:"
+                f" {error}",
+                error.code,
+            ) from None
+        if not answer.decided_now:
+            # It is in the topics by now, as an earlier commit named it. These parts are a second copy, or
+            # gone already.
+            for part in parts:
+                _forget(part.store_url, part.keys)
+
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if None in messages:
+            for part in _parts_of(messages):
+                _forget(part.store_url, part.keys)
+
+
+class BatchWriter(_Sink, DataSourceArrowWriter):
+    """One job. It is its own writer, unless the options name one, and the batch: then the same batch can be
+    written by any number of jobs and is published once."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        super().__init__(options)
+        self._job = f"spark-job-{uuid.uuid4()}"
+        if options.writer_id:
+            self._advice = "write the same batch again, and it is there once"
+        else:
+            self._advice = "`sava writers list` shows it if it is, or will be"
+
+    @property
+    def _writer(self) -> str:
+        return self._options.writer_id or self._job
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        return self._write(iterator, Task.current(), self._writer)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        parts = _parts_of(messages)
+        if parts:
+            # Inside of foreachBatch the query is known, and so that batches of another one are others.
+            # Brokers soon forget a writer without a query: right for a job that is its own writer, not for
+            # a named one.
+            named = self._options.writer_id
+            query = (parts[0].query or named) if named else ""
+            self._commit(self._writer, parts[0].run or self._job, query, self._options.batch_id or 0, parts)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._abort(messages)
+
+
+class StreamWriter(_Sink, DataSourceStreamArrowWriter):
+    """Batches of a streaming query. The query is the writer, unless the options name one."""
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        task = Task.current()
+        if not (task.query and task.run):
+            raise WriteRefused(
+                "Spark does not say which streaming query this is a task of, and which run of it:"
+                " its batches could be published twice"
+            )
+        return self._write(iterator, task, self._writer(task.query))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        parts = _parts_of(messages)
+        if parts:
+            query, run = parts[0].query, parts[0].run
+            self._commit(self._writer(query), run, query, batchId, parts)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._abort(messages)
+
+    def _writer(self, query: str) -> str:
+        return self._options.writer_id or query
+
+
+def _feed(router: Router, batcher: Batcher, batches: Iterable[Any]) -> None:
+    for rows in batches:
+        for name, part in router.route(rows):
+            batcher.add(name, part)
+    batcher.flush()
+
+
+def _parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+    """In the order of Spark's partitions, which is the order of the rows where they have one."""
+    parts = [message for message in messages if isinstance(message, Written)]
+    return sorted(parts, key=lambda part: part.partition)
+
+
+def _forget(url: str, keys: Sequence[str]) -> None:
+    """Staged objects that nobody needs. They would expire; that this fails is no reason for anything else
+    to fail."""
+    if keys:
+        try:
+            Objects.of(url).delete(keys)
+        except SavaError as error:
+            log.info("sink: staged objects are left to expire: %s", error)
