@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
+from sava.cli.interrupts import run_to_end
 from sava.cli.output import Format, as_dict, print_json, print_line, print_table
 from sava.metadata.lost_quorum import ForceReport, NotConfirmed
 from sava.proto import admin_pb2 as pb
@@ -188,7 +188,7 @@ def force(
         return yes
 
     try:
-        asyncio.run(recover(data_dir, addr, auth_from_environment(), confirm))
+        run_to_end(recover(data_dir, addr, auth_from_environment(), confirm))
     except NotConfirmed as error:
         raise NotConfirmed(f"{error}; repeat with --yes to do it") from error
     print_line("done: start the broker, then wipe the given-up members and add them as new nodes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from sava.cli.interrupts import run_to_end
 from sava.config import Auth, ConfigInvalid, Tls
 from sava.services.admin_client import AdminClient
 
@@ -43,7 +43,7 @@ def run(admin: str, work: Callable[[AdminClient], Awaitable[T]]) -> T:
         async with AdminClient(admin, auth_from_environment()) as client:
             return await work(client)
 
-    return asyncio.run(connected())
+    return run_to_end(connected())
 
 
 def auth_from_environment() -> Auth:

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from sava.cli.client_port import tls_for
 from sava.cli.connection import run
 from sava.cli.consume import IDLE_S
+from sava.cli.interrupts import run_to_end
 from sava.cli.messages import Printer, reader_may_leave
 from sava.cli.output import Format
 from sava.cli.positions import Position
@@ -164,4 +165,4 @@ def _run(service: str, work: Callable[[Client], Awaitable[object]]) -> None:
             await work(client)
 
     with reader_may_leave():
-        asyncio.run(connected())
+        run_to_end(connected())

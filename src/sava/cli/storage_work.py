@@ -3,7 +3,6 @@ other command starts in half the time without Arrow."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from sava import config as settings
 from sava.cli import storage_output as show
 from sava.cli.connection import DEFAULT_ADMIN, auth_from_environment
+from sava.cli.interrupts import run_to_end
 from sava.cli.output import Format, print_line
 from sava.config import Auth
 from sava.errors import HostError
@@ -98,7 +98,7 @@ def _ask(where: Place, work: Callable[[RemoteRecords], Awaitable[T]]) -> T:
         async with AdminClient(where.admin, where.auth) as client:
             return await work(RemoteRecords(client))
 
-    return asyncio.run(connected())
+    return run_to_end(connected())
 
 
 # -- inspect -------------------------------------------------------------------------------------

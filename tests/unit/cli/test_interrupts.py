@@ -1,0 +1,46 @@
+"""Ctrl-C ends a command whenever it comes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+WAITING = """
+import asyncio, signal, threading
+from sava.cli.interrupts import run_to_end
+
+async def wait():
+    print("waiting", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("ended", flush=True)
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+try:
+    run_to_end(wait())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.timeout(30)
+def test_a_signal_that_does_not_disturb_the_sleep_of_the_loop_ends_it_all_the_same() -> None:
+    """A signal that comes after the loop has looked for signals and before it sleeps does not wake it. The
+    same happens here for certain: the signal is blocked in the loop's thread, so another thread takes it."""
+    command = [sys.executable, "-c", WAITING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waiting\n"
+            time.sleep(0.2)  # nothing tells when the loop sleeps
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=10)[0] == "ended\ninterrupted\n"
+            assert process.returncode == 0
+        finally:
+            process.kill()
