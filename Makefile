@@ -27,7 +27,7 @@ test: $(READY)
 
 ## make test-long  the tests that are longer with SAVA_LONG=1 (200 SIGKILLs instead of 20)
 test-long: $(READY)
-	SAVA_LONG=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $$(grep -rl --include='test_*.py' SAVA_LONG tests)
+	SAVA_LONG=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $$(grep -rl --include='test_*.py' tests.long tests)
 
 ## make test-spark  all tests with Spark, the long ones too: executors and drivers killed, a standalone cluster, Connect
 test-spark: $(READY)

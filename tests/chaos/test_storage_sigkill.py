@@ -4,7 +4,6 @@ there once, in order, at its offset."""
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import time
@@ -26,10 +25,9 @@ from sava.wal import LocalDisk
 from tests.chaos.storage_child import OPTIONS, MetadataServer, Work, batch_of
 from tests.children import PIPE, start_child
 from tests.children import Child as Process
+from tests.long import IS_LONG
 from tests.unit.storage.brokers import contents, expected, numbered
 
-IS_LONG = os.environ.get("SAVA_LONG", "") not in ("", "0")
-"""``SAVA_LONG=1``: at least 200 kills instead of 20."""
 LIVES = 200 if IS_LONG else 20
 
 TOPICS = [TopicKey("default", f"topic-{number}", 100 + number) for number in range(3)]

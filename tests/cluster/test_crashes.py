@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -30,8 +29,8 @@ from tests.cluster.harness import until
 from tests.cluster.trapped import Roles, TrappedBrokers
 from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
+from tests.long import IS_LONG
 
-IS_LONG = os.environ.get("SAVA_LONG", "") not in ("", "0")
 CASE_S = 90.0
 TAIL_UNTIL = MOVE_STEPS.index("after storage sealed")
 """Up to here the source may be the only one that knows how the topic ends."""

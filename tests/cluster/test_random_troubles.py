@@ -20,8 +20,8 @@ from sava.errors import SavaError
 from tests.cluster.trapped import TrappedBrokers
 from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
+from tests.long import only_long
 
-IS_LONG = os.environ.get("SAVA_LONG", "") not in ("", "0")
 RUN_S = 240.0
 TOPICS = [f"/default/topic-{number}" for number in range(4)]
 LONGEST_TROUBLE_S = 40.0
@@ -103,7 +103,7 @@ class Troubles:
                 assert not isinstance(outcome, Exception) or isinstance(outcome, SavaError | TimeoutError)
 
 
-@pytest.mark.skipif(not IS_LONG, reason="for minutes: SAVA_LONG=1")
+@only_long("for minutes")
 @pytest.mark.timeout(RUN_S + 240)
 async def test_nothing_acknowledged_is_lost_and_everything_is_served(tmp_path: Path) -> None:
     seed = int(os.environ.get("SAVA_SEED", "0")) or random.randrange(1 << 32)

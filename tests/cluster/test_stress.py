@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -24,8 +23,8 @@ from tests.cluster.trapped import TrappedBrokers
 from tests.cluster.workload import Workload
 from tests.compat.programs import Program
 from tests.integration.harness import BrokerProcess
+from tests.long import IS_LONG, only_long
 
-IS_LONG = os.environ.get("SAVA_LONG", "") not in ("", "0")
 MOVES = 200 if IS_LONG else 15
 DRAINED = 200 if IS_LONG else 40
 DRAIN_S = 20.0
@@ -158,6 +157,7 @@ async def test_many_moves_under_load(trio: Brokers) -> None:
         print(f"{MOVES} moves, longest wait {load.longest_wait_s:.2f} s, {len(load.acked)} messages")
 
 
+@only_long("stops and starts brokers for a while")
 @pytest.mark.timeout(LONG_S)
 async def test_a_broker_that_stands_still_with_messages_of_its_own_goes_on_with_its_producers(
     tmp_path: Path,
@@ -282,6 +282,7 @@ async def _publish_to_all(client: Client, topics: Sequence[str]) -> None:
 # -- topics and brokers come and go ---------------------------------------------------------------
 
 
+@only_long("stops and starts brokers for a while")
 @pytest.mark.timeout(LONG_S)
 async def test_nothing_is_left_of_topics_that_came_and_went_with_brokers(
     tmp_path: Path, chance: random.Random

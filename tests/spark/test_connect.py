@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.integration.standalone import Standalone
+from tests.long import only_long
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import fill, new_topic
 from tests.spark.standalone_spark import REPOSITORY, surroundings
 
-IS_LONG = os.environ.get("SAVA_LONG", "") not in ("", "0")
 NEEDED = ("grpc_status", "pandas", "zstandard")
 pytestmark = [
-    pytest.mark.skipif(not IS_LONG, reason="a Spark of its own: SAVA_LONG=1"),
+    only_long("a Spark of its own"),
     pytest.mark.skipif(
         not all(map(importlib.util.find_spec, NEEDED)), reason="pip install 'pyspark[connect]'"
     ),

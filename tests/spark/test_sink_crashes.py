@@ -22,10 +22,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.integration.standalone import Standalone
+from tests.long import only_long
 from tests.spark.sink_topics import create, new_topic
 from tests.spark.test_sink_stream import plan_of, put_files, run, written
 
-LONG = os.environ.get("SAVA_LONG") == "1"
 ROOT = Path(__file__).parents[2]
 READY_S = 300.0
 FILES = 3
@@ -82,6 +82,7 @@ class Driver:
         self._process.wait()
 
 
+@only_long("six drivers")
 @pytest.mark.timeout(600)
 def test_every_row_is_there_once_whoever_dies(
     spark: SparkSession, broker: Standalone, tmp_path: Path
@@ -132,7 +133,7 @@ def test_every_row_is_there_once_whoever_dies(
     assert found == expected
 
 
-@pytest.mark.skipif(not LONG, reason="takes minutes: SAVA_LONG=1")
+@only_long("takes minutes")
 @pytest.mark.timeout(900)
 def test_drivers_and_brokers_that_die_at_any_moment(spark: SparkSession, tmp_path: Path) -> None:
     """Each time the driver is killed some time after it has come further; every other time the broker too."""

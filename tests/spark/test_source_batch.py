@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,12 +19,11 @@ from pyspark.sql import functions as sql
 from sava.blocking import Client
 from tests.integration.standalone import Standalone
 from tests.integration.test_tls import make_certificates
+from tests.long import only_long
 from tests.s3_server import S3Server
 from tests.spark.conftest import s3_environment
 from tests.spark.source_topics import extent, fill, link_to, new_topic, payload, read, stored, until
 
-LONG = os.environ.get("SAVA_LONG") == "1"
-only_long = pytest.mark.skipif(not LONG, reason="servers of its own: SAVA_LONG=1")
 WHEN = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
 
@@ -248,7 +246,7 @@ def register(broker: Standalone, subject: str, definition: Path) -> None:
     )
 
 
-@only_long
+@only_long("servers of its own")
 def test_history_in_s3(spark: SparkSession, s3_place: S3Server, tmp_path: Path) -> None:
     """Read by Spark's processes themselves, with what their environment says of the store."""
     topic = new_topic()
@@ -266,7 +264,7 @@ def test_history_in_s3(spark: SparkSession, s3_place: S3Server, tmp_path: Path) 
         s3_place.kill()
 
 
-@only_long
+@only_long("servers of its own")
 def test_tls(spark: SparkSession, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")

@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from tests.integration.standalone import Standalone
+from tests.long import only_long
 from tests.spark.source_topics import Seen, extent, fill, follow, new_topic, stored, until
 
 EARLIEST = {"startingOffsets": "earliest"}
@@ -105,6 +106,7 @@ def test_messages_per_trigger(spark: SparkSession, broker: Standalone, tmp_path:
     assert all(abs(first[number] - 30 * sizes[number] / 100) <= 1 for number in ("0", "1"))
 
 
+@only_long("many batches")
 def test_bytes_per_trigger(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     topic = new_topic()
     fill(broker, topic, range(100), size=10_000)
@@ -187,6 +189,7 @@ def test_new_partitions_are_found(spark: SparkSession, broker: Standalone, tmp_p
     assert {row[1] for row in seen.rows} == {0, 1, 2}
 
 
+@only_long("waits for the next look at topics")
 def test_new_topics_are_found(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     """Also when there was none at first."""
     kind = new_topic()

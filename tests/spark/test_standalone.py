@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from tests.integration.standalone import Standalone
+from tests.long import only_long
 from tests.spark.sink_topics import create, read
 from tests.spark.source_topics import fill, new_topic, stored
 from tests.spark.standalone_spark import REPOSITORY, SparkCluster, surroundings
 
-IS_LONG = os.environ.get("SAVA_LONG", "") not in ("", "0")
 pytestmark = [
-    pytest.mark.skipif(not IS_LONG, reason="six Java processes: SAVA_LONG=1"),
+    only_long("six Java processes"),
     pytest.mark.timeout(900),
 ]
 DRIVER = Path(__file__).with_name("cluster_driver.py")
