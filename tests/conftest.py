@@ -4,7 +4,7 @@ gRPC's preparations for a fork are switched off before it is imported: uvloop st
 plain fork, and in a process with gRPC calls under way these preparations can spin in the child for ever.
 
 Hypothesis judges no example by its time: on a shared machine any of them may stand still for a second. What
-hangs is ended by pytest's own timeout.
+hangs is ended by pytest's own timeout. With ``SAVA_LONG=1`` there are many more examples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 import uvloop
 from hypothesis import settings
 
-settings.register_profile("sava", deadline=None)
+from tests.long import IS_LONG
+
+settings.register_profile("sava", deadline=None, max_examples=300 if IS_LONG else 60)
 settings.load_profile("sava")
 
 

@@ -57,8 +57,6 @@ KINDS = ("empty", "active", "back", "deleted")
 VICTIMS = ("source", "target", "controller", "leading-source")
 SELECTION = (
     Case("empty", "source", "held"),
-    Case("empty", "target", "after assigned"),
-    Case("active", "source", "uploaded"),
     Case("active", "source", "before sealed"),
     Case("active", "target", "after claimed"),
     Case("active", "controller", "after sealed"),

@@ -16,7 +16,7 @@ from tests.long import only_long
 from tests.spark.sink_topics import create, read
 from tests.spark.source_topics import fill, new_topic
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [only_long("five programs"), pytest.mark.timeout(400)]
 """Seconds by themselves; and a test that is stopped in the middle of a call leaves a session of no use."""
 
 
@@ -30,7 +30,6 @@ def last_of_each(broker: Standalone, topic: str) -> dict[str | None, str]:
     return {message.key: message.payload.decode() for message in read(broker, topic)}
 
 
-@only_long("a query with state, twice")
 def test_word_count_goes_on_where_it_was(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     source, target = new_topic(), new_topic()
     arguments = ["--service", broker.url, "--source", source, "--target", target, "--tasks", "2", "--once"]
@@ -45,7 +44,6 @@ def test_word_count_goes_on_where_it_was(spark: SparkSession, broker: Standalone
     assert len(read(broker, target)) == len(counts) + 1, "only what has changed is published again"
 
 
-@only_long("three queries with state")
 def test_a_window_comes_out_once_when_it_is_complete(
     spark: SparkSession, broker: Standalone, tmp_path: Path
 ) -> None:
@@ -70,7 +68,6 @@ def test_a_window_comes_out_once_when_it_is_complete(
     assert sorted((each["minute"][11:16], each["count"]) for each in counted) == [("12:00", 4), ("12:01", 1)]
 
 
-@only_long("a query with state")
 def test_a_stream_joined_with_a_table(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     source, table, target = new_topic(), new_topic(), new_topic()
     send(broker, table, ("tea", "2.5"), ("coffee", "3.0"), ("tea", "2.75"))

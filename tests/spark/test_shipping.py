@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.standalone import Standalone
+from tests.long import only_long
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import new_topic
 from tests.spark.test_examples import send
+
+pytestmark = only_long("a Spark of its own")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark" / "history.py"
 

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sava.client.routing import partition_of
 from sava.storage.objectstore import ObjectStore
 from tests.integration.standalone import Standalone
+from tests.long import only_long
 from tests.s3_server import S3Server
 from tests.spark.conftest import s3_environment
 from tests.spark.sink_topics import create, new_topic, read
@@ -119,6 +120,7 @@ def test_a_batch_that_is_named_is_published_once(spark: SparkSession, broker: St
     assert len(read(broker, topic)) == 4000, "without a name every job is a write of its own"
 
 
+@only_long("more of the same")
 def test_a_topic_that_keeps_nothing_is_written_at_least_once_only(
     spark: SparkSession, broker: Standalone
 ) -> None:
@@ -140,6 +142,7 @@ def test_nothing_is_written_of_nothing(spark: SparkSession, broker: Standalone) 
     assert read(broker, topic) == []
 
 
+@only_long("more of the same")
 def test_a_job_that_fails_publishes_nothing(spark: SparkSession, broker: Standalone) -> None:
     """One of its tasks has staged everything by then."""
     topic = new_topic()
@@ -151,6 +154,7 @@ def test_a_job_that_fails_publishes_nothing(spark: SparkSession, broker: Standal
     assert read(broker, topic) == []
 
 
+@only_long("more of the same")
 def test_rows_are_staged_in_s3_and_nothing_is_left_there(
     spark: SparkSession, s3_place: S3Server, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.integration.harness import sava
 from tests.integration.standalone import Standalone
+from tests.long import only_long
 from tests.spark.sink_driver import start_query
 from tests.spark.sink_topics import create, new_topic, read
 
@@ -93,6 +94,7 @@ def test_a_batch_that_spark_repeats_is_published_once(
     assert (known["query"], known["run"], known["batch"]) == (query.id, query.runId, 1)
 
 
+@only_long("more of the same")
 def test_a_writer_with_a_new_checkpoint_is_refused_with_the_way_out(
     spark: SparkSession, broker: Standalone, tmp_path: Path
 ) -> None:
@@ -108,6 +110,7 @@ def test_a_writer_with_a_new_checkpoint_is_refused_with_the_way_out(
     assert written(broker, topic) == expected
 
 
+@only_long("more of the same")
 def test_foreach_batch_with_a_named_writer(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     """Two topics in one batch, each with a writer of its own, each written twice, and published once."""
     topics = [new_topic(), new_topic()]
@@ -135,6 +138,7 @@ def test_foreach_batch_with_a_named_writer(spark: SparkSession, broker: Standalo
         assert (writer["query"], writer["run"]) == (query.id, query.runId), "fenced as the query is"
 
 
+@only_long("more of the same")
 def test_complete_output_is_refused(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     put_files(tmp_path / "input", 1)
     rows = spark.readStream.schema("payload string, key string").json(str(tmp_path / "input"))

@@ -147,6 +147,7 @@ def test_positions_by_time(spark: SparkSession, broker: Standalone, numbers: str
     assert values(read(spark, broker, topic=numbers, **by_time)) == list(range(500, 700))
 
 
+@only_long("more of the same")
 def test_several_topics_and_patterns(spark: SparkSession, broker: Standalone) -> None:
     topics = [f"{new_topic()}-by-name" for _ in range(3)]
     for number, topic in enumerate(topics):
@@ -178,6 +179,7 @@ def test_min_partitions(spark: SparkSession, broker: Standalone, numbers: str) -
         "offset < 3 or partition = 0",
     ],
 )
+@only_long("more of the same")
 def test_conditions_that_the_source_applies(
     spark: SparkSession, broker: Standalone, numbers: str, condition: str
 ) -> None:
@@ -317,6 +319,7 @@ def test_a_mistake_is_told_in_one_line(
     assert any(line.startswith("sava.") and expected in line for line in str(caught.value).splitlines())
 
 
+@only_long("more of the same")
 def test_offsets_that_do_not_exist(spark: SparkSession, broker: Standalone, numbers: str) -> None:
     for name in ("startingOffsets", "endingOffsets"):
         with pytest.raises(
@@ -328,6 +331,7 @@ def test_offsets_that_do_not_exist(spark: SparkSession, broker: Standalone, numb
             read(spark, broker, topic=numbers, **{name: beyond}).count()
 
 
+@only_long("more of the same")
 def test_a_cluster_that_is_not_there(spark: SparkSession) -> None:
     reader = spark.read.format("sava").options(service="127.0.0.1:9", topic="/default/x", timeout="1")
     with pytest.raises(PySparkException, match=r"127\.0\.0\.1:9"):

@@ -60,6 +60,7 @@ def test_a_stream_follows_its_topic(spark: SparkSession, broker: Standalone, tmp
     assert time.monotonic() - began < 5
 
 
+@only_long("more of the same")
 def test_history_then_tail(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     topic = new_topic()
     fill(broker, topic, range(3000), partitions=2)
@@ -79,6 +80,7 @@ def test_history_then_tail(spark: SparkSession, broker: Standalone, tmp_path: Pa
 
 
 @pytest.mark.parametrize("position", ["offsets", "time"])
+@only_long("more of the same")
 def test_where_it_begins(spark: SparkSession, broker: Standalone, tmp_path: Path, position: str) -> None:
     topic = new_topic()
     fill(broker, topic, range(5))
@@ -95,6 +97,7 @@ def test_where_it_begins(spark: SparkSession, broker: Standalone, tmp_path: Path
     assert seen.numbers == list(range(5, 10))
 
 
+@only_long("more of the same")
 def test_messages_per_trigger(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     topic = new_topic()
     fill(broker, topic, range(100), partitions=2)
@@ -154,6 +157,7 @@ def test_a_query_goes_on_at_its_checkpoint(spark: SparkSession, broker: Standalo
     assert seen.numbers == list(range(90))
 
 
+@only_long("more of the same")
 def test_a_batch_that_failed_is_repeated_as_it_was(
     spark: SparkSession, broker: Standalone, tmp_path: Path
 ) -> None:
@@ -174,6 +178,7 @@ def test_a_batch_that_failed_is_repeated_as_it_was(
     assert seen.numbers == list(range(50))
 
 
+@only_long("more of the same")
 def test_new_partitions_are_found(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
     topic = new_topic()
     fill(broker, topic, range(20), partitions=1)

@@ -16,12 +16,14 @@ from pyspark.sql import SparkSession
 from sava.client import Client
 from sava.pipeline.link import Access, Extent, Link
 from tests.cluster.harness import Brokers, until
-from tests.long import IS_LONG, only_long
+from tests.long import only_long
 from tests.spark.source_topics import Seen
 
-MESSAGES = 200_000 if IS_LONG else 20_000
-MOVES = 6 if IS_LONG else 1
-TIMEOUT_S = 300.0 if IS_LONG else 90.0
+pytestmark = only_long("brokers of its own")
+
+MESSAGES = 200_000
+MOVES = 6
+TIMEOUT_S = 300.0
 
 TOPIC = "/default/orders"
 
@@ -39,7 +41,7 @@ def follow(spark: SparkSession, cluster: Brokers, **options: Any) -> Any:
     return spark.readStream.format("sava").options(**chosen).load()
 
 
-@pytest.mark.timeout(600 if IS_LONG else 180)
+@pytest.mark.timeout(600)
 async def test_each_offset_once_while_topics_move_and_a_broker_restarts(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -58,7 +60,7 @@ async def test_each_offset_once_while_topics_move_and_a_broker_restarts(
                 name = f"{TOPIC}-part-{move % 2}"
                 (target,) = await cluster.others(name)
                 await cluster.unload(name, to=target)
-                if IS_LONG and move == MOVES // 2:
+                if move == MOVES // 2:
                     victim = await cluster.owner(name)
                     victim.kill()
                     await victim.ended()
@@ -78,7 +80,6 @@ def check(seen: Seen, count: int) -> None:
         assert offsets == list(range(len(offsets)))
 
 
-@only_long("brokers of its own")
 @pytest.mark.timeout(180)
 async def test_a_broker_that_is_down_for_a_while_delays_only_its_partitions(
     spark: SparkSession, tmp_path: Path
@@ -180,7 +181,6 @@ async def run_to_end(spark: SparkSession, cluster: Brokers, checkpoint: Path, **
     return sorted(offsets)
 
 
-@only_long("brokers of its own")
 @pytest.mark.timeout(180)
 async def test_retention_that_overtakes_a_query(
     spark: SparkSession, forgetful: Brokers, tmp_path: Path
@@ -199,7 +199,6 @@ async def test_retention_that_overtakes_a_query(
     assert await run_to_end(spark, forgetful, checkpoint) == []
 
 
-@only_long("brokers of its own")
 @pytest.mark.timeout(180)
 async def test_retention_and_a_batch_read_by_offsets(spark: SparkSession, forgetful: Brokers) -> None:
     kept = await overtake(forgetful)
@@ -215,7 +214,6 @@ async def test_retention_and_a_batch_read_by_offsets(spark: SparkSession, forget
     assert await asyncio.to_thread(count, failOnDataLoss="false", **by_number) == kept.end - kept.start
 
 
-@only_long("brokers of its own")
 @pytest.mark.timeout(180)
 async def test_retention_waits_for_a_query_that_reports_its_progress(
     spark: SparkSession, forgetful: Brokers, tmp_path: Path
