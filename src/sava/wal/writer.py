@@ -183,7 +183,8 @@ class Writer:
                     submission.outcome = full
 
     def _append(self, group: list[_Submission]) -> None:
-        positions = self._log.append_many([record for submission in group for record in submission.records])
+        records = [record for submission in group for record in submission.records]
+        positions = self._log.append_many(records, is_synced_next=True)
         at = 0
         for submission in group:
             if submission.positions is not None:
