@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.integration.standalone import Standalone
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import fill
+from tests.standalone import Standalone
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 
