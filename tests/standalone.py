@@ -33,15 +33,19 @@ class Standalone:
     """``with Standalone(tmp_path) as broker``. Entering starts it and waits for nothing: clients do, and that
     is part of what is tested. Who calls it without such a client waits for ``ready``."""
 
+    module = "sava.cli"
+    """What is run; another program takes the arguments of the ``sava`` command."""
+
     def __init__(self, directory: Path, auth: Auth = PLAIN, **environment: str) -> None:
         client, admin_port, raft, http = free_ports(4)
         self.port = client
         self.address = f"127.0.0.1:{client}"
         self.url = f"{'https' if auth.tls else 'http'}://{self.address}"
         self.admin = f"127.0.0.1:{admin_port}"
+        self.http_port = http
         self.log = directory / "broker.log"
         self._tls = auth.tls
-        self._environment = environment
+        self.environment = environment
         if auth.tls is not None:
             self.set(SAVA__AUTH__MODE=auth.mode)
             for name in ("cert_file", "key_file", "ca_file"):
@@ -81,14 +85,14 @@ class Standalone:
 
     def set(self, **environment: str) -> None:
         """From the next start on."""
-        self._environment.update(environment)
+        self.environment.update(environment)
 
     def start(self) -> None:
         with self.log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "sava.cli", "broker", *self._arguments],
+                [sys.executable, "-m", self.module, "broker", *self._arguments],
                 stderr=stderr,
-                env={**os.environ, **self._environment},
+                env={**os.environ, **self.environment},
             )
 
     def ready(self) -> None:

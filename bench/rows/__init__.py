@@ -7,7 +7,19 @@ from collections.abc import Awaitable, Callable
 
 from bench.plan import Plan
 from bench.report import Row
-from bench.rows import broker, cluster, context, failover, puts, reads, scale, spark, storage, watch
+from bench.rows import (
+    broker,
+    cluster,
+    context,
+    failover,
+    puts,
+    reads,
+    replication,
+    scale,
+    spark,
+    storage,
+    watch,
+)
 
 Measure = Callable[[Plan], Awaitable[list[Row]]]
 
@@ -22,4 +34,5 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "broker": broker.PARTS,
     "cluster": cluster.PARTS,
     "spark": (spark.run,),
+    "replication": (replication.run,),
 }

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sava.errors import HostError
 
 ENVIRONMENT_PREFIX = "SAVA__"
+PULSAR_CREATE = "createTopicToRemoteClusterForReplication"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
@@ -181,7 +182,19 @@ class Cluster(Section):
 class Replication(Section):
     create_topic_to_remote_cluster: bool = True
     """Whether replication may create topics on the remote cluster (PIP-370). When false it waits until they
-    exist."""
+    exist. Pulsar's name for it, ``createTopicToRemoteClusterForReplication`` at the top of the file, is taken
+    too."""
+    partition_mismatch_policy: Literal["pip370", "strict"] = "pip370"
+    """What happens to a topic with other partitions on the remote cluster: ``pip370`` copies each partition
+    into the one of the same number, if there is one; ``strict`` copies nothing."""
+    max_backlog_gb: Annotated[float, Field(gt=0)] | None = None
+    """Stored gigabytes of one topic or partition that are kept from retention because a remote does not have
+    them yet. What is beyond goes as if no remote waited for it, and the link reports the loss. None: all of
+    it is kept."""
+
+    @property
+    def max_backlog_bytes(self) -> int | None:
+        return None if self.max_backlog_gb is None else round(self.max_backlog_gb * 1_000_000_000)
 
 
 class Config(Section):
@@ -212,10 +225,27 @@ def check(tree: dict[str, Any], *, source: str) -> Config:
     try:
         # Through JSON mode, because YAML has lists and text where the model has tuples and paths; it stays
         # strict otherwise: "7650" is not a port and 1 is not true.
-        return Config.model_validate_json(_as_json(tree))
+        return Config.model_validate_json(_as_json(_with_pulsar_names(tree, source)))
     except ValidationError as error:
         faults = "; ".join(f"{_path_of(fault['loc'])}: {_reason(fault)}" for fault in error.errors())
         raise ConfigInvalid(f"configuration {source} refused: {faults}") from error
+
+
+def _with_pulsar_names(tree: dict[str, Any], source: str) -> dict[str, Any]:
+    """Keys that users know from Pulsar, under the names that they have here. Case does not matter: variables
+    of the environment have none."""
+    given = [key for key in tree if key.lower() == PULSAR_CREATE.lower()]
+    section = tree.get("replication")
+    if not given or not isinstance(section, dict | None):
+        return tree
+    here = dict(section or {})
+    for key in given:
+        if here.setdefault("create_topic_to_remote_cluster", tree[key]) != tree[key]:
+            raise ConfigInvalid(
+                f"configuration {source} refused: {key} and replication.create_topic_to_remote_cluster are "
+                "the same setting, and differ"
+            )
+    return {**{key: value for key, value in tree.items() if key not in given}, "replication": here}
 
 
 def overrides(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -68,3 +68,12 @@ def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
     assert "second order" in output
     assert "subscription billing of /default/orders moved, at offset 10" in output
     assert "namespace shop deleted" in output
+
+
+@pytest.mark.timeout(180)
+def test_the_commands_of_the_replication_page_work(tmp_path: Path) -> None:
+    output = session("replication.md", tmp_path)
+    assert "remote west is cluster west" in output
+    assert "it will be created at west with 2 partitions" in output
+    assert re.search(r"^/default/orders +west +1 +waiting_runner", output, re.MULTILINE)
+    assert "remote west removed" in output

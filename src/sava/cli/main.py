@@ -15,7 +15,10 @@ from sava.cli import (
     consume,
     meta,
     namespaces,
+    pipelines,
     produce,
+    remotes,
+    replication,
     schemas,
     spark,
     storage,
@@ -45,7 +48,10 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(writers.app, name="writers")
+app.add_typer(remotes.app, name="remotes")
+app.add_typer(replication.app, name="replication")
 app.add_typer(spark.app, name="spark")
+app.add_typer(pipelines.app, name="pipelines")
 app.command(name="produce")(produce.produce)
 app.command(name="consume")(consume.consume)
 

@@ -20,6 +20,7 @@ from sava.broker.topic_schemas import TopicSchemas
 from sava.broker.topics import Topics
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
+from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Registration
 from sava.cluster.registration import Registrar
 from sava.cluster.router import Router
@@ -31,8 +32,11 @@ from sava.errors import SavaError
 from sava.metadata.node import RaftNode
 from sava.metadata.raft_store import RaftStore
 from sava.raft.types import NO_NODE
+from sava.replication.control import Control
+from sava.replication.tending import Tending as ReplicationTending
 from sava.schemas.registry import SchemaRegistry
 from sava.server.addresses import registration
+from sava.server.replication import open_replication
 from sava.services.brokers_admin import Brokers
 from sava.services.cluster_metrics import ClusterParts
 from sava.services.forwarding import Forwarder
@@ -92,6 +96,9 @@ class Parts:
     reports: LoadReports
     staged: StagedHere
     writers: Writers
+    pipelines: Pipelines
+    replication: Control
+    replicating: ReplicationTending
     _joining: asyncio.Task[None] | None = None
     _store_id: str = ""
 
@@ -105,6 +112,7 @@ class Parts:
         await self.topics.start()
         self.agent.start()
         self.controller.start()
+        self.replicating.start()
         self.reports.start()
         self._joining = asyncio.create_task(self._join(), name="joining")
 
@@ -129,6 +137,7 @@ class Parts:
             self._joining.cancel()
             await asyncio.gather(self._joining, return_exceptions=True)
         await self.reports.close()
+        await self.replicating.close()
         await self.controller.close()
         await self.writers.close()
         await self.agent.close()
@@ -196,6 +205,8 @@ async def open_parts(
         tend_writers=tending.run,
     )
     topic_parts = TopicParts(topics, store, view, owners)
+    pipelines = Pipelines(store)
+    replication, replicating = open_replication(config, node, store, topic_parts, pipelines, leading)
     parts = Parts(
         config=config,
         node=node,
@@ -221,8 +232,13 @@ async def open_parts(
         ),
         staged=staged,
         writers=writers,
+        pipelines=pipelines,
+        replication=replication,
+        replicating=replicating,
     )
     metrics.observe_topics(topics, storage)
+    metrics.observe_replication(replication)
+    metrics.observe_pipelines(parts.pipelines, lambda: controller.is_leading)
     metrics.observe_cluster(
         ClusterParts(
             broker=broker,

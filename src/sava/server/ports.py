@@ -8,7 +8,15 @@ from typing import Final
 from grpc import aio
 
 from sava.config import Config
-from sava.proto import admin_pb2_grpc, brokers_pb2_grpc, topics_admin_pb2_grpc, writers_pb2_grpc
+from sava.proto import (
+    admin_pb2_grpc,
+    brokers_pb2_grpc,
+    pipelines_pb2_grpc,
+    replica_pb2_grpc,
+    replication_pb2_grpc,
+    topics_admin_pb2_grpc,
+    writers_pb2_grpc,
+)
 from sava.records import MAX_BATCH_BYTES
 from sava.server.addresses import broker_url
 from sava.server.parts import Parts
@@ -17,6 +25,9 @@ from sava.services.brokers_admin import BrokersService
 from sava.services.cluster_admin import ClusterService
 from sava.services.meta_admin import MetaService
 from sava.services.peers import PINGS_ALLOWED
+from sava.services.pipelines_admin import PipelinesService
+from sava.services.replica import ReplicaService
+from sava.services.replication_admin import ReplicationService
 from sava.services.streams import StreamsService
 from sava.services.subscriptions_admin import SubscriptionsService
 from sava.services.topics_admin import NamespacesService, TopicsService
@@ -76,6 +87,13 @@ def _add_client_services(server: aio.Server, parts: Parts) -> None:
     serving = parts.forwarder.serving(server, "client")
     streams.register(serving)
     writers_pb2_grpc.add_WritersServicer_to_server(_writers(parts), serving)
+    replica = ReplicaService(
+        parts.topics,
+        schemas=parts.schemas,
+        cluster_name=parts.config.cluster_name,
+        cluster_id=lambda: parts.node.status.cluster,
+    )
+    replica_pb2_grpc.add_ReplicaServicer_to_server(replica, serving)
     danube.register_client_services(
         server,
         topics=parts.topics,
@@ -102,6 +120,8 @@ def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
     topics_admin_pb2_grpc.add_TopicsServicer_to_server(topics, server)
     topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts.topic_parts), server)
     writers_pb2_grpc.add_WritersServicer_to_server(_writers(parts), server)
+    pipelines_pb2_grpc.add_PipelinesServicer_to_server(PipelinesService(parts.pipelines), server)
+    replication_pb2_grpc.add_ReplicationServicer_to_server(ReplicationService(parts.replication), server)
     danube.register_admin_services(
         plain,
         node=parts.node,

@@ -3,15 +3,19 @@ or kept in step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sava.broker.topics import Topics
+from sava.cluster.pipelines import Pipelines
 from sava.metadata.node import RaftNode
+from sava.replication.control import Control
 from sava.services.cluster_metrics import ClusterParts, observe_cluster
+from sava.services.pipeline_metrics import PipelinesCollector
+from sava.services.replication_metrics import ReplicationCollector
 from sava.services.topic_metrics import TopicsCollector
 from sava.storage.broker_storage import BrokerStorage
 
@@ -76,6 +80,12 @@ class Metrics:
 
     def observe_cluster(self, parts: ClusterParts) -> None:
         observe_cluster(self.registry, parts)
+
+    def observe_pipelines(self, pipelines: Pipelines, is_leading: Callable[[], bool]) -> None:
+        self.registry.register(PipelinesCollector(pipelines, is_leading))
+
+    def observe_replication(self, control: Control) -> None:
+        self.registry.register(ReplicationCollector(control))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -33,7 +33,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,12 +44,13 @@ import msgspec
 from sava.errors import HostError, SavaError
 from sava.records import Header, RecordBatch
 from sava.storage.catalog import Catalog
+from sava.storage.chains import is_chain, learned
 from sava.storage.errors import DataGap, Fenced, SegmentConflict, TopicGone
 from sava.storage.journal import Journal
 from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
-from sava.storage.types import ProducerState, Segment, TopicKey, TopicState
+from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class _Written:
 
     segment: Segment
     producers: tuple[ProducerState, ...]
+    origins: tuple[OriginMark, ...]
     taken_bytes: int
 
 
@@ -88,6 +90,7 @@ class Backlog:
         catalog: Catalog,
         state: TopicState,
         held_bytes: int,
+        skips: Callable[[int], Iterable[ProducerState]],
         registered: Callable[[Segment], None],
         caught_up: Callable[[], None],
         fenced: Callable[[Fenced], None],
@@ -96,8 +99,10 @@ class Backlog:
         self.epoch = epoch
         self.catalog = catalog
         self.state = state
-        self.producers = ProducerTable(state.producers)
+        self.producers = ProducerTable(state.producers, state.origins)
         """As of ``state.end``."""
+        self._skips = skips
+        """Positions of chains as of an end that no frame has."""
         self.held_bytes = held_bytes
         self.since = time.monotonic()
         self.is_urgent = False
@@ -125,13 +130,17 @@ class Backlog:
         is_due = self.is_urgent or is_pressed or self.held_bytes >= options.segment_bytes
         return max(self.retry_at, 0.0 if is_due else self.since + options.segment_age_s)
 
+    def catch_up_with_skips(self, end: int) -> None:
+        """What is known of producers is as of this end but for them."""
+        self.producers.chains.keep(self._skips(end))
+
     def registered(self, state: TopicState, written: _Written) -> None:
         self._moved(state, self.held_bytes - written.taken_bytes)
         self._on_registered(written.segment)
 
     def adopt(self, state: TopicState, held_bytes: int) -> None:
         """An earlier life of this broker has registered more than was known."""
-        self.producers = ProducerTable(state.producers)
+        self.producers = ProducerTable(state.producers, state.origins)
         self._moved(state, held_bytes)
 
     def starts_at(self, start: int) -> None:
@@ -260,7 +269,7 @@ class Uploader:
         written = backlog.written
         try:
             state = await backlog.catalog.register(
-                written.segment, epoch=backlog.epoch, producers=written.producers
+                written.segment, epoch=backlog.epoch, producers=written.producers, origins=written.origins
             )
             backlog.registered(state, written)
         except SegmentConflict:
@@ -282,6 +291,10 @@ class Uploader:
     async def _write(self, backlog: Backlog) -> _Written:
         batches = await self._collect(backlog)
         headers = [batch.header for batch in batches]
+        links = [batch for batch in batches if is_chain(batch.header.producer_id)]
+        loop = asyncio.get_running_loop()
+        known = backlog.producers.chains.known()
+        marks = await loop.run_in_executor(self._threads, learned, known, links) if links else {}
         writing = write_segment(
             self._store,
             backlog.topic,
@@ -290,12 +303,15 @@ class Uploader:
             created_ms=time.time_ns() // 1_000_000,
             threads=self._threads,
         )
-        del batches  # once encoded, they are not held while the object is on its way
+        del batches, links  # once encoded, they are not held while the object is on its way
         segment = await writing
+        backlog.producers.chains.learn(marks)
         for header in headers:
             backlog.producers.follow(header)
+        backlog.catch_up_with_skips(segment.end)
         taken_bytes = sum(header.length for header in headers)
-        return _Written(segment, backlog.producers.states(), taken_bytes)
+        origins = backlog.producers.chains.origin_marks()
+        return _Written(segment, backlog.producers.states(), origins, taken_bytes)
 
     async def _collect(self, backlog: Backlog) -> list[RecordBatch]:
         start = backlog.state.end
