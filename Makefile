@@ -5,7 +5,7 @@ READY := .venv/.ready
 SEEDS ?= 2000
 JOBS ?= 2
 
-.PHONY: help setup test test-long test-spark lint sim mutants bench demo proto clean
+.PHONY: help setup test test-long test-spark lint sim mutants bench demo docs proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ bench: $(READY)
 ## make demo     a three-node cluster, what it survives, and what was measured
 demo: $(READY)
 	$(BIN)/python -m examples.demo
+
+## make docs     write the pages of docs/reference from the code
+docs: $(READY)
+	$(BIN)/python -m tools.reference
 
 ## make proto    regenerate the code of src/sava/proto
 proto: $(READY)

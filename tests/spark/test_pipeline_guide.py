@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -53,3 +54,14 @@ def test_the_python_of_the_guide_works(
     assert copied[0].attributes == {"from": "/default/orders"}
     assert [message.payload for message in read(broker, "/default/order-counts")] == [b"100"]
     assert {message.key for message in read(broker, "/default/tastes")} == {"anna", "ben"}
+
+
+def test_the_spark_of_the_readme_works(spark: SparkSession, broker: Standalone) -> None:
+    page = (PAGE.parents[1] / "README.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if "spark." in block]
+    fill(broker, "/default/orders", range(3))
+    names: dict[str, Any] = {"spark": spark}
+    exec(block.replace('format("sava")', f'format("sava").option("service", "{broker.url}")'), names)
+    assert names["orders"].isStreaming
+    assert "payload" in names["orders"].columns

@@ -46,7 +46,7 @@ def broker(
     ports = {"client": port, "admin": admin_port, "raft": raft_port, "prometheus": http_port}
     given = _given(data_dir, storage_url, host, ports)
     loaded = settings.load(config, overlay=given)
-    logs.set_up()
+    logs.set_up(form=loaded.logging.format, level=loaded.logging.level)
     if "pyarrow" not in sys.modules:  # a process of its own, and not a test
         sys.meta_path.insert(0, _WithoutPandas())
     # Only here: every other command starts in half the time without the broker's parts.

@@ -9,10 +9,12 @@ import typer
 
 import sava
 from sava.cli import (
+    bench,
     broker,
     brokers,
     cluster,
     consume,
+    doctor,
     meta,
     namespaces,
     pipelines,
@@ -54,6 +56,8 @@ app.add_typer(spark.app, name="spark")
 app.add_typer(pipelines.app, name="pipelines")
 app.command(name="produce")(produce.produce)
 app.command(name="consume")(consume.consume)
+app.command(name="doctor")(doctor.doctor)
+app.add_typer(bench.app, name="bench")
 
 
 def _show_version(wanted: bool) -> None:

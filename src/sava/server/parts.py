@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from sava.broker.names import TopicName
+from sava.broker.names import InvalidName, TopicName
 from sava.broker.registry import Registry
 from sava.broker.staged import Stage
 from sava.broker.topic_schemas import TopicSchemas
@@ -48,6 +48,7 @@ from sava.services.topic_parts import TopicParts
 from sava.services.unloading import Unloading
 from sava.services.writers import StagedAnywhere, StagedHere
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
+from sava.storage.journal import JournalOptions
 from sava.storage.objectstore import ObjectStore
 from sava.storage.store_identity import store_id
 from sava.storage.uploader import UploadOptions
@@ -82,6 +83,7 @@ class Parts:
     node: RaftNode
     store: RaftStore
     objects: ObjectStore
+    storage: BrokerStorage
     schemas: SchemaRegistry
     topic_schemas: TopicSchemas
     topics: Topics
@@ -105,6 +107,18 @@ class Parts:
     def describe(self, incarnation: int) -> Registration:
         broker = self.topics.broker
         return registration(self.config, broker=broker, incarnation=incarnation, store_id=self._store_id)
+
+    def epoch_of(self, topic: str) -> int | None:
+        """For lines of the log: as the topic is served here, else as the view has it."""
+        try:
+            name = TopicName.parse(topic)
+        except InvalidName:
+            return None
+        loaded = self.topics.loaded.get(name)
+        if loaded is not None:
+            return loaded.epoch
+        held, revision = self.view.held(name)
+        return held.epoch if revision else None
 
     async def start(self) -> None:
         """When the ports are open: from now on others may send something."""
@@ -156,7 +170,10 @@ async def open_parts(
         broker=str(broker),
         store=objects,
         metadata=store,
-        options=StorageOptions(upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds)),
+        options=StorageOptions(
+            journal=JournalOptions(observe=metrics.journal_sync),
+            upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds),
+        ),
         fail=node.fail,
     )
     stack.push_async_callback(storage.close)
@@ -212,6 +229,7 @@ async def open_parts(
         node=node,
         store=store,
         objects=objects,
+        storage=storage,
         schemas=SchemaRegistry(store),
         topic_schemas=TopicSchemas(store),
         topics=topics,

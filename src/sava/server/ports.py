@@ -11,6 +11,7 @@ from sava.config import Config
 from sava.proto import (
     admin_pb2_grpc,
     brokers_pb2_grpc,
+    doctor_pb2_grpc,
     pipelines_pb2_grpc,
     replica_pb2_grpc,
     replication_pb2_grpc,
@@ -23,6 +24,8 @@ from sava.server.parts import Parts
 from sava.services import danube, security
 from sava.services.brokers_admin import BrokersService
 from sava.services.cluster_admin import ClusterService
+from sava.services.examination import DoctorService
+from sava.services.http import readiness
 from sava.services.meta_admin import MetaService
 from sava.services.peers import PINGS_ALLOWED
 from sava.services.pipelines_admin import PipelinesService
@@ -108,6 +111,15 @@ def _writers(parts: Parts) -> WritersService:
     return WritersService(parts.writers, parts.staged, store_url=parts.config.storage.url)
 
 
+def _doctor(parts: Parts) -> DoctorService:
+    return DoctorService(
+        parts.config,
+        parts.storage,
+        lambda: readiness(parts.node, parts.view, parts.registrar),
+        broker=parts.topics.broker,
+    )
+
+
 def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
     server = parts.forwarder.serving(plain, "admin")
     cluster = ClusterService(parts.node, parts.view, parts.config.cluster_name)
@@ -120,6 +132,7 @@ def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
     topics_admin_pb2_grpc.add_TopicsServicer_to_server(topics, server)
     topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts.topic_parts), server)
     writers_pb2_grpc.add_WritersServicer_to_server(_writers(parts), server)
+    doctor_pb2_grpc.add_DoctorServicer_to_server(_doctor(parts), server)
     pipelines_pb2_grpc.add_PipelinesServicer_to_server(PipelinesService(parts.pipelines), server)
     replication_pb2_grpc.add_ReplicationServicer_to_server(ReplicationService(parts.replication), server)
     danube.register_admin_services(

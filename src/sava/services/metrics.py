@@ -11,9 +11,11 @@ from prometheus_client.registry import Collector
 
 from sava.broker.topics import Topics
 from sava.cluster.pipelines import Pipelines
+from sava.config import Config
 from sava.metadata.node import RaftNode
 from sava.replication.control import Control
 from sava.services.cluster_metrics import ClusterParts, observe_cluster
+from sava.services.disks import DisksCollector
 from sava.services.pipeline_metrics import PipelinesCollector
 from sava.services.replication_metrics import ReplicationCollector
 from sava.services.topic_metrics import TopicsCollector
@@ -37,6 +39,7 @@ _LATENCIES = (
     5.0,
     10.0,
 )
+_SIZES = tuple(float(1 << bits) for bits in range(8, 27, 2))
 
 
 class Metrics:
@@ -63,6 +66,19 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._journal_syncs = Histogram(
+            "sava_journal_sync_seconds",
+            "Writing one group of batches to the journal and making it durable.",
+            buckets=_LATENCIES,
+            registry=self.registry,
+        )
+        self._journal_groups = Histogram(
+            "sava_journal_sync_bytes",
+            "What one sync of the journal made durable.",
+            buckets=_SIZES,
+            registry=self.registry,
+        )
+
     def proposal(self, seconds: float) -> None:
         self._proposals.observe(seconds)
 
@@ -72,8 +88,16 @@ class Metrics:
     def snapshot(self, seconds: float, size: int) -> None:
         self._snapshots.observe(seconds)
 
+    def journal_sync(self, seconds: float, size: int) -> None:
+        """On the thread that writes the journal."""
+        self._journal_syncs.observe(seconds)
+        self._journal_groups.observe(size)
+
     def observe(self, node: RaftNode) -> None:
         self.registry.register(_NodeCollector(node))
+
+    def observe_disks(self, config: Config) -> None:
+        self.registry.register(DisksCollector(config))
 
     def observe_topics(self, topics: Topics, storage: BrokerStorage) -> None:
         self.registry.register(TopicsCollector(topics, storage))

@@ -254,11 +254,16 @@ class Uploader:
             backlog.error = error
             backlog.fence(error)
         except SavaError as error:
-            _log.warning("topic %s: upload failed, will be tried again: %s", backlog.topic.path, error)
+            _log.warning(
+                "uploader: failed, will be tried again topic=%s error=%s: %s",
+                backlog.topic.path,
+                type(error).__name__,
+                error,
+            )
             backlog.failed(error)
         except Exception as error:  # noqa: BLE001
             # A bug in one topic's data must not end the task that all topics need.
-            _log.exception("topic %s: upload failed, will be tried again", backlog.topic.path)
+            _log.exception("uploader: failed, will be tried again topic=%s", backlog.topic.path)
             backlog.failed(error)
         finally:
             backlog.tell()
