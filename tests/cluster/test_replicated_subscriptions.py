@@ -28,7 +28,7 @@ from sava.records import Message
 from tests.cluster.harness import until
 from tests.cluster.sites import NamedBrokers
 from tests.link_process import LinkProcess
-from tests.long import IS_LONG
+from tests.long import IS_LONG, only_long
 from tests.replicating import ThreadEngine
 
 TOPIC, SUBSCRIPTION = "/default/orders", "group"
@@ -283,7 +283,8 @@ class Killing:
         self.killed["brokers"] += len(victims)
 
 
-@pytest.mark.timeout(1800 if IS_LONG else 240)
+@only_long("brokers and drivers of two clusters are killed")
+@pytest.mark.timeout(1800)
 async def test_brokers_and_drivers_are_killed_and_a_group_skips_nothing(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")

@@ -14,6 +14,7 @@ import pytest
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.link_cursors import link_cursor
 from tests.cluster.harness import until
+from tests.long import only_long
 from tests.replicating import RunningLink, Side
 from tests.standalone import Standalone
 
@@ -141,6 +142,7 @@ async def test_a_remote_that_is_down_for_longer_than_retention_gets_everything(t
             link.stop()
 
 
+@only_long("the backlog must outgrow a limit")
 @pytest.mark.timeout(240)
 async def test_beyond_the_limit_messages_go_and_the_link_says_which(tmp_path: Path) -> None:
     limit = 2 * MEGABYTE / 1e9

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.long import only_long
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import fill
 from tests.standalone import Standalone
@@ -26,6 +27,7 @@ def run(commands: str, directory: Path) -> None:
     )
 
 
+@only_long("all the Python of a long page")
 @pytest.mark.timeout(400)
 def test_the_python_of_the_guide_works(
     spark: SparkSession,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -13,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from sava.blocking import Client
+from tests.long import only_long
 from tests.spark.runner_process import Pipelines, RunnerProcess
 from tests.spark.sink_topics import create, read
 from tests.standalone import Standalone
 
 MODULE = "tests.spark.runner_functions"
 UPPER = f"{MODULE}:upper"
-LONG = bool(os.environ.get("SAVA_LONG"))
 LIVES = 8
 TOGETHER = 2
 
@@ -54,6 +53,7 @@ def _expected(count: int) -> Counter[bytes]:
     return Counter(f"M{number}".encode() for number in range(count))
 
 
+@only_long("two runners, each with its own Spark")
 @pytest.mark.timeout(600)
 def test_a_killed_runner_is_followed_by_another_and_nothing_is_lost_or_repeated(
     broker: Standalone, pipelines: Pipelines, tmp_path: Path, runners: list[RunnerProcess]
@@ -117,7 +117,7 @@ def test_a_killed_runner_is_followed_by_another_and_nothing_is_lost_or_repeated(
     pipelines.delete("shout")
 
 
-@pytest.mark.skipif(not LONG, reason="SAVA_LONG=1: runners are killed for minutes")
+@only_long("runners are killed for minutes")
 @pytest.mark.timeout(900)
 def test_runners_that_are_killed_again_and_again_lose_and_repeat_nothing(
     broker: Standalone, pipelines: Pipelines, tmp_path: Path, runners: list[RunnerProcess]
