@@ -25,7 +25,7 @@ from hypothesis import settings
 
 from tests.long import IS_LONG
 
-settings.register_profile("sava", deadline=None, max_examples=300 if IS_LONG else 60)
+settings.register_profile("sava", deadline=None, max_examples=300 if IS_LONG else 40)
 settings.load_profile("sava")
 
 

@@ -104,6 +104,7 @@ def numbers(side: Side) -> list[int]:
     return [int(payload[:6]) for payload in side.payloads(TOPIC)]
 
 
+@only_long("retention, and a remote that is down for longer")
 @pytest.mark.timeout(240)
 async def test_a_remote_that_is_down_for_longer_than_retention_gets_everything(tmp_path: Path) -> None:
     async with clusters(tmp_path) as (east, west):

@@ -17,6 +17,7 @@ from tests.children import PIPE, start_child
 from tests.cluster.harness import Brokers, until
 from tests.integration.harness import sava
 from tests.integration.test_tls import make_certificates
+from tests.long import only_long
 from tests.ports import free_ports
 from tests.s3_server import S3Server
 from tests.standalone import Standalone
@@ -57,6 +58,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Standalone]:
         yield running
 
 
+@only_long("a cluster of three, and a lease that runs out")
 async def test_a_broker_that_is_down_and_what_only_it_knows(tmp_path: Path) -> None:
     """A topic's tail is in its owner's journal alone when the owner is killed."""
     async with Brokers(3, tmp_path, upload_interval_s=3600) as cluster:
@@ -101,6 +103,7 @@ async def test_a_disk_that_fills(broker: Standalone) -> None:
     assert all("is free" in finding["text"] and "room" in finding["remedy"] for finding in told)
 
 
+@only_long("a broker that is started twice")
 async def test_a_wrong_advertised_address(tmp_path: Path) -> None:
     """The broker listens on 127.0.0.1, and after a restart it tells everybody that it is 127.0.0.9."""
     broker = Standalone(tmp_path)

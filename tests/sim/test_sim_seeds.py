@@ -12,7 +12,7 @@ from tests.sim.__main__ import report
 from tests.sim.knobs import draw
 from tests.sim.run import run_seed
 
-SEEDS = 200 if IS_LONG else 80
+SEEDS = 200 if IS_LONG else 40
 GROUP = 10
 
 
