@@ -48,9 +48,9 @@ sim: $(READY)
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants --jobs $(JOBS)
 
-## make bench    measure, side by side with etcd when it is installed
+## make bench    measure everything beside its peers, and write the table of docs/benchmarks.md
 bench: $(READY)
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench --write
 
 ## make demo     a three-node cluster, what it survives, and what was measured
 demo: $(READY)

@@ -1,5 +1,5 @@
-"""``python -m bench``: measure everything, print one table. A missed target is marked and does not fail the
-command."""
+"""``python -m bench``: measure everything, print one table, and with ``--write`` put it into
+``docs/benchmarks.md``. A missed target is marked and does not fail the command."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -21,7 +22,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import uvloop
 from rich.console import Console
 
-from bench import etcd, load, report, servers
+from bench import etcd, load, page, report, servers, setting
 from bench.plan import LIMIT_S, Plan
 from bench.processes import filesystem_of
 from bench.rows import SECTIONS
@@ -30,37 +31,64 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
     talk = Console(stderr=True, highlight=False, soft_wrap=True)
     peers = {"etcd": _etcd_version(), "NATS": servers.nats_version(), "Redis": servers.redis_version()}
-    result = report.Report(
-        quick=options.quick,
-        client=load.client_name(),
-        peers={name: version or "not installed" for name, version in peers.items()},
-    )
     if missing := [name for name, version in peers.items() if version is None]:
         talk.print(f"not on the PATH, so that nothing is compared with them: {', '.join(missing)}")
         talk.print("Debian: apt-get install etcd-server nats-server redis-server")
     options.dir.mkdir(parents=True, exist_ok=True)
     if (kind := filesystem_of(options.dir)) in ("tmpfs", "ramfs"):
         talk.print(f"{options.dir} is on {kind}, where a sync costs nothing: choose a disk with --dir")
-    result.machine += f", {kind}"
-    code = _measure(options, result, talk)
+    plan = Plan(folder=options.dir, with_etcd=etcd.is_installed(), quick=options.quick)
+    result = report.Report(
+        quick=options.quick,
+        rounds=plan.rounds,
+        command=_command(given),
+        sections=options.only or list(SECTIONS),
+        client=load.client_name(),
+        versions=setting.versions() | peers,
+        commit=setting.commit(),
+        machine=setting.machine(),
+        disk=setting.disk(options.dir),
+    )
+    code = _measure(plan, result, talk)
     if options.out:
         report.write(result, options.out)
     if options.output == "json":
         print(result.as_json())
     else:
         result.print(Console(width=None if sys.stdout.isatty() else 160))
+    if options.write:
+        _write(result, talk, interrupted=bool(code))
     return code
 
 
-def _measure(options: argparse.Namespace, result: report.Report, talk: Console) -> int:
+def _write(result: report.Report, talk: Console, *, interrupted: bool) -> None:
+    if interrupted:
+        talk.print(f"{page.PAGE.name} is as it was: sections that were cut short look like whole ones there")
+        return
+    for section in page.write(result, SECTIONS):
+        talk.print(f"{section} broke off before its first figure: {page.PAGE.name} keeps the former ones")
+    talk.print(f"written into {page.PAGE}")
+
+
+def _command(given: Sequence[str]) -> str:
+    """As somebody would type it; where the data was kept is told apart, and the page is no part of it."""
+    shown = [word for word in given if word != "--write"]
+    for option in ("--dir", "--out"):
+        if option in shown:
+            at = shown.index(option)
+            del shown[at : at + 2]
+    return " ".join(("python -m bench", *shown)) if shown else "make bench"
+
+
+def _measure(plan: Plan, result: report.Report, talk: Console) -> int:
     """Fill ``result``; whatever happens, no process and no directory is left behind."""
-    folder = Path(tempfile.mkdtemp(prefix="sava-bench-", dir=options.dir))
-    plan = Plan(folder=folder, with_etcd=etcd.is_installed(), quick=options.quick)
+    folder = Path(tempfile.mkdtemp(prefix="sava-bench-", dir=plan.folder))
     try:
-        uvloop.run(_run(plan, options.only or list(SECTIONS), result, talk))
+        uvloop.run(_run(replace(plan, folder=folder), result, talk))
     except (KeyboardInterrupt, asyncio.CancelledError):
         talk.print("interrupted; every process that it had started is stopped")
         return INTERRUPTED
@@ -69,20 +97,19 @@ def _measure(options: argparse.Namespace, result: report.Report, talk: Console) 
     return 0
 
 
-async def _run(plan: Plan, sections: Sequence[str], result: report.Report, talk: Console) -> None:
+async def _run(plan: Plan, result: report.Report, talk: Console) -> None:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
-    deadline = loop.time() + LIMIT_S
-    for section, measure in ((name, part) for name in sections for part in SECTIONS[name]):
+    for section, measure in ((name, part) for name in result.sections for part in SECTIONS[name]):
         with talk.status(f"measuring {section} …"):
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout(LIMIT_S):
                     result.rows += await measure(plan)
             except Exception as error:  # noqa: BLE001 - what fails must not take the others' figures with it
-                result.faults.append(f"{section}: {_reason(error)}")
+                result.faults.append(report.Fault(section, _reason(error)))
                 if os.environ.get("SAVA_BENCH_TRACE"):
                     traceback.print_exception(error)
 
@@ -91,7 +118,7 @@ def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
-        return f"not finished within the {LIMIT_S:.0f} s of a run, or a wait within it"
+        return f"not finished within {LIMIT_S:.0f} s, or a wait within it was not"
     return "".join(traceback.format_exception_only(error)).strip()
 
 
@@ -109,6 +136,9 @@ def _parser() -> argparse.ArgumentParser:
                         help=f"measure only this: {', '.join(SECTIONS)}; may be repeated")  # fmt: skip
     parser.add_argument(
         "-o", dest="output", choices=("table", "json"), default="table", help="form of the output"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="put it into docs/benchmarks.md; other sections stay as they are"
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="also write FILE: .md as a table, otherwise JSON"

@@ -11,8 +11,9 @@ nothing."""
 
 IN_FLIGHT = 64
 
-LIMIT_S = 1500.0
-"""A run ends after this long, with whatever it has measured by then."""
+LIMIT_S = 900.0
+"""A part of a section is given up after this long, and the next one begins: what hangs must not take the
+others' figures with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

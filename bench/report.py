@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+HEAD: Final = ("| | Sava | beside | ratio | target | |", "|---|---|---|---|---|---|")
 
 Unit = Literal["per second", "seconds", "bytes", "bytes per second", "share"]
 
@@ -92,27 +92,50 @@ class Row:
     def met(self) -> bool | None:
         return self.target.is_met(self.sava, self.peer) if self.target else None
 
+    def line(self) -> str:
+        """Of a table in Markdown, under ``HEAD``."""
+        name = f"{self.name} ({self.note})" if self.note else self.name
+        return f"| {' | '.join((name, *_cells(self), _plain_verdict(self)))} |"
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A part of a section that broke off: a missing row is not a met target."""
+
+    section: str
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
 class Report:
     """All rows of one run, and on what they were measured."""
 
     quick: bool
+    rounds: int
+    command: str
+    sections: Sequence[str]
+    """What was to be measured."""
     client: str
-    peers: dict[str, str]
-    """The version of each peer that may take part, or that it is not installed."""
+    versions: dict[str, str | None]
+    """Of what Sava runs on and of each peer that may take part; None for what is not installed."""
+    commit: str
+    machine: str
+    disk: str
     rows: list[Row] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    """Sections that broke off, with the reason: a missing row is not a met target."""
+    faults: list[Fault] = field(default_factory=list)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    machine: str = field(default_factory=lambda: machine())
+
+    @property
+    def effort(self) -> str:
+        return "one round: rough figures" if self.quick else f"{self.rounds} rounds"
 
     def as_json(self) -> str:
         rows = [{**asdict(row), "ratio": row.ratio, "met": row.met} for row in self.rows]
         return json.dumps({**asdict(self), "rows": rows}, indent=2)
 
     def print(self, console: Console) -> None:
-        table = Table(box=box.SIMPLE_HEAD, title=f"{self.machine} · {self.started}", title_justify="left")
+        title = f"{self.machine}, {self.disk} · {self.started}"
+        table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
         for heading in ("", "Sava", "beside", "ratio", "target", ""):
             table.add_column(heading, justify="right" if heading == "ratio" else "left", overflow="fold")
         section = ""
@@ -123,22 +146,20 @@ class Report:
             name = f"{row.name}\n[dim]{row.note}[/]" if row.note else row.name
             table.add_row(name, *_cells(row), _verdict(row))
         console.print(table)
-        versions = ", ".join(f"{name} {version}" for name, version in self.peers.items())
-        console.print(f"Peers: {versions}; load on gRPC servers by {self.client}.")
+        versions = ", ".join(
+            f"{name} {version or 'not installed'}" for name, version in self.versions.items()
+        )
+        console.print(f"Sava {self.commit}, {versions}; load on gRPC servers by {self.client}.")
         judged = [row for row in self.rows if row.target and not row.target.is_aim]
         met = sum(row.met is True for row in judged)
         console.print(
             f"{met} of {len(judged)} targets met." + (" Quick run: rough figures." if self.quick else "")
         )
         for fault in self.faults:
-            console.print(f"[red]broke off[/] {fault}", highlight=False)
+            console.print(f"[red]broke off[/] {fault.section}: {fault.reason}", highlight=False)
 
     def as_markdown(self) -> str:
-        """The table in the form that ``docs/benchmarks.md`` holds."""
-        lines = ["| row | Sava | beside | ratio | target | |", "|---|---|---|---|---|---|"]
-        for row in self.rows:
-            name = f"{row.name} ({row.note})" if row.note else row.name
-            lines.append(f"| {' | '.join((name, *_cells(row), _plain_verdict(row)))} |")
+        lines = [*HEAD, *(row.line() for row in self.rows)]
         return "\n".join(lines) + "\n"
 
 
@@ -163,12 +184,6 @@ def _verdict(row: Row) -> str:
     missed = "yellow" if row.target and row.target.is_aim else "bold red"
     colour = {True: "green", False: missed, None: "yellow"}[row.met]
     return f"[{colour}]{text}[/]" if (text := _plain_verdict(row)) else ""
-
-
-def machine() -> str:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
-    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {system}"
 
 
 def write(report: Report, path: Path) -> None:

@@ -13,10 +13,11 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,31 +50,46 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def session(page: str, directory: Path, *, before: str = "", **environment: str) -> str:
-    """What the commands of the page print, behind those that are needed ``before`` them. They must all
-    succeed."""
+def session(
+    page: str,
+    directory: Path,
+    *,
+    instead: Mapping[str, str] | None = None,
+    timeout: float = 150,
+    **environment: str,
+) -> str:
+    """What the commands of the page print. They must all succeed. ``instead`` has other ports than those of
+    the page: several tests share a machine."""
     commands = blocks(page, "sh")
     assert commands
+    for written, run in (instead or {}).items():
+        assert any(written in command for command in commands), f"{page} says {written} no more"
+        commands = [command.replace(written, run) for command in commands]
+    # What must fail is written as `! command`, and bash takes either outcome of that.
+    script = [re.sub(r"^! (.+)$", r"if \1; then exit 1; fi", each, flags=re.MULTILINE) for each in commands]
     bin_dir = str(Path(sys.executable).parent)
     # Into a file: a pipe that nobody reads fills up, and one that is read does not end before the brokers do
     # which the page starts.
     log = directory / "session.log"
     with log.open("w") as said:
         shell = subprocess.Popen(
-            ["bash", "-euc", "\n".join((before, *commands))],
+            ["bash", "-euc", "\n".join(script)],
             cwd=directory,
             env={**os.environ, **environment, "PATH": f"{bin_dir}{os.pathsep}{os.environ['PATH']}"},
             stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # the brokers that the page starts die with it
         )
+    code: int | str = f"not done after {timeout:.0f} s"
     try:
-        code = shell.wait(timeout=150)
+        code = shell.wait(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        pass  # what it has said so far tells more
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
     output = log.read_text()
-    assert code == 0, output
+    assert code == 0, f"{code}: {output}"
     return output
 
 
@@ -108,6 +124,23 @@ def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
+def test_the_commands_of_the_subscriptions_page_work(tmp_path: Path) -> None:
+    output = session("subscriptions.md", tmp_path, **own_ports())
+    assert "table-2 tea for 2\ntable-2 cake for 2\n" in output
+    assert '"x-failure-reason": "the oven is cold"' in output
+    assert "subscription billing of /default/orders moved, at offset 0" in output
+
+
+@pytest.mark.timeout(180)
+def test_the_commands_of_the_schemas_page_work(tmp_path: Path) -> None:
+    output = session("schemas.md", tmp_path, **own_ports())
+    assert '"name": "Order"' in output
+    assert "order: compatible" in output
+    assert "order: not compatible: " in output
+    assert "much" not in output.partition('{"total": 4.5}')[2], "what was refused is not in the topic"
+
+
+@pytest.mark.timeout(180)
 def test_the_commands_of_the_replication_page_work(tmp_path: Path) -> None:
     output = session("replication.md", tmp_path)
     assert "remote west is cluster west" in output
@@ -125,16 +158,45 @@ def test_the_commands_of_the_diagnosis_page_work(tmp_path: Path) -> None:
     assert "sava_raft_is_leader 1.0" in output
 
 
-BROKER = """
-sava broker --standalone --data-dir sava-data 2> sava.log &
-until sava namespaces list > /dev/null 2>&1; do sleep 0.5; done
-"""
-
-
 @pytest.mark.timeout(180)
-def test_the_commands_of_the_readme_work(tmp_path: Path) -> None:
-    output = session("../README.md", tmp_path, before=BROKER, **own_ports())
-    assert "1000 messages published to /default/orders" in output
+def test_the_commands_of_the_migration_page_work(tmp_path: Path) -> None:
+    output = session("danube.md", tmp_path, **own_ports())
+    assert '{"id": 1}' in output
+    assert re.search(r"^billing +shared ", output, re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+@pytest.mark.timeout(180)
+def test_the_commands_of_the_install_page_work(tmp_path: Path) -> None:
+    ports = own_ports()
+    ports["SAVA_SERVICE"] = ports["SAVA_SERVICE"].replace("http://", "https://")
+    output = session("install.md", tmp_path, **ports)
+    assert "a secret order" in output
+    assert "certificates: cluster: nothing is wrong" in output
+
+
+def test_the_unit_of_the_install_page_is_the_one_of_the_repository() -> None:
+    assert blocks("install.md", "ini") == [(ROOT / "deploy" / "systemd" / "sava.service").read_text()]
+
+
+@pytest.mark.timeout(600)
+def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
+    """Two clusters, a runner and a query of Spark: as a newcomer sees it, but for the ports."""
+    here, there = (free_ports(count)[0] for count in (12, 4))
+    output = session(
+        "../README.md",
+        tmp_path,
+        instead={"sava up >": f"sava up --port-base {here} >", "7750": str(there)},
+        timeout=580,
+        SAVA_SERVICE=f"http://127.0.0.1:{here}",
+        SAVA_ADMIN=f"127.0.0.1:{here + 1}",
+    )
+    assert output.count("1000 messages published to /default/orders") == 2
+    assert re.search(r"^billing +shared +0 +- +0 ", output, re.MULTILINE)
+    assert len(re.findall(r"^/default/orders-part-\d +\d+ +\d+ +\d+ +\d+ +moved", output, re.MULTILINE)) == 3
+    assert re.search(r"^\| +2000\|2001000\|$", output, re.MULTILINE), "Spark counts and adds up all of them"
+    assert re.search(r"^│ +[12]000 │$", output, re.MULTILINE), "DuckDB sees what is in segments"
+    assert re.search(r"sava-path=\S+ +2000$", output, re.MULTILINE), "the other cluster has the last of them"
 
 
 @pytest.mark.timeout(120)

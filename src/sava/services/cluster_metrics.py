@@ -132,8 +132,16 @@ class ClusterCollector(Collector):
                 "Exactly-once batches decided through this broker.",
                 writers.decided,
             ),
-            ("sava_writer_batches_published", "Of any broker, published by this one.", writers.published),
-            ("sava_writer_messages", "Messages of these.", writers.messages),
+            (
+                "sava_writer_batches_published",
+                "Exactly-once batches that this broker has published, whoever decided them.",
+                writers.published,
+            ),
+            (
+                "sava_writer_messages",
+                "Messages of the exactly-once batches that this broker has published.",
+                writers.messages,
+            ),
         ):
             yield CounterMetricFamily(name, text, value=count)
         yield _gauge(
@@ -148,7 +156,7 @@ class ClusterCollector(Collector):
             ("sava_controller_moves", "Moves that are over, while this broker led.", controller.moves),
             (
                 "sava_controller_move_failures",
-                "Of these, moves that came to nothing.",
+                "Moves that came to nothing, while this broker led.",
                 controller.move_failures,
             ),
             ("sava_controller_assignments", "Topics given to a broker.", controller.assignments),

@@ -74,7 +74,9 @@ class ReplicationCollector(Collector):
 
     def _backlogs(self, statuses: list[TopicStatus]) -> Iterable[Metric]:
         messages = _gauge("sava_replication_backlog", "Messages that are not copied yet.")
-        seconds = _gauge("sava_replication_delay_seconds", "Age of the oldest of them.")
+        seconds = _gauge(
+            "sava_replication_delay_seconds", "Age of the oldest message that is not copied yet."
+        )
         for status in statuses:
             backlogs = [each.backlog for each in status.partitions]
             ages = [each.backlog_s for each in status.partitions]

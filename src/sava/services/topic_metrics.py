@@ -100,7 +100,7 @@ class TopicsCollector(Collector):
 
 _COUNTERS = {
     "delivered": "Messages sent to consumers.",
-    "redelivered": "Of these, messages that had been sent before.",
+    "redelivered": "Messages sent to consumers that had been sent before.",
     "acked": "Messages acked.",
     "nacked": "Messages given back.",
     "timed_out": "Messages not acked in time.",

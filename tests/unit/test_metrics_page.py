@@ -1,0 +1,62 @@
+"""docs/reference/metrics.md has what somebody who watches a cluster needs, part by part, and each line of it
+can be understood alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)
+
+PARTS = {
+    "metadata: leader": ("sava_raft_is_leader", "sava_raft_has_leader"),
+    "metadata: term": ("sava_raft_term",),
+    "metadata: commit lag": ("sava_raft_commit_lag", "sava_raft_apply_lag"),
+    "metadata: proposal latency": ("sava_raft_proposal_seconds", "sava_raft_wal_sync_seconds"),
+    "journal: sync latency": ("sava_journal_sync_seconds",),
+    "journal: batch size": ("sava_journal_sync_bytes",),
+    "journal: mirror lag": ("sava_journal_mirror_lag_bytes", "sava_journal_degraded"),
+    "topics": ("sava_topic_messages_total", "sava_topic_unstored_messages", "sava_topics_served"),
+    "subscriptions: lag": ("sava_subscription_backlog_messages", "sava_subscription_unacked_messages"),
+    "subscriptions: redeliveries": ("sava_subscription_redelivered_messages_total",),
+    "moves": ("sava_topic_move_downtime_seconds", "sava_controller_moves_total"),
+    "replication": (
+        *(
+            "sava_replication_backlog",
+            "sava_replication_delay_seconds",
+            "sava_replication_disconnected_count",
+        ),
+        "sava_replication_messages_total",
+    ),
+    "disks": ("sava_disk_free_bytes", "sava_disk_size_bytes"),
+}
+
+
+def rows() -> dict[str, tuple[str, str, str]]:
+    """Kind, unit and meaning by name."""
+    return {name: (kind, unit, meaning) for name, kind, unit, _, meaning in ROW.findall(PAGE.read_text())}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_part_is_measured(part: str) -> None:
+    assert [name for name in PARTS[part] if name not in rows()] == []
+
+
+def test_durations_and_sizes_are_histograms_where_percentiles_are_asked_for() -> None:
+    for name in (
+        "sava_raft_proposal_seconds",
+        "sava_journal_sync_seconds",
+        "sava_topic_move_downtime_seconds",
+    ):
+        assert rows()[name][:2] == ("histogram", "seconds")
+    assert rows()["sava_journal_sync_bytes"][:2] == ("histogram", "bytes")
+
+
+def test_no_line_leans_on_another() -> None:
+    """They are sorted by name, so that "of these" would be of something else."""
+    leaning = r"\b(Of these|of these|of them|Time that these|Their)\b"
+    alone = [name for name, (_, _, meaning) in rows().items() if re.match(leaning, meaning)]
+    assert alone == []
