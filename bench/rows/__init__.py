@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from bench.plan import Plan
 from bench.report import Row
-from bench.rows import broker, cluster, context, failover, puts, reads, scale, spark, storage, watch
+from bench.rows import broker, cluster, context, failover, journal, puts, reads, scale, spark, storage, watch
 
 Measure = Callable[[Plan], Awaitable[list[Row]]]
 
@@ -21,5 +21,6 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "storage": (storage.run,),
     "broker": broker.PARTS,
     "cluster": cluster.PARTS,
+    "journal": journal.PARTS,
     "spark": (spark.run,),
 }

@@ -13,6 +13,7 @@ from sava.cli import (
     brokers,
     cluster,
     consume,
+    journals,
     meta,
     namespaces,
     produce,
@@ -45,6 +46,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(writers.app, name="writers")
+app.add_typer(journals.app, name="journals")
 app.add_typer(spark.app, name="spark")
 app.command(name="produce")(produce.produce)
 app.command(name="consume")(consume.consume)

@@ -8,13 +8,20 @@ from typing import Final
 from grpc import aio
 
 from sava.config import Config
-from sava.proto import admin_pb2_grpc, brokers_pb2_grpc, topics_admin_pb2_grpc, writers_pb2_grpc
+from sava.proto import (
+    admin_pb2_grpc,
+    brokers_pb2_grpc,
+    journals_pb2_grpc,
+    topics_admin_pb2_grpc,
+    writers_pb2_grpc,
+)
 from sava.records import MAX_BATCH_BYTES
 from sava.server.addresses import broker_url
 from sava.server.parts import Parts
 from sava.services import danube, security
 from sava.services.brokers_admin import BrokersService
 from sava.services.cluster_admin import ClusterService
+from sava.services.journals_admin import JournalsService
 from sava.services.meta_admin import MetaService
 from sava.services.peers import PINGS_ALLOWED
 from sava.services.streams import StreamsService
@@ -70,7 +77,7 @@ def _add_client_services(server: aio.Server, parts: Parts) -> None:
     streams = StreamsService(
         parts.topics,
         schemas=parts.schemas,
-        locate=parts.forwarder.locate,
+        locate=parts.locate,
         store_url=parts.config.storage.url,
     )
     serving = parts.forwarder.serving(server, "client")
@@ -102,6 +109,10 @@ def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
     topics_admin_pb2_grpc.add_TopicsServicer_to_server(topics, server)
     topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts.topic_parts), server)
     writers_pb2_grpc.add_WritersServicer_to_server(_writers(parts), server)
+    journals = JournalsService(
+        parts.journals, parts.failover, parts.neighbours, parts.forwarder, lambda: parts.mirrored.owned
+    )
+    journals_pb2_grpc.add_JournalsServicer_to_server(journals, server)
     danube.register_admin_services(
         plain,
         node=parts.node,

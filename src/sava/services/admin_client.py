@@ -14,6 +14,7 @@ from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
 from sava.proto import brokers_pb2_grpc as brokers_rpc
 from sava.proto import danube_schema_pb2_grpc as schema_rpc
+from sava.proto import journals_pb2_grpc as journals_rpc
 from sava.proto import topics_admin_pb2_grpc as topics_rpc
 from sava.proto import writers_pb2_grpc as writers_rpc
 from sava.services import faults, security
@@ -44,6 +45,7 @@ class AdminClient:
         self.topics: Any = topics_rpc.TopicsStub(self._channel)
         self.subscriptions: Any = topics_rpc.SubscriptionsStub(self._channel)
         self.writers: Any = writers_rpc.WritersStub(self._channel)
+        self.journals: Any = journals_rpc.JournalsStub(self._channel)
         self.schemas: Any = schema_rpc.SchemaRegistryStub(self._channel)
 
     async def __aenter__(self) -> Self:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from sava.broker.topics import Topics
 from sava.metadata.node import RaftNode
 from sava.services.cluster_metrics import ClusterParts, observe_cluster
+from sava.services.journal_metrics import JournalCollector, JournalParts
 from sava.services.topic_metrics import TopicsCollector
 from sava.storage.broker_storage import BrokerStorage
 
@@ -76,6 +77,9 @@ class Metrics:
 
     def observe_cluster(self, parts: ClusterParts) -> None:
         observe_cluster(self.registry, parts)
+
+    def observe_journals(self, parts: JournalParts) -> None:
+        self.registry.register(JournalCollector(parts))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -28,6 +28,10 @@ twice, whatever is trimmed.
 
 Each opening for writing appends a record that raises the incarnation, synced before ``open`` returns.
 
+A log that is copied elsewhere while it is written has a *tap*: it is handed every byte of the log, in order,
+after the write and before the sync, so that a copy is on its way while this disk syncs. A full disk has
+refused what it refuses by then: nothing that was handed out is taken back.
+
 After a failed write or sync nobody knows what is on disk, and a second fsync may report success for pages
 that the kernel has dropped. So the first failure is final: the log refuses everything, and the process must
 stop.
@@ -70,11 +74,15 @@ from sava.wal.format import (
 )
 from sava.wal.recovery import Record, Recovered, recover
 
-__all__ = ["Buffers", "Identity", "Log", "LogOptions", "Record"]
+__all__ = ["Buffers", "Identity", "Log", "LogOptions", "Record", "Tap"]
 
 _REWRITE_CHUNK = 1 << 20
 _SMALL_GROUP = 4096
 """Up to this size a group is followed by room."""
+
+
+Tap = Callable[[int, Sequence[tuple[int, Buffers]]], None]
+"""Told the position of the first of some records, and the size and the bytes of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +123,9 @@ class Log:
         """End of the zeros behind the newest record; before ``_end`` if there are none."""
         self._older: File | None = None
         """The closed file that was read last."""
+        self.found_end = found.end
+        """Where the log ended when it was opened: nothing before it is of this opening."""
+        self.tap: Tap | None = None
         self._failure: DiskFailed | None = None
         self._closed = False
 
@@ -212,12 +223,14 @@ class Log:
         position, durable, incarnation = self._end, self._durable_end, self.identity.incarnation
         positions: list[int] = []
         buffers: list[bytes | memoryview] = []
+        written: list[tuple[int, Buffers]] = []
         for kind, payload in records:
             size, parts = encode_parts(
                 kind, payload, position=position, durable=durable, incarnation=incarnation, seed=self._seed
             )
             positions.append(position)
             buffers += parts
+            written.append((size, parts))
             position += size
         try:
             self._write_at_end(buffers, position)
@@ -226,6 +239,8 @@ class Log:
             raise
         self._end = position
         self._witnessed = durable
+        if self.tap is not None:
+            self.tap(positions[0], written)
         return positions
 
     def _write_at_end(self, buffers: list[bytes | memoryview], end: int) -> None:
@@ -355,8 +370,11 @@ class Log:
         self._file.close()
         self._file = made.file
         self._starts.append(self._end)
-        self._end = self._durable_end = self._room_end = made.end
+        start, self._end = self._end, made.end
+        self._durable_end = self._room_end = made.end
         self._witnessed = made.witnessed
+        if self.tap is not None:
+            self.tap(start, [(HEADER_BYTES, [encode_header(self.identity, start)])])
 
     def trim(self, position: int) -> None:
         """Delete whole files whose records all lie before ``position``. The newest file always stays."""
