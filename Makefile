@@ -3,9 +3,9 @@ PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3.13 python3,$(she
 BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 2000
-JOBS ?= 2
+JOBS ?= 3
 
-.PHONY: help setup test test-long chaos test-spark lint sim mutants bench demo proto clean
+.PHONY: help setup test test-long chaos test-spark lint sim mutants bench demo docs proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	@sh tools/java.sh
 	@touch $@
 
-## make test     the default suite (under 10 minutes on 2 cores)
+## make test     the default suite, in JOBS=3 processes: most of its time is waiting
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
@@ -44,7 +44,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-## make sim      the deterministic simulator: SEEDS=2000 JOBS=2
+## make sim      the deterministic simulator: SEEDS=2000 JOBS=3
 sim: $(READY)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --jobs $(JOBS)
 
@@ -59,6 +59,10 @@ bench: $(READY)
 ## make demo     a three-node cluster, what it survives, and what was measured
 demo: $(READY)
 	$(BIN)/python -m examples.demo
+
+## make docs     write the pages of docs/reference from the code
+docs: $(READY)
+	$(BIN)/python -m tools.reference
 
 ## make proto    regenerate the code of src/sava/proto
 proto: $(READY)

@@ -13,6 +13,7 @@ from typing import Any
 import grpc.aio
 import yaml
 
+from bench.arrivals import arriving
 from bench.hosted import broker_settings
 from bench.load import EOF, Load, channel_to
 from bench.processes import Child, ProcessFailedError
@@ -145,19 +146,10 @@ class Broker:
         """A queue of the times at which events of ``key`` arrived; entered once the watch is established."""
         stream: Any = self.meta.Watch(pb.WatchRequest(prefix=key))
         await stream.read()
-        arrivals: asyncio.Queue[float] = asyncio.Queue()
 
-        async def receive() -> None:
+        async def events() -> AsyncIterator[int]:
             while (response := await stream.read()) is not EOF:
-                now = time.perf_counter()
-                for _ in response.events:
-                    arrivals.put_nowait(now)
+                yield len(response.events)
 
-        task = asyncio.create_task(receive())
-        try:
-            yield arrivals
-        finally:
-            task.cancel()
-            stream.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
-                await task
+        async with arriving(events(), stream.cancel) as times:
+            yield times

@@ -17,6 +17,7 @@ from typing import Any
 import grpc.aio
 
 from bench import wire
+from bench.arrivals import arriving
 from bench.load import EOF, Load, channel_to
 from bench.processes import Child, ProcessFailedError, free_ports, stop_all
 from bench.samples import Sample
@@ -199,19 +200,10 @@ async def watching(node: EtcdNode, key: str) -> AsyncIterator[asyncio.Queue[floa
     await stream.write(wire.message((1, wire.message((1, key)))))
     if not wire.number(await stream.read(), 3):
         raise ProcessFailedError("etcd did not create the watch")
-    arrivals: asyncio.Queue[float] = asyncio.Queue()
 
-    async def receive() -> None:
+    async def events() -> AsyncIterator[int]:
         while (response := await stream.read()) is not EOF:
-            now = time.perf_counter()
-            for _ in wire.fields(response).get(11, []):
-                arrivals.put_nowait(now)
+            yield len(wire.fields(response).get(11, []))
 
-    task = asyncio.create_task(receive())
-    try:
-        yield arrivals
-    finally:
-        task.cancel()
-        stream.cancel()
-        with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
-            await task
+    async with arriving(events(), stream.cancel) as times:
+        yield times

@@ -25,6 +25,8 @@ class Server:
     child: Child
     note: str = ""
     """What its figures cannot be read without."""
+    admin: str = ""
+    """Of a Sava broker: its admin port."""
 
 
 def nats_version() -> str | None:

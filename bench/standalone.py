@@ -13,8 +13,9 @@ from bench.servers import Server, listening
 
 
 @contextlib.asynccontextmanager
-async def standalone_broker(folder: Path) -> AsyncIterator[Server]:
-    """Default settings, but for where it listens and keeps its data, below ``folder``."""
+async def standalone_broker(folder: Path, **settings: str) -> AsyncIterator[Server]:
+    """Default settings, but for where it listens and keeps its data, below ``folder``, and those that are
+    given, as in the environment."""
     ports = free_ports(4)
     options = zip(("--port", "--admin-port", "--raft-port", "--http-port"), map(str, ports), strict=True)
     where = [
@@ -23,11 +24,13 @@ async def standalone_broker(folder: Path) -> AsyncIterator[Server]:
         *(part for option in options for part in option),
     ]
     child = Child(
-        [sys.executable, *_program(), "broker", "--standalone", *where], folder / f"broker-{ports[0]}.log"
+        [sys.executable, *_program(), "broker", "--standalone", *where],
+        folder / f"broker-{ports[0]}.log",
+        settings,
     )
     try:
         await listening(child, ports[0])
-        yield Server(f"127.0.0.1:{ports[0]}", child)
+        yield Server(f"127.0.0.1:{ports[0]}", child, admin=f"127.0.0.1:{ports[1]}")
     finally:
         await child.stop()
 

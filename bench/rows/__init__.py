@@ -7,7 +7,20 @@ from collections.abc import Awaitable, Callable
 
 from bench.plan import Plan
 from bench.report import Row
-from bench.rows import broker, cluster, context, failover, journal, puts, reads, scale, spark, storage, watch
+from bench.rows import (
+    broker,
+    cluster,
+    context,
+    failover,
+    journal,
+    puts,
+    reads,
+    replication,
+    scale,
+    spark,
+    storage,
+    watch,
+)
 
 Measure = Callable[[Plan], Awaitable[list[Row]]]
 
@@ -23,4 +36,5 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "cluster": cluster.PARTS,
     "journal": journal.PARTS,
     "spark": (spark.run,),
+    "replication": (replication.run,),
 }

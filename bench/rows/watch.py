@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from bench import etcd
+from bench.arrivals import arriving
 from bench.clusters import etcd_or_none
 from bench.plan import VALUE, Plan
 from bench.report import Quantity, Row, Target
@@ -56,22 +57,13 @@ async def _embedded(sava: SavaCluster, plan: Plan) -> Sample:
 @contextlib.asynccontextmanager
 async def _local_watch(sava: SavaCluster) -> AsyncIterator[asyncio.Queue[float]]:
     watch = sava.store.watch(KEY)
-    arrivals: asyncio.Queue[float] = asyncio.Queue()
 
-    async def receive() -> None:
+    async def events() -> AsyncIterator[int]:
         async for batch in watch:
-            now = time.perf_counter()
-            for _ in batch.events:
-                arrivals.put_nowait(now)
+            yield len(batch.events)
 
-    task = asyncio.create_task(receive())
-    try:
-        yield arrivals
-    finally:
-        task.cancel()
-        watch.close()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    async with arriving(events(), watch.close) as times:
+        yield times
 
 
 async def _outside(sava: SavaCluster, plan: Plan) -> Sample:

@@ -33,6 +33,8 @@ class Jobs:
         self._held = AsyncExitStack()
         self._consumers: list[Consumer] = []
         self._pace = Pace()
+        self._lags: list[float] = []
+        self._watching: list[asyncio.Task[None]] = []
 
     # -- publishing ---------------------------------------------------------------------
 
@@ -146,6 +148,57 @@ class Jobs:
 
         await asyncio.gather(*(fill() for _ in range(OPENING)))
         return {}
+
+    # -- replication --------------------------------------------------------------------
+
+    async def paced_batches(self, topic: str, per_second: int, seconds: float) -> dict[str, Any]:
+        """``send_many`` of 1,000 messages at a time, so many messages a second, for so long."""
+        began = time.perf_counter()
+        sent = 0
+        async with self._client.producer(topic) as producer:
+            for batch in cycle(self._batches):
+                if (late := time.perf_counter() - began) >= seconds:
+                    break
+                await asyncio.sleep(max(0.0, sent / per_second - late))
+                await producer.send_many(batch)
+                sent += len(batch)
+        return {"count": sent, "seconds": time.perf_counter() - began}
+
+    async def pace_each(self, topics: list[str], per_second: int, seconds: float) -> dict[str, Any]:
+        """``send`` so many times a second over all topics in turn, for so long."""
+        async with AsyncExitStack() as opened:
+            producers = [
+                await opened.enter_async_context(self._client.producer(topic, linger_ms=1))
+                for topic in topics
+            ]
+            payload, turns = self._batches[0][0], cycle(producers)
+            self._pace.begin(lambda _: next(turns).send(payload), per_second)
+            await asyncio.sleep(seconds)
+            return {"count": len((await self._pace.end())["done"])}
+
+    async def watch_lags(self, topics: list[str]) -> dict[str, Any]:
+        """From now on: how old each message is when a reader at the end of these topics has it."""
+        self._lags = []
+        ready = []
+        for topic in topics:
+            reader = self._client.reader(topic, start="latest")
+            ready.append(await self._held.enter_async_context(reader))
+        self._watching = [asyncio.create_task(self._watch(reader)) for reader in ready]
+        return {}
+
+    async def _watch(self, reader: Any) -> None:
+        while (batches := await reader.next_batches()) is not None:
+            now = time.time()
+            for batch in batches:
+                published = batch.records.to_arrow(("publish_time",)).column(0)
+                self._lags += [now - moment / 1e6 for moment in published.cast("int64").to_pylist()]
+
+    async def end_watch(self) -> dict[str, Any]:
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        await self.leave()
+        return {"lags": self._lags}
 
     # -- consuming ----------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sava.errors import HostError
 
 ENVIRONMENT_PREFIX = "SAVA__"
+PULSAR_CREATE = "createTopicToRemoteClusterForReplication"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
@@ -40,9 +41,13 @@ class Section(BaseModel):
 
 class Ports(Section):
     client: Port = 6650
+    """For clients."""
     admin: Port = 50051
+    """For administration."""
     raft: Port = 7650
+    """Between brokers."""
     prometheus: Port = 9040
+    """HTTP: ``/metrics``, ``/healthz``, ``/readyz``."""
 
 
 class Broker(Section):
@@ -75,8 +80,12 @@ class MetaStore(Section):
     """
 
     data_dir: Path = Path("/var/lib/sava/raft")
+    """Identity, log and snapshots of the metadata store."""
     heartbeat_interval_ms: Annotated[int, Field(ge=10, le=10_000)] = 100
+    """A leader's sign of life."""
     election_timeout_ms: Annotated[int, Field(ge=50, le=100_000)] = 1000
+    """Silence after which a follower asks for votes, drawn from one to two times this. At least three
+    heartbeats."""
     snapshot_threshold: Positive = 10_000
     """Entries applied since the last snapshot before the next one is taken."""
     max_payload_entries: Annotated[int, Field(ge=1, le=10_000)] = 300
@@ -100,6 +109,7 @@ class Policies(Section):
     max_consumers: Count = 0
     """Of one topic, over all its subscriptions."""
     max_consumers_per_subscription: Count = 0
+    """Of one subscription."""
     max_publish_rate: Count = 0
     """Messages a second into one topic; publishing waits beyond it."""
     max_subscription_dispatch_rate: Count = 0
@@ -108,7 +118,10 @@ class Policies(Section):
     """Bytes of one payload. A message travels in one gRPC message, for which clients must make room: Danube's
     own limit is 10 MiB, and headers, key and attributes come on top of the payload."""
     retention_time_minutes: Count = 0
+    """Age after which segments are deleted, unless a subscription has still to read them."""
     retention_size_mb: Count = 0
+    """Size of a topic beyond which its oldest segments are deleted, unless a subscription has still to read
+    them."""
 
 
 class Dispatch(Section):
@@ -123,7 +136,9 @@ class Storage(Section):
     url: str = "file:///var/lib/sava/segments"
     """``file://``, ``s3://``, ``gs://``, ``az://`` or ``memory://``."""
     journal_dir: Path = Path("/var/lib/sava/journal")
+    """The journal of messages, on a local disk."""
     upload_interval_seconds: Positive = 60
+    """The longest time that a message stays in the journal alone."""
     staging_expiry_seconds: Annotated[int, Field(ge=4)] = 3600
     """What was staged for an exactly-once write is removed after so long if no commit has named it. A commit
     must come within half of that."""
@@ -158,12 +173,16 @@ class Tls(Section):
     certificate that ``ca_file`` signed."""
 
     cert_file: Path
+    """What this broker shows to others."""
     key_file: Path
+    """Belongs to it."""
     ca_file: Path
+    """Who signed what others show."""
 
 
 class Auth(Section):
     mode: Literal["none", "tls"] = "none"
+    """``tls``: mutual TLS on the Raft and admin ports."""
     tls: Tls | None = None
 
     @model_validator(mode="after")
@@ -175,12 +194,17 @@ class Auth(Section):
 
 class Rebalancing(Section):
     enabled: bool = True
+    """Whether topics are moved from loaded brokers to others without being asked."""
     check_interval_seconds: Positive = 120
+    """How often the leader looks."""
     aggressiveness: Literal["conservative", "moderate", "aggressive"] = "moderate"
+    """How uneven brokers may be before something moves."""
     max_moves_per_hour: Count = 10
+    """Of the whole cluster."""
     cooldown_seconds: Count = 60
     """Between two rounds that moved something."""
     min_brokers: Positive = 2
+    """With fewer active brokers nothing is rebalanced."""
     min_topic_age_seconds: Count = 300
     """A topic that was assigned later than this stays where it is."""
     exclude_topics: tuple[str, ...] = ()
@@ -192,6 +216,7 @@ class LoadManager(Section):
     """``fair``, also called ``round_robin``: by the number of topics. ``balanced`` and ``weighted_load``: by
     what brokers report of their load."""
     load_report_interval_seconds: Positive = 30
+    """How often a broker tells the leader about its load."""
     rebalancing: Rebalancing = Rebalancing()
 
 
@@ -208,15 +233,41 @@ class Cluster(Section):
 class Replication(Section):
     create_topic_to_remote_cluster: bool = True
     """Whether replication may create topics on the remote cluster (PIP-370). When false it waits until they
-    exist."""
+    exist. Pulsar's name for it, ``createTopicToRemoteClusterForReplication`` at the top of the file, is taken
+    too."""
+    partition_mismatch_policy: Literal["pip370", "strict"] = "pip370"
+    """What happens to a topic with other partitions on the remote cluster: ``pip370`` copies each partition
+    into the one of the same number, if there is one; ``strict`` copies nothing."""
+    max_backlog_gb: Annotated[float, Field(gt=0)] | None = None
+    """Stored gigabytes of one topic or partition that are kept from retention because a remote does not have
+    them yet. What is beyond goes as if no remote waited for it, and the link reports the loss. None: all of
+    it is kept."""
+
+    @property
+    def max_backlog_bytes(self) -> int | None:
+        return None if self.max_backlog_gb is None else round(self.max_backlog_gb * 1_000_000_000)
+
+
+class Logging(Section):
+    """What a broker writes to standard error. Every line says which broker, and lines about a topic say under
+    which epoch."""
+
+    format: Literal["text", "json"] = "text"
+    """``text``: for people, ``key=value`` behind a short text. ``json``: an object per line, with the same
+    keys."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is told."""
 
 
 class Config(Section):
     cluster_name: str = "sava"
+    """A name for people."""
     broker: Broker = Broker()
     meta_store: MetaStore = MetaStore()
     bootstrap_namespaces: tuple[str, ...] = ()
+    """Namespaces that are created at the first start."""
     auto_create_topics: bool = True
+    """Whether a producer may create its topic."""
     policies: Policies = Policies()
     dispatch: Dispatch = Dispatch()
     storage: Storage = Storage()
@@ -225,6 +276,7 @@ class Config(Section):
     cluster: Cluster = Cluster()
     load_manager: LoadManager = LoadManager()
     replication: Replication = Replication()
+    logging: Logging = Logging()
 
 
 def load(
@@ -240,10 +292,27 @@ def check(tree: dict[str, Any], *, source: str) -> Config:
     try:
         # Through JSON mode, because YAML has lists and text where the model has tuples and paths; it stays
         # strict otherwise: "7650" is not a port and 1 is not true.
-        return Config.model_validate_json(_as_json(tree))
+        return Config.model_validate_json(_as_json(_with_pulsar_names(tree, source)))
     except ValidationError as error:
         faults = "; ".join(f"{_path_of(fault['loc'])}: {_reason(fault)}" for fault in error.errors())
         raise ConfigInvalid(f"configuration {source} refused: {faults}") from error
+
+
+def _with_pulsar_names(tree: dict[str, Any], source: str) -> dict[str, Any]:
+    """Keys that users know from Pulsar, under the names that they have here. Case does not matter: variables
+    of the environment have none."""
+    given = [key for key in tree if key.lower() == PULSAR_CREATE.lower()]
+    section = tree.get("replication")
+    if not given or not isinstance(section, dict | None):
+        return tree
+    here = dict(section or {})
+    for key in given:
+        if here.setdefault("create_topic_to_remote_cluster", tree[key]) != tree[key]:
+            raise ConfigInvalid(
+                f"configuration {source} refused: {key} and replication.create_topic_to_remote_cluster are "
+                "the same setting, and differ"
+            )
+    return {**{key: value for key, value in tree.items() if key not in given}, "replication": here}
 
 
 def overrides(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ Everything is below one directory:
     segments/            the object store, one for all: that is what lets topics move between them
     broker-1/ …          identity, Raft log and journal of each
     broker-1.log …       what each says
+    checkpoints/         how far pipelines are, if there is a runner beside the brokers
+    pipelines.log        what that says
 
 Ports are chosen once. A member of a cluster is known by its address, so a second start uses the same ones and
 is refused when somebody else has taken one meanwhile. Two do not run on one directory: this process holds its
@@ -24,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +48,8 @@ START_TIMEOUT_S: Final = 60.0
 """Ready within some four seconds by themselves; a busy machine may take several times that."""
 STOP_TIMEOUT_S: Final = 20.0
 """A broker bounds its own end by less."""
+RUNNER_STOP_TIMEOUT_S: Final = 50.0
+"""A runner lets batches end before it does."""
 CALL_TIMEOUT_S: Final = 5.0
 POLL_S: Final = 0.05
 PORTS_TRIED: Final = 1000
@@ -69,25 +74,11 @@ class Layout(msgspec.Struct, frozen=True):
     brokers: tuple[Ports, ...]
 
 
-class LocalBroker:
-    """One broker; its number counts from 1, its id is drawn by itself and known once it has started."""
-
-    def __init__(self, root: Path, number: int, ports: Ports) -> None:
-        self.number = number
-        self.ports = ports
-        self.broker_id = 0
-        self.client = f"{HOST}:{ports.client}"
-        self.admin = f"{HOST}:{ports.admin}"
-        self.raft = f"{HOST}:{ports.raft}"
-        self.http = f"{HOST}:{ports.http}"
-        self.directory = root / f"broker-{number}"
-        self.log = root / f"broker-{number}.log"
-        self._command = [
-            *(sys.executable, "-P", "-m", "sava.cli", "broker", "--config", str(root / SETTINGS)),
-            *("--data-dir", str(self.directory), "--storage-url", (root / "segments").as_uri()),
-            *("--host", HOST, "--port", str(ports.client), "--admin-port", str(ports.admin)),
-            *("--raft-port", str(ports.raft), "--http-port", str(ports.http)),
-        ]
+class LocalProcess:
+    def __init__(self, name: str, log: Path, command: list[str]) -> None:
+        self.name = name
+        self.log = log
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -115,7 +106,28 @@ class LocalBroker:
             f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
         )
         lines = self.log.read_text(errors="replace").splitlines()
-        return f"broker {self.number} {how}; the end of {self.log}: {lines[-1] if lines else '(empty)'}"
+        return f"{self.name} {how}; the end of {self.log}: {lines[-1] if lines else '(empty)'}"
+
+
+class LocalBroker(LocalProcess):
+    """One broker; its number counts from 1, its id is drawn by itself and known once it has started."""
+
+    def __init__(self, root: Path, number: int, ports: Ports) -> None:
+        self.number = number
+        self.ports = ports
+        self.broker_id = 0
+        self.client = f"{HOST}:{ports.client}"
+        self.admin = f"{HOST}:{ports.admin}"
+        self.raft = f"{HOST}:{ports.raft}"
+        self.http = f"{HOST}:{ports.http}"
+        self.directory = root / f"broker-{number}"
+        command = [
+            *(sys.executable, "-P", "-m", "sava.cli", "broker", "--config", str(root / SETTINGS)),
+            *("--data-dir", str(self.directory), "--storage-url", (root / "segments").as_uri()),
+            *("--host", HOST, "--port", str(ports.client), "--admin-port", str(ports.admin)),
+            *("--raft-port", str(ports.raft), "--http-port", str(ports.http)),
+        ]
+        super().__init__(f"broker {number}", root / f"broker-{number}.log", command)
 
     async def answers(self, path: str) -> int:
         """The HTTP port's status for a page; 0: it does not listen yet."""
@@ -133,21 +145,34 @@ class LocalBroker:
 
 
 class LocalCluster:
-    """Owned by one task."""
+    """Owned by one task. ``pipelines``: with a runner beside the brokers."""
 
-    def __init__(self, root: Path, *, brokers: int | None = None, port_base: int | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        brokers: int | None = None,
+        port_base: int | None = None,
+        pipelines: bool = False,
+    ) -> None:
         self.root = root.absolute()
         self._wanted = brokers
         self._port_base = port_base
         self._disk: LocalDisk | None = None
         self._told: set[int] = set()
         """Processes whose end was told."""
+        self._has_runner = pipelines
         self.brokers: list[LocalBroker] = []
+        self.runner: LocalProcess | None = None
         self.cluster_id = ""
 
+    @property
+    def _processes(self) -> list[LocalProcess]:
+        return [*self.brokers, *([self.runner] if self.runner is not None else [])]
+
     async def start(self) -> None:
-        """Until all brokers are ready. Raises LocalClusterFailed. ``stop`` must follow, whatever comes of
-        it."""
+        """Until all brokers are ready; a runner is not waited for. Raises LocalClusterFailed. ``stop`` must
+        follow, whatever comes of it."""
         self._lock()
         layout = self._layout()
         self.brokers = [
@@ -167,40 +192,60 @@ class LocalCluster:
             raise LocalClusterFailed(
                 f"the brokers were not ready within {START_TIMEOUT_S:.0f} s; their logs are in {self.root}"
             ) from error
+        if self._has_runner:
+            self.runner = self._new_runner()
+            self.runner.start()
 
-    async def next_end(self) -> LocalBroker:
-        """A broker that has ended, by itself or by somebody else's hand, and was not told of yet."""
+    def _new_runner(self) -> LocalProcess:
+        admin = ",".join(broker.admin for broker in self.brokers)
+        command = [
+            *(sys.executable, "-P", "-m", "sava.cli", "pipelines", "run", "--admin", admin),
+            *("--checkpoints", str(self.root / "checkpoints")),
+        ]
+        return LocalProcess("the runner of pipelines", self.root / "pipelines.log", command)
+
+    async def next_end(self) -> LocalProcess:
+        """A process that has ended, by itself or by somebody else's hand, and was not told of yet."""
         while True:
-            for broker in self.brokers:
-                if not broker.is_running and broker.pid not in self._told:
-                    self._told.add(broker.pid)
-                    return broker
+            for process in self._processes:
+                if not process.is_running and process.pid not in self._told:
+                    self._told.add(process.pid)
+                    return process
             await asyncio.sleep(POLL_S)
 
-    async def stop(self) -> list[LocalBroker]:
+    async def stop(self) -> list[LocalProcess]:
         """Stop all; returns those that did not end in time and were killed. Data stays."""
-        for broker in self.brokers:
-            if broker.is_running:
-                broker.send(signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._ended()
-        late = [broker for broker in self.brokers if broker.is_running]
-        self.kill()
-        await self._ended()
+        late: list[LocalProcess] = []
+        if self.runner is not None:
+            # First: its batches end in the topics of these brokers.
+            late += await self._stop([self.runner], RUNNER_STOP_TIMEOUT_S)
+        late += await self._stop(self.brokers, STOP_TIMEOUT_S)
         if self._disk is not None:
             self._disk.unlock()
         return late
 
-    async def _ended(self) -> None:
-        while any(broker.is_running for broker in self.brokers):  # noqa: ASYNC110 (the kernel sets no event)
-            await asyncio.sleep(POLL_S)
+    async def _stop(self, processes: Sequence[LocalProcess], timeout: float) -> list[LocalProcess]:
+        async def ended() -> None:
+            while any(each.is_running for each in processes):  # noqa: ASYNC110 (the kernel sets no event)
+                await asyncio.sleep(POLL_S)
+
+        for each in processes:
+            if each.is_running:
+                each.send(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await ended()
+        late = [each for each in processes if each.is_running]
+        for each in late:
+            each.send(signal.SIGKILL)
+        await ended()
+        return late
 
     def kill(self) -> None:
         """kill -9 of all that run."""
-        for broker in self.brokers:
-            if broker.is_running:
-                broker.send(signal.SIGKILL)
+        for process in self._processes:
+            if process.is_running:
+                process.send(signal.SIGKILL)
 
     # -- the directory -----------------------------------------------------------------------
 

@@ -194,8 +194,8 @@ def _after(owner: type, method: str, step: str, topic_of: Callable[..., str]) ->
 def _wrap_frames() -> None:
     original = Publisher.begin_checked
 
-    async def begin_checked(self: Publisher, batch: RecordBatch, *args: Any) -> asyncio.Future[int]:
-        sequence = batch.header.base_sequence
+    async def begin_checked(self: Publisher, batch: RecordBatch | None, *args: Any) -> asyncio.Future[int]:
+        sequence = batch.header.base_sequence if batch is not None else 0
         if sequence >= RUN:
             reached("later frame" if sequence % RUN else "first frame", str(self.topic))
         return await original(self, batch, *args)

@@ -26,6 +26,8 @@ from tests.integration.harness import BrokerProcess, Cluster, sava
 
 READY_S = 40.0
 CALL_S = 30.0
+REGISTRATION_TTL_MS = 3000
+"""Half of the default: most scenarios wait until a broker is taken for dead, and few are about how long."""
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str, *, timeout: float = READY_S) -> None:
@@ -59,6 +61,7 @@ class Brokers(Cluster):
         super().__init__(size, directory, links=links, auth=auth)
         written = yaml.safe_load(self._config.read_text())
         written["storage"] = {"upload_interval_seconds": upload_interval_s}
+        written["cluster"] = {"registration_ttl_ms": REGISTRATION_TTL_MS}
         for section, values in settings.items():
             written[section] = {**written.get(section, {}), **values}
         self._config.write_text(yaml.safe_dump(written))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.standalone import Standalone, Stubs
+from tests.compat.stubs import Stubs
+from tests.standalone import Standalone
 
 _numbers = count(1)
 
@@ -15,6 +16,7 @@ _numbers = count(1)
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     """One for all tests that do it no harm; each has topics of its own."""
     with Standalone(tmp_path_factory.mktemp("broker")) as broker:
+        broker.ready()
         yield broker
 
 
@@ -22,6 +24,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 def own_broker(tmp_path: Path) -> Iterator[Standalone]:
     """For tests that stop it."""
     with Standalone(tmp_path) as broker:
+        broker.ready()
         yield broker
 
 

@@ -12,7 +12,7 @@ from grpc import aio
 
 from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_api_pb2 as pb
-from tests.compat.standalone import Stubs
+from tests.compat.stubs import Stubs
 
 TIMEOUT_S = 15.0
 

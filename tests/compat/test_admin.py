@@ -10,7 +10,8 @@ from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_schema_pb2 as schema
 from tests.compat.raw import Producer, open_stream, refused, subscribe
-from tests.compat.standalone import Standalone, Stubs
+from tests.compat.stubs import Stubs
+from tests.standalone import Standalone
 
 EMPTY = admin.Empty()
 

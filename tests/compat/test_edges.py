@@ -13,8 +13,9 @@ from sava.proto import danube_api_pb2 as pb
 from tests.compat import raw
 from tests.compat.programs import run
 from tests.compat.raw import Producer, open_stream, refused, subscribe
-from tests.compat.standalone import Standalone, Stubs
+from tests.compat.stubs import Stubs
 from tests.integration.test_tls import make_certificates
+from tests.standalone import Standalone
 
 TOPIC = "/default/topic"
 
@@ -24,6 +25,7 @@ async def test_a_client_with_certificate_and_token(tmp_path: Path) -> None:
     auth = make_certificates(tmp_path / "certificates")
     assert auth.tls is not None
     with Standalone(tmp_path, auth) as broker:
+        broker.ready()
         result = await run(
             "secure",
             "hello",
@@ -38,7 +40,8 @@ async def test_a_client_with_certificate_and_token(tmp_path: Path) -> None:
 
 
 async def test_the_first_segment_is_listed_and_none_is_passed_over(tmp_path: Path) -> None:
-    with Standalone(tmp_path, STORAGE__UPLOAD_INTERVAL_SECONDS="1") as broker:
+    with Standalone(tmp_path, SAVA__STORAGE__UPLOAD_INTERVAL_SECONDS="1") as broker:
+        broker.ready()
         async with Stubs(broker) as stubs:
             producer = await Producer.create(stubs, TOPIC)
 
@@ -72,12 +75,13 @@ async def test_the_first_segment_is_listed_and_none_is_passed_over(tmp_path: Pat
 
 async def test_limits_and_topics_that_nobody_may_create(tmp_path: Path) -> None:
     limits = {
-        "POLICIES__MAX_PRODUCERS": "2",
-        "POLICIES__MAX_SUBSCRIPTIONS": "2",
-        "POLICIES__MAX_CONSUMERS_PER_SUBSCRIPTION": "1",
-        "POLICIES__MAX_MESSAGE_SIZE": "1000",
+        "SAVA__POLICIES__MAX_PRODUCERS": "2",
+        "SAVA__POLICIES__MAX_SUBSCRIPTIONS": "2",
+        "SAVA__POLICIES__MAX_CONSUMERS_PER_SUBSCRIPTION": "1",
+        "SAVA__POLICIES__MAX_MESSAGE_SIZE": "1000",
     }
     with Standalone(tmp_path, **limits) as broker:
+        broker.ready()
         async with Stubs(broker) as stubs:
             producer = await Producer.create(stubs, TOPIC, "a")
             await Producer.create(stubs, TOPIC, "b")
@@ -93,8 +97,9 @@ async def test_limits_and_topics_that_nobody_may_create(tmp_path: Path) -> None:
             await producer.send("x" * 1000)
             assert len((await stream.next()).payload) == 1000
         broker.stop()
-        broker.set(AUTO_CREATE_TOPICS="false")
+        broker.set(SAVA__AUTO_CREATE_TOPICS="false")
         broker.start()
+        broker.ready()
         async with Stubs(broker) as stubs:
             await Producer.create(stubs, TOPIC, "a")
             assert (await refused(Producer.create(stubs, f"{TOPIC}-new")))[0] is StatusCode.NOT_FOUND

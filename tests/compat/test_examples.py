@@ -17,8 +17,9 @@ from tests.children import PIPE, start_child
 from tests.compat import raw
 from tests.compat.programs import run
 from tests.compat.raw import Producer, set_policy, subscribe
-from tests.compat.standalone import Standalone, Stubs
+from tests.compat.stubs import Stubs
 from tests.integration.harness import REPOSITORY
+from tests.standalone import Standalone
 
 BOTH = pytest.mark.parametrize("reliable", [True, False], ids=["reliable", "non-reliable"])
 

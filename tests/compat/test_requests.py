@@ -11,7 +11,8 @@ from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_api_pb2 as pb
 from tests.compat import raw
 from tests.compat.raw import Producer, Stream, health, open_stream, refused, subscribe
-from tests.compat.standalone import Standalone, Stubs
+from tests.compat.stubs import Stubs
+from tests.standalone import Standalone
 
 INVALID = StatusCode.INVALID_ARGUMENT
 

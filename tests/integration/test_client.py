@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ from sava.client import (
     Sent,
     TopicUnknown,
 )
-from tests.integration.standalone import Standalone
+from tests.standalone import Standalone
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -40,6 +41,15 @@ async def client(broker: Standalone) -> AsyncIterator[Client]:
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     return f"/default/{request.node.name.replace('[', '-').replace(']', '')[:100]}"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_a_broker_does_without_pandas(broker: Standalone) -> None:
+    """pyarrow would load it, where it is installed, and nothing would show but a slower start."""
+    broker.ready()
+    loaded = Path(f"/proc/{broker.pid}/maps").read_text()
+    assert "pyarrow" in loaded
+    assert "/pandas/" not in loaded
 
 
 async def take(consumer: Consumer, count: int, *, ack: bool = True) -> list[Message]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sava.blocking import Client
-from tests.integration.standalone import Standalone
+from tests.standalone import Standalone
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from sava import client
 from sava.client import Client
 from tests.integration.harness import sava
-from tests.integration.standalone import Standalone
+from tests.standalone import Standalone
 
 PAGE = Path(__file__).parents[2] / "docs" / "client.md"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sava.client import Client, Message
-from tests.integration.standalone import Standalone
+from tests.standalone import Standalone
 
 TOPIC = "/default/orders"
 MESSAGES = 30_000

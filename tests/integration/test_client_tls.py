@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sava.client import Client, Refused, Tls, Unavailable
-from tests.integration.standalone import Standalone
 from tests.integration.test_tls import make_certificates
+from tests.standalone import Standalone
 
 TOPIC = "/default/orders"
 
@@ -19,20 +19,16 @@ async def test_a_client_with_a_certificate_is_let_in(tmp_path: Path) -> None:
     auth = make_certificates(tmp_path / "certificates")
     assert auth.tls is not None
     ca, cert, key = auth.tls.ca_file, auth.tls.cert_file, auth.tls.key_file
-    environment = {
-        "SAVA__AUTH__MODE": "tls",
-        "SAVA__AUTH__TLS__CA_FILE": str(ca),
-        "SAVA__AUTH__TLS__CERT_FILE": str(cert),
-        "SAVA__AUTH__TLS__KEY_FILE": str(key),
-    }
-    with Standalone(tmp_path, **environment) as broker:
-        url = f"https://127.0.0.1:{broker.port}"
+    with Standalone(tmp_path, auth) as broker:
         async with (
-            Client(url, tls=Tls(ca=ca, cert=cert, key=key), timeout=60) as client,
+            Client(broker.url, tls=Tls(ca=ca, cert=cert, key=key), timeout=60) as client,
             client.producer(TOPIC) as producer,
         ):
             assert await producer.send(b"x") == 0
-        for stranger in (Client(url, tls=Tls(ca=ca), timeout=1), Client(broker.url, timeout=1)):
+        for stranger in (
+            Client(broker.url, tls=Tls(ca=ca), timeout=1),
+            Client(f"http://{broker.address}", timeout=1),
+        ):
             async with stranger:
                 with pytest.raises(Unavailable):
                     await stranger.producer(TOPIC).open()

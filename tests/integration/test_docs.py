@@ -1,46 +1,93 @@
-"""The commands of the pages for operators, each page run as one session, from its top to its end."""
+"""Every command and every piece of code of the documentation works.
+
+* Blocks marked ``sh`` are run: all of a page as one session, from its top to its end.
+* Blocks marked ``python`` are run by the tests that ``PYTHON`` names.
+* Everything else that looks like a command of Sava's, in a block or between backticks, in a page or in a
+  message of the program itself, names a command that exists, with options that it has.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
+from sava.cli.main import app
+from sava.client import Client
+from tests.integration.harness import sava
 from tests.ports import free_ports
+from tests.standalone import Standalone
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = "../README.md"
+PAGES = [README, *sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))]
+
+PYTHON = {
+    README: ("tests/integration/test_docs.py", "tests/spark/test_pipeline_guide.py"),
+    "client.md": ("tests/integration/test_client_guide.py",),
+    "danube.md": ("tests/compat/test_examples.py",),
+    "pipeline.md": ("tests/spark/test_pipeline_guide.py",),
+}
+"""Which tests run the Python of a page."""
+SHELL = {"pipeline.md": ("tests/spark/test_pipeline_guide.py",)}
+"""And its commands, if that is not done by ``session``."""
 
 
-def session(page: str, directory: Path, **environment: str) -> str:
-    """What the commands of the page print. They must all succeed."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 5
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def session(page: str, directory: Path, *, before: str = "", **environment: str) -> str:
+    """What the commands of the page print, behind those that are needed ``before`` them. They must all
+    succeed."""
+    commands = blocks(page, "sh")
+    assert commands
     bin_dir = str(Path(sys.executable).parent)
-    shell = subprocess.Popen(
-        ["bash", "-euc", "\n".join(blocks)],
-        cwd=directory,
-        env={**os.environ, **environment, "PATH": f"{bin_dir}{os.pathsep}{os.environ['PATH']}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,  # the brokers that the page starts die with it
-    )
-    reader = shell.stdout
-    assert reader is not None
+    # Into a file: a pipe that nobody reads fills up, and one that is read does not end before the brokers do
+    # which the page starts.
+    log = directory / "session.log"
+    with log.open("w") as said:
+        shell = subprocess.Popen(
+            ["bash", "-euc", "\n".join((before, *commands))],
+            cwd=directory,
+            env={**os.environ, **environment, "PATH": f"{bin_dir}{os.pathsep}{os.environ['PATH']}"},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # the brokers that the page starts die with it
+        )
     try:
-        # Not communicate(): the brokers inherit the pipe and keep it open.
         code = shell.wait(timeout=150)
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
-    output = reader.read()
-    reader.close()
+        shell.wait()
+    output = log.read_text()
     assert code == 0, output
     return output
+
+
+def own_ports() -> dict[str, str]:
+    """For pages that use the usual ports."""
+    client, admin, raft, http = free_ports(4)
+    return {
+        "SAVA_ADMIN": f"127.0.0.1:{admin}",
+        "SAVA_SERVICE": f"http://127.0.0.1:{client}",
+        "SAVA__BROKER__PORTS__CLIENT": str(client),
+        "SAVA__BROKER__PORTS__ADMIN": str(admin),
+        "SAVA__BROKER__PORTS__RAFT": str(raft),
+        "SAVA__BROKER__PORTS__PROMETHEUS": str(http),
+    }
 
 
 @pytest.mark.timeout(180)
@@ -54,17 +101,158 @@ def test_the_commands_of_the_operations_page_work(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
-    client, admin, raft, http = free_ports(4)
-    output = session(
-        "topics.md",
-        tmp_path,
-        SAVA_ADMIN=f"127.0.0.1:{admin}",
-        SAVA_SERVICE=f"http://127.0.0.1:{client}",
-        SAVA__BROKER__PORTS__CLIENT=str(client),
-        SAVA__BROKER__PORTS__ADMIN=str(admin),
-        SAVA__BROKER__PORTS__RAFT=str(raft),
-        SAVA__BROKER__PORTS__PROMETHEUS=str(http),
-    )
+    output = session("topics.md", tmp_path, **own_ports())
     assert "second order" in output
     assert "subscription billing of /default/orders moved, at offset 10" in output
     assert "namespace shop deleted" in output
+
+
+@pytest.mark.timeout(180)
+def test_the_commands_of_the_replication_page_work(tmp_path: Path) -> None:
+    output = session("replication.md", tmp_path)
+    assert "remote west is cluster west" in output
+    assert "it will be created at west with 2 partitions" in output
+    assert re.search(r"^/default/orders +west +1 +waiting_runner", output, re.MULTILINE)
+    assert "remote west removed" in output
+
+
+@pytest.mark.timeout(180)
+def test_the_commands_of_the_diagnosis_page_work(tmp_path: Path) -> None:
+    output = session("diagnosis.md", tmp_path, **own_ports())
+    assert re.search(r"^published +20,000 +0 ", output, re.MULTILINE)
+    assert re.search(r"^20,001 +0 +0 +0 ", output, re.MULTILINE)
+    assert "leader and terms: cluster: nothing is wrong" in output
+    assert "sava_raft_is_leader 1.0" in output
+
+
+BROKER = """
+sava broker --standalone --data-dir sava-data 2> sava.log &
+until sava namespaces list > /dev/null 2>&1; do sleep 0.5; done
+"""
+
+
+@pytest.mark.timeout(180)
+def test_the_commands_of_the_readme_work(tmp_path: Path) -> None:
+    output = session("../README.md", tmp_path, before=BROKER, **own_ports())
+    assert "1000 messages published to /default/orders" in output
+
+
+@pytest.mark.timeout(120)
+async def test_the_python_of_the_readme_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = [block for block in blocks(README, "python") if "Client(" in block]
+    with Standalone(tmp_path) as broker:
+        async with Client(broker.url, timeout=60) as waiting, waiting.producer("/default/ready"):
+            pass
+        await sava("topics", "create", "/default/orders", "--partitions", "3", admin=broker.admin)
+        names: dict[str, Any] = {}
+        exec(block.replace("http://127.0.0.1:6650", broker.url), names)
+        assert inspect.iscoroutinefunction(names["orders"])
+        task = asyncio.create_task(names["orders"]())
+        printed = ""
+        async with asyncio.timeout(60):
+            while printed.count("b'one ") < 3:
+                printed += capsys.readouterr().out
+                assert not task.done(), task
+                await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert "table 4 b'one coffee'" in printed
+
+
+# -- nothing is left out --------------------------------------------------------------------------
+
+
+def sources_of_tests() -> dict[str, str]:
+    return {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+
+
+def test_every_block_is_run_by_a_test() -> None:
+    sources = sources_of_tests()
+    sessions = {
+        page for source in sources.values() for page in re.findall(r"""\bsession\(\s*"([^"]+)\"""", source)
+    }
+    for page in PAGES:
+        if blocks(page, "sh") and page not in sessions:
+            assert page in SHELL, f'the commands of {page} are not run: write session("{page}", …) in a test'
+        if blocks(page, "python"):
+            assert page in PYTHON, f"the Python of {page} is not run: write a test, and name it in PYTHON"
+    for page, tests in (*PYTHON.items(), *SHELL.items()):
+        for test in tests:
+            assert Path(page).name in sources[test], f"{test} does not know of {page}"
+
+
+COMMANDS = typer.main.get_command(app)
+ELLIPSES = ("…", "...")
+
+
+def fault_of(text: str) -> str:
+    """What is wrong with a command; empty if nothing is. Arguments are not looked at."""
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError:
+        return ""  # a piece of something else
+    command: Any = COMMANDS
+    path = ["sava"]
+    for word in words[1:]:
+        inner = getattr(command, "commands", None)
+        if inner is not None and not word.startswith("-"):
+            if word in ELLIPSES or "|" in word or not re.fullmatch(r"[a-z-]+[,;]?", word):
+                return ""
+            if word not in inner:
+                return f"there is no {' '.join((*path, word))}"
+            command = inner[word]
+            path.append(word)
+        elif re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word):
+            option = word.partition("=")[0]
+            known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+            if option not in known | {"--help"}:
+                return f"{' '.join(path)} has no option {option}"
+        if word in ("|", "&&", ";", "&", ">", "2>", "||") or path[1:] == ["spark", "submit"]:
+            break
+    return ""
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """In blocks of any kind, and between backticks."""
+    for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        joined = block.replace("\\\n", " ")
+        yield from re.findall(r"^ *(?:until |while |seq [^|]*\| )?(sava [a-z][^\n;]*)", joined, re.MULTILINE)
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    yield from re.findall(r"(?<!`)`(sava [a-z][^`\n]*)`(?!`)", prose)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "../CONTRIBUTING.md"])
+def test_every_command_that_a_page_names_exists(page: str) -> None:
+    found = {command: fault_of(command) for command in commands_in((DOCS / page).read_text())}
+    assert {command: fault for command, fault in found.items() if fault} == {}
+
+
+def test_every_command_that_a_message_of_the_program_names_exists() -> None:
+    faults = {}
+    for path in (ROOT / "src" / "sava").rglob("*.py"):
+        source = re.sub(r"\"\n\s+f?\"", "", path.read_text())
+        for command in re.findall(r"`(sava [a-z][^`\n]*)`", source):
+            if fault := fault_of(command):
+                faults[f"{path.name}: {command}"] = fault
+    assert faults == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("sava topics create /default/orders --partitions 3", ""),
+        ("sava topics …", ""),
+        ("sava nothing", "there is no sava nothing"),
+        ("sava topics invent /default/orders", "there is no sava topics invent"),
+        ("sava topics create /default/orders --pieces 3", "sava topics create has no option --pieces"),
+    ],
+)
+def test_wrong_commands_are_noticed(command: str, fault: str) -> None:
+    assert fault_of(command) == fault
+
+
+@pytest.mark.parametrize("page", [*PAGES, "../CONTRIBUTING.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = re.sub(r"^```.*?^```$", "", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)", text)
+    assert [target for target in targets if not ((DOCS / page).parent / target).exists()] == []

@@ -19,9 +19,9 @@ from sava.pipeline.link import Access, Extent, Link, OffsetGone
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc, writers_pb2
 from sava.records import Codec, RecordBatch
 from sava.storage.objectstore import ObjectStore
-from tests.integration.standalone import Standalone
 from tests.integration.test_tls import make_certificates
 from tests.staging import message, new_object
+from tests.standalone import Standalone
 
 ROWS = 1000
 
@@ -195,18 +195,16 @@ def test_certificates_are_shown(tmp_path: Path) -> None:
     auth = make_certificates(tmp_path / "certificates")
     assert auth.tls is not None
     files = {"ca": auth.tls.ca_file, "cert": auth.tls.cert_file, "key": auth.tls.key_file}
-    environment = {f"SAVA__AUTH__TLS__{name.upper()}_FILE": str(path) for name, path in files.items()}
-    with Standalone(tmp_path, SAVA__AUTH__MODE="tls", **environment) as broker:
+    with Standalone(tmp_path, auth) as broker:
         shown = {name: str(path) for name, path in files.items()}
-        url = f"https://127.0.0.1:{broker.port}"
-        link = Link.of(Access(url, token="secret", timeout_s=60, **shown))
+        link = Link.of(Access(broker.url, token="secret", timeout_s=60, **shown))
         (name,) = link.parts("/default/orders", create=True).names
         assert link.publish(name, batches(2)) == 2 * ROWS
         assert numbers(link.read(name, 0, 2 * ROWS)) == list(range(2 * ROWS))
         link.close()
-        stranger = Link.of(Access(url, ca=shown["ca"], timeout_s=1))
+        stranger = Link.of(Access(broker.url, ca=shown["ca"], timeout_s=1))
         with pytest.raises(Unavailable):
             stranger.parts("/default/orders")
         stranger.close()
     with pytest.raises(Refused, match="nowhere"):
-        Link.of(Access(url, ca="/nowhere"))
+        Link.of(Access(broker.url, ca="/nowhere"))

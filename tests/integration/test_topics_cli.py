@@ -3,63 +3,26 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from sava.cli.main import main
-from tests.ports import free_ports
-
-START_TIMEOUT_S = 30.0
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Sava = Callable[..., Result]
+from tests.commands import Result, Sava
+from tests.standalone import Standalone
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A standalone broker, and the variables under which commands find it."""
-    directory = tmp_path_factory.mktemp("broker")
-    client, admin, raft, http = free_ports(4)
-    found = {"SAVA_ADMIN": f"127.0.0.1:{admin}", "SAVA_SERVICE": f"http://127.0.0.1:{client}"}
-    ports = f"--port {client} --admin-port {admin} --raft-port {raft} --http-port {http}"
-    arguments = ["broker", "--standalone", "--data-dir", str(directory / "data"), *ports.split()]
-    log = directory / "log"
-    with log.open("wb") as stderr:
-        broker = subprocess.Popen([sys.executable, "-m", "sava.cli", *arguments], stderr=stderr)
-    try:
-        # A listing waits until the broker answers, or is refused as long as its port is closed.
-        command = [sys.executable, "-m", "sava.cli", "namespaces", "describe", "default"]
-        retry = f"until {' '.join(command)} > /dev/null 2>&1; do sleep 0.2; done"
-        subprocess.run(["sh", "-c", retry], env={**os.environ, **found}, timeout=START_TIMEOUT_S, check=True)
-        yield found
-        broker.terminate()
-        assert broker.wait(timeout=30) == 0, log.read_text()
-    finally:
-        if broker.poll() is None:
-            broker.kill()
-            broker.wait()
+    with Standalone(tmp_path_factory.mktemp("broker")) as broker:
+        broker.ready()
+        yield {"SAVA_ADMIN": broker.admin, "SAVA_SERVICE": broker.url}
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from sava.proto import writers_pb2 as pb
 from sava.services.admin_client import AdminClient
 from tests.cluster.harness import until
 from tests.integration.harness import sava
-from tests.integration.standalone import Standalone
 from tests.integration.writing import CALL_S, Writing
 from tests.staging import batch
+from tests.standalone import Standalone
 
 EXPIRY_S = 4
 

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from random import Random
+from typing import NoReturn
 
 from sava.wal.errors import DirectoryLocked, DiskFailed, DiskFull, FileExists, FileMissing
 
@@ -68,6 +69,10 @@ class _Inode:
         for change in self.pending:
             _apply(self.durable, change)
         self.pending.clear()
+
+    def sync_last(self) -> None:
+        """What changed last, and nothing before it."""
+        _apply(self.durable, self.pending.pop())
 
     def after_crash(self, rng: Random, policy: CrashPolicy) -> _Inode:
         twin = _Inode()
@@ -270,6 +275,14 @@ class SimFile:
         self._inode.change((offset, data))
         return len(data)
 
+    def write_durably(self, offset: int, data: bytes) -> None:
+        assert offset + len(data) <= self.size()
+        self.write(offset, (data,))
+        self._machine.begin("sync")
+        if self._machine.is_failing("sync"):
+            self._fail_sync()
+        self._inode.sync_last()
+
     def truncate(self, size: int) -> None:
         self._check_open()
         self._machine.begin("truncate")
@@ -280,12 +293,15 @@ class SimFile:
         self._check_open()
         self._machine.begin("sync")
         if self._machine.is_failing("sync"):
-            inode, rng = self._inode, self._machine.rng
-            for change in _survivors(rng, CrashPolicy.SECTORS, inode.pending):
-                _apply(inode.durable, change)
-            inode.pending.clear()
-            raise DiskFailed(f"simulated: {self._name} cannot be synced")
+            self._fail_sync()
         self._inode.sync()
+
+    def _fail_sync(self) -> NoReturn:
+        inode = self._inode
+        for change in _survivors(self._machine.rng, CrashPolicy.SECTORS, inode.pending):
+            _apply(inode.durable, change)
+        inode.pending.clear()
+        raise DiskFailed(f"simulated: {self._name} cannot be synced")
 
     def close(self) -> None:
         self._is_closed = True

@@ -1,4 +1,5 @@
-"""The default set of seeds inside ``make test``, and every seed that ever failed (``corpus.txt``)."""
+"""The default set of seeds inside ``make test``, and every seed that ever failed (``corpus.txt``). Many more:
+``make sim``."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import IS_LONG
 from tests.sim.__main__ import report
 from tests.sim.knobs import draw
 from tests.sim.run import run_seed
 
-SEEDS = 200
+SEEDS = 200 if IS_LONG else 40
 GROUP = 10
 
 

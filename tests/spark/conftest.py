@@ -17,8 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sava.pipeline.launch import JavaMissing, find_java
-from tests.integration.standalone import Standalone
 from tests.s3_server import S3Server
+from tests.standalone import Standalone
 
 REPOSITORY = Path(__file__).parents[2]
 

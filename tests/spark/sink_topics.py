@@ -6,7 +6,7 @@ import itertools
 
 from sava.blocking import Client
 from sava.records import Message
-from tests.integration.standalone import Standalone
+from tests.standalone import Standalone
 
 _numbers = itertools.count()
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sava.blocking import Client
 from sava.pipeline.link import Access, Extent, Link
-from tests.integration.standalone import Standalone
+from tests.standalone import Standalone
 
 _numbers = itertools.count()
 READY_S = 60.0

@@ -7,13 +7,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.integration.standalone import Standalone
+from tests.long import only_long
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import fill
+from tests.standalone import Standalone
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 
@@ -25,6 +27,7 @@ def run(commands: str, directory: Path) -> None:
     )
 
 
+@only_long("all the Python of a long page")
 @pytest.mark.timeout(400)
 def test_the_python_of_the_guide_works(
     spark: SparkSession,
@@ -53,3 +56,14 @@ def test_the_python_of_the_guide_works(
     assert copied[0].attributes == {"from": "/default/orders"}
     assert [message.payload for message in read(broker, "/default/order-counts")] == [b"100"]
     assert {message.key for message in read(broker, "/default/tastes")} == {"anna", "ben"}
+
+
+def test_the_spark_of_the_readme_works(spark: SparkSession, broker: Standalone) -> None:
+    page = (PAGE.parents[1] / "README.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if "spark." in block]
+    fill(broker, "/default/orders", range(3))
+    names: dict[str, Any] = {"spark": spark}
+    exec(block.replace('format("sava")', f'format("sava").option("service", "{broker.url}")'), names)
+    assert names["orders"].isStreaming
+    assert "payload" in names["orders"].columns

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.standalone import Standalone
 from tests.long import only_long
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import new_topic
 from tests.spark.test_examples import send
+from tests.standalone import Standalone
 
 pytestmark = only_long("a Spark of its own")
 

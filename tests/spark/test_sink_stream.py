@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.integration.harness import sava
-from tests.integration.standalone import Standalone
 from tests.long import only_long
 from tests.spark.sink_driver import start_query
 from tests.spark.sink_topics import create, new_topic, read
+from tests.standalone import Standalone
 
 TIMEOUT_S = 180
 

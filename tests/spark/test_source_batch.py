@@ -17,12 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from sava.blocking import Client
-from tests.integration.standalone import Standalone
 from tests.integration.test_tls import make_certificates
 from tests.long import only_long
 from tests.s3_server import S3Server
 from tests.spark.conftest import s3_environment
 from tests.spark.source_topics import extent, fill, link_to, new_topic, payload, read, stored, until
+from tests.standalone import Standalone
 
 WHEN = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
@@ -272,19 +272,13 @@ def test_tls(spark: SparkSession, tmp_path: Path) -> None:
         pytest.skip("needs the openssl command")
     auth = make_certificates(tmp_path / "certificates")
     assert auth.tls is not None
-    files = {
-        "CA_FILE": str(auth.tls.ca_file),
-        "CERT_FILE": str(auth.tls.cert_file),
-        "KEY_FILE": str(auth.tls.key_file),
-    }
-    environment = {f"SAVA__AUTH__TLS__{name}": path for name, path in files.items()}
-    with Standalone(tmp_path, SAVA__AUTH__MODE="tls", **environment) as secure:
+    with Standalone(tmp_path, auth) as secure:
         options = {
             "topicPattern": "/default/.*",
-            "service": f"https://127.0.0.1:{secure.port}",
-            "tlsCa": files["CA_FILE"],
-            "tlsCert": files["CERT_FILE"],
-            "tlsKey": files["KEY_FILE"],
+            "service": secure.url,
+            "tlsCa": str(auth.tls.ca_file),
+            "tlsCert": str(auth.tls.cert_file),
+            "tlsKey": str(auth.tls.key_file),
         }
         assert spark.read.format("sava").options(**options).load().count() == 0
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,11 @@ def test_half_a_tls_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAVA_TLS_CERT", "cert.pem")
     with pytest.raises(ConfigInvalid, match="SAVA_TLS_CA"):
         auth_from_environment()
+
+
+def test_no_command_waits_for_what_only_others_need() -> None:
+    """Arrow and what it brings take longer to import than most commands take to run."""
+    heavy = {"pyarrow", "sava.client", "sava.server", "rich.live"}
+    code = f"import sys, sava.cli.main; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -129,3 +129,30 @@ def test_the_advertised_host() -> None:
     assert config.load(None, {}).broker.reachable_host not in ("", "0.0.0.0")
     variables = {"SAVA__BROKER__ADVERTISED_HOST": "broker-1"}
     assert config.load(None, variables).broker.reachable_host == "broker-1"
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_pulsar_s_name_for_creating_topics_at_remotes_is_taken(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "sava.yml"
+    path.write_text(f"createTopicToRemoteClusterForReplication: {value}\n")
+    assert config.load(path, {}).replication.create_topic_to_remote_cluster == (value == "true")
+    variable = {"SAVA__CREATETOPICTOREMOTECLUSTERFORREPLICATION": value}
+    assert config.load(None, variable).replication.create_topic_to_remote_cluster == (value == "true")
+
+
+def test_one_setting_under_two_names_must_say_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "sava.yml"
+    here = "replication: {create_topic_to_remote_cluster: true}\n"
+    path.write_text(f"{here}createTopicToRemoteClusterForReplication: true\n")
+    assert config.load(path, {}).replication.create_topic_to_remote_cluster
+    path.write_text(f"{here}createTopicToRemoteClusterForReplication: false\n")
+    with pytest.raises(ConfigInvalid, match="are the same setting, and differ"):
+        config.load(path, {})
+
+
+@pytest.mark.parametrize("text", ["createTopicToRemoteClusterForReplication: 7", "replication: 7"])
+def test_pulsar_s_name_is_checked_like_any_other(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "sava.yml"
+    path.write_text(f"{text}\ncreateTopicToRemoteClusterForReplication: 7\n")
+    with pytest.raises(ConfigInvalid, match="replication"):
+        config.load(path, {})

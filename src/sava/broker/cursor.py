@@ -32,6 +32,7 @@ class Cursor:
     def __init__(self, record: CursorRecord) -> None:
         self._next = record.next_offset
         self._acked = IntervalSet(_pairs(record.acked))
+        self._told = dict(_pairs(record.told))
         self._version = 0
         self._stored = 0
         self._taken: deque[tuple[CursorRecord, int]] = deque(maxlen=_RECORDS_UNDER_WAY)
@@ -42,6 +43,10 @@ class Cursor:
     def next_offset(self) -> int:
         """The first offset that is not acked."""
         return self._next
+
+    def acked(self) -> Iterator[Range]:
+        """Beyond ``next_offset``."""
+        return iter(self._acked)
 
     @property
     def acked_beyond(self) -> int:
@@ -73,6 +78,15 @@ class Cursor:
     def unacked(self, start: int, end: int) -> list[Range]:
         return self._acked.gaps(max(start, self._next), end)
 
+    def told(self, chain_id: int) -> int:
+        """See ``CursorRecord``."""
+        return self._told.get(chain_id, 0)
+
+    def tell(self, chain_id: int, offset: int) -> None:
+        if offset > self.told(chain_id):
+            self._told[chain_id] = offset
+            self._version += 1
+
     def seek(self, offset: int) -> None:
         self._next = offset
         self._acked.clear()
@@ -86,7 +100,8 @@ class Cursor:
     def record(self, epoch: int) -> CursorRecord:
         """What the metadata store should hold. Tell ``mark_stored`` when it does."""
         acked = tuple(bound for pair in self._acked for bound in pair)
-        record = CursorRecord(self._next, acked, epoch)
+        told = tuple(each for pair in self._told.items() for each in pair)
+        record = CursorRecord(self._next, acked, epoch, told)
         self._taken.append((record, self._version))
         return record
 

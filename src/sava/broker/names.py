@@ -12,6 +12,7 @@ import re
 from typing import Final, NamedTuple
 
 from sava.errors import CallerError
+from sava.storage.link_cursors import PREFIX, is_link_cursor
 
 MAX_NAME_BYTES: Final = 200
 """Leaves room for the suffix of a partition within what storage accepts."""
@@ -62,3 +63,14 @@ def check_name(name: str, what: str) -> str:
     if len(name.encode()) > MAX_NAME_BYTES:
         raise InvalidName(f"{what} name {name[:20]!a}… is longer than {MAX_NAME_BYTES} bytes")
     return name
+
+
+def check_unreserved(subscription: str) -> str:
+    """The name itself. Raises InvalidName for one that is a link's."""
+    if is_link_cursor(subscription):
+        raise InvalidName(
+            f"subscription name {subscription!a}: names that begin with {PREFIX} are for the links of "
+            "replication, which keep messages until other clusters have them; they come and go with "
+            "replication policies (`sava replication`)"
+        )
+    return subscription

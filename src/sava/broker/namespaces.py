@@ -21,7 +21,7 @@ from sava.broker.conditions import absent, unchanged
 from sava.broker.errors import NamespaceExists, NamespaceNotEmpty, NamespaceUnknown, RegistryBusy
 from sava.broker.names import check_name
 from sava.broker.specs import NamespacePolicy
-from sava.metadata.commands import Delete, Put
+from sava.metadata.commands import Delete, DeletePrefix, Put
 from sava.metadata.store import MetadataStore
 
 PAGE: Final = 1000
@@ -36,16 +36,19 @@ class Namespaces:
 
     async def create(self, namespace: str, policy: NamespacePolicy = NamespacePolicy()) -> None:  # noqa: B008 (frozen)
         """Raises NamespaceExists, InvalidName."""
-        key = specs.namespace_key(check_name(namespace, "namespace"))
-        result = await self._store.txn((absent(key),), (Put(key, specs.encode(policy)),))
-        if not result.succeeded:
+        if not await self._add(namespace, policy):
             raise NamespaceExists(f"namespace {namespace} exists already")
 
     async def ensure(self, namespaces: Iterable[str]) -> None:
         """Create those that are missing. A policy that somebody has set stays."""
         for namespace in namespaces:
-            key = specs.namespace_key(check_name(namespace, "namespace"))
-            await self._store.txn((absent(key),), (Put(key, specs.encode(NamespacePolicy())),))
+            await self._add(namespace, NamespacePolicy())
+
+    async def _add(self, namespace: str, policy: NamespacePolicy) -> bool:
+        """Unless it is there. What an earlier one of the same name may have left is not the new one's."""
+        key = specs.namespace_key(check_name(namespace, "namespace"))
+        operations = (DeletePrefix(specs.namespace_prefix(namespace)), Put(key, specs.encode(policy)))
+        return (await self._store.txn((absent(key),), operations)).succeeded
 
     async def delete(self, namespace: str) -> None:
         """Raises NamespaceUnknown, NamespaceNotEmpty."""
@@ -61,6 +64,7 @@ class Namespaces:
         except NamespaceNotEmpty:
             await self._store.txn((absent(key),), (Put(key, kv.value),))
             raise
+        await self._store.txn((absent(key),), (DeletePrefix(specs.namespace_prefix(namespace)),))
         return None
 
     async def _check_empty(self, namespace: str) -> None:
@@ -76,7 +80,8 @@ class Namespaces:
             more = page.more
             for kv in page.kvs:
                 after = kv.key
-                found.append(kv.key.split("/")[2])
+                if (namespace := specs.namespace_of_key(kv.key)) is not None:
+                    found.append(namespace)
         return found
 
     async def policy(self, namespace: str) -> NamespacePolicy:

@@ -48,9 +48,9 @@ class AccessMode(Enum):
 
 
 def producer_id(topic_id: int, name: str) -> int:
-    """63 bits, never 0 (which is nobody)."""
+    """62 bits (the next one is that of chains), never 0 (which is nobody)."""
     digest = hashlib.blake2b(f"{topic_id}/{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1 or 1
+    return int.from_bytes(digest, "big") >> 2 or 1
 
 
 class Producer:

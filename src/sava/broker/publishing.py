@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow.compute as pc
@@ -120,25 +120,39 @@ class Publisher:
     async def begin(self, batch: RecordBatch, check: Callable[[], None]) -> asyncio.Future[int]:
         """Accept a verified batch; its future has the base offset when it is durable. ``check`` raises if the
         producer may not publish (any more); it is asked after every wait."""
+        await self.measure(batch)
+        return await self.begin_checked(batch, check)
+
+    async def measure(self, batch: RecordBatch) -> None:
+        """Raise MessageTooLarge or SchemaRefused unless the topic takes such messages."""
         if 0 < self.max_message_size < batch.header.body_size:
             self.check_largest(largest_payload(batch))
         schema = self._gate.batch_check(self.topic)
         if schema is not None:
             await schema.check(batch)
-        return await self.begin_checked(batch, check)
 
     async def begin_checked(
-        self, batch: RecordBatch, check: Callable[[], None] = lambda: None
+        self,
+        batch: RecordBatch | None,
+        check: Callable[[], None] = lambda: None,
+        enter: Callable[[], Awaitable[asyncio.Future[int]]] | None = None,
     ) -> asyncio.Future[int]:
-        """As ``begin``, for messages that were measured by the topic's limits and its schema already."""
-        if self._limits.of(self.topic).max_publish_rate:
+        """As ``begin``, for messages that were measured already. ``enter``: how they get into the sink if
+        not as any batch (then there may be none)."""
+        if batch is not None and self._limits.of(self.topic).max_publish_rate:
             await self._pace(len(batch))
         check()
         if self._held is not None:
             await self._hold_out()
-        self._count(batch)
         try:
-            return await self.sink.begin(batch)
+            if enter is not None:
+                future = await enter()
+            else:
+                assert batch is not None
+                future = await self.sink.begin(batch)
+            if batch is not None:
+                self._count(batch)
+            return future
         except TopicClosed:  # while it waited for room
             await self._hold_out()
             raise

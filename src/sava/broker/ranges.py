@@ -55,6 +55,11 @@ class IntervalSet:
         """The lowest offset. Raises IndexError if there is none."""
         return self._starts[0]
 
+    @property
+    def end(self) -> int:
+        """Behind the highest offset. Raises IndexError if there is none."""
+        return self._ends[-1]
+
     def add(self, start: int, end: int) -> int:
         """How many of them are new."""
         if start >= end:
@@ -226,6 +231,24 @@ class RangeMap(Generic[V]):
         self._ends.clear()
         self._values.clear()
         self._count = 0
+
+
+def difference(ranges: Iterable[Range], others: Iterable[Range]) -> Iterator[Range]:
+    """What of the ranges is in none of the others; both are in order, and apart. In one pass, where taking
+    out one after the other would move the rest each time."""
+    rest = iter(others)
+    begin, stop = next(rest, (0, 0))
+    for first, end in ranges:
+        start = first
+        while start < end:
+            while stop <= start and (found := next(rest, None)) is not None:
+                begin, stop = found
+            if stop <= start or begin >= end:
+                yield start, end
+                break
+            if start < begin:
+                yield start, begin
+            start = stop
 
 
 def runs(offsets: Iterable[int]) -> tuple[Range, ...]:

@@ -1,8 +1,10 @@
 """Specs: what the metadata store holds of namespaces, topics and subscriptions, and under which keys.
 
     /namespaces/{ns}/policy                                  NamespacePolicy
+    /namespaces/{ns}/replication                             sava.replication.records.PolicyRecord
     /topics/{ns}/{topic}/spec                                TopicSpec
     /topics/{ns}/{topic}/policy                              NamespacePolicy (what a topic overrides)
+    /topics/{ns}/{topic}/replication                         sava.replication.records.PolicyRecord
     /topics/{ns}/{topic}/schema                              sava.schemas.TopicSchema
     /topics/{ns}/{topic}/ownership                           Ownership
     /topics/{ns}/{topic}/subscriptions/{sub}                 SubscriptionSpec
@@ -35,8 +37,19 @@ DEFAULT_NAMESPACES: Final = ("default", "system")
 MAX_UNACKED_MESSAGES: Final = 1_000_000
 
 
+def namespace_prefix(namespace: str) -> str:
+    """Everything that the store holds of a namespace besides its topics."""
+    return f"{NAMESPACES}{namespace}/"
+
+
 def namespace_key(namespace: str) -> str:
-    return f"{NAMESPACES}{namespace}/policy"
+    return f"{namespace_prefix(namespace)}policy"
+
+
+def namespace_of_key(key: str) -> str | None:
+    """The namespace whose policy the key holds; None if it holds something else."""
+    parts = key.split("/")
+    return parts[2] if len(parts) == 4 and parts[3] == "policy" else None
 
 
 def namespace_topics_prefix(namespace: str) -> str:
@@ -197,6 +210,9 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_unacked_messages: int = 65_536
     """Delivered and not acked, over all consumers of the subscription."""
     created_ms: int = 0
+    first: int = 0
+    """Where it began, if nobody had chosen that: that it has acked nothing below says nothing of messages
+    there."""
 
 
 class CursorRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -206,6 +222,9 @@ class CursorRecord(msgspec.Struct, frozen=True, array_like=True):
     acked: tuple[int, ...] = ()
     epoch: int = 0
     """Of the topic's owner that wrote it: an older owner must not write over a newer one's."""
+    told: tuple[int, ...] = ()
+    """Of subscriptions of the same name in other clusters: chain, offset, chain, offset, … Everything that is
+    acked there below the offset has been said here."""
 
 
 class ConsumerRecord(msgspec.Struct, frozen=True, kw_only=True):

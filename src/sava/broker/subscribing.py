@@ -9,7 +9,7 @@ from sava.broker.consumer import Consumer
 from sava.broker.cursors import CursorKeeper
 from sava.broker.errors import SubscriptionMismatch
 from sava.broker.limits import Limits, check_room
-from sava.broker.names import MAX_NAME_BYTES, InvalidName, TopicName, check_name
+from sava.broker.names import MAX_NAME_BYTES, InvalidName, TopicName, check_name, check_unreserved
 from sava.broker.non_reliable import NonReliableSubscription
 from sava.broker.position import LATEST, Position
 from sava.broker.publishing import SchemaGate
@@ -47,11 +47,15 @@ class Parts:
     """Publish to the topic of this name, which is created if it is missing; returns when durable."""
     max_unacked_messages: int
     """Of a new subscription."""
+    cluster: str
+    """The name of this one."""
+    max_link_backlog: int | None
+    """Bytes of one topic that links may keep from retention; None: any number."""
 
 
 def check_names(options: SubscribeOptions) -> None:
     """Raises InvalidName."""
-    check_name(options.subscription, "subscription")
+    check_unreserved(check_name(options.subscription, "subscription"))
     if not 0 < len(options.consumer_name.encode()) <= MAX_NAME_BYTES:
         raise InvalidName(f"consumer name {options.consumer_name[:20]!a}: 1 to {MAX_NAME_BYTES} bytes")
 

@@ -33,6 +33,7 @@ from sava.broker.dispatch.reading import Chunk, LogView, Reader
 from sava.broker.dispatch.slices import SliceDispatch
 from sava.broker.errors import ConsumerClosed, ConsumerReplaced, SubscriptionBusy, SubscriptionMismatch
 from sava.broker.names import TopicName
+from sava.broker.ranges import IntervalSet
 from sava.broker.specs import CursorRecord, SubscriptionSpec, SubscriptionType
 from sava.errors import SavaError
 from sava.records import Message
@@ -141,6 +142,10 @@ class Subscription:
     def cursor_offset(self) -> int:
         """The first offset that is not acked."""
         return self._cursor.next_offset
+
+    def acked(self) -> IntervalSet:
+        """All that is: also what was below where it was created, unless nobody had chosen that place."""
+        return IntervalSet([(self.spec.first, self._cursor.next_offset), *self._cursor.acked()])
 
     @property
     def backlog(self) -> int:
@@ -256,6 +261,17 @@ class Subscription:
         """Ack whatever is below, also if nobody ever got it. Going back changes nothing."""
         if offset > self._cursor.next_offset and self._core.advance(offset):
             self._wake_up()
+
+    def told(self, chain_id: int) -> int:
+        """Everything that is acked before this offset of a topic elsewhere was said here."""
+        return self._cursor.told(chain_id)
+
+    def settle(self, ranges: Sequence[Range], chain_id: int, told: int) -> None:
+        """Acked elsewhere, whether sent here or not; with it everything was said that was acked there before
+        ``told``."""
+        if self._core.settle(ranges):
+            self._wake_up()
+        self._cursor.tell(chain_id, told)
 
     def nack(self, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = "") -> None:
         if self._core.nack(ranges, self._clock(), delay_s=delay_ms / 1000, reason=reason):

@@ -31,7 +31,7 @@ from sava.broker.errors import (
     SubscriptionExists,
     SubscriptionUnknown,
 )
-from sava.broker.names import TopicName, check_name
+from sava.broker.names import TopicName, check_name, check_unreserved
 from sava.broker.position import AtOffset, End, Position
 from sava.broker.single_flight import SingleFlight
 from sava.broker.specs import (
@@ -48,6 +48,7 @@ from sava.errors import SavaError
 from sava.metadata.commands import Compare, Delete, DeletePrefix, Put, Relation, Target
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
+from sava.storage.link_cursors import is_link_cursor, remote_of
 from sava.storage.topic_log import TopicLog
 
 log = logging.getLogger(__name__)
@@ -83,8 +84,18 @@ class Subscriptions:
 
     @property
     def lowest_cursor(self) -> int | None:
-        """The first offset that some subscription has still to ack; None without subscriptions."""
-        return min((subscription.cursor_offset for subscription in self._live.values()), default=None)
+        """The first offset that some consumer's subscription has still to ack; None without."""
+        offsets = (each.cursor_offset for name, each in self._live.items() if not is_link_cursor(name))
+        return min(offsets, default=None)
+
+    @property
+    def link_cursors(self) -> dict[str, int]:
+        """By remote."""
+        return {
+            remote: each.cursor_offset
+            for name, each in self._live.items()
+            if (remote := remote_of(name)) is not None
+        }
 
     def need(self, name: str) -> Subscription:
         self._check_open()
@@ -156,21 +167,37 @@ class Subscriptions:
 
     async def create(self, options: SubscribeOptions) -> None:
         """Ahead of its consumers. Raises SubscriptionExists, LimitReached, OffsetOutOfRange."""
-        name = check_name(options.subscription, "subscription")
+        name = check_unreserved(check_name(options.subscription, "subscription"))
         self._check_open()
         if name in self._live:
             raise SubscriptionExists(f"topic {self._topic} has a subscription {name} already")
         await self._creating.run(name, partial(self._create, name, options))
 
-    async def _create(self, name: str, options: SubscribeOptions) -> None:
-        """The subscription and its start, in one transaction. One that is there already stays as it is."""
-        check_new(self._topic, len(self._live) + len(self._creating) - 1, self._parts.limits)
+    async def pin(self, name: str, start: Position) -> None:
+        """A link's cursor: keep what is there from this position on, or the nearest one, until ``advance``
+        says that it is copied. One that is there stays as it is."""
+        if isinstance(start, AtOffset):
+            start = AtOffset(min(max(start.offset, self._log.start_offset), self._log.next_offset))
+        options = SubscribeOptions(
+            subscription=name, type=SubscriptionType.SHARED, consumer_name="", start=start
+        )
+        self._check_open()
+        if name not in self._live:
+            await self._creating.run(name, partial(self._create, name, options))
+
+    async def _create(self, name: str, options: SubscribeOptions, *, is_chosen: bool = True) -> None:
+        """The subscription and its start, in one transaction. One that is there already stays as it is.
+        ``is_chosen``: somebody wanted it to begin there."""
+        if not is_link_cursor(name):
+            users = sum(not is_link_cursor(each) for each in self._live)
+            check_new(self._topic, users + len(self._creating) - 1, self._parts.limits)
         start = await resolve(self._log, options.start)
         spec = SubscriptionSpec(
             type=options.type,
             failure_policy=FailurePolicy(ack_timeout_ms=options.ack_timeout_ms),
             max_unacked_messages=self._parts.max_unacked_messages,
             created_ms=time.time_ns() // 1_000_000,
+            first=0 if is_chosen else start,
         )
         cursor = CursorRecord(start, (), self._tenure.epoch)
         key = specs.subscription_key(self._topic, name)
@@ -249,17 +276,25 @@ class Subscriptions:
 
     async def advance(self, name: str, offset: int) -> None:
         """For a reader that keeps its own position: ack what is below, in a subscription of whichever type,
-        which is created if it is missing. Raises OffsetOutOfRange, LimitReached."""
+        which is created if it is missing; not so a link's. Raises OffsetOutOfRange, LimitReached,
+        SubscriptionUnknown."""
         if offset > self._log.next_offset:
             raise OffsetOutOfRange(offset, self._log.start_offset, self._log.next_offset)
+        if not is_link_cursor(name):  # which somebody who has not heard of its end must not bring back
+            await self.ensure(name, SubscriptionType.SHARED)
+        self.need(name).advance(offset)
+
+    async def ensure(self, name: str, kind: SubscriptionType) -> None:
+        """Create it at the beginning of the topic, if it is missing. Raises LimitReached."""
+        self._check_open()
         if name not in self._live:
             options = SubscribeOptions(
-                subscription=name, type=SubscriptionType.SHARED, consumer_name="", start=End.EARLIEST
+                subscription=check_name(name, "subscription"),
+                type=kind,
+                consumer_name="",
+                start=End.EARLIEST,
             )
-            check_name(name, "subscription")
-            self._check_open()
-            await self._creating.run(name, partial(self._create, name, options))
-        self.need(name).advance(offset)
+            await self._creating.run(name, partial(self._create, name, options, is_chosen=False))
 
     async def acks_stored(self, name: str) -> None:
         """Until everything that is acked now is in the metadata store."""

@@ -11,34 +11,65 @@ broker reads it, and the end is written down. Publishers are held meanwhile, not
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Final
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
 
+from sava.broker.chain import Chain, Copies
 from sava.broker.consumer import Consumer
 from sava.broker.consumers import KnownConsumer
 from sava.broker.delivery import Range
-from sava.broker.errors import NotHandedOver, TopicMismatch, TopicMoved
+from sava.broker.errors import NotHandedOver, SubscriptionUnknown, TopicMismatch, TopicMoved
 from sava.broker.info import SubscriptionInfo, TopicInfo
-from sava.broker.names import TopicName
+from sava.broker.link_backlog import kept_from
+from sava.broker.names import TopicName, check_unreserved
 from sava.broker.non_reliable import NonReliableSubscription
+from sava.broker.origin_acks import OriginAcks, Places, by_origin, left_over, translate
 from sava.broker.position import Position
 from sava.broker.producers import AccessMode, Producer, Producers
 from sava.broker.publishing import Publisher
-from sava.broker.specs import FailurePolicy, TopicSpec
+from sava.broker.ranges import IntervalSet, difference
+from sava.broker.specs import FailurePolicy, SubscriptionType, TopicSpec
 from sava.broker.staged import Run, Stage, StagedWrites
+from sava.broker.stretches import Source
 from sava.broker.subscribing import AnySubscription, Parts, SubscribeOptions
 from sava.broker.subscriptions import FLUSH_S, Subscriptions, resolve
 from sava.broker.tenure import Tenure
 from sava.broker.transient import TransientSubscriptions
 from sava.errors import SavaError
 from sava.records import RecordBatch
+from sava.storage.chains import Origin
 from sava.storage.staging import Section
 from sava.storage.topic_log import Status, TopicLog
 
 __all__ = ["SubscribeOptions", "Topic"]
 
+_log = logging.getLogger(__name__)
+
 LAST_FLUSH_S: Final = 1.0
 """For positions, where the time for them is over already or nobody may need them."""
+
+
+class Applied(NamedTuple):
+    """What became of acks that came from elsewhere."""
+
+    position: int
+    """How far their source is copied into this topic."""
+    left: Sequence[OriginAcks]
+    """Those of messages that are not here yet."""
+    told: int
+    """On record: see ``CursorRecord``."""
+
+
+class ReadAcks(NamedTuple):
+    type: SubscriptionType
+    acks: Sequence[OriginAcks]
+    covered: Sequence[Range]
+    """The offsets here that the acks are about."""
+    more: bool
+    """There are others."""
 
 
 class Topic:
@@ -59,6 +90,11 @@ class Topic:
             self.name, log if log is not None else self._need_transient(), parts.limits, parts.gate
         )
         self._staged = StagedWrites(self._publisher, log)
+        self._cluster = parts.cluster
+        self._places = Places()
+        self._max_link_backlog = parts.max_link_backlog
+        self.copies = Copies()
+        """From other clusters."""
         self.producers = Producers(
             self.name,
             self.spec.topic_id,
@@ -123,6 +159,20 @@ class Topic:
         read; what was published by then stays, and the next call goes on behind it."""
         await self._staged.publish(stage, run)
 
+    async def open_chain(self, source: Source) -> Chain:
+        """To copy a source into this topic. Raises TopicMismatch, ProducerBusy, and what keeps it from being
+        known how much of it is here."""
+        if self.log is None:
+            raise TopicMismatch(
+                f"topic {self.name} is not reliable: what it does not keep cannot be there exactly once; "
+                "copy into a reliable topic"
+            )
+        check = partial(self.producers.check_shared, str(source))
+        check()
+        chain = Chain(source, self._publisher, self.log, self.copies, cluster=self._cluster, check=check)
+        await chain.progress()
+        return chain
+
     # -- subscribing -------------------------------------------------------------------------
 
     async def subscribe(self, options: SubscribeOptions) -> Consumer:
@@ -139,8 +189,8 @@ class Topic:
         await self._reliable.create(options)
 
     def ack(self, subscription: str, ranges: Sequence[Range]) -> None:
-        """For protocols whose acks name no consumer. Raises SubscriptionUnknown."""
-        self._subscriptions.need(subscription).ack(ranges)
+        """For protocols whose acks name no consumer. Raises SubscriptionUnknown, InvalidName."""
+        self._subscriptions.need(check_unreserved(subscription)).ack(ranges)
 
     def nack(
         self, subscription: str, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = ""
@@ -148,7 +198,16 @@ class Topic:
         self._subscriptions.need(subscription).nack(ranges, delay_ms=delay_ms, reason=reason)
 
     async def unsubscribe(self, name: str) -> None:
-        await self._subscriptions.unsubscribe(name)
+        await self._subscriptions.unsubscribe(check_unreserved(name))
+
+    async def pin(self, name: str, start: Position) -> None:
+        """Keep messages for a link: see ``Subscriptions.pin``."""
+        await self._need_reliable().pin(name, start)
+
+    async def unpin(self, name: str) -> None:
+        """The link is gone."""
+        with suppress(SubscriptionUnknown):
+            await self._subscriptions.unsubscribe(name)
 
     async def set_failure_policy(self, subscription: str, policy: FailurePolicy) -> None:
         await self._need_reliable().set_failure_policy(subscription, policy)
@@ -158,7 +217,52 @@ class Topic:
 
     async def seek(self, subscription: str, position: Position) -> int:
         """The offset that the subscription goes on from."""
-        return await self._need_reliable().seek(subscription, position)
+        return await self._need_reliable().seek(check_unreserved(subscription), position)
+
+    async def apply_acks(
+        self,
+        subscription: str,
+        kind: SubscriptionType,
+        acks: Sequence[OriginAcks],
+        *,
+        source: Source,
+        own: Origin,
+        told: int = 0,
+        since: int = 0,
+    ) -> Applied:
+        """Ack here what was acked elsewhere; what is acked already stays so. The subscription is created if
+        it is missing. Stored when this returns. ``own``: as others call this topic. ``told``: with these
+        acks, everything was said that is acked at the source before this offset there, if everything before
+        ``since`` was said already."""
+        subscriptions = self._need_reliable()
+        assert self.log is not None
+        chains = self.log.chains
+        await chains.learned()
+        # First: what comes while the log is looked through is for the next time.
+        position = chains.settled(source.chain_id).position
+        arrived = {each.origin: chains.arrived(each.origin) for each in acks}
+        await subscriptions.ensure(check_unreserved(subscription), kind)
+        found = subscriptions.need(subscription)
+        ranges = await translate(self.log, found.cursor_offset, own, acks, self._places)
+        left = left_over(acks, own, arrived)
+        if found.told(source.chain_id) < since or any(each.origin != source.origin for each in left):
+            told = 0  # where the source has those is not known: whoever forgets them must look again
+        elif left:
+            told = min(told, 0 if left[0].cursor else left[0].ranges[0][0])
+        found = subscriptions.need(subscription)
+        found.settle(ranges, source.chain_id, told)
+        await subscriptions.acks_stored(subscription)
+        return Applied(position, left, found.told(source.chain_id))
+
+    async def read_acks(self, subscription: str, known: Sequence[Range], own: Origin) -> ReadAcks:
+        """What is acked here, as others understand it, apart from what they know. ``known``: offsets here.
+        Raises SubscriptionUnknown."""
+        found = self._need_reliable().need(check_unreserved(subscription))
+        assert self.log is not None
+        acked = IntervalSet(difference(found.acked(), IntervalSet(known)))
+        said = await by_origin(self.log, acked, own)
+        covered = IntervalSet([(0, found.spec.first), *said.covered])  # of what was before, there is nothing
+        return ReadAcks(found.type, said.acks, tuple(covered), more=len(said.covered) < len(acked))
 
     async def advance(self, subscription: str, offset: int) -> None:
         """Ack what is below the offset for a reader that keeps its own position; see ``Subscriptions``."""
@@ -220,12 +324,31 @@ class Topic:
         await self._subscriptions.tend()
 
     async def enforce_retention(self, now_ms: int) -> int:
-        """Drop old segments; returns how many went. What a subscription has not acked stays."""
+        """Drop old segments; returns how many went. What a subscription has not acked stays, and what was
+        not copied to where it is to be, up to a limit if there is one."""
         policy = self._limits.of(self.name).retention
         if self.log is None or self._reliable is None or policy is None:
             return 0
-        keep_from = self._reliable.lowest_cursor
-        return len(await self.log.enforce_retention(policy, now_ms=now_ms, keep_from=keep_from))
+        links = self._reliable.link_cursors
+        keep_from = kept_from(
+            self._reliable.lowest_cursor,
+            links.values(),
+            await self.log.segments() if links else (),
+            self._max_link_backlog,
+        )
+        dropped = await self.log.enforce_retention(policy, now_ms=now_ms, keep_from=keep_from)
+        for remote, offset in links.items():
+            lost = self.log.start_offset - max(offset, dropped[0].start) if dropped else 0
+            if lost > 0:
+                _log.error(
+                    "retention: messages are gone that were not copied, for the link keeps more than "
+                    "replication.max_backlog_gb topic=%s remote=%s first=%d count=%d",
+                    self.name,
+                    remote,
+                    max(offset, dropped[0].start),
+                    lost,
+                )
+        return len(dropped)
 
     async def hand_over(self, *, timeout: float) -> int:
         """Let go of the topic so that any broker can go on: returns the exclusive end (0 if nothing is kept),

@@ -112,6 +112,8 @@ class Topics:
             keeper=self._keeper,
             dead_letter=self._dead_letter,
             max_unacked_messages=config.dispatch.max_unacked_messages,
+            cluster=config.cluster_name,
+            max_link_backlog=config.replication.max_backlog_bytes,
         )
         self._loaded: dict[TopicName, Topic] = {}
         self._by_id: dict[int, Topic] = {}
@@ -237,6 +239,12 @@ class Topics:
         spec = await self.registry.need(name)
         check_kind(name, spec, reliable)
         return spec
+
+    async def follow_subject(self, name: TopicName, subject: str) -> None:
+        """The topic takes it for its own if it has none. Raises SchemaRefused if it has another,
+        TopicUnknown."""
+        await self.registry.need(name)
+        await self._parts.gate.check_producer(name, subject)
 
     async def get_or_create(self, name: TopicName, reliable: bool | None) -> Topic:
         topic = self._loaded.get(name)

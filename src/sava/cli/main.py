@@ -9,14 +9,19 @@ import typer
 
 import sava
 from sava.cli import (
+    bench,
     broker,
     brokers,
     cluster,
     consume,
+    doctor,
     journals,
     meta,
     namespaces,
+    pipelines,
     produce,
+    remotes,
+    replication,
     schemas,
     spark,
     storage,
@@ -47,9 +52,14 @@ app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(writers.app, name="writers")
 app.add_typer(journals.app, name="journals")
+app.add_typer(remotes.app, name="remotes")
+app.add_typer(replication.app, name="replication")
 app.add_typer(spark.app, name="spark")
+app.add_typer(pipelines.app, name="pipelines")
 app.command(name="produce")(produce.produce)
 app.command(name="consume")(consume.consume)
+app.command(name="doctor")(doctor.doctor)
+app.add_typer(bench.app, name="bench")
 
 
 def _show_version(wanted: bool) -> None:

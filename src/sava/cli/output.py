@@ -17,7 +17,9 @@ from rich.table import Table
 _console = Console(highlight=False, soft_wrap=True, width=10_000)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
-_ID_FIELDS = frozenset({"voters", "learners", "lease", "founders", "incarnation"})
+_ID_FIELDS = frozenset(
+    {"voters", "learners", "lease", "founders", "incarnation", "topic_ids", "remote_topic_ids"}
+)
 
 
 class Format(StrEnum):

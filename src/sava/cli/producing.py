@@ -11,18 +11,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, cast
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
-from rich.status import Status
 
 from sava.blocking import Client
 from sava.cli.client_port import tls_for
 from sava.cli.connection import run
 from sava.cli.output import Format, print_json, print_line
+from sava.cli.progress import QUIET_S, Progress
 from sava.client import UNKNOWN_OFFSET, Sent
 from sava.errors import CallerError
 from sava.proto import danube_schema_pb2 as schema_pb
@@ -30,10 +28,6 @@ from sava.proto import danube_schema_pb2 as schema_pb
 CHUNK_MESSAGES: Final = 1000
 CHUNK_BYTES: Final = 1 << 20
 READ_BYTES: Final = 64 << 10
-QUIET_S: Final = 1.0
-"""What takes no longer is not worth a line about its progress."""
-SHOW_INTERVAL_S: Final = 0.2
-LOG_INTERVAL_S: Final = 5.0
 TURNS_PER_S: Final = 20
 """How finely a rate is kept."""
 
@@ -171,10 +165,12 @@ def publish(
             schema=options.schema.subject if options.schema is not None else None,
             codec=options.schema,
         )
-        with producer, Progress(published) as progress:
+        with producer, Progress() as progress:
             for chunk in paced(chunks, options.rate):
                 published.add(chunk, producer.send_many(chunk, **columns(len(chunk), options)))
-                progress.tell()
+                if progress.is_due:
+                    speed = _speed(published, time.monotonic() - began)
+                    progress.tell(f"{published.messages:,} messages, {speed}")
     _report(topic, published, time.monotonic() - began, output)
 
 
@@ -200,42 +196,6 @@ def paced(chunks: Iterator[list[bytes]], rate: float | None) -> Iterator[list[by
             yield part
             # Time that was lost waiting for input or for the broker is not made up for.
             due = max(due, time.monotonic() - 1 / TURNS_PER_S) + len(part) / rate
-
-
-class Progress:
-    """A line on stderr once it takes long enough to be worth one: one that changes on a terminal, else a new
-    one now and then."""
-
-    def __init__(self, published: Published) -> None:
-        self._published = published
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._status: Status | None = None
-        self._began = time.monotonic()
-        self._next = self._began + QUIET_S
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def tell(self) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        line = f"{self._published.messages:,} messages, {_speed(self._published, now - self._began)}"
-        if not self._console.is_terminal:
-            self._console.print(line, markup=False)
-            self._next = now + LOG_INTERVAL_S
-            return
-        self._next = now + SHOW_INTERVAL_S
-        if self._status is None:
-            self._status = self._console.status(line)
-            self._status.start()
-        self._status.update(line)
 
 
 def _report(topic: str, published: Published, seconds: float, output: Format) -> None:

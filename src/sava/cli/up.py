@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from sava.cli.broker import DEFAULT_DATA_DIR
 from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE
 from sava.cli.output import Format, print_error, print_json_line, print_line, print_progress, print_table
 from sava.local_cluster import LocalBroker, LocalCluster, LocalClusterFailed
+from sava.pipeline.launch import find_java, spark_home
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRY_NEXT = """\
@@ -41,12 +43,23 @@ def up(
             help="At the first start: all ports in a row from here, instead of the usual ones.",
         ),
     ] = None,
+    pipelines: Annotated[
+        bool,
+        typer.Option(
+            "--pipelines", help="Run pipelines as well (`sava pipelines`): Spark, beside the brokers."
+        ),
+    ] = False,
     output: Annotated[
         Format, typer.Option("--output", "-o", help="json (one line when ready) or table.")
     ] = Format.TABLE,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C or SIGTERM. A later start goes on with the same data."""
-    sys.exit(asyncio.run(_run(LocalCluster(data_dir, brokers=brokers, port_base=port_base), output)))
+    if pipelines:
+        # Before anything is started: without these the runner could not.
+        spark_home()
+        find_java(os.environ)
+    cluster = LocalCluster(data_dir, brokers=brokers, port_base=port_base, pipelines=pipelines)
+    sys.exit(asyncio.run(_run(cluster, output)))
 
 
 async def _run(cluster: LocalCluster, output: Format) -> int:
@@ -70,10 +83,8 @@ async def _run(cluster: LocalCluster, output: Format) -> int:
         loop.add_signal_handler(number, interrupt)
     await asyncio.wait({working})
     late = await cluster.stop()
-    for broker in late:
-        print_error(
-            f"broker {broker.number} was killed: it did not end in time; nothing acknowledged is lost"
-        )
+    for process in late:
+        print_error(f"{process.name} was killed: it did not end in time; nothing acknowledged is lost")
     if not working.cancelled():
         working.result()
     return 1 if late or signals > 1 else 0
@@ -98,6 +109,7 @@ def _show(cluster: LocalCluster, seconds: float, output: Format) -> None:
                 "data_dir": str(cluster.root),
                 "seconds": round(seconds, 2),
                 "brokers": [_as_json(broker) for broker in cluster.brokers],
+                "runner": {"pid": cluster.runner.pid} if cluster.runner is not None else None,
             }
         )
         return
@@ -117,6 +129,10 @@ def _show(cluster: LocalCluster, seconds: float, output: Format) -> None:
             for broker in cluster.brokers
         ],
     )
+    if cluster.runner is not None:
+        print_line(
+            f"\nPipelines are run by process {cluster.runner.pid}; what it says is in {cluster.runner.log}"
+        )
     print_line(f"\nTry next, in another terminal:\n{_environment(cluster.brokers[0])}{TRY_NEXT}\n")
     print_line("Ctrl-C stops the brokers; the data stays.")
 

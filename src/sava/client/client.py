@@ -159,9 +159,9 @@ class Client:
     ) -> Reader:
         """A reader, to be opened with ``async with`` or ``open()``.
 
-        start    "earliest", "latest", an offset (of each partition), or a datetime. end      exclusive: an
-        offset (of each partition), a datetime, or "latest" for what is there now. None:
-                 it waits for more.
+        start    "earliest", "latest", an offset (of each partition), or a datetime.
+        end      exclusive: an offset (of each partition), a datetime, or "latest" for what is there now.
+                 None: it waits for more.
         codec    makes values of payloads: ``message.value``.
         timeout  seconds without a broker until reading fails.
         """

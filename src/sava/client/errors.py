@@ -47,6 +47,10 @@ class Refused(ClientError, CallerError):
     """The broker, or the client for it, will never accept this; says why."""
 
 
+class Denied(Refused):
+    """The client may not do this, or has not shown who it is."""
+
+
 class TopicUnknown(Refused):
     """The topic does not exist, and could not be created."""
 
@@ -110,12 +114,16 @@ _REFUSALS: Final = frozenset(
 """Every other status may be the connection's doing, and another attempt can succeed."""
 
 
+_DENIALS: Final = frozenset({grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED})
+
+
 def error_of(error: aio.AioRpcError, target: str) -> ClientError:
     trailing = dict(cast("tuple[tuple[str, str | bytes], ...]", error.trailing_metadata() or ()))
     code = trailing.get(CODE_KEY)
     code = code if isinstance(code, str) else ""
-    is_refusal = error.code() in _REFUSALS
-    kind = _BY_CODE.get(code, Refused if is_refusal else Unavailable)
+    status = error.code()
+    refusal = Denied if status in _DENIALS else Refused
+    kind = _BY_CODE.get(code, refusal if status in _REFUSALS else Unavailable)
     text = error.details() or error.code().name
     if code:
         return kind(text, code)

@@ -28,7 +28,7 @@ from sava.client.codec import Codec
 from sava.client.connection import Connection
 from sava.client.errors import ClientError, Closed, Unavailable
 from sava.client.stream import Route, Stream, both, open_stream
-from sava.client.tasks import cancelled
+from sava.client.tasks import cancelled, is_done_within
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
@@ -104,11 +104,8 @@ class Feed:
 
     async def opened(self, timeout: float) -> None:
         """When the first stream is open. Raises what the broker refused, or Unavailable."""
-        try:
-            async with asyncio.timeout(timeout):
-                await asyncio.shield(self._opened)
-        except TimeoutError:
-            raise self._failure or Unavailable(f"{self.topic} was not opened within {timeout} s") from None
+        if not await is_done_within(timeout, self._opened):
+            raise self._failure or Unavailable(f"{self.topic} was not opened within {timeout} s")
 
     # -- what the application answers ----------------------------------------------------
 

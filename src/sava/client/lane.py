@@ -41,7 +41,7 @@ from sava.client.errors import (
 from sava.client.pending import Pending, Ready, Stamp
 from sava.client.room import Room
 from sava.client.stream import Route, Stream, both, open_stream
-from sava.client.tasks import cancelled
+from sava.client.tasks import cancelled, is_done_within
 from sava.client.window import UNKNOWN_OFFSET, Window
 from sava.errors import CallerError
 from sava.proto import streams_pb2 as pb
@@ -111,11 +111,8 @@ class Lane:
 
     async def opened(self, timeout: float) -> None:
         """When the first stream is open. Raises what the broker refused, or Unavailable."""
-        try:
-            async with asyncio.timeout(timeout):
-                await asyncio.shield(self._opened)
-        except TimeoutError:
-            raise self._failure or Unavailable(f"{self.topic} was not opened within {timeout} s") from None
+        if not await is_done_within(timeout, self._opened):
+            raise self._failure or Unavailable(f"{self.topic} was not opened within {timeout} s")
 
     # -- gathering -----------------------------------------------------------------
 

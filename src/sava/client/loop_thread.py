@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from sava.client.errors import Closed
@@ -25,10 +25,7 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``. If the waiting is interrupted, the work is cancelled."""
-        if not self._thread.is_alive():
-            work.close()
-            raise Closed("the client is closed, or the process was forked")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.begin(work)
         try:
             return future.result()
         except CancelledError:
@@ -36,6 +33,13 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """It goes on while the caller does something else."""
+        if not self._thread.is_alive():
+            work.close()
+            raise Closed("the client is closed, or the process was forked")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Work that nobody waits for. It runs before whatever is asked of the loop later."""

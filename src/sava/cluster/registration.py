@@ -131,8 +131,10 @@ class Registrar:
         try:
             await self._on_lost()
         except Exception:
-            # Whatever still has a topic writes under a tenure that others may end, and the agent drops what
-            # an earlier incarnation took up. A broker that never comes back would be worse.
+            # Whatever it is: closing runs code of every topic, and one that fails in a way that nobody
+            # foresaw must not end this task, since the broker would never come back. Nothing is risked by
+            # going on: what still has a topic writes under a tenure that others may end, and the agent drops
+            # what an earlier incarnation took up.
             log.exception("cluster: not all topics could be dropped broker=%d", self._broker)
 
     # -- registering -------------------------------------------------------------------------

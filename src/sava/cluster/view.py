@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sava.broker import ownership, specs
 from sava.broker.cursors import report_failure
@@ -63,6 +63,8 @@ class ClusterView:
         self._owned: dict[TopicName, Held] = {}
         self._brokers: dict[int, Registration] = {}
         self._modes: dict[int, BrokerMode] = {}
+        self._replicated: dict[TopicName, KeyValue] = {}
+        """Topics with a replication policy of their own, and its record: what it says is not this one's."""
         self._listeners: list[Listener] = []
         self._by_owner: dict[int, set[TopicName]] = {}
         self._corrupt: dict[str, str] = {}
@@ -142,8 +144,9 @@ class ClusterView:
                 self._tell(None if about_brokers else frozenset(touched))
 
     def _load(self) -> int:
-        for known in (self._specs, self._owned, self._by_owner, self._brokers, self._modes, self._corrupt):
-            known.clear()
+        known: tuple[dict[Any, Any], ...] = (self._specs, self._owned, self._by_owner, self._brokers)
+        for each in (*known, self._modes, self._replicated, self._corrupt):
+            each.clear()
         local = self._store.local
         for prefix in PREFIXES:
             for kv in local.range(prefix).kvs:
@@ -166,6 +169,13 @@ class ClusterView:
                 name = TopicName(namespace, topic)
                 record = self._decode(key, kv, Ownership)
                 self._own(name, None if record is None or kv is None else Held(record, kv.mod_revision))
+                return name
+            case ["", "topics", namespace, topic, "replication"]:
+                name = TopicName(namespace, topic)
+                if kv is None:
+                    self._replicated.pop(name, None)
+                else:
+                    self._replicated[name] = kv
                 return name
             case ["", "cluster", "register", broker] if broker.isdecimal():
                 registration = self._decode(key, kv, Registration)
@@ -251,6 +261,17 @@ class ClusterView:
             return None
         record, revision = self._owned.get(name, UNASSIGNED)
         return Entry(name, known[0], known[1], record, revision)
+
+    def spec(self, name: TopicName) -> TopicSpec | None:
+        """Also of a partitioned topic. None: there is none, it is being deleted, or its record cannot
+        be read."""
+        known = self._specs.get(name)
+        return None if known is None or self.is_deleting(name) else known[0]
+
+    @property
+    def replicated(self) -> Mapping[TopicName, KeyValue]:
+        """The replication policies of topics that have their own."""
+        return MappingProxyType(self._replicated)
 
     def held(self, name: TopicName) -> Held:
         """Who has it, whether or not there is such a topic."""

@@ -92,9 +92,9 @@ def swept_until(kv: KeyValue | None) -> Swept:
 
 
 def new_producer_id(writer: str, salt: str) -> int:
-    """63 bits, never 0, which is nobody."""
+    """62 bits (the next one is that of chains), never 0, which is nobody."""
     digest = hashlib.blake2b(f"writer/{writer}/{salt}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1 or 1
+    return int.from_bytes(digest, "big") >> 2 or 1
 
 
 def now_ms() -> int:

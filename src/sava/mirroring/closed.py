@@ -136,6 +136,9 @@ class _Memory:
     def write(self, offset: int, buffers: object) -> int:
         raise NotImplementedError
 
+    def write_durably(self, offset: int, data: bytes) -> None:
+        raise NotImplementedError
+
     def truncate(self, size: int) -> None:
         raise NotImplementedError
 

@@ -5,7 +5,7 @@ segments, and the topics end there, so that any broker may go on with them.
     journals   all records of the disk's journals, every one closed (else somebody may still write)
     tails      one pass over the journals tells which frames count (``tails``)
     upload     a second pass gives them to segments: written, verified, registered by compare-and-swap
-    seal       the topic ends at the end of its tail
+    seal       the topic ends with its tail, and with what its owner knew of producers, chains and origins
     remove     when no topic needs the journals any more, their records go, and with them the copies
 
 **In this order.** States are read before the journals' records. A topic whose state was then of epoch *e* has
@@ -38,14 +38,15 @@ from sava.mirror import JournalId, JournalState, StorageId
 from sava.mirroring.closed import BytesMissing, ClosedJournal, origin_of
 from sava.mirroring.ports import JournalRecords, Peers, RecordChanged, Stored
 from sava.mirroring.tails import Frame, Tail, Tails
-from sava.records import RecordBatch
+from sava.records import Header, RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced, SegmentConflict, TopicGone
 from sava.storage.leftovers import named_states
 from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
-from sava.storage.types import ProducerState, TopicKey, TopicState
+from sava.storage.types import TopicKey, TopicState
+from sava.storage.uploader import marks_of
 from sava.wal import Record
 
 log = logging.getLogger(__name__)
@@ -213,8 +214,11 @@ class _Upload:
         self.tail = tail
         self.at = tail.state.end
         """Up to here batches were taken."""
-        self.producers = ProducerTable(tail.state.producers)
+        self.producers = ProducerTable(tail.state.producers, tail.state.origins)
+        """As of the last segment."""
         self.batches: list[RecordBatch] = []
+        self.headers: list[Header] = []
+        """Of the whole frames that they are of."""
         self.held_bytes = 0
         self.task: asyncio.Task[None] | None = None
         self.error: Exception | None = None
@@ -224,9 +228,8 @@ class _Load(NamedTuple):
     """What goes into a segment."""
 
     batches: list[RecordBatch]
+    headers: list[Header]
     size: int
-    producers: tuple[ProducerState, ...]
-    """As of its end."""
     seals: bool
     """Nothing follows it."""
 
@@ -269,7 +272,7 @@ class _Uploads:
         if upload.error is not None:
             return
         batch = RecordBatch.parse(record.payload)
-        upload.producers.follow(batch.header)
+        upload.headers.append(batch.header)
         upload.batches.append(batch if frame.start >= upload.at else batch.slice(upload.at, frame.end))
         upload.at = frame.end
         upload.held_bytes += frame.size
@@ -309,15 +312,15 @@ class _Uploads:
         """What is held of the topic goes on its way, after what went before it."""
         if upload.task is not None:
             await upload.task
-        load = _Load(upload.batches, upload.held_bytes, upload.producers.states(), seals)
-        upload.batches, upload.held_bytes = [], 0
+        load = _Load(upload.batches, upload.headers, upload.held_bytes, seals)
+        upload.batches, upload.headers, upload.held_bytes = [], [], 0
         upload.task = asyncio.create_task(self._carry(upload, load), name=f"salvage {upload.tail.topic.path}")
 
     async def _carry(self, upload: _Upload, load: _Load) -> None:
         try:
             if upload.error is None:
                 async with self._slots:
-                    await self._store(upload.tail, load)
+                    await self._store(upload, load)
         except FAILURES as error:
             upload.error = error
             log.warning(
@@ -327,20 +330,27 @@ class _Uploads:
             self._held -= load.size
             self._freed.set()
 
-    async def _store(self, tail: Tail, load: _Load) -> None:
+    async def _store(self, upload: _Upload, load: _Load) -> None:
+        tail, known = upload.tail, upload.producers
         catalog, epoch = Catalog(self._metadata, tail.topic), tail.state.epoch
+        known.chains.learn(await marks_of(load.batches, known.chains, self._threads))
+        for header in load.headers:
+            known.follow(header)
         batches = load.batches
         while batches:
-            batches = await self._register(catalog, epoch, batches, load.producers)
+            batches = await self._register(catalog, epoch, batches, known)
         self._bytes += load.size
         self._messages += sum(batch.header.count for batch in load.batches)
         if load.seals:
-            await catalog.seal(epoch=epoch, end=tail.end, producers=load.producers)
+            await catalog.seal(
+                epoch=epoch, end=tail.end, producers=known.states(), origins=known.chains.origin_marks()
+            )
 
     async def _register(
-        self, catalog: Catalog, epoch: int, batches: list[RecordBatch], producers: tuple[ProducerState, ...]
+        self, catalog: Catalog, epoch: int, batches: list[RecordBatch], known: ProducerTable
     ) -> list[RecordBatch]:
-        """What is left to do: nothing, unless somebody else has registered a part meanwhile."""
+        """What is left to do: nothing, unless somebody else has registered a part meanwhile. ``known``: as of
+        the end of the batches."""
         segment = await write_segment(
             self._objects,
             catalog.topic,
@@ -350,7 +360,9 @@ class _Uploads:
             threads=self._threads,
         )
         try:
-            await catalog.register(segment, epoch=epoch, producers=producers)
+            await catalog.register(
+                segment, epoch=epoch, producers=known.states(), origins=known.chains.origin_marks()
+            )
         except SegmentConflict:
             state = await catalog.load()
             if state is None or state.epoch != epoch or state.end <= segment.start:

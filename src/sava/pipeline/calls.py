@@ -7,14 +7,21 @@ it was told to. What a broker refuses is raised at once. Owned by one event loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from sava.client.backoff import Backoff
 from sava.client.connection import OPEN_TIMEOUT_S, Connection
 from sava.client.errors import Unavailable
-from sava.proto import streams_pb2, writers_pb2, writers_pb2_grpc
+from sava.proto import (
+    danube_schema_pb2,
+    danube_schema_pb2_grpc,
+    streams_pb2,
+    writers_pb2,
+    writers_pb2_grpc,
+)
+from sava.proto import streams_pb2_grpc as rpc
 
 COMMIT_S: Final = 600.0
 """A commit is answered when all of it is published, wherever its topics are by then."""
@@ -31,13 +38,17 @@ class Owner:
         self._connection = connection
         self._failed = ""
 
-    async def call(self, method: str, request: Any, *, timeout: float) -> Any:
+    async def call(
+        self, method: str, request: Any, *, timeout: float, service: Callable[[Any], Any] = rpc.StreamsStub
+    ) -> Any:
         """One attempt, and a look-up if it is not known where."""
         target = self.target or await self._connection.locate(
             self.name, but_not=self._failed, timeout=min(timeout, OPEN_TIMEOUT_S)
         )
         try:
-            response = await self._connection.call(method, request, target=target, timeout=timeout)
+            response = await self._connection.call(
+                method, request, target=target, timeout=timeout, service=service
+            )
         except Unavailable:
             if self.target in ("", target):  # unless another call has found a better one meanwhile
                 self.target, self._failed = "", target
@@ -78,6 +89,16 @@ class Calls:
         """Whichever broker answers."""
         with _told(method, self.connection.timeout):
             return await self.connection.ask(method, request)
+
+    async def schema_of(
+        self, request: danube_schema_pb2.GetSchemaRequest
+    ) -> danube_schema_pb2.GetSchemaResponse:
+        service = danube_schema_pb2_grpc.SchemaRegistryStub
+        with _told("GetSchema", self.connection.timeout):
+            response: danube_schema_pb2.GetSchemaResponse = await self.connection.ask(
+                "GetSchema", request, service=service
+            )
+        return response
 
     async def staging(self, request: writers_pb2.StagingRequest) -> writers_pb2.StagingResponse:
         with _told("Staging", self.connection.timeout):

@@ -14,9 +14,6 @@ gives; what a broker refuses is raised at once. Errors are those of ``sava.clien
 from __future__ import annotations
 
 import asyncio
-import atexit
-import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,9 +26,10 @@ from sava.client.loop_thread import LoopThread
 from sava.client.reader import Reader, ReaderOptions
 from sava.client.tasks import cancelled
 from sava.pipeline.calls import Calls
+from sava.pipeline.per_process import PerProcess
 from sava.pipeline.publishing import Publishing
 from sava.pipeline.tails import Extent, Tails
-from sava.proto import streams_pb2, writers_pb2
+from sava.proto import danube_schema_pb2, replica_pb2, replica_pb2_grpc, streams_pb2, writers_pb2
 from sava.records import RecordBatch
 
 __all__ = ["Access", "Extent", "Link", "OffsetGone", "TopicParts"]
@@ -97,20 +95,14 @@ class Link:
         self._tails = Tails(self._calls)
         self._loop = LoopThread("sava link")
 
-    @classmethod
-    def of(cls, access: Access) -> Link:
+    @staticmethod
+    def of(access: Access) -> Link:
         """The link of this process to that cluster."""
-        key = (os.getpid(), access)
-        with _guard:
-            link = _links.get(key)
-            if link is None:
-                link = _links[key] = cls(access)
-            return link
+        return _links.of(access)
 
     def close(self) -> None:
         """Whoever asks for it after that gets a new one."""
-        with _guard:
-            _links.pop((os.getpid(), self._access), None)
+        _links.forget(self._access)
         self._loop.run(self._close())
         self._loop.close()
 
@@ -140,6 +132,11 @@ class Link:
         request = streams_pb2.SchemaRequest(subject=subject, version=version)
         response: streams_pb2.SchemaResponse = self._ask("Schema", request)
         return response
+
+    def schema_of(self, schema_id: int, version: int | None) -> danube_schema_pb2.GetSchemaResponse:
+        """By the id that messages name it by. None: the latest version."""
+        request = danube_schema_pb2.GetSchemaRequest(schema_id=schema_id, version=version)
+        return self._loop.run(self._calls.schema_of(request))
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -222,6 +219,42 @@ class Link:
         request = streams_pb2.AdvanceRequest(topic=name, subscription=subscription, offset=offset)
         self._ask_owner(name, "Advance", request)
 
+    # -- for replication -------------------------------------------------------------------
+
+    def advance_all(
+        self, subscription: str, offsets: Mapping[str, int], *, timeout_s: float
+    ) -> dict[str, ClientError]:
+        """As ``advance``, of many partitions side by side, one attempt each: those that failed."""
+        return self._loop.run(self._advance_all(subscription, offsets, timeout_s))
+
+    async def _advance_all(
+        self, subscription: str, offsets: Mapping[str, int], timeout_s: float
+    ) -> dict[str, ClientError]:
+        room = asyncio.Semaphore(SIDE_BY_SIDE)
+        failed: dict[str, ClientError] = {}
+
+        async def advance(name: str, offset: int) -> None:
+            request = streams_pb2.AdvanceRequest(topic=name, subscription=subscription, offset=offset)
+            async with room:
+                try:
+                    await self._calls.owner(name).call("Advance", request, timeout=timeout_s)
+                except ClientError as error:
+                    failed[name] = error
+
+        await asyncio.gather(*(advance(name, offset) for name, offset in offsets.items()))
+        return failed
+
+    def read_acks(
+        self, request: replica_pb2.ReadAcksRequest, *, timeout_s: float
+    ) -> replica_pb2.ReadAcksResponse:
+        """What a subscription of a partition has acked, from its owner; one attempt."""
+        owner = self._calls.owner(request.topic)
+        service = replica_pb2_grpc.ReplicaStub
+        response: replica_pb2.ReadAcksResponse = self._loop.run(
+            owner.call("ReadAcks", request, timeout=timeout_s, service=service)
+        )
+        return response
+
     # -- writing ---------------------------------------------------------------------------
 
     def staging(self, writer: str) -> writers_pb2.StagingResponse:
@@ -255,22 +288,4 @@ class Link:
         return self._loop.run(self._calls.owner(name).ask(method, request))
 
 
-_guard = threading.Lock()
-_links: dict[tuple[int, Access], Link] = {}
-"""By process: those of the process that this one was forked from stay here, for letting go of them would
-close their channels, which waits for threads that are not here."""
-
-
-def _forked() -> None:
-    global _guard  # somebody may have had it at that moment
-    _guard = threading.Lock()
-
-
-def _close_all() -> None:
-    for (process, _), link in list(_links.items()):
-        if process == os.getpid():
-            link.close()
-
-
-os.register_at_fork(after_in_child=_forked)
-atexit.register(_close_all)
+_links: Final = PerProcess[Access, Link](Link)

@@ -48,7 +48,8 @@ _SOURCE: Final = (
 _BATCH_SOURCE: Final = ("endingOffsets", "endingTimestamp", "filterPushdown")
 _STREAM_SOURCE: Final = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "subscription")
 _SINK: Final = ("writerId", "batchId", "delivery", "compression")
-_NAMES: Final = tuple(dict.fromkeys((*_COMMON, *_SOURCE, *_BATCH_SOURCE, *_SINK)))
+NAMES: Final = tuple(dict.fromkeys((*_COMMON, *_SOURCE, *_BATCH_SOURCE, *_SINK)))
+"""Of all options there are, as they are written."""
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 """What Spark itself adds to the options of a stream that writes."""
 
@@ -73,7 +74,8 @@ class Instant:
     """Microseconds since 1970 UTC."""
 
 
-Position = Literal["earliest", "latest"] | Instant | Mapping[Part, int]
+Word = Literal["earliest", "latest"]
+Position = Word | Instant | Mapping[Part, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +167,10 @@ class _Given:
         self._values = {name.lower(): value.strip() for name, value in options.items()}
         # Of CREATE TABLE. What reads such a table gets none of the table's options from Spark.
         self.refuse("provider", "use CREATE TEMPORARY VIEW … USING sava, whose options Spark hands over")
-        known = {name.lower(): name for name in _NAMES}
+        known = {name.lower(): name for name in NAMES}
         for name in self._values.keys() - known.keys() - _SPARKS_OWN - {"path", "paths"}:
             near = get_close_matches(name, known, n=1, cutoff=0.6)
-            hint = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(_NAMES)}"
+            hint = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(NAMES)}"
             raise OptionError(name, self._values[name], f"there is no such option; {hint}")
 
     def text(self, name: str) -> str:
@@ -254,18 +256,16 @@ def _topics(given: _Given) -> TopicChoice:
     return TopicChoice(names)
 
 
-def _position(
-    given: _Given, side: Literal["starting", "ending"], default: Literal["earliest", "latest"]
-) -> Position:
+def _position(given: _Given, side: Literal["starting", "ending"], default: Word) -> Position:
     """By time if that is given, else by offsets."""
     if time := given.text(f"{side}Timestamp"):
         return Instant(_instant(f"{side}Timestamp", time))
     name = f"{side}Offsets"
     text = given.text(name) or default
-    words = ("earliest", "latest") if side == "starting" else ("latest",)
+    words: tuple[Word, ...] = ("earliest", "latest") if side == "starting" else ("latest",)
     for word in words:
         if text.lower() == word:
-            return word  # type: ignore[return-value]
+            return word
     example = '{"/default/orders": {"0": 23, "1": -2}}'
     allowed = f"{', '.join(words)} or offsets by topic and partition, such as {example}"
     if side == "starting":

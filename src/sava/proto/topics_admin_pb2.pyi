@@ -791,6 +791,7 @@ class SubscriptionDescription(_message.Message):
     topic: _builtins.str
     subscription: _builtins.str
     type: _builtins.str
+    """exclusive, shared, failover, key_shared; link: it keeps messages until another cluster has them, and has no consumers."""
     active_consumer: _builtins.str
     """Of a failover subscription: who is served."""
     cursor: _builtins.int

@@ -16,6 +16,7 @@ from typing import Final
 
 from grpc import aio
 
+from sava import logs
 from sava.broker.topics import Topics
 from sava.config import Config
 from sava.errors import HostError, SavaError
@@ -65,6 +66,7 @@ class Broker:
         hands to its application; a connection that breaks is one that it heals from."""
         self._client_port: aio.Server | None = None
         """Held until the end: a gRPC server that nobody holds stops, and cancels its calls."""
+        self.metrics = Metrics()
         self.node: RaftNode
         self.parts: Parts
 
@@ -82,16 +84,19 @@ class Broker:
 
     async def _start(self) -> None:
         config, host, wanted = self._config, self._config.broker.host, self._config.broker.ports
-        metrics = Metrics()
+        metrics = self.metrics
         options = NodeOptions(address=raft_address(config), replica=replica_config(config))
         self.node = node = open_node(config.meta_store.data_dir, options, TcpTransport(config.auth), metrics)
         self._stack.push_async_callback(node.close)
+        logs.set_broker(node.info().node)
         metrics.observe(node)
+        metrics.observe_disks(config)
         raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
         await raft.start()
         self._stack.push_async_callback(raft.stop, GRACE_S)
         self.parts = parts = await open_parts(config, node, RaftStore(node), metrics, self._stack)
         raft.journals = parts.mirrored.session
+        logs.set_epochs(parts.epoch_of)
         self._client_port = await open_client_port(config, parts)
         self._stack.push_async_callback(self._stop_client_port)
         admin = await open_admin_port(config, parts)

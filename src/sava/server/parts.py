@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from sava.broker.names import TopicName
+from sava.broker.names import InvalidName, TopicName
 from sava.broker.registry import Registry
 from sava.broker.staged import Stage
 from sava.broker.topic_schemas import TopicSchemas
@@ -22,6 +22,7 @@ from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
 from sava.cluster.failover import Failover
 from sava.cluster.neighbours import Registered
+from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Registration
 from sava.cluster.registration import Registrar
 from sava.cluster.router import Router
@@ -40,8 +41,11 @@ from sava.mirroring.owner_host import MirrorOptions
 from sava.mirroring.records import Records
 from sava.mirroring.salvage import Salvage
 from sava.raft.types import NO_NODE
+from sava.replication.control import Control
+from sava.replication.tending import Tending as ReplicationTending
 from sava.schemas.registry import SchemaRegistry
 from sava.server.addresses import registration
+from sava.server.replication import open_replication
 from sava.services.brokers_admin import Brokers
 from sava.services.cluster_metrics import ClusterParts
 from sava.services.forwarding import Forwarder
@@ -55,6 +59,7 @@ from sava.services.topic_parts import TopicParts
 from sava.services.unloading import Unloading
 from sava.services.writers import StagedAnywhere, StagedHere
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
+from sava.storage.journal import JournalOptions
 from sava.storage.objectstore import ObjectStore
 from sava.storage.store_identity import store_id
 from sava.storage.uploader import UploadOptions
@@ -91,6 +96,7 @@ class Parts:
     node: RaftNode
     store: RaftStore
     objects: ObjectStore
+    storage: BrokerStorage
     schemas: SchemaRegistry
     topic_schemas: TopicSchemas
     topics: Topics
@@ -110,6 +116,9 @@ class Parts:
     neighbours: Registered
     mirrored: MirroredJournal
     failover: Failover
+    pipelines: Pipelines
+    replication: Control
+    replicating: ReplicationTending
     _joining: asyncio.Task[None] | None = None
     _store_id: str = ""
 
@@ -131,6 +140,18 @@ class Parts:
             raise Unavailable("this broker is not registered at the moment; ask another one")
         return await self.forwarder.locate(topic)
 
+    def epoch_of(self, topic: str) -> int | None:
+        """For lines of the log: as the topic is served here, else as the view has it."""
+        try:
+            name = TopicName.parse(topic)
+        except InvalidName:
+            return None
+        loaded = self.topics.loaded.get(name)
+        if loaded is not None:
+            return loaded.epoch
+        held, revision = self.view.held(name)
+        return held.epoch if revision else None
+
     async def start(self) -> None:
         """When the ports are open: from now on others may send something."""
         self.view.start()
@@ -139,6 +160,7 @@ class Parts:
         self.agent.start()
         self.controller.start()
         self.failover.start()
+        self.replicating.start()
         self.reports.start()
         self._joining = asyncio.create_task(self._join(), name="joining")
 
@@ -164,6 +186,7 @@ class Parts:
             await asyncio.gather(self._joining, return_exceptions=True)
         await self.reports.close()
         await self.failover.close()
+        await self.replicating.close()
         await self.controller.close()
         await self.writers.close()
         await self.agent.close()
@@ -215,7 +238,10 @@ async def open_parts(
         broker=str(broker),
         store=objects,
         metadata=store,
-        options=StorageOptions(upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds)),
+        options=StorageOptions(
+            journal=JournalOptions(observe=metrics.journal_sync),
+            upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds),
+        ),
         void=lives.void,
         is_mirrored=True,
         fail=node.fail,
@@ -297,11 +323,14 @@ async def open_parts(
         own=mirrored.storage,
     )
     topic_parts = TopicParts(topics, store, view, owners)
+    pipelines = Pipelines(store)
+    replication, replicating = open_replication(config, node, store, topic_parts, pipelines, leading)
     parts = Parts(
         config=config,
         node=node,
         store=store,
         objects=objects,
+        storage=storage,
         schemas=SchemaRegistry(store),
         topic_schemas=TopicSchemas(store),
         topics=topics,
@@ -327,8 +356,13 @@ async def open_parts(
         neighbours=neighbours,
         mirrored=mirrored,
         failover=failover,
+        pipelines=pipelines,
+        replication=replication,
+        replicating=replicating,
     )
     metrics.observe_topics(topics, storage)
+    metrics.observe_replication(replication)
+    metrics.observe_pipelines(parts.pipelines, lambda: controller.is_leading)
     metrics.observe_journals(
         JournalParts(
             own=lambda: mirrored.owned,

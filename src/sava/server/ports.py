@@ -11,7 +11,11 @@ from sava.config import Config
 from sava.proto import (
     admin_pb2_grpc,
     brokers_pb2_grpc,
+    doctor_pb2_grpc,
     journals_pb2_grpc,
+    pipelines_pb2_grpc,
+    replica_pb2_grpc,
+    replication_pb2_grpc,
     topics_admin_pb2_grpc,
     writers_pb2_grpc,
 )
@@ -21,9 +25,14 @@ from sava.server.parts import Parts
 from sava.services import danube, security
 from sava.services.brokers_admin import BrokersService
 from sava.services.cluster_admin import ClusterService
+from sava.services.examination import DoctorService
+from sava.services.http import readiness
 from sava.services.journals_admin import JournalsService
 from sava.services.meta_admin import MetaService
 from sava.services.peers import PINGS_ALLOWED
+from sava.services.pipelines_admin import PipelinesService
+from sava.services.replica import ReplicaService
+from sava.services.replication_admin import ReplicationService
 from sava.services.streams import StreamsService
 from sava.services.subscriptions_admin import SubscriptionsService
 from sava.services.topics_admin import NamespacesService, TopicsService
@@ -83,6 +92,13 @@ def _add_client_services(server: aio.Server, parts: Parts) -> None:
     serving = parts.forwarder.serving(server, "client")
     streams.register(serving)
     writers_pb2_grpc.add_WritersServicer_to_server(_writers(parts), serving)
+    replica = ReplicaService(
+        parts.topics,
+        schemas=parts.schemas,
+        cluster_name=parts.config.cluster_name,
+        cluster_id=lambda: parts.node.status.cluster,
+    )
+    replica_pb2_grpc.add_ReplicaServicer_to_server(replica, serving)
     danube.register_client_services(
         server,
         topics=parts.topics,
@@ -95,6 +111,15 @@ def _add_client_services(server: aio.Server, parts: Parts) -> None:
 
 def _writers(parts: Parts) -> WritersService:
     return WritersService(parts.writers, parts.staged, store_url=parts.config.storage.url)
+
+
+def _doctor(parts: Parts) -> DoctorService:
+    return DoctorService(
+        parts.config,
+        parts.storage,
+        lambda: readiness(parts.node, parts.view, parts.registrar),
+        broker=parts.topics.broker,
+    )
 
 
 def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
@@ -113,6 +138,9 @@ def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
         parts.journals, parts.failover, parts.neighbours, parts.forwarder, lambda: parts.mirrored.owned
     )
     journals_pb2_grpc.add_JournalsServicer_to_server(journals, server)
+    doctor_pb2_grpc.add_DoctorServicer_to_server(_doctor(parts), server)
+    pipelines_pb2_grpc.add_PipelinesServicer_to_server(PipelinesService(parts.pipelines), server)
+    replication_pb2_grpc.add_ReplicationServicer_to_server(ReplicationService(parts.replication), server)
     danube.register_admin_services(
         plain,
         node=parts.node,

@@ -14,7 +14,10 @@ from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
 from sava.proto import brokers_pb2_grpc as brokers_rpc
 from sava.proto import danube_schema_pb2_grpc as schema_rpc
+from sava.proto import doctor_pb2_grpc as doctor_rpc
 from sava.proto import journals_pb2_grpc as journals_rpc
+from sava.proto import pipelines_pb2_grpc as pipelines_rpc
+from sava.proto import replication_pb2_grpc as replication_rpc
 from sava.proto import topics_admin_pb2_grpc as topics_rpc
 from sava.proto import writers_pb2_grpc as writers_rpc
 from sava.services import faults, security
@@ -46,6 +49,9 @@ class AdminClient:
         self.subscriptions: Any = topics_rpc.SubscriptionsStub(self._channel)
         self.writers: Any = writers_rpc.WritersStub(self._channel)
         self.journals: Any = journals_rpc.JournalsStub(self._channel)
+        self.doctor: Any = doctor_rpc.DoctorStub(self._channel)
+        self.pipelines: Any = pipelines_rpc.PipelinesStub(self._channel)
+        self.replication: Any = replication_rpc.ReplicationStub(self._channel)
         self.schemas: Any = schema_rpc.SchemaRegistryStub(self._channel)
 
     async def __aenter__(self) -> Self:

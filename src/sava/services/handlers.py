@@ -32,9 +32,11 @@ LONG_CALLS: Final = {
     "/danube_admin.BrokerAdmin/TriggerRebalance": 600.0,
     "/danube_admin.TopicAdmin/UnloadTopic": 600.0,
     "/sava.admin.Brokers/Rebalance": 600.0,
+    "/sava.admin.Replication/SetReplication": 30.0,
     "/sava.streams.Streams/Offsets": 35.0,
 }
-"""Calls that are answered when topics have moved, or have grown, and how long that may take at most."""
+"""Calls that are answered when topics have moved, or have grown, or other clusters were asked, and how long
+that may take at most."""
 
 
 class ForwardingServer:

@@ -89,13 +89,13 @@ class JournalCollector(Collector):
         figures = failover.figures
         for name, text, value in (
             ("sava_journal_claims", "Recoveries of others' journals begun by this broker.", figures.claims),
-            ("sava_journal_recoveries", "Of these, journals that were closed.", figures.recoveries),
-            ("sava_journal_recovery_seconds", "Time that these took.", figures.recovery_seconds),
+            ("sava_journal_recoveries", "Journals of others that it has closed.", figures.recoveries),
+            ("sava_journal_recovery_seconds", "Time until they were closed.", figures.recovery_seconds),
             ("sava_journal_salvages", "Disks whose journals this broker has salvaged.", figures.salvages),
-            ("sava_journal_salvage_seconds", "Time that these took.", figures.salvage_seconds),
-            ("sava_journal_salvaged_topics", "Topics of these disks.", figures.salvaged_topics),
-            ("sava_journal_salvaged_messages", "Their messages.", figures.salvaged_messages),
-            ("sava_journal_salvaged_bytes", "And the bytes of these.", figures.salvaged_bytes),
+            ("sava_journal_salvage_seconds", "Time that salvages took.", figures.salvage_seconds),
+            ("sava_journal_salvaged_topics", "Topics that were salvaged.", figures.salvaged_topics),
+            ("sava_journal_salvaged_messages", "Messages that were salvaged.", figures.salvaged_messages),
+            ("sava_journal_salvaged_bytes", "Bytes of messages that were salvaged.", figures.salvaged_bytes),
         ):
             yield CounterMetricFamily(name, text, value=value)
         yield _gauge(

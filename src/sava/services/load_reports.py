@@ -23,6 +23,7 @@ from sava.errors import SavaError
 from sava.proto import brokers_pb2 as pb
 from sava.services.brokers_admin import load_report
 from sava.services.forwarding import Forwarder
+from sava.storage.link_cursors import is_link_cursor
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,12 @@ def _topic_load(
         megabytes_per_second=(now.bytes - before.bytes) / elapsed / 1e6,
         producers=sum(1 for _ in topic.producers),
         consumers=sum(len(each.consumers) for each in subscriptions),
-        backlog=sum(each.backlog for each in subscriptions if isinstance(each, Subscription)),
+        # Links have no consumers that somebody would have to send it to.
+        backlog=sum(
+            each.backlog
+            for each in subscriptions
+            if isinstance(each, Subscription) and not is_link_cursor(each.name)
+        ),
     )
 
 

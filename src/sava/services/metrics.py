@@ -3,16 +3,22 @@ or kept in step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sava.broker.topics import Topics
+from sava.cluster.pipelines import Pipelines
+from sava.config import Config
 from sava.metadata.node import RaftNode
+from sava.replication.control import Control
 from sava.services.cluster_metrics import ClusterParts, observe_cluster
+from sava.services.disks import DisksCollector
 from sava.services.journal_metrics import JournalCollector, JournalParts
+from sava.services.pipeline_metrics import PipelinesCollector
+from sava.services.replication_metrics import ReplicationCollector
 from sava.services.topic_metrics import TopicsCollector
 from sava.storage.broker_storage import BrokerStorage
 
@@ -34,6 +40,7 @@ _LATENCIES = (
     5.0,
     10.0,
 )
+_SIZES = tuple(float(1 << bits) for bits in range(8, 27, 2))
 
 
 class Metrics:
@@ -60,6 +67,19 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._journal_syncs = Histogram(
+            "sava_journal_sync_seconds",
+            "Writing one group of batches to the journal and making it durable.",
+            buckets=_LATENCIES,
+            registry=self.registry,
+        )
+        self._journal_groups = Histogram(
+            "sava_journal_sync_bytes",
+            "What one sync of the journal made durable.",
+            buckets=_SIZES,
+            registry=self.registry,
+        )
+
     def proposal(self, seconds: float) -> None:
         self._proposals.observe(seconds)
 
@@ -69,8 +89,16 @@ class Metrics:
     def snapshot(self, seconds: float, size: int) -> None:
         self._snapshots.observe(seconds)
 
+    def journal_sync(self, seconds: float, size: int) -> None:
+        """On the thread that writes the journal."""
+        self._journal_syncs.observe(seconds)
+        self._journal_groups.observe(size)
+
     def observe(self, node: RaftNode) -> None:
         self.registry.register(_NodeCollector(node))
+
+    def observe_disks(self, config: Config) -> None:
+        self.registry.register(DisksCollector(config))
 
     def observe_topics(self, topics: Topics, storage: BrokerStorage) -> None:
         self.registry.register(TopicsCollector(topics, storage))
@@ -80,6 +108,12 @@ class Metrics:
 
     def observe_journals(self, parts: JournalParts) -> None:
         self.registry.register(JournalCollector(parts))
+
+    def observe_pipelines(self, pipelines: Pipelines, is_leading: Callable[[], bool]) -> None:
+        self.registry.register(PipelinesCollector(pipelines, is_leading))
+
+    def observe_replication(self, control: Control) -> None:
+        self.registry.register(ReplicationCollector(control))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sava.broker.errors import MessageInvalid, SubscriptionExists, SubscriptionUnknown, TopicMismatch
-from sava.broker.names import TopicName, check_name
+from sava.broker.names import TopicName, check_name, check_unreserved
 from sava.broker.non_reliable import NonReliableSubscription
 from sava.broker.position import AtOffset, Position
 from sava.broker.topic import SubscribeOptions, Topic
@@ -19,7 +19,9 @@ from sava.proto import topics_admin_pb2 as pb
 from sava.proto import topics_admin_pb2_grpc as rpc
 from sava.services import faults
 from sava.services import topic_descriptions as describe
+from sava.services.relays import is_forwarded
 from sava.services.topic_parts import TopicParts
+from sava.storage.link_cursors import is_link_cursor
 
 SERVICE: Final = "/sava.admin.Subscriptions/"
 
@@ -37,6 +39,11 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
                 check_name(request.subscription, "subscription"),
             )
             start = describe.position(request.start)
+            if is_link_cursor(subscription) and is_forwarded(context):  # the leader's, who makes them
+                topic = await self._parts.topics.get(name)
+                await topic.pin(subscription, start)
+                return describe.subscription_description(topic, subscription)
+            check_unreserved(subscription)
             if not await self._parts.is_partitioned(name):
                 return await _create(await self._parts.topics.get(name), request)
             _check_anywhere(name, start)
@@ -65,6 +72,11 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
         self, request: pb.DeleteSubscriptionRequest, context: Any
     ) -> pb.DeleteSubscriptionResponse:
         async with faults.told(context):
+            if is_link_cursor(request.subscription) and is_forwarded(context):
+                topic = await self._parts.topics.get(TopicName.parse(request.topic))
+                await topic.unpin(request.subscription)
+                return pb.DeleteSubscriptionResponse()
+            check_unreserved(request.subscription)
             await self._parts.on_subscription(
                 f"{SERVICE}DeleteSubscription", request, pb.DeleteSubscriptionResponse, _delete
             )

@@ -36,6 +36,7 @@ from sava.cluster.view import Entry
 from sava.metadata.store import LocalView
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.catalog import known_state
+from sava.storage.link_cursors import is_link_cursor
 from sava.storage.types import TopicKey
 
 LIMITS = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
@@ -104,6 +105,11 @@ def subscription_type(text: str) -> SubscriptionType:
         raise MessageInvalid(f"subscription type {text!a} does not exist; known are {known}") from None
 
 
+def _type(subscription: str, kind: SubscriptionType) -> str:
+    """Of a link's cursor it means nothing: it has no consumers."""
+    return "link" if is_link_cursor(subscription) else kind.name.lower()
+
+
 def position(message: pb.StartPosition) -> Position:
     match message.WhichOneof("kind"):
         case "earliest":
@@ -116,6 +122,16 @@ def position(message: pb.StartPosition) -> Position:
             return AtTime(message.publish_time)
         case _:
             raise MessageInvalid("the position is missing")
+
+
+def start_message(start: Position) -> pb.StartPosition:
+    match start:
+        case AtOffset(offset):
+            return pb.StartPosition(offset=offset)
+        case AtTime(publish_time):
+            return pb.StartPosition(publish_time=publish_time)
+        case _:
+            return pb.StartPosition(earliest=start is EARLIEST, latest=start is LATEST)
 
 
 # -- topics and subscriptions --------------------------------------------------------------------
@@ -203,7 +219,7 @@ def _stored_subscriptions(name: TopicName, local: LocalView) -> list[pb.Subscrip
                 found[subscription] = pb.SubscriptionDescription(
                     topic=str(name),
                     subscription=subscription,
-                    type=spec.type.name.lower(),
+                    type=_type(subscription, spec.type),
                     failure_policy=failure_policy_message(spec.failure_policy),
                     max_unacked_messages=spec.max_unacked_messages,
                 )
@@ -244,7 +260,7 @@ def _subscription(
     described = pb.SubscriptionDescription(
         topic=str(topic),
         subscription=subscription.name,
-        type=subscription.type.name.lower(),
+        type=_type(subscription.name, subscription.type),
         consumers=sorted(subscription.consumers),
     )
     if subscription.type is SubscriptionType.FAILOVER:

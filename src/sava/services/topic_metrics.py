@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from sava.broker.subscription import Subscription
 from sava.broker.topics import Topics
 from sava.storage.broker_storage import BrokerStorage
+from sava.storage.link_cursors import is_link_cursor
 
 _TOPIC: tuple[str, ...] = ("topic",)
 _SUBSCRIPTION: tuple[str, ...] = ("topic", "subscription")
@@ -43,13 +44,29 @@ class TopicsCollector(Collector):
             "sava_topic_unstored_messages", "Messages that are not in segments yet.", labels=_TOPIC
         )
         producers = GaugeMetricFamily("sava_topic_producers", "Open producers.", labels=_TOPIC)
+        copied = CounterMetricFamily(
+            "sava_topic_copied_messages",
+            "Messages that came from other clusters, by what became of them.",
+            labels=(*_TOPIC, "outcome"),
+        )
+        refused = CounterMetricFamily(
+            "sava_topic_chain_refusals",
+            "Stretches of other clusters' topics that did not go on where the copy is.",
+            labels=_TOPIC,
+        )
         for name, topic in self._topics.loaded.items():
             labels = (str(name),)
             producers.add_metric(labels, sum(1 for _ in topic.producers))
+            copies = topic.copies
+            if copies.refused:
+                refused.add_metric(labels, copies.refused)
+            for outcome in ("appended", "duplicates", "loops"):
+                if count := getattr(copies, outcome):
+                    copied.add_metric((*labels, outcome), count)
             if topic.log is not None:
                 ends.add_metric(labels, topic.log.next_offset)
                 stored.add_metric(labels, topic.log.next_offset - topic.log.stored_offset)
-        yield from (ends, stored, producers)
+        yield from (ends, stored, producers, copied, refused)
 
     def _of_subscriptions(self) -> Iterable[Metric]:
         gauges = {
@@ -74,7 +91,8 @@ class TopicsCollector(Collector):
         }
         for name, topic in self._topics.loaded.items():
             for subscription in topic.subscriptions.values():
-                if isinstance(subscription, Subscription):
+                # What links have not copied is among the figures of replication.
+                if isinstance(subscription, Subscription) and not is_link_cursor(subscription.name):
                     _add(gauges, counters, (str(name), subscription.name), subscription)
         yield from gauges.values()
         yield from counters.values()

@@ -39,6 +39,7 @@ from sava.metadata.commands import Compare, Delete, Operation, Put, Relation, Ta
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.store import LocalView, MetadataStore
 from sava.storage import keys
+from sava.storage.chains import with_later_chains
 from sava.storage.errors import (
     CatalogBusy,
     CatalogCorrupt,
@@ -52,7 +53,7 @@ from sava.storage.errors import (
     TopicSealed,
 )
 from sava.storage.guard import Guard
-from sava.storage.types import ProducerState, Segment, TopicKey, TopicState
+from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
 
 T = TypeVar("T")
 
@@ -164,10 +165,16 @@ class Catalog:
         return state
 
     async def register(
-        self, segment: Segment, *, epoch: int, producers: Sequence[ProducerState]
+        self,
+        segment: Segment,
+        *,
+        epoch: int,
+        producers: Sequence[ProducerState],
+        origins: Sequence[OriginMark],
     ) -> TopicState:
-        """Append a verified segment: ``segment.start`` must be ``state.end``. Repeating the same registration
-        succeeds.
+        """Append a verified segment: ``segment.start`` must be ``state.end``. What is said of producers and
+        origins is as of its end. Repeating the same registration succeeds. Chains do not go back (see
+        ``with_later_chains``).
 
         Raises Fenced, TopicSealed, DataGap (it begins later), SegmentConflict (it begins earlier, with other
         content)."""
@@ -186,7 +193,13 @@ class Catalog:
                 raise DataGap(
                     f"topic {self.topic.path} ends at {state.end}, and a segment begins at {segment.start}"
                 )
-            moved = msgspec.structs.replace(state, end=segment.end, producers=tuple(producers), at_rest=False)
+            moved = msgspec.structs.replace(
+                state,
+                end=segment.end,
+                producers=with_later_chains(producers, state.producers),
+                origins=tuple(origins),
+                at_rest=False,
+            )
             return Change(moved, (Put(key, msgspec.json.encode(segment)),))
 
         return await self._change(decide)
@@ -199,7 +212,14 @@ class Catalog:
                 f"with other content than {segment.key}"
             )
 
-    async def seal(self, *, epoch: int, end: int, producers: Sequence[ProducerState]) -> TopicState:
+    async def seal(
+        self,
+        *,
+        epoch: int,
+        end: int,
+        producers: Sequence[ProducerState],
+        origins: Sequence[OriginMark],
+    ) -> TopicState:
         """Nothing exists beyond ``end``, which must be the registered end. Repeating succeeds. Raises Fenced,
         DataGap."""
 
@@ -212,8 +232,27 @@ class Catalog:
             if state.sealed:
                 return state
             return Change(
-                msgspec.structs.replace(state, sealed=True, at_rest=False, producers=tuple(producers))
+                msgspec.structs.replace(
+                    state,
+                    sealed=True,
+                    at_rest=False,
+                    producers=with_later_chains(producers, state.producers),
+                    origins=tuple(origins),
+                )
             )
+
+        return await self._change(decide)
+
+    async def note(
+        self, *, epoch: int, end: int, producers: Sequence[ProducerState], origins: Sequence[OriginMark]
+    ) -> TopicState:
+        """What is known of producers and origins as of the registered end, if that is still ``end``;
+        otherwise nothing is changed. Repeating succeeds. Raises Fenced."""
+
+        async def decide(held: Held) -> TopicState | Change:
+            state = self._own(held, epoch)
+            noted = msgspec.structs.replace(state, producers=tuple(producers), origins=tuple(origins))
+            return state if state.end != end or state.sealed or noted == state else Change(noted)
 
         return await self._change(decide)
 

@@ -56,6 +56,7 @@ from sava.wal import Disk, DiskFull, Done, Identity, Log, LogClosed, LogOptions,
 from sava.wal.errors import PositionOutside
 from sava.wal.format import record_bytes
 from sava.wal.reader import Reader
+from sava.wal.writer import Observe
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class JournalOptions:
     max_held_bytes: int = 4 << 30
     """How much may wait to be uploaded before appends wait: the object store may be down for that long."""
     read_threads: int = 2
+    observe: Observe | None = None
+    """Told of each group that became durable, on the writer's thread."""
 
 
 class Journal:
@@ -118,7 +121,9 @@ class Journal:
         self._threads = ThreadPoolExecutor(options.read_threads, thread_name_prefix="sava-journal-read")
         self._log = log
         """Of the writer's thread alone."""
-        self._writer = Writer(log, deliver=self._deliver, max_queued_bytes=_UNBOUNDED)
+        self._writer = Writer(
+            log, deliver=self._deliver, max_queued_bytes=_UNBOUNDED, observe=options.observe
+        )
 
     @classmethod
     async def open(
@@ -427,7 +432,7 @@ class Journal:
         if index is None or all(end <= offset for _, end in index.ranges):
             return
         self._check_open()
-        _log.warning("topic id %d: what this journal holds from offset %d on is given up", topic_id, offset)
+        _log.warning("journal: what it holds is given up topic_id=%d from=%d", topic_id, offset)
         future: asyncio.Future[None] = self.loop.create_future()
         self._note(DISOWNED, topic_id, offset, partial(_resolve, future))
         await future

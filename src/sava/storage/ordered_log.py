@@ -22,11 +22,13 @@ class OrderedLog(Log):
 
     _refusal: DiskFull | None = None
 
-    def append_many(self, records: Sequence[tuple[int, Buffers]]) -> list[int]:
+    def append_many(
+        self, records: Sequence[tuple[int, Buffers]], *, is_synced_next: bool = False
+    ) -> list[int]:
         if self._refusal is not None:
             raise DiskFull("refused behind a write that found the disk full") from self._refusal
         try:
-            return super().append_many(records)
+            return super().append_many(records, is_synced_next=is_synced_next)
         except DiskFull as refusal:
             self._refusal = refusal
             raise

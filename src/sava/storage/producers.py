@@ -39,6 +39,9 @@ ones with DuplicateForgotten), and the ``MAX_PRODUCERS`` that appended last are 
 besides, for a writer that was forgotten in the middle of a run would begin it again, and it must take more
 than a crowd of clients to bring that about. Whoever was forgotten gets SequenceGap and begins anew under a
 new id. Over a move only the last batch of each is handed on.
+
+Sources of other clusters that are copied into the topic have ids of their own kind. They go another way in
+(``chains``), and are kept here because they are found in the same headers, and handed on with the rest.
 """
 
 from __future__ import annotations
@@ -50,8 +53,9 @@ from typing import Final, NamedTuple
 
 from sava.errors import CallerError
 from sava.records import Header
+from sava.storage.chains import Chains, is_chain
 from sava.storage.errors import SequenceGap
-from sava.storage.types import ProducerState
+from sava.storage.types import OriginMark, ProducerState
 
 NOBODY: Final = 0
 """The producer id of batches that have no part in deduplication."""
@@ -105,11 +109,15 @@ class _Producer:
 class ProducerTable:
     """Of one topic; owned by the event loop of its TopicLog."""
 
-    def __init__(self, known: Iterable[ProducerState] = ()) -> None:
+    def __init__(self, known: Iterable[ProducerState] = (), origins: Iterable[OriginMark] = ()) -> None:
+        known = list(known)
+        self.chains = Chains(known, origins)
         self._producers: dict[int, _Producer] = {}
         self._orders: tuple[dict[int, None], dict[int, None]] = {}, {}
         """Clients, and writers, by last durable batch, oldest first."""
         for state in sorted(known, key=lambda state: state.last_base_offset):
+            if is_chain(state.producer_id):
+                continue
             self._remember(
                 state.producer_id,
                 _Appended(state.last_base_sequence, state.next_sequence, state.last_base_offset),
@@ -120,6 +128,8 @@ class ProducerTable:
         DuplicateForgotten."""
         if header.producer_id == NOBODY:
             return None
+        if is_chain(header.producer_id):
+            raise SequenceGap(f"producer {header.producer_id}: no producer has the id of a chain")
         producer = self._producers.get(header.producer_id)
         expected = self.next_sequence(header.producer_id)
         if header.base_sequence == expected or begins_run(header.base_sequence, after=expected):
@@ -141,20 +151,22 @@ class ProducerTable:
 
     def begin(self, header: Header) -> None:
         """The batch (assigned) is on its way to the disk."""
-        if header.producer_id != NOBODY:
+        if _is_client(header.producer_id):
             producer = self._producers.get(header.producer_id)
             if producer is None:
                 producer = self._producers[header.producer_id] = _Producer()
             producer.in_flight.append(_appended(header))
 
     def commit(self, header: Header) -> None:
-        """The oldest batch in flight of this producer is durable."""
-        if header.producer_id != NOBODY:
+        """The oldest batch in flight, which is this producer's, is durable."""
+        self.chains.settle(header.next_offset)
+        if _is_client(header.producer_id):
             self._producers[header.producer_id].in_flight.popleft()
             self._remember(header.producer_id, _appended(header))
 
     def abandon(self) -> None:
         """Nothing that is in flight will be appended."""
+        self.chains.abandon()
         for producer_id, producer in list(self._producers.items()):
             producer.in_flight.clear()
             if not producer.durable:
@@ -162,11 +174,14 @@ class ProducerTable:
 
     def follow(self, header: Header) -> None:
         """A batch that is durable already (recovery, upload)."""
-        if header.producer_id != NOBODY:
+        if is_chain(header.producer_id):
+            self.chains.follow(header)
+        elif header.producer_id != NOBODY:
             self._remember(header.producer_id, _appended(header))
 
     def adopt(self, newer: ProducerTable) -> None:
         """Take over what a table of the same topic knows of later offsets."""
+        self.chains.adopt(newer.chains)
         for producer_id in newer._remembered():
             theirs = newer._producers[producer_id].durable
             ours = self._producers.get(producer_id)
@@ -176,11 +191,12 @@ class ProducerTable:
 
     def states(self) -> tuple[ProducerState, ...]:
         """What the next owner must know, as of the last durable batch."""
-        return tuple(
+        clients = tuple(
             ProducerState(producer_id, last.next_sequence, last.base_sequence, last.base_offset)
             for producer_id in self._remembered()
             if (last := self._producers[producer_id].durable[-1])
         )
+        return clients + self.chains.states()
 
     def _remembered(self) -> Iterator[int]:
         """Those of whom something is durable, of each kind the oldest first."""
@@ -205,6 +221,10 @@ class ProducerTable:
 def begins_run(sequence: int, *, after: int) -> bool:
     """Whether a run begins here that the topic, which expects ``after``, has nothing of yet."""
     return sequence > after and sequence % RUN == 0
+
+
+def _is_client(producer_id: int) -> bool:
+    return producer_id != NOBODY and not is_chain(producer_id)
 
 
 def _appended(header: Header) -> _Appended:

@@ -149,7 +149,12 @@ class Rest:
         except Exception as error:  # noqa: BLE001 (whatever it is, appends must not wait for ever)
             if isinstance(error, RetryableError):
                 self._record = before  # it had no effect
-            _log.warning("topic %s: not at rest, will be tried again: %s", self._catalog.topic.path, error)
+            _log.warning(
+                "rest: not at rest, will be tried again topic=%s epoch=%d error=%s",
+                self._catalog.topic.path,
+                self._epoch,
+                error,
+            )
             self._again()
         else:
             self._record, self._failures = _Record.AT_REST, 0

@@ -50,7 +50,7 @@ def row_groups(batches: Sequence[RecordBatch]) -> Iterator[Any]:
     rows."""
     group: list[Any] = []
     group_rows = group_bytes = 0
-    for rows in chain.from_iterable(map(_cut, _rows(batches))):
+    for rows in chain.from_iterable(map(cut, _rows(batches))):
         size = rows.nbytes
         if group and (group_bytes + size > ROW_GROUP_BYTES or group_rows + len(rows) > ROW_GROUP_ROWS):
             yield _table(group)
@@ -98,7 +98,7 @@ def _merged(batches: list[RecordBatch]) -> Any:
     return merged.to_arrow(_COLUMNS)
 
 
-def _cut(rows: Any) -> Iterator[Any]:
+def cut(rows: Any) -> Iterator[Any]:
     """Rows of a large batch in pieces that fit into a row group; a message that alone is larger is a piece of
     its own."""
     if len(rows) <= ROW_GROUP_ROWS and rows.nbytes <= ROW_GROUP_BYTES:

@@ -285,16 +285,14 @@ def _stored_columns(used: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in STORED_COLUMNS if name in used)
 
 
-class _Part:
-    """The file object that pyarrow reads, of which only the bytes from ``position`` on are here. Parquet
-    names places by their position in the whole file. What is read is lent, not copied."""
+class PartialFile:
+    """The file object that pyarrow reads, of which only a part is here; subclasses know which. Parquet names
+    places by their position in the whole file. What is read is lent, not copied."""
 
     closed = False
 
-    def __init__(self, size: int, position: int, data: bytes) -> None:
+    def __init__(self, size: int) -> None:
         self._size = size
-        self._first = position
-        self._data = memoryview(data)
         self._at = 0
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -303,6 +301,15 @@ class _Part:
 
     def tell(self) -> int:
         return self._at
+
+
+class _Part(PartialFile):
+    """The bytes from ``position`` on."""
+
+    def __init__(self, size: int, position: int, data: bytes) -> None:
+        super().__init__(size)
+        self._first = position
+        self._data = memoryview(data)
 
     def read(self, length: int) -> memoryview:
         skip = self._at - self._first

@@ -50,6 +50,8 @@ from sava.records import Header, RecordBatch
 from sava.storage import orphans, retention
 from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
+from sava.storage.chain_keeping import ChainKeeper
+from sava.storage.chains import Link
 from sava.storage.errors import DataGap, Fenced, OffsetOutOfRange
 from sava.storage.journal import Journal
 from sava.storage.journal_index import JournalCorrupt
@@ -147,7 +149,8 @@ class TopicLog:
             catalog=catalog,
             state=state,
             held_bytes=parts.journal.index(topic.topic_id).bytes_from(state.end),
-            registered=self._segments.registered,
+            skips=producers.chains.skips,
+            registered=self._registered,
             caught_up=lambda: self._rest.soon(),
             fenced=self.fence,
         )
@@ -160,6 +163,16 @@ class TopicLog:
             is_quiet=self._is_quiet,
             fence=self.fence,
         )
+        self.chains = ChainKeeper(
+            producers.chains,
+            backlog=self._backlog,
+            journal=parts.journal,
+            catalog=catalog,
+            tail_end=next_offset,
+            is_stored=lambda: self._durable == self._backlog.state.end,
+            advanced=self._advanced,
+        )
+        """How far other clusters' topics were copied into this one."""
         parts.uploader.attach(self._backlog)
 
     @classmethod
@@ -179,7 +192,7 @@ class TopicLog:
         journal.fence(topic.topic_id, epoch)
         journal.release(topic.topic_id, state.end)
         next_offset = state.end
-        producers = ProducerTable(state.producers)
+        producers = ProducerTable(state.producers, state.origins)
         if is_ours:
             next_offset = _end_of_tail(topic, state, journal)
             if state.at_rest and next_offset > state.end:
@@ -240,6 +253,37 @@ class TopicLog:
         """Accept the batch, after which its place in the topic is fixed; the future has its base offset once
         it is durable. For callers that keep many on the way. Raises and waits as ``append``; the future fails
         with what becomes known later. It is shared when a batch is repeated: never cancel it."""
+        await self._admit(batch)
+        # No await from here to the queue: the order of acceptance is the order of offsets and of frames.
+        known = self._producers.find(batch.header)
+        return self._outcome_of(known) if known is not None else self._queue(batch)
+
+    async def extend(self, link: Link) -> asyncio.Future[int]:
+        """Accept the next link of a chain; the future is done when it, and everything before it, is durable.
+        Waits and raises as ``begin``, and ChainBroken, TooManyChains, MarksMoved."""
+        chains = self._producers.chains
+        await self.chains.learned()
+        self._check_accepting()
+        chains.check(link)
+        if link.batch is None:
+            return self._skip(link)
+        await self._admit(link.batch)
+        chains.check(link)
+        future = self._queue(link.batch)
+        chains.begin(link, self._assigned)
+        return future
+
+    def _skip(self, link: Link) -> asyncio.Future[int]:
+        """A link without messages. What it left out may be in flight: it fails with that."""
+        self._producers.chains.begin(link, self._assigned)
+        self.chains.skipped()
+        if self._in_flight:
+            return self._in_flight[-1].future
+        self._producers.chains.settle(self._durable)
+        return _done(self._durable)
+
+    async def _admit(self, batch: RecordBatch) -> None:
+        """Until there is room, in the order of the calls."""
         self._check_accepting()
         if self._rest.is_on:
             await self._rest.wake()
@@ -250,11 +294,9 @@ class TopicLog:
                 await self._journal.reserve(batch.header.length)
             finally:
                 self._arriving -= 1
-        # No await from here to the queue: the order of acceptance is the order of offsets and of frames.
         self._check_accepting()
-        known = self._producers.find(batch.header)
-        if known is not None:
-            return self._outcome_of(known)
+
+    def _queue(self, batch: RecordBatch) -> asyncio.Future[int]:
         placed = batch.assigned(topic_id=self.topic.topic_id, epoch=self.epoch, base_offset=self._assigned)
         pending = _Pending(placed, placed.header)
         self._journal.append(placed, partial(self._written, pending))
@@ -273,9 +315,7 @@ class TopicLog:
         for pending in self._in_flight:
             if pending.header.base_offset == base_offset:
                 return pending.future
-        known: asyncio.Future[int] = asyncio.Future()
-        known.set_result(base_offset)
-        return known
+        return _done(base_offset)
 
     def next_sequence(self, producer_id: int) -> int:
         """The sequence that is expected next of this producer; 0 of one that is not known."""
@@ -421,9 +461,14 @@ class TopicLog:
 
     async def _write_seal(self) -> TopicState:
         was_in_doubt, self._is_seal_in_doubt = self._is_seal_in_doubt, True
+        self._backlog.catch_up_with_skips(self._durable)
+        known = self._backlog.producers
         try:
             state = await self._catalog.seal(
-                epoch=self.epoch, end=self._durable, producers=self._backlog.producers.states()
+                epoch=self.epoch,
+                end=self._durable,
+                producers=known.states(),
+                origins=known.chains.origin_marks(),
             )
         except RetryableError:
             self._is_seal_in_doubt = was_in_doubt  # this one had no effect; an earlier one still may
@@ -462,11 +507,22 @@ class TopicLog:
             self._journal.keep_producers(self.topic.topic_id, self._producers)
         self._is_closed = True
 
+    def _registered(self, segment: Segment) -> None:
+        self._segments.registered(segment)
+        self._producers.chains.keep(self._backlog.state.producers)
+
     def _let_go(self) -> None:
         self._rest.close()
+        self.chains.close()
         self._parts.uploader.detach(self._backlog)
         self._recent.drop()
         self._tell()
+
+
+def _done(offset: int) -> asyncio.Future[int]:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    future.set_result(offset)
+    return future
 
 
 def _end_of_tail(topic: TopicKey, state: TopicState, journal: Journal) -> int:

@@ -58,6 +58,33 @@ class ProducerState(msgspec.Struct, frozen=True, array_like=True):
     last_base_offset: int
 
 
+class Late(msgspec.Struct, frozen=True, array_like=True):
+    """Messages of an origin that are not in its order: in this part of the topic, there are some below others
+    that came before."""
+
+    start: int
+    end: int
+    lowest: int
+    top: int
+    """They are at the origin's offsets ``lowest .. top``."""
+
+
+class OriginMark(msgspec.Struct, frozen=True, array_like=True):
+    """What the topic has of the messages of a topic of another cluster, where they were published (see
+    ``seen`` and ``chains``)."""
+
+    cluster: str
+    topic: str
+    """As the messages say it."""
+    steps: tuple[int, ...]
+    """To the start of the first range of offsets there that were seen, from there to its end, from there to
+    the start of the next: most are a digit or two."""
+    vague: tuple[int, int]
+    by: int
+    top: int
+    late: tuple[Late, ...] = ()
+
+
 class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     """The record under ``/storage/topics/{ns}/{topic}/state``; changed by compare-and-swap only.
 
@@ -77,6 +104,8 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     sealed: bool = True
     at_rest: bool = False
     producers: tuple[ProducerState, ...] = ()
+    """As of ``end``; and the sources that are copied into the topic."""
+    origins: tuple[OriginMark, ...] = ()
     """As of ``end``."""
 
     @property

@@ -33,8 +33,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -44,12 +44,14 @@ import msgspec
 from sava.errors import HostError, SavaError
 from sava.records import Header, RecordBatch
 from sava.storage.catalog import Catalog
+from sava.storage.chains import Chains, Origin, is_chain, learned
 from sava.storage.errors import DataGap, Fenced, SegmentConflict, TopicGone
 from sava.storage.journal import Journal
+from sava.storage.marks import Mark
 from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
-from sava.storage.types import ProducerState, Segment, TopicKey, TopicState
+from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class _Written:
 
     segment: Segment
     producers: tuple[ProducerState, ...]
+    origins: tuple[OriginMark, ...]
     taken_bytes: int
 
 
@@ -88,6 +91,7 @@ class Backlog:
         catalog: Catalog,
         state: TopicState,
         held_bytes: int,
+        skips: Callable[[int], Iterable[ProducerState]],
         registered: Callable[[Segment], None],
         caught_up: Callable[[], None],
         fenced: Callable[[Fenced], None],
@@ -96,8 +100,10 @@ class Backlog:
         self.epoch = epoch
         self.catalog = catalog
         self.state = state
-        self.producers = ProducerTable(state.producers)
+        self.producers = ProducerTable(state.producers, state.origins)
         """As of ``state.end``."""
+        self._skips = skips
+        """Positions of chains as of an end that no frame has."""
         self.held_bytes = held_bytes
         self.since = time.monotonic()
         self.is_urgent = False
@@ -125,13 +131,17 @@ class Backlog:
         is_due = self.is_urgent or is_pressed or self.held_bytes >= options.segment_bytes
         return max(self.retry_at, 0.0 if is_due else self.since + options.segment_age_s)
 
+    def catch_up_with_skips(self, end: int) -> None:
+        """What is known of producers is as of this end but for them."""
+        self.producers.chains.keep(self._skips(end))
+
     def registered(self, state: TopicState, written: _Written) -> None:
         self._moved(state, self.held_bytes - written.taken_bytes)
         self._on_registered(written.segment)
 
     def adopt(self, state: TopicState, held_bytes: int) -> None:
         """An earlier life of this broker has registered more than was known."""
-        self.producers = ProducerTable(state.producers)
+        self.producers = ProducerTable(state.producers, state.origins)
         self._moved(state, held_bytes)
 
     def starts_at(self, start: int) -> None:
@@ -245,11 +255,16 @@ class Uploader:
             backlog.error = error
             backlog.fence(error)
         except SavaError as error:
-            _log.warning("topic %s: upload failed, will be tried again: %s", backlog.topic.path, error)
+            _log.warning(
+                "uploader: failed, will be tried again topic=%s error=%s: %s",
+                backlog.topic.path,
+                type(error).__name__,
+                error,
+            )
             backlog.failed(error)
         except Exception as error:  # noqa: BLE001
             # A bug in one topic's data must not end the task that all topics need.
-            _log.exception("topic %s: upload failed, will be tried again", backlog.topic.path)
+            _log.exception("uploader: failed, will be tried again topic=%s", backlog.topic.path)
             backlog.failed(error)
         finally:
             backlog.tell()
@@ -260,7 +275,7 @@ class Uploader:
         written = backlog.written
         try:
             state = await backlog.catalog.register(
-                written.segment, epoch=backlog.epoch, producers=written.producers
+                written.segment, epoch=backlog.epoch, producers=written.producers, origins=written.origins
             )
             backlog.registered(state, written)
         except SegmentConflict:
@@ -282,6 +297,7 @@ class Uploader:
     async def _write(self, backlog: Backlog) -> _Written:
         batches = await self._collect(backlog)
         headers = [batch.header for batch in batches]
+        marks = await marks_of(batches, backlog.producers.chains, self._threads)
         writing = write_segment(
             self._store,
             backlog.topic,
@@ -292,10 +308,13 @@ class Uploader:
         )
         del batches  # once encoded, they are not held while the object is on its way
         segment = await writing
+        backlog.producers.chains.learn(marks)
         for header in headers:
             backlog.producers.follow(header)
+        backlog.catch_up_with_skips(segment.end)
         taken_bytes = sum(header.length for header in headers)
-        return _Written(segment, backlog.producers.states(), taken_bytes)
+        origins = backlog.producers.chains.origin_marks()
+        return _Written(segment, backlog.producers.states(), origins, taken_bytes)
 
     async def _collect(self, backlog: Backlog) -> list[RecordBatch]:
         start = backlog.state.end
@@ -305,3 +324,14 @@ class Uploader:
                 f"topic {backlog.topic.path}: offset {start} is not in the journal and in no segment"
             )
         return batches
+
+
+async def marks_of(
+    batches: Sequence[RecordBatch], chains: Chains, threads: Executor | None
+) -> Mapping[Origin, Mark]:
+    """What these batches, which follow what the chains know, add to the marks of origins. Messages are looked
+    at for it, on another thread, if there are any of chains."""
+    links = [batch for batch in batches if is_chain(batch.header.producer_id)]
+    if not links:
+        return {}
+    return await asyncio.get_running_loop().run_in_executor(threads, learned, chains.known(), links)

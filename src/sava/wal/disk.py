@@ -33,6 +33,11 @@ class File(Protocol):
         them). Raises DiskFull with the file cut back to its former size, or DiskFailed."""
         ...
 
+    def write_durably(self, offset: int, data: bytes) -> None:
+        """As ``write`` and ``sync`` in one, within the size of a file of which all the rest is synced. Raises
+        as they do."""
+        ...
+
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:

@@ -21,6 +21,9 @@ are no record, so to recovery room is a tail that was never acknowledged. It is 
 the file means something: before the next file is begun, on closing, and when the disk is full, since a write
 that fails half-way has left records in there.
 
+A group that fits into the room is written and synced by one call, when all before it is durable: see
+``append_many``. Not if there is a tap (below): a copy is worth more on its way during the sync than a call.
+
 Trimming removes the oldest file first and syncs the directory after each removal: two removals in one sync
 may reach the disk in the other order, which leaves a hole in the middle of the log. The newest file is never
 removed, and its header carries identity, incarnation and position, so none of the three is lost or used
@@ -194,15 +197,18 @@ class Log:
         appended."""
         return self.append_many([(kind, payload)])[0]
 
-    def append_many(self, records: Sequence[tuple[int, Buffers]]) -> list[int]:
-        """As ``append``, with one ``write`` for all; all or nothing on DiskFull."""
+    def append_many(
+        self, records: Sequence[tuple[int, Buffers]], *, is_synced_next: bool = False
+    ) -> list[int]:
+        """As ``append``, with one ``write`` for all; all or nothing on DiskFull. Whoever calls ``sync`` next
+        says so: what is small is then durable already, if that takes one call of the disk instead of two."""
         self.check(records)
         self._check_usable()
         if not records:
             return []
         if self._end - self._starts[-1] >= self._options.file_bytes:
             self.roll()
-        positions = self._write(records)
+        positions = self._write(records, is_synced_next=is_synced_next)
         self._content_end = self._end
         return positions
 
@@ -219,7 +225,7 @@ class Log:
             total += size
         return total
 
-    def _write(self, records: Sequence[tuple[int, Buffers]]) -> list[int]:
+    def _write(self, records: Sequence[tuple[int, Buffers]], *, is_synced_next: bool = False) -> list[int]:
         position, durable, incarnation = self._end, self._durable_end, self.identity.incarnation
         positions: list[int] = []
         buffers: list[bytes | memoryview] = []
@@ -233,7 +239,11 @@ class Log:
             written.append((size, parts))
             position += size
         try:
-            self._write_at_end(buffers, position)
+            if is_synced_next and self._can_be_durable_at_once(position):
+                self._write_into_room(b"".join(buffers))
+                self._durable_end = position
+            else:
+                self._write_at_end(buffers, position)
         except DiskFailed as failure:
             self._failure = failure
             raise
@@ -242,6 +252,21 @@ class Log:
         if self.tap is not None:
             self.tap(positions[0], written)
         return positions
+
+    def _can_be_durable_at_once(self, end: int) -> bool:
+        """Whether a group up to ``end`` is small, fits into the room, and follows nothing that is not
+        durable: a mark before it that a power cut takes away would take the group with it. With a tap, one
+        call for both would keep the copies waiting for this disk."""
+        if self.tap is not None or self._durable_end < self._end:
+            return False
+        return end <= min(self._room_end, self._end + _SMALL_GROUP)
+
+    def _write_into_room(self, data: bytes) -> None:
+        try:
+            self._file.write_durably(self._end - self._starts[-1], data)
+        except DiskFull:
+            self._cut_room()
+            raise
 
     def _write_at_end(self, buffers: list[bytes | memoryview], end: int) -> None:
         """Write what reaches up to ``end``, with room behind it if that is worth it and the disk has some."""

@@ -25,6 +25,7 @@ Nobody is told before the sync that covers it, and completions come in the order
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ from sava.wal.log import Buffers, Log
 
 Done = Callable[[BaseException | None], None]
 """Called once per submission, in order of submission, with None when durable, or with what stopped it."""
+
+Observe = Callable[[float, int], object]
+"""Told, on the writer's thread, of each group that was made durable: seconds to write and sync it, and its
+bytes."""
 
 Records = Sequence[tuple[int, Buffers]]
 
@@ -67,11 +72,13 @@ class Writer:
         deliver: Callable[[Callable[[], None]], object],
         max_queued_bytes: int = 64 << 20,
         idle_mark_s: float = 0.1,
+        observe: Observe | None = None,
     ) -> None:
         self._log = log
         self._deliver = deliver
         self._max_queued_bytes = max_queued_bytes
         self._idle_mark_s = idle_mark_s
+        self._observe = observe
         self._queue: SimpleQueue[_Submission | None] = SimpleQueue()
         """None is the last: the writer is closed."""
         self._lock = threading.Lock()
@@ -154,8 +161,12 @@ class Writer:
         if self._failure is None:
             try:
                 if group:
+                    began = time.perf_counter()
                     self._perform(group)
                     self._log.sync()
+                    if self._observe is not None and group[0].action is None:
+                        size = sum(submission.size for submission in group)
+                        self._observe(time.perf_counter() - began, size)
                 else:
                     self._log.mark()
             except Exception as failure:  # noqa: BLE001
@@ -183,7 +194,8 @@ class Writer:
                     submission.outcome = full
 
     def _append(self, group: list[_Submission]) -> None:
-        positions = self._log.append_many([record for submission in group for record in submission.records])
+        records = [record for submission in group for record in submission.records]
+        positions = self._log.append_many(records, is_synced_next=True)
         at = 0
         for submission in group:
             if submission.positions is not None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sava.broker.delivery import Range
-from sava.broker.ranges import IntervalSet, RangeMap, runs
+from sava.broker.ranges import IntervalSet, RangeMap, difference, runs
 
 RANGES = st.tuples(st.integers(0, 60), st.integers(0, 60))
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "pop"]), RANGES), max_size=40)
@@ -73,3 +73,11 @@ def test_a_range_map_is_a_dict(steps: list[tuple[int, tuple[int, int]]], asked: 
 def test_runs_are_the_shortest_way_to_say_it(chosen: set[int]) -> None:
     found = runs(sorted(chosen))
     assert found == tuple(IntervalSet((o, o + 1) for o in chosen))
+
+
+@given(st.lists(RANGES, max_size=12), st.lists(RANGES, max_size=12))
+def test_a_difference_is_that_of_sets(ranges: list[Range], others: list[Range]) -> None:
+    found = list(difference(IntervalSet(ranges), IntervalSet(others)))
+    assert offsets(found) == offsets(ranges) - offsets(others)
+    assert all(start < end for start, end in found)
+    assert all(end < start for (_, end), (start, _) in pairwise(found))

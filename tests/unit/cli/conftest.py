@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
@@ -15,25 +14,9 @@ from sava.cli.main import main
 from sava.proto import brokers_pb2 as pb
 from sava.proto import brokers_pb2_grpc, topics_admin_pb2_grpc
 from sava.services.faults import CODE_KEY, DETAIL_KEY
+from tests.commands import Result, Sava
 
 FIRST, SECOND = 7091252298936157877, 42
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def rows(self) -> list[list[str]]:
-        return [line.split() for line in self.out.splitlines()]
-
-
-Sava = Callable[..., Result]
 
 
 class Refusal(Exception):

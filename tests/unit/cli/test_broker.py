@@ -21,7 +21,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         return 0
 
     monkeypatch.setattr(server, "run", run)
-    monkeypatch.setattr("sava.logs.set_up", lambda: None)
+    monkeypatch.setattr("sava.logs.set_up", lambda **_: None)
     return configs
 
 

@@ -14,6 +14,7 @@ from sava.raft.types import Entry, EntryKind, HardState, Membership, NodeId, Sna
 from sava.wal.errors import LogCorrupt
 from sava.wal.log import Buffers, Log, LogOptions, Record
 from tests.sim.disk import CrashPolicy, SimDisk
+from tests.unit.metadata.cuts import CutError, cut_at
 
 ALONE = Membership(voters=(NodeId(1),))
 BOOTSTRAP = Bootstrap("c1", ALONE)
@@ -214,9 +215,6 @@ def test_a_checkpoint_cut_off_at_any_disk_operation_leaves_the_old_or_the_new_st
     """S54: compaction of the log, with a power cut before each operation that it makes. With several older
     files, a cut between two removals leaves a log that begins in the middle of what was replaced."""
 
-    class CutError(BaseException):
-        pass
-
     def prepare() -> tuple[SimDisk, Log]:
         disk = SimDisk(Random(f"{policy}"))
         log = Log.open(
@@ -232,15 +230,7 @@ def test_a_checkpoint_cut_off_at_any_disk_operation_leaves_the_old_or_the_new_st
     outcomes = set()
     for operation in range(100):
         disk, log = prepare()
-        left = operation
-
-        def hook(_: str) -> None:
-            nonlocal left
-            if left == 0:
-                raise CutError
-            left -= 1
-
-        disk.on_operation(hook)
+        cut_at(disk, operation)
         try:
             durable.write_checkpoint(log, records)
         except CutError:

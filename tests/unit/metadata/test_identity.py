@@ -17,6 +17,7 @@ from sava.raft.types import HardState, Membership, NodeId, SnapshotMeta
 from sava.wal.errors import DirectoryLocked, ForeignLog, LogCorrupt
 from sava.wal.local_disk import LocalDisk
 from tests.sim.disk import CrashPolicy, SimDisk
+from tests.unit.metadata.cuts import CutError, cut_at
 
 
 def disk(seed: int = 1) -> SimDisk:
@@ -112,20 +113,9 @@ def test_an_id_that_is_no_number_is_refused(text: bytes) -> None:
 
 @pytest.mark.parametrize("policy", list(CrashPolicy))
 def test_a_first_start_cut_off_at_any_operation_is_gone_on_with(policy: CrashPolicy) -> None:
-    class CutError(BaseException):
-        pass
-
     for operation in range(100):
         where = SimDisk(Random(f"{policy}"))
-        left = operation
-
-        def hook(_: str) -> None:
-            nonlocal left
-            if left == 0:
-                raise CutError
-            left -= 1
-
-        where.on_operation(hook)
+        cut_at(where, operation)
         try:
             start(where)
         except CutError:

@@ -13,10 +13,7 @@ from sava.metadata.lost_quorum import REVISION_STEP, ForceReport, NotConfirmed, 
 from sava.metadata.peer import Committed
 from tests.sim.disk import CrashPolicy, SimDisk
 from tests.unit.metadata.cluster import Machine, World, txn
-
-
-class CutError(BaseException):
-    pass
+from tests.unit.metadata.cuts import CutError, cut_at
 
 
 def yes(_: ForceReport) -> bool:
@@ -133,15 +130,7 @@ def test_cut_off_at_any_operation_it_is_the_old_cluster_or_the_new_one(policy: C
     seen = set()
     for operation in range(200):
         disk = node.disk.clone(Random(f"{policy}/{operation}"))
-        left = operation
-
-        def hook(_: str) -> None:
-            nonlocal left
-            if left == 0:
-                raise CutError
-            left -= 1
-
-        disk.on_operation(hook)
+        cut_at(disk, operation)
         try:
             force_new_cluster(disk, address="a:9", rng=Random(5), confirm=yes)
         except CutError:

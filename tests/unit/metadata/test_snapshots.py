@@ -12,14 +12,11 @@ from sava.metadata.snapshots import SnapshotMissing, SnapshotStore, file_name, s
 from sava.raft.types import Membership, NodeId, SnapshotMeta
 from sava.wal.errors import DiskFull, FileMissing
 from tests.sim.disk import CrashPolicy, SimDisk
+from tests.unit.metadata.cuts import CutError, cut_at
 
 MEMBERS = Membership(voters=(NodeId(1), NodeId(2)), addresses=((NodeId(1), "a:1"), (NodeId(2), "b:2")))
 PAYLOAD = [b"one" * 100, b"two" * 1000, b"", b"three"]
 WHOLE = b"".join(PAYLOAD)
-
-
-class CutError(BaseException):
-    pass
 
 
 def disk() -> SimDisk:
@@ -188,15 +185,7 @@ def test_a_power_cut_at_any_operation_leaves_the_old_snapshot_and_perhaps_the_ne
         where = SimDisk(Random(f"{policy}/{way}"))
         store = SnapshotStore(where)
         old = save(store, base(5), [b"old"])
-        left = operation
-
-        def hook(_: str) -> None:
-            nonlocal left
-            if left == 0:
-                raise CutError
-            left -= 1
-
-        where.on_operation(hook)
+        cut_at(where, operation)
         try:
             if way == "built":
                 save(store, base(7), PAYLOAD)

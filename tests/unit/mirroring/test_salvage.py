@@ -17,11 +17,15 @@ from sava.mirroring.records import Records
 from sava.mirroring.salvage import NotClosed, Salvage, Salvaged
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
+from sava.storage.keys import state_key
 from sava.storage.objectstore import ObjectStore
 from sava.storage.replay import BATCH, DISOWNED
 from sava.storage.segment import SegmentReader
-from sava.storage.types import TopicKey, TopicState
+from sava.storage.types import OriginMark, TopicKey, TopicState
+from tests.copying import Origins
+from tests.unit.broker.copies import chain_into
 from tests.unit.mirroring.disks import Disks, Writing
+from tests.unit.storage.brokers import LAZY, Cluster
 from tests.unit.storage.messages import read_messages, write
 
 ORDERS, PAYMENTS = TopicKey("default", "orders", 7), TopicKey("default", "payments", 8)
@@ -115,12 +119,54 @@ async def test_the_tail_becomes_segments_and_the_topic_ends_there(story: Story) 
 async def test_only_what_is_not_in_segments_is_taken(story: Story) -> None:
     await story.claim()
     segment = await write(story.objects, 0, 10)
-    await Catalog(story.metadata, ORDERS).register(segment, epoch=1, producers=())
+    await Catalog(story.metadata, ORDERS).register(segment, epoch=1, producers=(), origins=())
     story.append(frame(ORDERS, 0, 6), frame(ORDERS, 6, 10), frame(ORDERS, 10, 15, said="x"))
     await story.close_journal()
     done = await story.run()
     assert done.messages == 5
     assert await story.payloads() == numbers(0, 10) + numbers(10, 15, "x")
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 16 << 20], ids=["a segment for each frame", "one segment"])
+async def test_a_topic_that_others_are_copied_into_is_left_as_its_owner_would_have_left_it(
+    story: Story, tmp_path: Path, segment_bytes: int
+) -> None:
+    """Which stretches of other clusters it has, and which of their messages came by which way: told wrongly,
+    something is copied twice, or never. A part is in a segment, the rest in the journal; one message comes
+    late, after higher ones that came another way."""
+    eu = Origins("eu").publish(40, skip=(12, 13))
+    asia = Origins("asia").relay(eu, 5, 25, skip=(15,)).publish(5)
+    cluster = Cluster(tmp_path / "cluster")
+    async with cluster.broker(options=LAZY) as broker:
+        log = await broker.open_topic(ORDERS, epoch=1)
+        catalog = Catalog(cluster.metadata, ORDERS)
+        direct = await chain_into(log, eu.source, cluster.metadata)
+        await (await direct.begin(eu.stretch(0, 10, begin=True)))
+        await log._parts.uploader.flush(log._backlog, log.next_offset)
+        before = await catalog.load()
+        indirect = await chain_into(log, asia.source, cluster.metadata)
+        await (await indirect.begin(asia.stretch(0, 12, begin=True)))
+        await log.append(RecordBatch.encode([b"ours"], publish_time=1, producer_id=3, base_sequence=0))
+        await (await direct.begin(eu.stretch(10, 30)))
+        await (await indirect.begin(asia.stretch(12, len(asia.held))))
+        await (await direct.begin(eu.stretch(30, 40)))
+        assert before is not None
+        frames = await broker.journal.read(ORDERS.topic_id, before.end, 1 << 30)
+        wanted = await log.seal()
+    assert len(frames) == 5
+    held = msgspec.structs.replace(before, storage_id=story.origin)
+    await story.metadata.put(state_key(ORDERS), msgspec.json.encode(held))
+    story.append(*frames)
+    await story.close_journal()
+    await story.run(segment_bytes=segment_bytes)
+    found = await story.state()
+    assert (found.sealed, found.end, set(found.producers)) == (True, wanted.end, set(wanted.producers))
+    assert marks(found) == marks(wanted)
+    assert any(mark.late for mark in found.origins)
+
+
+def marks(state: TopicState) -> dict[tuple[str, str], OriginMark]:
+    return {(mark.cluster, mark.topic): mark for mark in state.origins}
 
 
 async def test_many_topics_in_one_journal_within_little_memory(story: Story) -> None:
@@ -281,7 +327,7 @@ async def test_whoever_is_second_finds_what_the_first_has_registered(story: Stor
         nonlocal reads
         reads += 1
         if reads == 2:
-            await catalog.register(segment, epoch=1, producers=())
+            await catalog.register(segment, epoch=1, producers=(), origins=())
 
     story.disks.before = register
     done = await story.run()

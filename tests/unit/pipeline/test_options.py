@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.pipeline import options as options_module
-from sava.pipeline.options import Instant, OptionError, SinkOptions, SourceOptions, TopicChoice
+from sava.pipeline.options import NAMES, Instant, OptionError, SinkOptions, SourceOptions, TopicChoice
 from sava.pipeline.positions import Part
 
 ORDERS = {"topic": "/default/orders"}
@@ -38,7 +37,7 @@ def test_the_service_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_every_option_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[3] / "docs" / "pipeline.md").read_text()
-    assert [name for name in options_module._NAMES if f"\n| `{name}` |" not in guide] == []
+    assert [name for name in NAMES if f"\n| `{name}` |" not in guide] == []
 
 
 def test_names_and_words_in_any_case() -> None:

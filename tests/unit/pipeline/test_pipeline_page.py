@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sava.pipeline.options import _NAMES, DEFAULT_SERVICE, SinkOptions, SourceOptions
+from sava.pipeline.options import DEFAULT_SERVICE, NAMES, SinkOptions, SourceOptions
 from sava.pipeline.source.columns import COLUMNS
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipeline.md"
@@ -34,7 +34,7 @@ def test_the_page_lists_every_option_with_its_default() -> None:
         "compression": sink.compression,
     }
     described = {name.strip("`"): default for name, default, *_ in rows("Options")}
-    assert described.keys() == set(_NAMES)
+    assert described.keys() == set(NAMES)
     told = {name: default for name, default in described.items() if default.startswith("`")}
     assert {name: default.removesuffix(" (batch)").strip("`") for name, default in told.items()} == {
         name: str(default).removesuffix("` (batch)") for name, default in defaults.items()

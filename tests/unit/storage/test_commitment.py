@@ -66,6 +66,14 @@ class Answers:
         return future
 
 
+def fill_disk(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise DiskFull("full")
+
+    for name in ("write", "write_durably"):
+        monkeypatch.setattr(journal._log._file, name, refuse)
+
+
 def log_files(path: Path) -> int:
     return len(list(path.glob("log-*")))
 
@@ -115,21 +123,13 @@ async def test_a_refused_frame_is_told_behind_the_ones_before_it_and_the_door_op
         journal = answers.journal
         first = answers.append(0)
         end = await journal.drained()
-        full = True
-        real = journal._log._file.write
-
-        def write(offset: int, buffers: list[bytes]) -> int:
-            if full:
-                raise DiskFull("full")
-            return real(offset, buffers)
-
-        monkeypatch.setattr(journal._log._file, "write", write)
+        fill_disk(journal, monkeypatch)
         second = answers.append(1)
         await journal.drained()
         assert answers.told == []
         with pytest.raises(DiskFull):
             answers.append(1)
-        full = False
+        monkeypatch.undo()
         with pytest.raises(DiskFull):
             answers.append(1)  # nobody was told of the refusal yet
         journal.committed(end)
@@ -243,11 +243,7 @@ async def test_a_frame_that_found_the_disk_full_does_not_shut_the_door_for_the_n
         journal = answers.journal
         durable = answers.append(0)
         await journal.drained()
-
-        def write(offset: int, buffers: list[bytes]) -> int:
-            raise DiskFull("full")
-
-        monkeypatch.setattr(journal._log._file, "write", write)
+        fill_disk(journal, monkeypatch)
         refused = answers.append(1)
         await journal.drained()
         monkeypatch.undo()

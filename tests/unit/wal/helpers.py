@@ -32,8 +32,8 @@ def recovered_payloads(disk: Disk, *, options: LogOptions = SMALL_FILES) -> list
     return seen
 
 
-def append(log: Log, *payloads: bytes) -> list[int]:
-    return log.append_many([(1, [payload]) for payload in payloads])
+def append(log: Log, *payloads: bytes, is_synced_next: bool = False) -> list[int]:
+    return log.append_many([(1, [payload]) for payload in payloads], is_synced_next=is_synced_next)
 
 
 @dataclass
@@ -50,10 +50,11 @@ class Ledger:
     incarnation: int = 0
     storage_id: str | None = None
 
-    def append(self, log: Log, *payloads: bytes) -> None:
+    def append(self, log: Log, *payloads: bytes, is_synced_next: bool = False) -> None:
         first = len(self.appended)
         self.appended += payloads
-        self.positions |= dict(enumerate(append(log, *payloads), first))
+        positions = append(log, *payloads, is_synced_next=is_synced_next)
+        self.positions |= dict(enumerate(positions, first))
 
     def sync(self, log: Log) -> None:
         log.sync()

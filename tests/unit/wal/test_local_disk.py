@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,34 @@ def test_other_errors_are_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             patch.setattr(os, name, failing(errno.EIO))
             with pytest.raises(DiskFailed):
                 call()
+    file.close()
+
+
+def test_writing_durably_goes_on_in_two_calls_where_one_will_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = LocalDisk(tmp_path).open("f", create=True)
+    file.write(0, [bytes(20)])
+    file.write_durably(0, b"one call")
+    write, sync, syncs = os.pwritev, os.fdatasync, []
+    monkeypatch.setattr("sava.wal.local_disk._fdatasync", lambda fd: syncs.append(sync(fd)))
+
+    def refusing(number: int, fd: int, buffers: list[bytes], offset: int, *flags: int) -> int:
+        if flags and number:
+            raise OSError(number, os.strerror(number))
+        return write(fd, [buffers[0][:3]] if flags else buffers, offset)
+
+    for number in (errno.EOPNOTSUPP, errno.ENOSPC, 0):
+        monkeypatch.setattr(os, "pwritev", partial(refusing, number))
+        file.write_durably(8, b", or two")
+        assert file.read(0, 100) == b"one call, or two" + bytes(4)
+    assert len(syncs) == 3
+    monkeypatch.setattr(os, "pwritev", failing(errno.ENOSPC))
+    with pytest.raises(DiskFull):
+        file.write_durably(0, b"x")
+    monkeypatch.setattr(os, "pwritev", failing(errno.EIO))
+    with pytest.raises(DiskFailed):
+        file.write_durably(0, b"x")
     file.close()
 
 

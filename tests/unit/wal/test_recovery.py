@@ -149,11 +149,13 @@ def _live_and_die(rng: Random) -> None:
             log = ledger.open(disk, options)
             while True:
                 count = rng.randrange(1, 4)
+                step = rng.random()
                 ledger.append(
-                    log, *(b"%d." % n + bytes(rng.choice([0, 9, 700])) for n in range(number, number + count))
+                    log,
+                    *(b"%d." % n + bytes(rng.choice([0, 9, 700])) for n in range(number, number + count)),
+                    is_synced_next=step < 0.4,
                 )
                 number += count
-                step = rng.random()
                 if step < 0.5:
                     ledger.sync(log)
                 elif step < 0.6:

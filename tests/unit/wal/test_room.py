@@ -11,7 +11,7 @@ import pytest
 
 from sava.wal import DiskFull, LocalDisk, LogOptions
 from sava.wal.format import file_name
-from tests.sim.disk import SimDisk
+from tests.sim.disk import CrashPolicy, SimDisk
 from tests.unit.wal.helpers import append, open_log, recovered_payloads
 
 ROOM = LogOptions(room_bytes=10_000)
@@ -88,6 +88,55 @@ def test_without_space_for_room_it_goes_on_without_room() -> None:
     disk.set_capacity(disk.used + 500)
     append(log, b"small")
     assert size_of(disk) == log.end
+
+
+def test_what_fits_into_the_room_is_durable_in_one_call() -> None:
+    disk = SimDisk(Random(1))
+    log = open_log(disk, options=ROOM)
+    append(log, b"a")
+    log.sync()
+    operations: list[str] = []
+    disk.on_operation(operations.append)
+    append(log, b"b", b"c", is_synced_next=True)
+    assert log.durable_end == log.sync() == log.end
+    assert operations == ["write", "sync"], "the simulated disk has no call for both, and nobody else syncs"
+    assert recovered_payloads(disk.crash(CrashPolicy.LOSE)) == [b"a", b"b", b"c"]
+
+
+def test_a_copy_is_on_its_way_while_the_disk_syncs() -> None:
+    """One call that writes and syncs would hand the group out after the sync: whoever waits for this disk and
+    for another would wait for the sum of both."""
+    disk = SimDisk(Random(1))
+    log = open_log(disk, options=ROOM)
+    append(log, b"a")
+    log.sync()
+    events: list[str] = []
+    disk.on_operation(events.append)
+    log.tap = lambda position, records: events.append("tap")
+    append(log, b"b", is_synced_next=True)
+    log.sync()
+    assert events == ["write", "tap", "sync"]
+
+
+@pytest.mark.parametrize("before", ["a mark", "a record"])
+def test_behind_what_is_not_synced_nothing_is_durable_by_itself(before: str) -> None:
+    """A call that syncs no more than it writes would leave a hole before it: after a power cut the log would
+    end there, and what it wrote be lost although it was acknowledged."""
+    disk = SimDisk(Random(1))
+    log = open_log(disk, options=ROOM)
+    append(log, b"a")
+    log.sync()
+    if before == "a mark":
+        log.mark()
+    else:
+        append(log, b"b")
+    durable = log.durable_end
+    assert durable < log.end
+    append(log, b"c", is_synced_next=True)
+    assert log.durable_end == durable
+    log.sync()
+    kept = recovered_payloads(disk.crash(CrashPolicy.LOSE))
+    assert kept == ([b"a", b"c"] if before == "a mark" else [b"a", b"b", b"c"])
 
 
 def test_a_write_that_finds_the_disk_full_half_way_through_the_room_leaves_nothing(

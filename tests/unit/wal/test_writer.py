@@ -330,3 +330,32 @@ def test_an_owner_that_is_gone_does_not_keep_the_log_from_closing(sim: SimDisk) 
     writer.append(one(b"x"), lambda outcome: pytest.fail("cannot be reached"))
     writer.close()
     assert recovered_payloads(sim) == [b"x"]
+
+
+def test_each_group_is_told_of_when_it_is_durable() -> None:
+    """Time and bytes, once for all that share a sync, and not for work on the log's files."""
+    disk, outcomes = SimDisk(Random(1)), Outcomes()
+    told: SimpleQueue[tuple[float, int]] = SimpleQueue()
+    writer = Writer(
+        open_log(disk),
+        deliver=lambda complete: complete(),
+        idle_mark_s=NEVER,
+        observe=lambda seconds, size: told.put((seconds, size)),
+    )
+    gate = Gate(disk, "sync")
+    try:
+        writer.append([(1, [b"first"])], outcomes.of("first"))
+        gate.reached.wait(10)
+        writer.append([(1, [b"ab"]), (1, [b"cd"])], outcomes.of("second"))
+        writer.append([(1, [b"ef"])], outcomes.of("third"))
+        assert told.empty()
+        gate.open()
+        assert [outcomes.next() for _ in range(3)] == [("first", None), ("second", None), ("third", None)]
+        writer.run(lambda log: None, outcomes.of("work"))
+        assert outcomes.next() == ("work", None)
+    finally:
+        gate.open()
+        writer.close()
+    groups = [told.get_nowait() for _ in range(told.qsize())]
+    assert [size for _, size in groups] == [5 + FRAME_BYTES, 6 + 3 * FRAME_BYTES]
+    assert all(seconds >= 0 for seconds, _ in groups)

@@ -36,6 +36,8 @@ from sava.broker.specs import FailurePolicy, Poison, SubscriptionSpec
 
 MAX_FRAGMENTS: Final = 10_000
 """Ranges of unacked messages beyond which nothing new is sent: the cursor's record grows with them."""
+MAX_SETTLED: Final = 4 * MAX_FRAGMENTS
+"""The same of acks that come from elsewhere, where other messages lie between."""
 ACK_TIMEOUT_REASON: Final = "no ack in time"
 
 
@@ -319,6 +321,19 @@ class Dispatch(ABC):
         """What is below is done, sent or not, and wherever it was sought to: how many messages that were not
         acked."""
         count = self._pass(offset)
+        self.counters.acked += count
+        return count
+
+    def settle(self, ranges: Iterable[Range]) -> int:
+        """These were done elsewhere, sent here or not, and wherever it was sought to: how many messages that
+        were not acked. Beyond ``MAX_SETTLED`` pieces they are not remembered, and delivered again."""
+        count = 0
+        for start, end in ranges:
+            for first, last in self.cursor.unacked(start, end):
+                self._resolve(first, last)
+                if first == self.cursor.next_offset or self.cursor.fragments < MAX_SETTLED:
+                    self.cursor.ack(first, last)
+                    count += last - first
         self.counters.acked += count
         return count
 

@@ -274,6 +274,13 @@ class KeySharedDispatch(Dispatch):
             self._settle(key)
         return count
 
+    def settle(self, ranges: Iterable[Range]) -> int:
+        self._forget_ahead()
+        count = super().settle(ranges)
+        for key in list(self._keys.values()):
+            self._settle(key)
+        return count
+
     def _returned(self, start: int, end: int, *, has_failed: bool) -> None:
         for offset in range(start, end):
             key = self._key_of[offset]

@@ -18,6 +18,14 @@ class DataLost(CallerError):
         self.part, self.start, self.end = part, start, end
 
 
+class TopicReplaced(CallerError):
+    """The topic was deleted and created again since its messages were planned."""
+
+    def __init__(self, name: str, wanted: int, found: int) -> None:
+        super().__init__(f"{name} is another topic by now: its id is {found}, and was {wanted}")
+        self.name, self.wanted, self.found = name, wanted, found
+
+
 class SourceRefused(CallerError):
     """A query that cannot begin."""
 

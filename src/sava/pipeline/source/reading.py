@@ -17,7 +17,7 @@ import pyarrow as pa
 from sava.pipeline.link import Access, Link, OffsetGone
 from sava.pipeline.positions import Part
 from sava.pipeline.source.columns import VALUE, Choice
-from sava.pipeline.source.errors import DELETED, DataLost
+from sava.pipeline.source.errors import DELETED, DataLost, TopicReplaced
 from sava.pipeline.source.filters import Bounds, in_time
 from sava.pipeline.source.planning import Piece, Share
 from sava.pipeline.source.segments import Rows, open_source, read_segment
@@ -64,42 +64,18 @@ class ShareReader:
             yield from batches if self._times is None else in_time(batches, self._times)
 
     def _rows(self, share: Share, piece: Piece) -> Iterator[Rows]:
-        at = piece.start
-        if piece.segment is not None:
+        while piece.start < piece.end:
             try:
-                source = open_source(share.store_url, piece.segment)
-                for rows in read_segment(
-                    source, piece.segment, at, piece.end, self._choice.stored, self._times
-                ):
+                for rows in rows_of(self._access, share.store_url, piece, self._choice.stored, self._times):
                     yield rows
-                    at = rows.end
+                    piece = piece._replace(start=rows.end)
                 return
-            except ObjectMissing:
-                log.info(
-                    "source: %s is gone; offsets %s to %s come from the owner",
-                    piece.segment.key,
-                    at,
-                    piece.end,
-                )
-        yield from self._tail(piece._replace(start=at))
-
-    def _tail(self, piece: Piece) -> Iterator[Rows]:
-        link, at = Link.of(self._access), piece.start
-        while at < piece.end:
-            try:
-                for rows in _joined(link.read(piece.name, at, piece.end), self._choice.stored):
-                    yield rows
-                    at = rows.end
-                if at < piece.end:
-                    raise DataGap(
-                        f"{piece.name}: the owner has no offset {at}, and {piece.end - 1} was there"
-                    )
             except OffsetGone as gone:
-                lost = min(gone.first, piece.end)
+                start, lost = piece.start, min(gone.first, piece.end)
                 if self._fail_on_data_loss:
-                    raise DataLost(piece.part, at, lost, DELETED) from None
-                log.warning("source: %s: offsets %s to %s are skipped: %s", piece.part, at, lost, DELETED)
-                at = gone.first
+                    raise DataLost(piece.part, start, lost, DELETED) from None
+                log.warning("source: %s: offsets %s to %s are skipped: %s", piece.part, start, lost, DELETED)
+                piece = piece._replace(start=lost, segment=None)
 
     def _batch(self, part: Part, rows: Rows) -> Any:
         count = rows.end - rows.start
@@ -121,6 +97,54 @@ class ShareReader:
             )
         array = rows.columns.get(name)
         return nulls(_SPECS[name], count) if array is None else array
+
+
+def rows_of(
+    access: Access,
+    store_url: str,
+    piece: Piece,
+    columns: Sequence[str],
+    times: Bounds | None = None,
+    *,
+    topic_id: int = 0,
+) -> Iterator[Rows]:
+    """The rows of a piece, in order, wherever they are by now; those of row groups that hold nothing within
+    ``times`` may be left out. ``topic_id``: that the messages must be of, if it is given. Raises OffsetGone
+    when neither the store nor the owner has them any more; TopicReplaced; DataGap."""
+    at = piece.start
+    if piece.segment is not None:
+        _check_topic(piece.name, topic_id, piece.segment.topic_id)
+        try:
+            source = open_source(store_url, piece.segment)
+            for rows in read_segment(source, piece.segment, at, piece.end, columns, times):
+                yield rows
+                at = rows.end
+            return
+        except ObjectMissing:
+            log.info(
+                "source: %s is gone; offsets %s to %s come from the owner", piece.segment.key, at, piece.end
+            )
+    batches = Link.of(access).read(piece.name, at, piece.end)
+    for rows in _joined(_checked(batches, piece.name, at, topic_id), columns):
+        yield rows
+        at = rows.end
+    if at < piece.end:
+        raise DataGap(f"{piece.name}: the owner has no offset {at}, and {piece.end - 1} was there")
+
+
+def _checked(batches: Iterator[RecordBatch], name: str, at: int, topic_id: int) -> Iterator[RecordBatch]:
+    """Joined, batches have only the offset of the first: they must follow one another."""
+    for batch in batches:
+        _check_topic(name, topic_id, batch.header.topic_id)
+        if batch.base_offset != at:
+            raise DataGap(f"{name}: offset {batch.base_offset} follows {at}")
+        at = batch.next_offset
+        yield batch
+
+
+def _check_topic(name: str, wanted: int, found: int) -> None:
+    if wanted not in (0, found):
+        raise TopicReplaced(name, wanted, found)
 
 
 def _joined(batches: Iterator[RecordBatch], columns: Sequence[str]) -> Iterator[Rows]:

@@ -24,7 +24,7 @@ from sava.pipeline.objects import Objects
 from sava.pipeline.source.filters import Bounds
 from sava.storage import segment_file
 from sava.storage.errors import ObjectMissing, ObjectTruncated, SegmentCorrupt
-from sava.storage.segment_file import Footer, RowGroup
+from sava.storage.segment_file import Footer, PartialFile, RowGroup
 from sava.storage.types import Segment
 
 WINDOW_BYTES: Final = 4 << 20
@@ -182,23 +182,13 @@ def _column_ranges(footer: Footer, group: RowGroup, columns: Sequence[str]) -> I
             yield first, first + column.total_compressed_size
 
 
-class _Ranges:
-    """The file object that pyarrow reads, of which only some ranges are here."""
-
-    closed = False
+class _Ranges(PartialFile):
+    """Some ranges."""
 
     def __init__(self, size: int, ranges: Sequence[tuple[int, int]], parts: Sequence[bytes]) -> None:
-        self._size = size
+        super().__init__(size)
         self._starts = [start for start, _ in ranges]
         self._parts = [memoryview(part) for part in parts]
-        self._at = 0
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset if whence == 0 else self._size + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
 
     def read(self, length: int) -> memoryview:
         index = max(bisect_right(self._starts, self._at) - 1, 0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import GenericAlias
 from typing import Annotated, Any, Final, NotRequired, Required, TypedDict
 
 import msgspec
@@ -41,6 +42,8 @@ from sava.schemas.json_schema.shape import (
     required,
 )
 
+_typed_dict: Final[Any] = TypedDict
+"""As a call: these types are made at run time, which type checkers do not follow."""
 _INT64: Final = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _SCALARS: Final[dict[str, DataType]] = {
     "string": StringType(),
@@ -218,9 +221,9 @@ class _Decoding:
             case Scalar(name):
                 found = {"string": str, "number": float, "boolean": bool}[name]
             case Listed(item):
-                found = list[self._annotation(item)]  # type: ignore[misc]  # made at run time
+                found = GenericAlias(list, (self._annotation(item),))
             case Mapped(value):
-                found = dict[str, self._annotation(value)]  # type: ignore[misc]  # made at run time
+                found = GenericAlias(dict, (str, self._annotation(value)))
             case Record():
                 found = self._record(shape)
         return found | None if shape.nullable else found
@@ -237,7 +240,7 @@ class _Decoding:
         members |= {name: Required[Any] for name in needed if name not in members}
         for name in members:
             msgspec.json.encode(name)
-        return TypedDict("Record", members)  # type: ignore[operator]  # made at run time
+        return _typed_dict("Record", members)
 
     def _needed(self, shape: Record) -> frozenset[str]:
         return shape.required if self.complete else frozenset()

@@ -1,0 +1,375 @@
+"""``sava pipelines``: work on topics that runners do with Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sava import logs
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
+from sava.cli.output import Format, as_dict, print_json, print_line, print_table
+from sava.errors import CallerError, RetryableError
+from sava.proto import pipelines_pb2 as pb
+from sava.services.admin_client import AdminClient
+
+app = typer.Typer(help="Create and run pipelines: work on topics, done with Spark.", no_args_is_help=True)
+
+DELETE_TIMEOUT_S = 60.0
+POLL_S = 0.2
+
+Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's name.")]
+
+
+class StillStopping(RetryableError):
+    """A pipeline that was deleted is still at work."""
+
+
+class NoSuchPipeline(CallerError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no pipeline {name}; `sava pipelines list` shows those that there are")
+
+
+@app.command()
+def create(
+    name: Name,
+    from_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="OPTION=VALUE",
+            help='What is read, by options of format("sava"): topic=/default/orders. Repeatable.',
+        ),
+    ] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="OPTION=VALUE",
+            help="Where it goes: topic=/default/copy, or format=parquet with its options. Repeatable.",
+        ),
+    ] = None,
+    function: Annotated[
+        str,
+        typer.Option(
+            "--function", metavar="MODULE:FUNCTION", help="From DataFrame to DataFrame; without it: a copy."
+        ),
+    ] = "",
+    trigger: Annotated[
+        str, typer.Option("--trigger", metavar="TIME", help='Between batches, such as "1 second".')
+    ] = "",
+    output_mode: Annotated[
+        str, typer.Option("--output-mode", metavar="MODE", help="append, update or complete.")
+    ] = "",
+    checkpoint: Annotated[
+        str,
+        typer.Option("--checkpoint", metavar="DIR", help="By default below the runner's --checkpoints."),
+    ] = "",
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Create a pipeline of kind custom. `apply` creates and changes pipelines by files."""
+    # Only here, and below: every other command starts in half the time without what knows the settings.
+    from sava.cli import pipeline_files
+
+    settings: dict[str, Any] = {"from": _pairs(from_, "--from"), "to": _pairs(to, "--to")}
+    given = {"function": function, "trigger": trigger, "outputMode": output_mode, "checkpoint": checkpoint}
+    settings |= {key: value for key, value in given.items() if value}
+    spec = pipeline_files.spec(name, pipeline_files.DEFAULT_KIND, settings)
+    request = pb.ApplyPipelineRequest(spec=spec, create_only=True)
+    created = run(admin, lambda client: client.call(client.pipelines.ApplyPipeline, request))
+    if output is Format.JSON:
+        print_json(_shown(created))
+    else:
+        print_line(f"pipeline {name} created; a runner does it (`sava pipelines run`)")
+
+
+@app.command()
+def apply(
+    file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="YAML ('-': standard input).")],
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Create the pipelines of FILE, and change those that are different. All are checked before any."""
+    from sava.cli import pipeline_files
+
+    specs = pipeline_files.read(file)
+
+    async def work(client: AdminClient) -> list[tuple[str, pb.Pipeline]]:
+        before = {each.spec.name: each for each in await _all(client)}
+        done = []
+        for spec in specs:
+            request = pb.ApplyPipelineRequest(spec=spec)
+            applied = await client.call(client.pipelines.ApplyPipeline, request)
+            known = before.get(spec.name)
+            how = "created" if known is None else "changed"
+            done.append(
+                ("unchanged" if known is not None and known.revision == applied.revision else how, applied)
+            )
+        return done
+
+    done = run(admin, work)
+    if output is Format.JSON:
+        print_json([{"result": how, **_shown(applied)} for how, applied in done])
+        return
+    for how, applied in done:
+        print_line(f"pipeline {applied.spec.name} {how}")
+
+
+@app.command(name="list")
+def list_(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """List pipelines, and how far they are."""
+    found = run(admin, _all)
+    if output is Format.JSON:
+        print_json([_shown(each) for each in found])
+        return
+    print_table(
+        ("NAME", "KIND", "STATE", "RUNNER", "ROWS", "ROWS/S", "LAG", "LAG_S", "RESTARTS"),
+        [_row(each) for each in found],
+    )
+
+
+@app.command()
+def status(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="By default all.")] = None,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Show how far pipelines are, since when, and what went wrong last."""
+    found = _chosen(run(admin, _all), names or [])
+    if output is Format.JSON:
+        print_json([{"name": each.spec.name, **as_dict(each.status)} for each in found])
+        return
+    print_table(
+        ("NAME", "STATE", "SINCE", "REPORTED", "ROWS", "LAG", "LAG_S", "RESTARTS", "LAST_ERROR"),
+        [
+            (
+                *(each.spec.name, each.status.state, _moment(each.status.since_ms)),
+                *(_moment(each.status.reported_ms), each.status.rows, *_lag(each.status)),
+                *(each.status.restarts, each.status.last_error or "-"),
+            )
+            for each in found
+        ],
+    )
+
+
+@app.command()
+def describe(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """Show all of a pipeline: what it is to do, and how far it is."""
+    (found,) = _chosen(run(admin, _all), [name])
+    if output is Format.JSON:
+        print_json(_shown(found))
+        return
+    shown = {"name": found.spec.name, "kind": found.spec.kind, "made_by": found.spec.made_by or "-"}
+    shown |= {"revision": str(found.revision), "paused": "yes" if found.is_paused else "no"}
+    fields = as_dict(found.status)
+    fields |= {"since": _moment(found.status.since_ms), "reported": _moment(found.status.reported_ms)}
+    lag, lag_s = _lag(found.status)
+    fields |= {"lag_messages": lag, "lag_seconds": lag_s}
+    for key in ("since_ms", "reported_ms"):
+        fields.pop(key)
+    for key, value in {**shown, **fields}.items():
+        print_line(f"{key:<14} {value if value != '' else '-'}")
+    print_line("settings")
+    for line in json.dumps(json.loads(found.spec.settings), indent=2, ensure_ascii=False).splitlines():
+        print_line(f"  {line}")
+
+
+@app.command()
+def pause(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """Stop a pipeline after its current batch, until it is resumed."""
+    request = pb.PipelineName(name=name)
+    paused = run(admin, lambda client: client.call(client.pipelines.PausePipeline, request))
+    _done(paused, f"pipeline {name} is paused", output)
+
+
+@app.command()
+def resume(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """Let a paused pipeline go on where it was."""
+    request = pb.PipelineName(name=name)
+    resumed = run(admin, lambda client: client.call(client.pipelines.ResumePipeline, request))
+    _done(resumed, f"pipeline {name} is resumed", output)
+
+
+@app.command()
+def delete(
+    name: Name,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until its runner has stopped it.")] = True,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Delete a pipeline. Its checkpoint stays, and so does what it has written."""
+
+    async def work(client: AdminClient) -> bool:
+        request = pb.PipelineName(name=name)
+        response = await client.call(client.pipelines.DeletePipeline, request)
+        deadline = time.monotonic() + DELETE_TIMEOUT_S
+        is_gone = bool(response.is_gone)
+        while wait and not is_gone:
+            if time.monotonic() >= deadline:
+                raise StillStopping(
+                    f"pipeline {name} is deleted, but its runner has not stopped it yet; it goes when it has"
+                )
+            await asyncio.sleep(POLL_S)
+            is_gone = name not in {each.spec.name for each in await _all(client)}
+        return is_gone
+
+    is_gone = run(admin, work)
+    if output is Format.JSON:
+        print_json({"name": name, "is_gone": is_gone})
+    else:
+        print_line(f"pipeline {name} {'deleted' if is_gone else 'goes when its runner has stopped it'}")
+
+
+@app.command()
+def runners(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """List the runners that are there, and how many pipelines each has."""
+    response: pb.ListRunnersResponse = run(
+        admin, lambda client: client.call(client.pipelines.ListRunners, pb.ListRunnersRequest())
+    )
+    if output is Format.JSON:
+        print_json([as_dict(each) for each in response.runners])
+        return
+    print_table(
+        ("RUNNER", "PIPELINES", "KINDS", "ONLY", "SINCE"),
+        [
+            (
+                *(each.runner, each.claims, ",".join(each.kinds)),
+                *(",".join(each.only) or "-", _moment(each.since_ms)),
+            )
+            for each in response.runners
+        ],
+    )
+
+
+@app.command(name="run")
+def run_(
+    master: Annotated[
+        str, typer.Option("--master", metavar="URL", help="Spark's master; its cores are shared by all.")
+    ] = "local[*]",
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="NAME", help="This pipeline alone. Repeatable.")
+    ] = None,
+    checkpoints: Annotated[
+        Path,
+        typer.Option(
+            "--checkpoints",
+            metavar="DIR",
+            help="Where queries note how far they are. All runners must see the same directory.",
+        ),
+    ] = Path("sava-checkpoints"),
+    python_path: Annotated[
+        list[Path] | None,
+        typer.Option("--python-path", metavar="DIR", help="Where users' functions are. Repeatable."),
+    ] = None,
+    conf: Annotated[
+        list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="Of Spark. Repeatable.")
+    ] = None,
+    claim_ttl: Annotated[
+        float,
+        typer.Option(
+            "--claim-ttl",
+            min=2,
+            max=300,
+            metavar="SECONDS",
+            help="After so long without a sign of this runner, another takes over.",
+        ),
+    ] = 10.0,
+    stuck_after: Annotated[
+        float,
+        typer.Option(
+            "--stuck-after",
+            min=5,
+            metavar="SECONDS",
+            help="A query that has work and does nothing for so long is begun again.",
+        ),
+    ] = 120.0,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Run pipelines until SIGTERM or Ctrl-C: they stop after their current batch then (a second signal: at
+    once). Several runners share the work, and take over from each other."""
+    # Only here: other commands need no Spark.
+    from sava.client.connection import Tls
+    from sava.pipeline.runner import process
+
+    auth = auth_from_environment()
+    tls = Tls(auth.tls.ca_file, auth.tls.cert_file, auth.tls.key_file) if auth.tls is not None else None
+    logs.set_up()
+    options = process.RunnerOptions(
+        admin=admin,
+        master=master,
+        only=tuple(only or ()),
+        checkpoints=checkpoints.absolute(),
+        python_path=tuple(python_path or ()),
+        conf=_pairs(conf, "--conf"),
+        tls=tls,
+        ttl_s=claim_ttl,
+        stuck_s=stuck_after,
+    )
+    sys.exit(process.run(options))
+
+
+async def _all(client: AdminClient) -> list[pb.Pipeline]:
+    response = await client.call(client.pipelines.ListPipelines, pb.ListPipelinesRequest())
+    return list(response.pipelines)
+
+
+def _chosen(found: Sequence[pb.Pipeline], names: Sequence[str]) -> list[pb.Pipeline]:
+    by_name = {each.spec.name: each for each in found}
+    for name in names:
+        if name not in by_name:
+            raise NoSuchPipeline(name)
+    return [by_name[name] for name in names] if names else list(found)
+
+
+def _done(pipeline: pb.Pipeline, text: str, output: Format) -> None:
+    if output is Format.JSON:
+        print_json(_shown(pipeline))
+    else:
+        print_line(text)
+
+
+def _shown(pipeline: pb.Pipeline) -> dict[str, Any]:
+    shown = as_dict(pipeline)
+    shown["spec"]["settings"] = json.loads(pipeline.spec.settings)
+    return shown
+
+
+def _row(each: pb.Pipeline) -> tuple[object, ...]:
+    status = each.status
+    return (
+        *(each.spec.name, each.spec.kind, status.state, status.runner or "-"),
+        *(status.rows, f"{status.rate:.1f}", *_lag(status), status.restarts),
+    )
+
+
+def _lag(status: pb.PipelineStatus) -> tuple[str, str]:
+    """Nothing is shown for what is not known."""
+    return (
+        str(status.lag_messages) if status.lag_messages >= 0 else "-",
+        f"{status.lag_seconds:.1f}" if status.lag_seconds >= 0 else "-",
+    )
+
+
+def _moment(milliseconds: int) -> str:
+    if not milliseconds:
+        return "-"
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    pairs = {}
+    for text in given or ():
+        name, found, value = text.partition("=")
+        if not found or not name:
+            raise typer.BadParameter(f"{option} {text}: written NAME=VALUE")
+        pairs[name] = value
+    return pairs

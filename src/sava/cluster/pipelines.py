@@ -1,0 +1,352 @@
+"""Pipelines: work that runners do on Spark, as records that anybody may change and one runner at a time acts
+upon.
+
+**Who does it.** A runner joins under a lease and claims pipelines under the same lease: when it is not heard
+of any more, all that it had is open to others at once. It knows by its own clock when that can be the
+earliest (a lease lives at least one TTL from the moment at which the last sign of life was *sent*), and has
+stopped everything by then.
+
+**One lease for all claims of a runner.** With one for each, a runner that dies with a dozen pipelines would
+look like a mass expiry to the leader, which holds such back for another TTL (``sava.metadata.lessor``).
+
+**Deleting** what a runner is at work on must not let another begin a successor of the same name meanwhile:
+
+    person   deletes    creates anew                    the record is marked instead, and creating is refused
+    runner   ... at work on the old one ...  stops      the release removes it
+
+The mark is written under the lease of the claim, so that it goes with a runner that never comes back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from sava.broker import specs
+from sava.broker.conditions import absent, unchanged
+from sava.broker.names import InvalidName, check_name
+from sava.cluster.pipeline_errors import (
+    PipelineContended,
+    PipelineExists,
+    PipelineForeign,
+    PipelineInvalid,
+    PipelineStopping,
+    PipelineUnknown,
+    RunnerUnknown,
+)
+from sava.cluster.pipeline_records import (
+    PIPELINES,
+    RUNNERS,
+    Claim,
+    Pipeline,
+    PipelineRecord,
+    Runner,
+    RunnerRecord,
+    Status,
+    claim_key,
+    now_ms,
+    pipeline_key,
+    pipeline_of,
+    pipelines_of,
+    runner_key,
+    runners_of,
+    status_key,
+)
+from sava.metadata.commands import Compare, Delete, Operation, Put
+from sava.metadata.errors import LeaseNotFound
+from sava.metadata.store import MetadataStore
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 8
+MAX_SETTINGS_BYTES: Final = 64 << 10
+MAX_ERROR_CHARACTERS: Final = 2_000
+REWRITE_MS: Final = 10_000
+"""A status that says nothing new is written down again after so long. Idle pipelines, each reporting every
+other second, would otherwise keep the log busy."""
+SHORTEST_TTL_MS: Final = 1_000
+LONGEST_TTL_MS: Final = 300_000
+
+
+class Joined(NamedTuple):
+    lease: int
+    """Another one than before: what the runner had claimed is not its own any more."""
+    ttl_ms: int
+    runners: Sequence[Runner]
+
+
+class Claimed(NamedTuple):
+    is_granted: bool
+    number: int
+    holder: str
+
+
+class Reported(NamedTuple):
+    is_held: bool
+    """False: the claim is not the runner's any more."""
+    is_wanted: bool
+    """False: it is to be stopped and released."""
+    revision: int
+
+
+class Pipelines:
+    """Holds nothing between calls; any broker may be asked."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    # -- for people and policies ---------------------------------------------------------------
+
+    async def list(self) -> list[Pipeline]:
+        return pipelines_of(await self._store.range(PIPELINES))
+
+    def known(self) -> Sequence[Pipeline]:
+        """As this node knows it, at once."""
+        return pipelines_of(self._store.local.range(PIPELINES))
+
+    async def get(self, name: str) -> Pipeline:
+        """Raises PipelineUnknown."""
+        found = await self._read(name)
+        if found is None:
+            raise PipelineUnknown(name)
+        return found
+
+    async def apply(
+        self,
+        name: str,
+        kind: str,
+        settings: Mapping[str, Any],
+        *,
+        made_by: str = "",
+        create_only: bool = False,
+    ) -> Pipeline:
+        """Create it, or change it if it is different; whether it is paused stays as it is. Raises
+        PipelineExists, PipelineForeign, PipelineInvalid, PipelineStopping."""
+        check_name(name, "pipeline")
+        _check(kind, settings)
+
+        async def change(found: Pipeline | None) -> bool:
+            wanted = PipelineRecord(kind=kind, settings=dict(settings), made_by=made_by)
+            if found is not None:
+                _require_changeable(found, made_by)
+                if create_only:
+                    raise PipelineExists(name)
+                wanted = msgspec.structs.replace(wanted, is_paused=found.record.is_paused)
+                if wanted == found.record:
+                    return True
+            if not await self._write(found, (Put(pipeline_key(name), specs.encode(wanted)),), name):
+                return False
+            log.info("pipelines: %s name=%s kind=%s", "changed" if found else "created", name, kind)
+            return True
+
+        return await self._change(name, change)
+
+    async def pause(self, name: str, *, is_paused: bool) -> Pipeline:
+        """Pause or resume it. Raises PipelineUnknown, PipelineStopping."""
+
+        async def change(found: Pipeline | None) -> bool:
+            if found is None:
+                raise PipelineUnknown(name)
+            if found.record.is_deleting:
+                raise PipelineStopping(name, _holder(found))
+            if found.record.is_paused == is_paused:
+                return True
+            record = msgspec.structs.replace(found.record, is_paused=is_paused)
+            return await self._write(found, (Put(pipeline_key(name), specs.encode(record)),), name)
+
+        return await self._change(name, change)
+
+    async def delete(self, name: str, *, made_by: str = "") -> bool:
+        """Whether it is gone; if not, it will be when its runner has stopped it. Raises PipelineUnknown,
+        PipelineForeign."""
+        for _ in range(ATTEMPTS):
+            found = await self.get(name)
+            if found.record.is_deleting:
+                return False
+            if found.record.made_by != made_by:
+                raise PipelineForeign(name, found.record.made_by)
+            operations: tuple[Operation, ...] = _removal(name)
+            if found.claim is not None:
+                record = msgspec.structs.replace(found.record, is_deleting=True)
+                lease = found.claim.lease
+                operations = (Put(pipeline_key(name), specs.encode(record), lease), Delete(status_key(name)))
+            try:
+                if await self._write(found, operations, name, with_claim=True):
+                    log.info("pipelines: deleted name=%s", name)
+                    return found.claim is None
+            except LeaseNotFound:
+                continue  # and with the lease went the claim
+        raise PipelineContended(name)
+
+    # -- for runners ---------------------------------------------------------------------------
+
+    async def join(self, runner: str, record: RunnerRecord, *, ttl_ms: int) -> Joined:
+        """A sign of life, the first or the next one."""
+        check_name(runner, "runner")
+        if not SHORTEST_TTL_MS <= ttl_ms <= LONGEST_TTL_MS:
+            raise PipelineInvalid(
+                f"runner {runner}: claims last from {SHORTEST_TTL_MS} to {LONGEST_TTL_MS} ms, not {ttl_ms}"
+            )
+        lease, ttl_ms = await self._renew(runner, record, ttl_ms)
+        found = await self._store.range(RUNNERS)
+        return Joined(lease, ttl_ms, runners_of(found, self.known()))
+
+    async def _renew(self, runner: str, record: RunnerRecord, ttl_ms: int) -> tuple[int, int]:
+        key = runner_key(runner)
+        for _ in range(ATTEMPTS):
+            kv = await self._store.get(key)
+            if kv is not None:
+                try:
+                    return kv.lease, await self._store.keep_alive(kv.lease)
+                except LeaseNotFound:
+                    continue
+            lease = await self._store.grant_lease(ttl_ms)
+            put = Put(key, specs.encode(msgspec.structs.replace(record, since_ms=now_ms())), lease)
+            if (await self._store.txn((absent(key),), (put,))).succeeded:
+                log.info("pipelines: a runner has joined runner=%s lease=%d", runner, lease)
+                return lease, ttl_ms
+        raise PipelineContended(f"of runner {runner}")
+
+    async def leave(self, runner: str) -> None:
+        """All its claims are open at once."""
+        kv = await self._store.get(runner_key(check_name(runner, "runner")))
+        if kv is None:
+            return
+        try:
+            await self._store.revoke_lease(kv.lease)
+        except LeaseNotFound:
+            return
+        log.info("pipelines: a runner has left runner=%s", runner)
+
+    async def runners(self) -> Sequence[Runner]:
+        found = await self._store.range(RUNNERS)
+        return runners_of(found, self.known())
+
+    async def claim(self, name: str, runner: str) -> Claimed:
+        """Granted too when it is this runner's already. Raises RunnerUnknown, PipelineUnknown."""
+        for _ in range(ATTEMPTS):
+            found = await self.get(name)
+            if found.claim is not None:
+                return Claimed(found.claim.runner == runner, found.claim.number, found.claim.runner)
+            if found.record.is_paused or found.record.is_deleting:
+                return Claimed(False, 0, "")
+            owner = await self._store.get(runner_key(runner))
+            if owner is None:
+                raise RunnerUnknown(runner)
+            conditions = (
+                unchanged(pipeline_key(name), found.revision),
+                unchanged(owner.key, owner.mod_revision),
+                absent(claim_key(name)),
+            )
+            put = Put(claim_key(name), specs.encode(Claim(runner=runner)), owner.lease)
+            try:
+                result = await self._store.txn(conditions, (put,))
+            except LeaseNotFound:
+                raise RunnerUnknown(runner) from None
+            if result.succeeded:
+                log.info("pipelines: claimed name=%s runner=%s claim=%d", name, runner, result.revision)
+                return Claimed(True, result.revision, runner)
+        raise PipelineContended(name)
+
+    async def report(self, name: str, runner: str, claim: int, status: Status) -> Reported:
+        found = await self._read(name)
+        if found is None or not _is_held(found, runner, claim):
+            return Reported(False, False, 0)
+        is_wanted = not found.record.is_paused and not found.record.is_deleting
+        told = _stamped(status, runner, claim)
+        if not found.record.is_deleting and _is_news(found.reported, told):
+            conditions = (unchanged(claim_key(name), claim),)
+            if not (
+                await self._store.txn(conditions, (Put(status_key(name), specs.encode(told)),))
+            ).succeeded:
+                return Reported(False, False, 0)
+        return Reported(True, is_wanted, found.revision)
+
+    async def release(self, name: str, runner: str, claim: int, status: Status) -> None:
+        """Nothing of it runs any more. Repeating it is harmless."""
+        for _ in range(ATTEMPTS):
+            found = await self._read(name)
+            if found is None or not _is_held(found, runner, claim):
+                return
+            operations: tuple[Operation, ...] = _removal(name)
+            if not found.record.is_deleting:
+                told = specs.encode(_stamped(status, runner, claim))
+                operations = (Delete(claim_key(name)), Put(status_key(name), told))
+            if await self._write(found, operations, name, with_claim=True):
+                log.info("pipelines: released name=%s runner=%s claim=%d", name, runner, claim)
+                return
+        raise PipelineContended(name)
+
+    # -- records -------------------------------------------------------------------------------
+
+    async def _read(self, name: str) -> Pipeline | None:
+        try:
+            check_name(name, "pipeline")
+        except InvalidName:
+            return None  # no such name was ever accepted
+        await self._store.get(pipeline_key(name))  # from here on this node knows at least as much
+        return pipeline_of(self._store.local, name)
+
+    async def _change(self, name: str, change: Callable[[Pipeline | None], Awaitable[bool]]) -> Pipeline:
+        for _ in range(ATTEMPTS):
+            if await change(await self._read(name)):
+                return await self.get(name)
+        raise PipelineContended(name)
+
+    async def _write(
+        self,
+        found: Pipeline | None,
+        operations: tuple[Operation, ...],
+        name: str,
+        *,
+        with_claim: bool = False,
+    ) -> bool:
+        """If the record, and with it the claim if that matters, is still what was found."""
+        conditions: tuple[Compare, ...] = (
+            unchanged(pipeline_key(name), found.revision if found is not None else 0),
+        )
+        if with_claim:
+            claim = found.claim if found is not None else None
+            conditions += (unchanged(claim_key(name), claim.number if claim is not None else 0),)
+        return (await self._store.txn(conditions, operations)).succeeded
+
+
+def _check(kind: str, settings: Mapping[str, Any]) -> None:
+    check_name(kind, "pipeline kind")
+    size = len(msgspec.json.encode(settings))
+    if size > MAX_SETTINGS_BYTES:
+        raise PipelineInvalid(f"settings of {size} bytes; {MAX_SETTINGS_BYTES} are possible")
+
+
+def _require_changeable(found: Pipeline, made_by: str) -> None:
+    if found.record.is_deleting:
+        raise PipelineStopping(found.name, _holder(found))
+    if found.record.made_by != made_by:
+        raise PipelineForeign(found.name, found.record.made_by)
+
+
+def _removal(name: str) -> tuple[Operation, ...]:
+    return Delete(pipeline_key(name)), Delete(status_key(name)), Delete(claim_key(name))
+
+
+def _is_held(found: Pipeline, runner: str, claim: int) -> bool:
+    return found.claim is not None and (found.claim.runner, found.claim.number) == (runner, claim)
+
+
+def _holder(found: Pipeline) -> str:
+    return found.claim.runner if found.claim is not None else "nobody"
+
+
+def _stamped(status: Status, runner: str, claim: int) -> Status:
+    error = status.last_error
+    if len(error) > MAX_ERROR_CHARACTERS:
+        error = f"{error[: MAX_ERROR_CHARACTERS - 1]}…"
+    return msgspec.structs.replace(status, runner=runner, claim=claim, last_error=error, reported_ms=now_ms())
+
+
+def _is_news(before: Status, now: Status) -> bool:
+    is_same = msgspec.structs.replace(now, reported_ms=before.reported_ms) == before
+    return not is_same or abs(now.reported_ms - before.reported_ms) >= REWRITE_MS

@@ -1,0 +1,277 @@
+"""Judgements about brokers: whether they are reached where they say, agree on who leads, have the time, room
+and version that they should."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import sava
+from sava.doctor.findings import Finding, error, note, warning
+from sava.doctor.observation import BrokerSeen, Observation
+from sava.doctor.reach import days_left
+
+CLOCK_S: Final = 0.5
+"""Publish times are compared, and searched by, across brokers; leases bear more than this."""
+CATCHING_UP: Final = 1000
+"""Entries that a broker may lag behind."""
+EXPIRY_DAYS: Final = 30.0
+CRITICAL: Final = 1 / 3
+"""Of the room that should be free: below it there is no time left."""
+SETTING: Final = (
+    "set broker.advertised_host (SAVA__BROKER__ADVERTISED_HOST) to a name that works from everywhere"
+)
+
+ASK_AGAIN: Final = (
+    "ask again in a few seconds; if it stays so, some of them cannot reach each other on the Raft port"
+)
+
+
+def check_reachability(seen: Observation) -> Iterator[Finding]:
+    for broker in seen.brokers:
+        if not broker.is_registered:
+            yield error(
+                "reachability",
+                broker.name,
+                f"is a member of the cluster or owns topics ({broker.listed.topics}), and is not there",
+                "start it again; if it is gone for ever, `sava cluster remove-node --node-id "
+                f"{broker.listed.broker_id}`, after its topics have gone to others",
+            )
+            continue
+        lost = [contact for contact in broker.contacts if contact.error]
+        if len(lost) == len(broker.contacts) > 0:
+            told = ", ".join(f"{contact.use} {contact.address}" for contact in lost)
+            yield error(
+                "reachability",
+                broker.name,
+                f"is registered, and from here nobody is reached at any of its addresses ({told}): "
+                f"{lost[0].error}",
+                f"it runs, for it answers at {seen.admin}: {SETTING}"
+                if seen.asked is not None and seen.asked.self_node_id == broker.listed.broker_id
+                else f"see whether it runs: it may have died a moment ago; if it does, {SETTING}",
+            )
+            continue
+        for contact in lost:
+            yield error(
+                "reachability",
+                broker.name,
+                f"advertises {contact.address} as its {contact.use} address, and from here nobody is reached "
+                f"there: {contact.error}",
+                f"let the network pass to this port, or {SETTING}",
+            )
+        answered = broker.status or broker.first
+        if answered is not None and answered.self_node_id != broker.listed.broker_id:
+            yield error(
+                "reachability",
+                broker.name,
+                f"advertises {broker.listed.admin_addr}, where broker {answered.self_node_id} answers",
+                f"two brokers advertise one address: {SETTING}, one for each",
+            )
+        elif broker.error and not any(each.use == "admin" and each.error for each in broker.contacts):
+            yield error(
+                "reachability",
+                broker.name,
+                f"takes connections on its admin port and does not answer: {broker.error}",
+                "look into its log; a broker that hangs is restarted without loss",
+            )
+        if broker.examination is not None and not broker.examination.ready:
+            yield error(
+                "readiness",
+                broker.name,
+                f"cannot serve: {broker.examination.ready_reason}",
+                "look into its log; it says what it waits for",
+            )
+
+
+def check_consensus(seen: Observation) -> Iterator[Finding]:
+    if seen.asked is not None and not seen.asked.cluster_id:
+        yield error(
+            "leader",
+            seen.admin,
+            "the broker belongs to no cluster yet",
+            "run `sava cluster init --nodes …` with the Raft addresses of all founding brokers, once",
+        )
+        return
+    statuses = {broker.name: broker.status for broker in seen.brokers if broker.status is not None}
+    if not statuses:
+        return
+    clusters = {status.cluster_id for status in statuses.values()}
+    if len(clusters) > 1:
+        yield error(
+            "leader",
+            "cluster",
+            f"brokers of {len(clusters)} clusters answer: {', '.join(sorted(clusters))}",
+            "brokers of another cluster have taken over addresses of this one; give each its own",
+        )
+        return
+    yield from _leaders(seen)
+    yield from _quorum(seen)
+    top = max(status.commit for status in statuses.values())
+    for name, status in statuses.items():
+        if top - status.last_applied > CATCHING_UP:
+            yield warning(
+                "leader",
+                name,
+                f"has applied {status.last_applied} of {top} entries of the metadata store",
+                "if it does not catch up within minutes, its disk or its network is too slow",
+            )
+
+
+def _leaders(seen: Observation) -> Iterator[Finding]:
+    answered = [(broker, broker.status) for broker in seen.brokers if broker.status is not None]
+    leaders = {status.leader_id for _, status in answered}
+    if leaders == {0}:
+        yield error(
+            "leader",
+            "cluster",
+            "no broker knows a leader: nothing can be changed, and topics do not move",
+            "bring back a majority of the voters; if their disks are lost, docs/operations.md tells how to "
+            "recover",
+        )
+    elif len(leaders) > 1:
+        told = "; ".join(f"{broker.name} says {status.leader_id or 'nobody'}" for broker, status in answered)
+        yield warning(
+            "leader",
+            "cluster",
+            f"brokers do not agree on who leads: {told}",
+            ASK_AGAIN,
+        )
+    rises = [
+        broker.status.current_term - broker.first.current_term
+        for broker in seen.brokers
+        if broker.status is not None and broker.first is not None
+    ]
+    if rises and max(rises) > 0:
+        yield warning(
+            "terms",
+            "cluster",
+            f"the term rose by {max(rises)} within {seen.waited_s:.0f} s: elections go on",
+            "look for a broker that is overloaded, paused, or cut off in one direction; a larger "
+            "meta_store.election_timeout_ms bears slower machines",
+        )
+    terms = {status.current_term for _, status in answered}
+    if len(terms) > 1 and len(leaders) == 1:
+        yield warning(
+            "terms",
+            "cluster",
+            f"brokers are in different terms: {', '.join(map(str, sorted(terms)))}",
+            ASK_AGAIN,
+        )
+
+
+def _quorum(seen: Observation) -> Iterator[Finding]:
+    status = next(broker.status for broker in seen.brokers if broker.status is not None)
+    voters = set(status.voters)
+    there = {broker.listed.broker_id for broker in seen.brokers if broker.status is not None} & voters
+    needed = len(voters) // 2 + 1
+    if len(voters) > 1 and len(there) == needed < len(voters):
+        yield warning(
+            "quorum",
+            "cluster",
+            f"{len(there)} of {len(voters)} voters are there: if one more goes, nothing can be changed",
+            "bring back the voters that are missing",
+        )
+    if len(voters) > 1 and len(voters) % 2 == 0:
+        yield note(
+            "quorum", "cluster", f"{len(voters)} voters bear the loss of no more than {len(voters) - 1} do"
+        )
+    if status.learners:
+        yield note(
+            "quorum",
+            "cluster",
+            f"{len(status.learners)} members are learners and do not vote",
+            "`sava cluster promote-node` when they have caught up",
+        )
+    if status.membership_state == "joint":
+        yield warning(
+            "quorum",
+            "cluster",
+            "a change of the voters is not finished",
+            "it goes on when a majority of the old and of the new voters is there",
+        )
+
+
+def check_clocks(seen: Observation) -> Iterator[Finding]:
+    timed = [broker for broker in seen.brokers if broker.examination is not None]
+    if not timed:
+        return
+    middle = statistics.median(broker.clock_offset_s for broker in timed)
+    for broker in timed:
+        apart = broker.clock_offset_s - middle
+        if abs(apart) > CLOCK_S + broker.clock_error_s:
+            yield warning(
+                "clocks",
+                broker.name,
+                f"its clock is {abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} the others'",
+                "let a time service (NTP, chrony) set the clocks of all brokers",
+            )
+    if abs(middle) > CLOCK_S + max(broker.clock_error_s for broker in timed):
+        yield note(
+            "clocks",
+            "this machine",
+            f"its clock is {abs(middle):.1f} s {'behind' if middle > 0 else 'ahead of'} the brokers'",
+            "times given to and taken from the cluster differ by that",
+        )
+
+
+def check_versions(seen: Observation) -> Iterator[Finding]:
+    versions = Counter(broker.listed.version for broker in seen.brokers if broker.listed.version)
+    if len(versions) > 1:
+        told = ", ".join(f"{version} ({count})" for version, count in sorted(versions.items()))
+        yield warning(
+            "versions",
+            "cluster",
+            f"brokers have different versions: {told}",
+            "finish the upgrade, or take it back",
+        )
+    elif versions and sava.__version__ not in versions:
+        yield note("versions", "this machine", f"has {sava.__version__}, the brokers {next(iter(versions))}")
+
+
+def check_disks(seen: Observation, *, min_free: float) -> Iterator[Finding]:
+    """``min_free``: the part that should be free, 0 to 1."""
+    for broker in seen.brokers:
+        for disk in broker.examination.disks if broker.examination is not None else ():
+            if disk.error:
+                yield error(
+                    "disks",
+                    broker.name,
+                    f"{disk.use} directory {disk.path} cannot be looked at: {disk.error}",
+                    "mount it, or correct the path in the configuration",
+                )
+            elif disk.size and disk.free < min_free * disk.size:
+                judge = error if disk.free < CRITICAL * min_free * disk.size else warning
+                yield judge(
+                    "disks",
+                    broker.name,
+                    f"{disk.use} directory {disk.path}: {disk.free / disk.size:.0%} of "
+                    f"{disk.size / 2**30:.1f} GiB is free",
+                    _room_for(broker, disk.use),
+                )
+
+
+def _room_for(broker: BrokerSeen, use: str) -> str:
+    if use == "segments":
+        return "set retention (`sava namespaces set-policy --help`), or give the segments more room"
+    held = broker.examination.journal_held_bytes if broker.examination is not None else 0
+    if use == "journal" and held > 1 << 30:
+        return (
+            f"{held / 2**30:.1f} GiB of the journal are not in segments yet: see that the object store is "
+            "reached, and give the journal more room; a broker stops when its disk is full"
+        )
+    return "give it more room; a broker stops when its disk is full"
+
+
+def check_certificates(seen: Observation) -> Iterator[Finding]:
+    for broker in seen.brokers:
+        ends = [contact.expires for contact in broker.contacts if contact.expires is not None]
+        if ends and (left := days_left(min(ends))) < EXPIRY_DAYS:
+            judge = error if left <= 0 else warning
+            yield judge(
+                "certificates",
+                broker.name,
+                "its certificate has ended" if left <= 0 else f"its certificate ends in {left:.0f} days",
+                "replace the files that auth.tls names, and restart one broker after the other",
+            )

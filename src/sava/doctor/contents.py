@@ -1,0 +1,182 @@
+"""Judgements about what brokers keep: topics that nobody serves, subscriptions that do not get on, the object
+store behind all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sava.doctor.findings import Finding, error, note, warning
+from sava.doctor.observation import MAX_TOPICS, Observation
+from sava.proto import topics_admin_pb2 as pb
+
+MAX_NAMED: Final = 20
+"""Findings of one kind: a hundred topics without an owner have one cause."""
+
+
+def check_store(seen: Observation) -> Iterator[Finding]:
+    probes = [(broker.name, broker.store) for broker in seen.brokers if broker.store is not None]
+    for name, probe in probes:
+        if not probe.reachable:
+            yield error(
+                "object store",
+                name,
+                f"cannot use {probe.url}: {probe.error}",
+                "see that the store runs, that this broker reaches it, and that its credentials are right; "
+                "until then the journal grows, and topics of this broker do not move",
+            )
+        elif not probe.puts_if_absent:
+            yield error(
+                "object store",
+                name,
+                f"{probe.url} lets an object be written twice: put-if-absent does not work",
+                "use a store that honours If-None-Match; two brokers could overwrite each other's segments",
+            )
+    stores = {probe.store_id for _, probe in probes if probe.store_id}
+    if len(stores) > 1:
+        yield warning(
+            "object store",
+            "cluster",
+            f"brokers use {len(stores)} different stores, and topics move only between those that share one",
+            "give all brokers the same storage.url; a file:// directory must be a shared one",
+        )
+
+
+def check_topics(seen: Observation) -> Iterator[Finding]:
+    if seen.topics_error:
+        yield error(
+            "topics",
+            "cluster",
+            f"topics cannot be listed: {seen.topics_error}",
+            "see what is said of the leader",
+        )
+        return
+    found = list(_unserved(seen))
+    yield from found[:MAX_NAMED]
+    if len(found) > MAX_NAMED:
+        yield error(
+            "topics",
+            "cluster",
+            f"{len(found) - MAX_NAMED} further topics are not served",
+            "`sava topics list` shows their state",
+        )
+    if len(seen.topics) > MAX_TOPICS:
+        yield note(
+            "topics",
+            "cluster",
+            f"of {len(seen.topics)} topics the subscriptions of {MAX_TOPICS} were looked at",
+        )
+    for broker in seen.brokers:
+        leftovers = broker.examination.leftover_topic_ids if broker.examination is not None else ()
+        if leftovers:
+            yield note(
+                "orphaned tails",
+                broker.name,
+                f"its journal has messages of {len(leftovers)} topics that it does not serve, such as that "
+                f"with id {leftovers[0]}, and is not trimmed below them",
+                "it lets go of them by itself, or takes the topics up again; if that lasts, look for topics "
+                "that are not served",
+            )
+
+
+def _unserved(seen: Observation) -> Iterator[Finding]:
+    for topic in seen.topics:
+        if topic.partitions:
+            continue
+        first, second = seen.first.get(topic.name), seen.second.get(topic.name)
+        reason = f": {second.reason}" if second is not None and second.reason else ""
+        if topic.state == "orphan":
+            yield error(
+                "orphaned tails",
+                topic.name,
+                f"its owner, broker {topic.broker_id}, is gone and alone knows the topic's end{reason}",
+                f"start broker {topic.broker_id} again with its disk; the topic goes on where it was, and no "
+                "acknowledged message is lost",
+            )
+        elif topic.state == "unassigned":
+            yield error(
+                "topics",
+                topic.name,
+                f"no broker has it{reason}",
+                "activate a broker (`sava brokers activate`), or start one more",
+            )
+        elif topic.state in ("moving", "sealed") and _stays(first, second):
+            yield warning(
+                "topics",
+                topic.name,
+                f"has been {topic.state} for {seen.waited_s:.0f} s at least{reason}",
+                "a move has a deadline and is taken back after it; if it stays so, look into the log of the "
+                "broker that leads",
+            )
+
+
+def _stays(first: pb.TopicDescription | None, second: pb.TopicDescription | None) -> bool:
+    return (
+        first is not None
+        and second is not None
+        and (first.state, first.epoch) == (second.state, second.epoch)
+    )
+
+
+def check_subscriptions(seen: Observation) -> Iterator[Finding]:
+    for name, later in seen.second.items():
+        earlier = seen.first.get(name)
+        known = {each.subscription: each for each in earlier.subscriptions} if earlier is not None else {}
+        for now in later.subscriptions:
+            yield from _lag(name, known.get(now.subscription), now, seen.waited_s)
+
+
+def _lag(
+    topic: str, before: pb.SubscriptionDescription | None, now: pb.SubscriptionDescription, waited_s: float
+) -> Iterator[Finding]:
+    subject = f"{now.subscription} of {topic}"
+    if now.error:
+        yield error(
+            "subscriptions", subject, f"has failed: {now.error}", "look into the log of the topic's broker"
+        )
+    elif now.blocked:
+        yield error(
+            "subscriptions",
+            subject,
+            f"is blocked by a message that failed too often, {now.backlog} messages wait",
+            "mend its consumer, or let such messages go to a dead-letter topic: "
+            f"`sava subscriptions configure {topic} {now.subscription} --poison dead_letter …`",
+        )
+    elif before is None or not before.backlog or now.acked > before.acked or now.backlog < before.backlog:
+        return  # it gets on, or there is nothing to do
+    elif now.consumers:
+        yield warning(
+            "subscriptions",
+            subject,
+            f"{now.backlog} messages wait, {now.unacked} of them with {len(now.consumers)} consumers, and "
+            f"none was acked within {waited_s:.1f} s",
+            "its consumers do not get on, or do not ack; look at them, or restart them",
+        )
+    else:
+        yield note(
+            "subscriptions",
+            subject,
+            f"{now.backlog} messages wait, and it has no consumer",
+            "start a consumer; or delete the subscription, which keeps messages from being deleted",
+        )
+
+
+def check_client_view(seen: Observation) -> Iterator[Finding]:
+    known = {broker.listed.client_addr for broker in seen.brokers if broker.is_registered}
+    for topic, answer in seen.look_ups.items():
+        if isinstance(answer, str):
+            yield error(
+                "client",
+                seen.service,
+                f"a client that looks up {topic} learns nothing: {answer}",
+                "see that this is the client address of a broker of the same cluster, and that it is reached",
+            )
+            continue
+        for part, address in answer:
+            if address and address not in known:
+                yield error(
+                    "client",
+                    part,
+                    f"clients are sent to {address}, which is no broker's client address",
+                    "see that --service and --admin name the same cluster",
+                )

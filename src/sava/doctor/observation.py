@@ -1,0 +1,240 @@
+"""Everything that is looked at. Nothing here judges, and nothing raises because of what it finds: a broker
+that does not answer is the very thing that is looked for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from sava.client import Tls
+from sava.client.connection import Connection
+from sava.config import Auth
+from sava.doctor.reach import Contact, contact, fetch
+from sava.errors import SavaError
+from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, topics_admin_pb2
+from sava.services import security
+from sava.services.admin_client import AdminClient
+
+CALL_S: Final = 5.0
+PROBE_S: Final = 20.0
+"""An object store has its own deadlines, several in a row."""
+PARALLEL: Final = 16
+MAX_TOPICS: Final = 500
+"""That are described one by one; of the others only the state is known."""
+MAX_LOOK_UPS: Final = 20
+ALPN: Final = ("h2",)
+
+T = TypeVar("T")
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+"""Of a page of metrics: labels and value, by name."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BrokerSeen:
+    """One broker, as the others list it and as it answers."""
+
+    listed: brokers_pb2.Broker
+    contacts: list[Contact] = field(default_factory=list)
+    first: admin_pb2.StatusResponse | None = None
+    status: admin_pb2.StatusResponse | None = None
+    """A little later."""
+    examination: doctor_pb2.Examination | None = None
+    error: str = ""
+    """Why it did not answer on its admin port."""
+    clock_offset_s: float = 0.0
+    """How far its clock is ahead of the one here."""
+    clock_error_s: float = 0.0
+    """How much of that may be the time that the answer took."""
+    store: doctor_pb2.StoreProbe | None = None
+    metrics: Samples = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        address = self.listed.client_addr or self.listed.raft_addr
+        return f"broker {self.listed.broker_id}" + (f" ({address})" if address else "")
+
+    @property
+    def is_registered(self) -> bool:
+        return self.listed.status != "unreachable"
+
+
+@dataclass(slots=True, kw_only=True)
+class Observation:
+    admin: str
+    asked_error: str = ""
+    """Why the broker that was asked first did not answer: then there is nothing else."""
+    asked: admin_pb2.StatusResponse | None = None
+    brokers: list[BrokerSeen] = field(default_factory=list)
+    topics: list[topics_admin_pb2.TopicSummary] = field(default_factory=list)
+    topics_error: str = ""
+    first: dict[str, topics_admin_pb2.TopicDescription] = field(default_factory=dict)
+    second: dict[str, topics_admin_pb2.TopicDescription] = field(default_factory=dict)
+    """Topics that were described twice, ``waited_s`` apart."""
+    waited_s: float = 0.0
+    service: str = ""
+    look_ups: dict[str, str | list[tuple[str, str]]] = field(default_factory=dict)
+    """Where a client is sent, by topic: partitions with addresses, or why it learned nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to get in."""
+
+    admin: str
+    auth: Auth
+    service: str = ""
+    """Where clients are told to go; empty: each broker's own address will do."""
+    tls: Tls | None = None
+
+
+class Looking:
+    """One look at a cluster."""
+
+    def __init__(self, access: Access, *, watch_s: float, tell: Callable[[str], None]) -> None:
+        self._access = access
+        self._watch_s = watch_s
+        self._tell = tell
+        self._turns = asyncio.Semaphore(PARALLEL)
+
+    async def look(self) -> Observation:
+        seen = Observation(admin=self._access.admin)
+        async with AdminClient(self._access.admin, self._access.auth) as client:
+            try:
+                seen.asked = await client.status(timeout=CALL_S)
+                request = brokers_pb2.ListBrokersRequest()
+                listed = (await client.call(client.brokers.ListBrokers, request, timeout=CALL_S)).brokers
+            except SavaError as error:
+                seen.asked_error = str(error)
+                return seen
+            if not seen.asked.cluster_id:
+                return seen
+            seen.brokers = [BrokerSeen(listed=broker) for broker in listed]
+            self._tell(f"looking at {len(seen.brokers)} brokers")
+            await asyncio.gather(*(self._visit(broker) for broker in seen.brokers))
+            await self._look_at_topics(client, seen)
+            await asyncio.gather(*(self._visit_again(broker) for broker in seen.brokers))
+        await self._ask_as_client(seen)
+        return seen
+
+    # -- brokers -----------------------------------------------------------------------------
+
+    async def _visit(self, broker: BrokerSeen) -> None:
+        listed = broker.listed
+        context = security.client_context(self._access.auth)
+        if context is not None:
+            context.set_alpn_protocols(ALPN)
+        addresses = {
+            "client": listed.client_addr,
+            "admin": listed.admin_addr,
+            "raft": listed.raft_addr,
+            "http": listed.http_addr,
+        }
+        broker.contacts = await asyncio.gather(
+            *(
+                contact(use, address, None if use == "http" else context)
+                for use, address in addresses.items()
+                if address
+            )
+        )
+        if not listed.admin_addr:
+            return
+        async with AdminClient(listed.admin_addr, self._access.auth) as client:
+            try:
+                broker.first = await client.status(timeout=CALL_S)
+                await self._examine(client, broker)
+            except SavaError as error:
+                broker.error = str(error)
+        with suppress(OSError, TimeoutError, ValueError):  # the contact says why
+            broker.metrics = parsed(await fetch(listed.http_addr, "/metrics"))
+
+    async def _examine(self, client: AdminClient, broker: BrokerSeen) -> None:
+        examine = client.doctor.Examine
+        # The clock alone first: the shorter the call, the better it is known.
+        began = time.time()
+        quick = await client.call(examine, doctor_pb2.ExamineRequest(), timeout=CALL_S)
+        ended = time.time()
+        broker.examination = quick
+        broker.clock_offset_s = quick.clock / 1e6 - (began + ended) / 2
+        broker.clock_error_s = (ended - began) / 2
+        probing = doctor_pb2.ExamineRequest(probe_store=True)
+        broker.store = (await client.call(examine, probing, timeout=PROBE_S)).store
+
+    async def _visit_again(self, broker: BrokerSeen) -> None:
+        if broker.first is None:
+            return
+        async with AdminClient(broker.listed.admin_addr, self._access.auth) as client:
+            try:
+                broker.status = await client.status(timeout=CALL_S)
+            except SavaError as error:
+                broker.error = str(error)
+
+    # -- topics ------------------------------------------------------------------------------
+
+    async def _look_at_topics(self, client: AdminClient, seen: Observation) -> None:
+        seen.first = await self._describe_all(client, await self._list(client, seen))
+        self._tell(f"looking at {len(seen.first)} topics again in {self._watch_s:g} s")
+        began = time.monotonic()
+        await asyncio.sleep(self._watch_s)
+        seen.second = await self._describe_all(client, await self._list(client, seen))
+        seen.waited_s = time.monotonic() - began
+
+    async def _list(self, client: AdminClient, seen: Observation) -> list[str]:
+        try:
+            request = topics_admin_pb2.ListTopicsRequest()
+            seen.topics = list((await client.call(client.topics.ListTopics, request, timeout=CALL_S)).topics)
+        except SavaError as error:
+            seen.topics_error = str(error)
+            return []
+        return [topic.name for topic in seen.topics if not topic.partitions][:MAX_TOPICS]
+
+    async def _describe_all(
+        self, client: AdminClient, names: Sequence[str]
+    ) -> dict[str, topics_admin_pb2.TopicDescription]:
+        async def describe(name: str) -> Any:
+            request = topics_admin_pb2.DescribeTopicRequest(name=name)
+            return await client.call(client.topics.DescribeTopic, request, timeout=CALL_S)
+
+        found = await asyncio.gather(*(self._in_turn(describe, name) for name in names))
+        return {name: answer for name, answer in zip(names, found, strict=True) if answer is not None}
+
+    async def _in_turn(self, ask: Callable[[str], Awaitable[T]], name: str) -> T | None:
+        async with self._turns:
+            try:
+                return await ask(name)
+            except SavaError:
+                return None  # deleted meanwhile, or about to be served elsewhere
+
+    # -- as a client -------------------------------------------------------------------------
+
+    async def _ask_as_client(self, seen: Observation) -> None:
+        own = [broker.listed.client_addr for broker in seen.brokers if broker.listed.client_addr]
+        scheme = "https" if self._access.auth.tls is not None else "http"
+        seen.service = self._access.service or ",".join(f"{scheme}://{address}" for address in own)
+        if not seen.service:
+            return
+        connection = Connection(seen.service, token=None, tls=self._access.tls, timeout=CALL_S)
+        try:
+            for topic in [each.name for each in seen.topics if not each.partition_of][:MAX_LOOK_UPS]:
+                try:
+                    found = await connection.look_up(topic)
+                    seen.look_ups[topic] = [(part.topic, part.address) for part in found.partitions]
+                except SavaError as error:
+                    seen.look_ups[topic] = str(error)
+                    if len(seen.look_ups) == 1:
+                        break  # the first did not come through, so the others would not either
+        finally:
+            await connection.close()
+
+
+def parsed(page: str) -> Samples:
+    found: Samples = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+    return found

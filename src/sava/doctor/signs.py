@@ -1,0 +1,56 @@
+"""Judgements about what brokers say of themselves in metrics. A part of the broker that has a figure which
+must be zero joins by a line here; one that is not there says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sava.doctor.findings import Finding, Level
+from sava.doctor.observation import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    metric: str
+    level: Level
+    text: str
+    """With the labels of the sample, and its value."""
+    remedy: str
+    labels: tuple[str, ...] = ()
+    """That name what it is about; without, it is about the broker."""
+
+
+SIGNS: Final = (
+    Sign(
+        "sava_controller_unplaced_topics",
+        Level.ERROR,
+        "{value:.0f} topics cannot be given to any broker",
+        "activate a broker (`sava brokers activate`), or start one more",
+    ),
+    Sign(
+        "sava_replication_disconnected_count",
+        Level.ERROR,
+        "{value:.0f} partitions are not replicated to {remote_cluster}",
+        "see that somebody runs its pipeline, and that the remote cluster is reached from there",
+        ("topic", "remote_cluster"),
+    ),
+    Sign(
+        "sava_journal_degraded",
+        Level.ERROR,
+        "its journal has fewer mirrors than it should: what is acknowledged now is on fewer disks",
+        "bring back the brokers that are missing",
+    ),
+)
+
+
+def check_signs(seen: Observation) -> Iterator[Finding]:
+    for broker in seen.brokers:
+        for sign in SIGNS:
+            for labels, value in broker.metrics.get(sign.metric, ()):
+                if value:
+                    subject = " to ".join(labels.get(label, "") for label in sign.labels) or broker.name
+                    yield Finding(
+                        sign.level, "metrics", subject, sign.text.format(value=value, **labels), sign.remedy
+                    )

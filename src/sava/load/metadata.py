@@ -1,0 +1,113 @@
+"""Calls to the metadata store: callers that each wait for their answer, or calls at a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from sava.errors import RetryableError
+from sava.load.figures import Meter
+from sava.load.pace import Pace
+from sava.metadata.errors import OutcomeUnknown
+from sava.proto import admin_pb2 as pb
+from sava.services.admin_client import AdminClient
+
+PREFIX: Final = "/bench/"
+MAX_KEYS: Final = 10_000
+"""As many as are deleted at once when the run is over."""
+
+Operation = Literal["put", "get", "local-get", "txn"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    run: int
+    operation: Operation = "put"
+    callers: int = 16
+    keys: int = 1000
+    value_size: int = 128
+    count: int | None = None
+    seconds: float | None = None
+    rate: float | None = None
+
+    @property
+    def prefix(self) -> str:
+        return f"{PREFIX}{self.run:08x}/"
+
+
+class Callers:
+    """Owned by one event loop."""
+
+    def __init__(self, client: AdminClient, load: Calls, meter: Meter) -> None:
+        self._client = client
+        self._load = load
+        self._meter = meter
+        self._left = load.count
+        self._value = random.randbytes(load.value_size)
+
+    async def run(self) -> float:
+        """Returns how long it took. The keys are gone afterwards."""
+        load = self._load
+        if load.operation in ("get", "local-get"):
+            await self._fill()
+        until = float("inf") if load.seconds is None else time.time() + load.seconds
+        pace = Pace(load.rate)
+        began = time.perf_counter()
+        try:
+            await asyncio.gather(*(self._call(pace, until) for _ in range(load.callers)))
+            return time.perf_counter() - began
+        finally:
+            request = pb.DeleteRequest(key=load.prefix, prefix=True)
+            await self._client.call(self._client.meta.Delete, request)
+
+    async def _fill(self) -> None:
+        numbers = iter(range(self._load.keys))
+
+        async def fill() -> None:
+            for number in numbers:
+                await self._put(self._key(number))
+
+        await asyncio.gather(*(fill() for _ in range(self._load.callers)))
+
+    async def _call(self, pace: Pace, until: float) -> None:
+        operation = self._operation()
+        while self._left != 0:
+            if self._left is not None:
+                self._left -= 1
+            due = await pace.due(1, until)
+            if not due:
+                return
+            try:
+                await operation(self._key(random.randrange(self._load.keys)))
+            except (RetryableError, OutcomeUnknown) as error:
+                self._meter.fail(1, error)
+            else:
+                self._meter.add(1, self._load.value_size)
+                self._meter.latency.record((time.time_ns() - due[0]) // 1000)
+
+    def _operation(self) -> Any:
+        return {"put": self._put, "get": self._get, "local-get": self._local_get, "txn": self._txn}[
+            self._load.operation
+        ]
+
+    def _key(self, number: int) -> str:
+        return f"{self._load.prefix}{number:06}"
+
+    async def _put(self, key: str) -> None:
+        await self._client.call(self._client.meta.Put, pb.PutRequest(key=key, value=self._value))
+
+    async def _get(self, key: str) -> None:
+        await self._client.call(self._client.meta.Get, pb.GetRequest(key=key))
+
+    async def _local_get(self, key: str) -> None:
+        await self._client.call(self._client.meta.Get, pb.GetRequest(key=key, local=True))
+
+    async def _txn(self, key: str) -> None:
+        """A compare and a put, whichever way the comparison goes."""
+        put = pb.Operation(put=pb.Operation.Put(key=key, value=self._value))
+        compare = pb.Compare(key=key, target=pb.Compare.VERSION, relation=pb.Compare.EQUAL, operand=0)
+        request = pb.TxnRequest(compare=[compare], then=[put], otherwise=[put])
+        await self._client.call(self._client.meta.Txn, request)

@@ -1,0 +1,155 @@
+"""Producers of a load. Each has a window of chunks under way; a chunk is what was due at the same time.
+
+Chunks of one producer are handed over in the order of their sequences, and the producer has room for all that
+may be under way: a chunk that waited for room while its successor found some would make an order wrong that
+nobody else had touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sava.client import Client, OutcomeUnknown, Producer, Timeout, Unavailable
+from sava.load.figures import Meter
+from sava.load.pace import Pace
+from sava.load.payload import Maker, Source
+from sava.load.tally import Range
+
+CHUNK_MESSAGES: Final = 1000
+CHUNK_BYTES: Final = 1 << 20
+CHUNKS_IN_FLIGHT: Final = 16
+MAX_FAILURES: Final = 1000
+"""Chunks of one producer: after so many there is no use in going on."""
+FAILURES: Final = (Timeout, OutcomeUnknown, Unavailable)
+"""What may pass, and is counted. Anything else ends the run: repeating it would not help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Production:
+    topic: str
+    run: int
+    producers: int = 1
+    count: int | None = None
+    """Messages of all producers together; None: until the time is over."""
+    seconds: float | None = None
+    rate: float | None = None
+    """Messages a second, all producers together; None: as fast as they can."""
+    size: tuple[int, int] = (1024, 1024)
+    keys: int = 0
+    partitions: int | None = None
+    reliable: bool | None = True
+    compression: Literal["lz4", "zstd"] | None = None
+    linger_ms: float = 5
+    in_flight: int = CHUNKS_IN_FLIGHT
+
+    def source(self, number: int) -> Source:
+        return Source(self.run, number, self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one producer did."""
+
+    source: Source
+    end: int
+    unacknowledged: Sequence[Range]
+
+
+class Sender:
+    """One producer. Owned by one event loop."""
+
+    def __init__(self, producer: Producer, load: Production, number: int, meter: Meter) -> None:
+        self._producer = producer
+        self._source = load.source(number)
+        self._maker = Maker(self._source, *load.size)
+        self._meter = meter
+        self._left = None if load.count is None else _share(load.count, load.producers, number)
+        self._seconds = load.seconds
+        self._rate = None if load.rate is None else load.rate / load.producers
+        self._chunk = max(1, min(CHUNK_MESSAGES, CHUNK_BYTES // load.size[1]))
+        self._window = asyncio.Semaphore(load.in_flight)
+        self._next = 0
+        self._unacknowledged: list[Range] = []
+
+    async def run(self) -> Sent:
+        pace = Pace(self._rate)
+        until = float("inf") if self._seconds is None else time.time() + self._seconds
+        async with asyncio.TaskGroup() as group:
+            while self._left != 0 and len(self._unacknowledged) < MAX_FAILURES:
+                await self._window.acquire()
+                most = self._chunk if self._left is None else min(self._chunk, self._left)
+                times = await pace.due(most, until)
+                if not times:
+                    self._window.release()
+                    break
+                group.create_task(self._send(self._next, times))
+                self._next += len(times)
+                if self._left is not None:
+                    self._left -= len(times)
+        await self._send_end()
+        return Sent(self._source, self._next, tuple(self._unacknowledged))
+
+    async def _send(self, first: int, times: list[int]) -> None:
+        try:
+            payloads = self._maker.payloads(first, times)
+            await self._producer.send_many(payloads, keys=self._maker.keys(first, len(times)))
+            now = time.time_ns()
+            self._meter.add(len(payloads), sum(map(len, payloads)))
+            self._meter.latency.record_all((now - each) // 1000 for each in times)
+        except FAILURES as error:
+            self._meter.fail(len(times), error)
+            self._unacknowledged.append((first, first + len(times)))
+        finally:
+            self._window.release()
+
+    async def _send_end(self) -> None:
+        """Tell consumers where it ends. It is not counted: it is not part of what was measured."""
+        failed = sum(end - start for start, end in self._unacknowledged)
+        payloads = self._maker.payloads(self._next, [failed], is_end=True)
+        first, self._next = self._next, self._next + 1
+        try:
+            await self._producer.send_many(payloads, keys=self._maker.keys(first, 1))
+        except FAILURES:
+            self._unacknowledged.append((first, first + 1))
+
+
+async def produce(client: Client, load: Production, meter: Meter) -> tuple[list[Sent], float]:
+    """Returns what each producer did, and how long it took from the first message to the last receipt."""
+    producers = [
+        client.producer(
+            load.topic,
+            name=f"bench-{load.run:08x}-{number}",
+            reliable=load.reliable,
+            partitions=load.partitions,
+            linger_ms=load.linger_ms,
+            compression=load.compression,
+            max_pending=load.in_flight * CHUNK_MESSAGES + 1,
+        )
+        for number in range(load.producers)
+    ]
+    await producers[0].open()  # alone: it creates the topic
+    await asyncio.gather(*(producer.open() for producer in producers[1:]))
+    senders = [Sender(producer, load, number, meter) for number, producer in enumerate(producers)]
+    began = time.perf_counter()
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(sender.run()) for sender in senders]
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from errors
+    finally:
+        took = time.perf_counter() - began
+        await asyncio.gather(*(producer.close(timeout=1) for producer in producers))
+    return [task.result() for task in running], took
+
+
+def _share(total: int, parts: int, number: int) -> int:
+    return total // parts + (number < total % parts)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,53 @@
+"""PerProcess: things that a process has one of for each key, made when first needed.
+
+Spark's workers are forked from a process that may have made some. What has threads does not survive that, so
+a child makes its own. The parent's stay where they are: letting go of them would close their channels, which
+waits for threads that are not here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T", bound=Closable)
+
+
+class PerProcess(Generic[K, T]):
+    """Any thread may call. What is there when the process ends is closed."""
+
+    def __init__(self, make: Callable[[K], T]) -> None:
+        self._make = make
+        self._guard = threading.Lock()
+        self._held: dict[tuple[int, K], T] = {}
+        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._close_all)
+
+    def of(self, key: K) -> T:
+        with self._guard:
+            held = self._held.get((os.getpid(), key))
+            if held is None:
+                held = self._held[os.getpid(), key] = self._make(key)
+            return held
+
+    def forget(self, key: K) -> None:
+        """Whoever asks after that gets a new one."""
+        with self._guard:
+            self._held.pop((os.getpid(), key), None)
+
+    def _forked(self) -> None:
+        self._guard = threading.Lock()  # somebody may have had it at that moment
+
+    def _close_all(self) -> None:
+        for (process, _), held in list(self._held.items()):
+            if process == os.getpid():
+                held.close()

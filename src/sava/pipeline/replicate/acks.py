@@ -1,0 +1,265 @@
+"""Replicated subscriptions: what is acked at the source is acked at the target, message by message.
+
+    source   ReadAcks: what is acked that was not said yet, by origin    (``sava.broker.origin_acks``)
+    target   ApplyAcks: looks the messages up in its own log, and acks them
+
+Only news travels. What was said is remembered here as offsets of the source (``known``), and the source looks
+at nothing else: a subscription that is a million messages behind costs as much as one that is at the end. The
+target has on record up to where it was told everything (``told``), with the acks themselves, so that a driver
+that starts anew need not say it all again; if the subscription there was deleted, that is gone with it, and
+the driver is told so.
+
+What is acked of messages that the target does not have yet comes back (``left``), and is said again with the
+next news, or after a while.
+
+Acks are only ever added, at both ends. So links in both directions, and several drivers at once, come to the
+same: whatever was acked anywhere is acked everywhere. A message that somebody has and has not acked stays
+unacked at both ends, also if others behind it are acked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final, NamedTuple, Protocol
+
+from sava.client.errors import ClientError
+from sava.pipeline.replicate.cursors import Cursors
+from sava.pipeline.replicate.work import LinkEnds
+from sava.proto import replica_pb2 as pb
+from sava.storage.link_cursors import is_link_cursor
+
+log = logging.getLogger(__name__)
+
+AT_A_TIME: Final = 8
+BUDGET_S: Final = 5.0
+"""After that no other partition is begun with; those that had to wait come first the next time."""
+READ_S: Final = 10.0
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 30.0
+IDLE_S: Final = 3.0
+"""How seldom a subscription is asked that has no news."""
+EVERYTHING: Final = (0, 1 << 62)
+
+Range = tuple[int, int]
+Origin = tuple[str, str]
+
+
+class Reads(Protocol):
+    """``pipeline.link.Link``."""
+
+    def read_acks(self, request: pb.ReadAcksRequest, *, timeout_s: float) -> pb.ReadAcksResponse: ...
+
+
+class Applies(Protocol):
+    """``Target``."""
+
+    def apply_acks(self, request: pb.ApplyAcksRequest) -> pb.ApplyAcksResponse: ...
+
+
+class Name(NamedTuple):
+    """One subscription of one partition. A partition that was created anew is another."""
+
+    partition: str
+    topic_id: int
+    subscription: str
+
+
+@dataclass(slots=True)
+class _State:
+    known: list[Range] | None = None
+    """What was said, in offsets of the source. None: the target has not been asked yet."""
+    told: int = 0
+    """By the target's word, the same from the beginning on."""
+    left: dict[Origin, list[Range]] = field(default_factory=dict)
+    due: float = 0.0
+    pause: float = 0.0
+    left_due: float = 0.0
+    left_pause: float = FIRST_PAUSE_S
+    reason: str = ""
+
+
+class Subscriptions:
+    """Of one link. ``sync`` is called by one thread at a time."""
+
+    def __init__(
+        self,
+        source: Reads,
+        target: Applies,
+        ends: LinkEnds,
+        cursors: Cursors | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``cursors``: of the same link, which keep what was not said yet."""
+        self._source = source
+        self._target = target
+        self._ends = ends
+        self._cursors = cursors
+        self._clock = clock
+        self._states: dict[Name, _State] = {}
+        self._pool = ThreadPoolExecutor(AT_A_TIME, "acks")
+        self.sent = 0
+        """Calls that had something to say."""
+
+    def close(self) -> None:
+        """What is under way comes to its end."""
+        self._pool.shutdown()
+
+    @property
+    def failures(self) -> dict[Name, str]:
+        """Those that were not brought up to date the last time, and why; tried again by themselves."""
+        return {name: state.reason for name, state in self._states.items() if state.reason}
+
+    def sync(self, partitions: Mapping[str, tuple[int, Sequence[str]]]) -> None:
+        """Bring the target up to date: of each partition its id, and the subscriptions. What fails is tried
+        again in one of the next calls. Takes some seconds at most, and one call to either cluster."""
+        wanted = {
+            Name(partition, topic_id, subscription)
+            for partition, (topic_id, subscriptions) in partitions.items()
+            for subscription in subscriptions
+            if not is_link_cursor(subscription)
+        }
+        for name in self._states.keys() - wanted:
+            del self._states[name]
+            self._hold(name, None)
+        for name in wanted - self._states.keys():
+            self._states[name] = _State()
+            self._hold(name, 0)
+        now = self._clock()
+        due = sorted((state.due, name) for name, state in self._states.items() if state.due <= now)
+        for work in [self._pool.submit(self._bring, name, now + BUDGET_S) for _, name in due]:
+            work.result()
+
+    def _bring(self, name: Name, deadline: float) -> None:
+        state = self._states[name]
+        try:
+            while self._clock() < deadline and self._step(name, state):
+                pass
+        except ClientError as error:
+            state.pause = min(max(2 * state.pause, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            state.due = self._clock() + state.pause
+            if str(error) != state.reason:
+                state.reason = str(error)
+                log.warning(
+                    "replication: acks wait topic=%s subscription=%s remote=%s error=%s",
+                    name.partition,
+                    name.subscription,
+                    self._ends.target_name,
+                    error,
+                )
+        else:
+            state.reason = ""
+
+    def _step(self, name: Name, state: _State) -> bool:
+        """Whether there may be more to say at once."""
+        known = [EVERYTHING] if state.known is None else state.known
+        request = pb.ReadAcksRequest(
+            topic=name.partition, subscription=name.subscription, known=chain.from_iterable(known)
+        )
+        found = self._source.read_acks(request, timeout_s=READ_S)
+        if not found.exists or found.topic_id != name.topic_id:
+            self._states[name] = _State(due=self._clock() + IDLE_S)
+            self._hold(name, None)  # there is nothing that could be said
+            return False
+        if state.known is None:
+            state.told = self._apply(name, state, found).told
+            state.known = [(0, state.told)] if state.told else []
+            self._said(name, state)
+            return True
+        is_left_due = bool(state.left) and self._clock() >= state.left_due
+        if not found.covered and not is_left_due:
+            self._rest(state)
+            return False
+        applied = self._apply(name, state, found)
+        if applied.told < state.told:
+            log.info(
+                "replication: acks are said anew, the remote lost them topic=%s subscription=%s remote=%s",
+                name.partition,
+                name.subscription,
+                self._ends.target_name,
+            )
+            state.known, state.told, state.left = [(0, applied.told)], applied.told, {}
+            self._said(name, state)
+            return True
+        state.told = applied.told
+        state.known = joined((*state.known, *_pairs(found.covered)))
+        self._keep_left(state, applied)
+        self._said(name, state)
+        state.pause = state.due = 0.0
+        return found.more
+
+    def _apply(self, name: Name, state: _State, found: pb.ReadAcksResponse) -> pb.ApplyAcksResponse:
+        ends = self._ends
+        acks = dict(state.left)
+        for each in found.acks:
+            origin = each.cluster_name, each.topic
+            ranges = ((0, each.cursor), *_pairs(each.ranges))
+            acks[origin] = joined((*acks.get(origin, ()), *ranges))
+        known = joined((*(state.known or ()), *_pairs(found.covered)))
+        if acks:
+            self.sent += 1
+        return self._target.apply_acks(
+            pb.ApplyAcksRequest(
+                topic=name.partition,
+                subscription=name.subscription,
+                source=pb.Source(
+                    cluster_name=ends.source_name,
+                    cluster_id=ends.source_id,
+                    topic=name.partition,
+                    topic_id=name.topic_id,
+                ),
+                acks=[
+                    pb.OriginAcks(cluster_name=cluster, topic=topic, ranges=chain.from_iterable(ranges))
+                    for (cluster, topic), ranges in acks.items()
+                ],
+                type=found.type,
+                told=_prefix(known),
+                since=state.told,
+            )
+        )
+
+    def _keep_left(self, state: _State, applied: pb.ApplyAcksResponse) -> None:
+        left = {
+            (each.cluster_name, each.topic): joined(((0, each.cursor), *_pairs(each.ranges)))
+            for each in applied.left
+        }
+        is_same = left == state.left
+        state.left_pause = min(2 * state.left_pause, LONGEST_PAUSE_S) if is_same else FIRST_PAUSE_S
+        state.left, state.left_due = left, self._clock() + state.left_pause
+
+    def _rest(self, state: _State) -> None:
+        """It has no news: the longer, the less often it is asked."""
+        state.pause = min(1.5 * state.pause + 0.2, IDLE_S)
+        state.due = self._clock() + state.pause
+
+    def _said(self, name: Name, state: _State) -> None:
+        self._hold(name, _prefix(state.known or ()))
+
+    def _hold(self, name: Name, offset: int | None) -> None:
+        if self._cursors is not None:
+            self._cursors.hold(name.partition, name.subscription, offset)
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """Together, in order; those that touch are one, empty ones are none."""
+    found: list[Range] = []
+    for start, end in sorted(each for each in ranges if each[0] < each[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def _prefix(ranges: Sequence[Range]) -> int:
+    """Up to where they are without a gap from 0 on."""
+    return ranges[0][1] if ranges and not ranges[0][0] else 0
+
+
+def _pairs(flat: Sequence[int]) -> Iterable[Range]:
+    return zip(flat[::2], flat[1::2], strict=True)

@@ -1,0 +1,255 @@
+"""Chain: one stream of stretches into a chain at the target, as whoever copies sees it.
+
+    stretches  1  2  3  4  5                  on their way without waiting, a bounded number of bytes
+    answers    1  2  ended(why, where)        3 was refused, 4 and 5 with it
+
+What is known of the chain (``Progress``) is only ever what the target has said: where it was at the opening,
+the end of each stretch that has its receipt, and what the end of the stream says. Nothing is concluded from
+what was sent, so whatever fails in a row of stretches, the position is one to go on from.
+
+The stream belongs to the event loop of its ``Target``; the methods are for one other thread. Each of them has
+a moment (of ``time.monotonic``) at which it gives up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+from sava.client.backoff import Backoff
+from sava.client.connection import Connection
+from sava.client.errors import ClientError, Unavailable
+from sava.client.loop_thread import LoopThread
+from sava.client.stream import STATUS_S, Route, Stream
+from sava.client.tasks import cancelled
+from sava.proto import replica_pb2 as pb
+from sava.proto import replica_pb2_grpc as rpc
+
+T = TypeVar("T")
+
+UNANSWERED: Final = 8
+"""Stretches of one chain that are on their way: the target reads, checks and writes different ones at a
+time."""
+UNANSWERED_BYTES: Final = 8 << 20
+"""Of them; a larger one goes alone."""
+
+
+OWNER_S: Final = 30.0
+"""Until a topic is looked up again: a broker that has given it away forwards, which costs a hop."""
+
+
+class Owners:
+    """Which broker of the target has which topic, as far as that was found out. Owned by the target's event
+    loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, float]] = {}
+
+    def get(self, topic: str) -> str:
+        """Empty: not known, or not lately."""
+        address, until = self._known.get(topic, ("", 0.0))
+        return address if asyncio.get_running_loop().time() < until else ""
+
+    def learn(self, topic: str, address: str) -> None:
+        if self.get(topic) != address:
+            self._known[topic] = (address, asyncio.get_running_loop().time() + OWNER_S)
+
+    def forget(self, topic: str) -> None:
+        self._known.pop(topic, None)
+
+
+class Stretch(NamedTuple):
+    """As ``replica.proto`` has it."""
+
+    start: int
+    end: int
+    begin: bool
+    batches: bytes
+    offsets: Sequence[int]
+    skipped: int
+    """Messages of the source that are not in it."""
+
+    def request(self) -> pb.AppendRequest:
+        stretch = pb.Stretch(
+            start=self.start, end=self.end, begin=self.begin, batches=self.batches, offsets=self.offsets
+        )
+        return pb.AppendRequest(stretch=stretch)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the target has said so far."""
+
+    is_known: bool = False
+    position: int = 0
+    kept_position: int = 0
+    messages: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    skipped: int = 0
+
+
+class Chain:
+    """Made by ``Target.chain``."""
+
+    def __init__(
+        self, loop: LoopThread, connection: Connection, owners: Owners, topic: str, source: pb.Source
+    ) -> None:
+        self.topic = topic
+        self.progress = Progress()
+        self.ended: pb.ChainEnded | None = None
+        """A stretch was refused, or failed."""
+        self._loop = loop
+        self._connection = connection
+        self._owners = owners
+        self._opening = pb.AppendRequest(open=pb.OpenChain(topic=topic, source=source))
+        self._stream: Stream | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._unanswered: deque[Stretch] = deque()
+        self._unanswered_bytes = 0
+        self._changed = asyncio.Event()
+        self._failure: ClientError | None = None
+
+    # -- for the thread that copies ----------------------------------------------------------
+
+    def open(self, *, until: float, life_until: float) -> pb.ChainOpened:
+        """At the owner of the topic, or through any broker. ``life_until``: when the stream ends, come what
+        may. Raises Unavailable, Refused."""
+        return self._loop.run(self._within(self._open(life_until), until, "opened"))
+
+    def put(self, stretch: Stretch, *, until: float) -> bool:
+        """Send it as soon as there is room. False: the chain has ended. Raises Unavailable, Refused."""
+        return self._loop.run(self._within(self._put(stretch), until, "answered"))
+
+    def settle(self, *, until: float) -> None:
+        """Until everything is answered, or the chain has ended. Raises Unavailable, Refused."""
+        self._loop.run(self._within(self._settle(), until, "answered"))
+
+    def close(self) -> None:
+        """What is not answered goes its way or not."""
+        self._loop.run(self._close())
+
+    # -- on the loop -------------------------------------------------------------------------
+
+    async def _within(self, work: Coroutine[Any, Any, T], until: float, what: str) -> T:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout_at(until):
+                return await work
+        except TimeoutError:
+            raise Unavailable(
+                f"{self.topic}: the target has not {what} within {loop.time() - began:.1f} s"
+            ) from None
+
+    async def _open(self, life_until: float) -> pb.ChainOpened:
+        route, backoff = Route(self._connection, self.topic, self._owners.get(self.topic)), Backoff()
+        while True:
+            try:
+                address = await route.find()
+                opened = await self._open_at(address, life_until)
+                self._owners.learn(self.topic, address)
+                return opened
+            except Unavailable as error:
+                self._owners.forget(self.topic)
+                await self._close()
+                delay = backoff.delay(error)
+                if self._left(life_until) <= delay:
+                    raise
+                await asyncio.sleep(delay)
+
+    async def _open_at(self, address: str, life_until: float) -> pb.ChainOpened:
+        stub = self._connection.stub(address, rpc.ReplicaStub)
+        call = stub.Append(timeout=self._left(life_until), metadata=await self._connection.metadata())
+        self._stream = Stream(call, address)
+        await self._stream.write(self._opening)
+        opened: pb.ChainOpened = (await self._stream.first()).opened
+        self._failure = None
+        self.progress.is_known, self.progress.position = opened.is_known, opened.position
+        self.progress.kept_position = opened.kept_position
+        self._reading = asyncio.create_task(self._read(self._stream), name=f"sava chain of {self.topic}")
+        return opened
+
+    @staticmethod
+    def _left(until: float) -> float:
+        return max(until - asyncio.get_running_loop().time(), 0.001)
+
+    async def _put(self, stretch: Stretch) -> bool:
+        assert self._stream is not None
+        size = len(stretch.batches)
+        while self._goes_on() and self._unanswered and not self._has_room(size):
+            await self._change()
+        if not self._goes_on():
+            return False
+        self._unanswered.append(stretch)
+        self._unanswered_bytes += size
+        try:
+            await self._stream.write(stretch.request())
+        except ClientError as error:
+            # The end of the stream says why, and a write only that it has ended.
+            assert self._reading is not None
+            await asyncio.wait((self._reading,), timeout=STATUS_S)
+            if self._goes_on():
+                raise error
+            return False
+        return True
+
+    async def _settle(self) -> None:
+        while self._goes_on() and self._unanswered:
+            await self._change()
+
+    def _goes_on(self) -> bool:
+        """Raises what the stream has failed with."""
+        if self._failure is not None:
+            raise self._failure.again()
+        return self.ended is None
+
+    def _has_room(self, size: int) -> bool:
+        return len(self._unanswered) < UNANSWERED and self._unanswered_bytes + size <= UNANSWERED_BYTES
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _read(self, stream: Stream) -> None:
+        try:
+            while self.ended is None:
+                response: pb.AppendResponse = await stream.receive()
+                if response.WhichOneof("kind") == "ended":
+                    self._end(response.ended)
+                else:
+                    self._receive(response.receipt)
+                self._changed.set()
+        except ClientError as error:
+            self._failure = error
+        finally:
+            self._changed.set()
+
+    def _receive(self, receipt: pb.ChainReceipt) -> None:
+        if not self._unanswered or self._unanswered[0].end != receipt.position:
+            raise ClientError(f"{self.topic}: the target has a receipt for {receipt.position}, out of order")
+        stretch = self._unanswered.popleft()
+        size = len(stretch.batches)
+        self._unanswered_bytes -= size
+        progress = self.progress
+        progress.is_known, progress.position = True, receipt.position
+        progress.kept_position = receipt.kept_position
+        progress.messages += receipt.appended
+        progress.bytes += size
+        progress.duplicates += receipt.duplicates
+        progress.skipped += stretch.skipped + receipt.loops
+
+    def _end(self, ended: pb.ChainEnded) -> None:
+        self.ended = ended
+        if ended.may_pass:
+            self._owners.forget(self.topic)  # it may have moved
+        self.progress.is_known, self.progress.position = ended.is_known, ended.position
+
+    async def _close(self) -> None:
+        await cancelled(self._reading)
+        if self._stream is not None:
+            self._stream.cancel()
+        self._reading = self._stream = None

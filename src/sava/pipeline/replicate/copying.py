@@ -1,0 +1,273 @@
+"""Copying: what a task does with its share of a link.
+
+    open the chain ─▶ where is it? ─▶ read from there ─▶ stretches ─▶ receipts ─▶ outcome
+
+Each errand has a thread of its own while it is under way, some of them side by side, and one that fails or
+waits disturbs no other. What an errand reports is what the target has said, so it is true whatever else went
+wrong, and also when there was no time to wait for it any longer.
+
+**Time.** A task that hangs would keep its partitions from being planned. After the budget no stretch is
+begun, but for the first of an errand: however slow the way is, each round gets on. Then there are some
+seconds for what is on its way, and those are a bound: calls to the target end with them, and a thread that
+still waits for the source is left behind. It ends by the deadlines of its own calls; should it send a stretch
+after that, the chain takes it or refuses it like anybody's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain as concatenated
+from typing import Final
+
+from sava.client.errors import ClientError, Denied, Unavailable
+from sava.errors import RetryableError, SavaError
+from sava.pipeline.link import OffsetGone
+from sava.pipeline.replicate.chains import Chain, Progress
+from sava.pipeline.replicate.origins import Way
+from sava.pipeline.replicate.schemas import SchemaConflict, Schemas
+from sava.pipeline.replicate.stretches import MessageTooLarge, Stretcher
+from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
+from sava.pipeline.source.errors import TopicReplaced
+from sava.pipeline.source.reading import rows_of
+from sava.pipeline.source.segments import Rows
+from sava.proto import replica_pb2 as pb
+from sava.records import STORED_COLUMNS
+from sava.storage.chains import origin_topic
+
+log = logging.getLogger(__name__)
+
+SIDE_BY_SIDE: Final = 16
+"""Errands of a share. Small ones spend their time waiting for the other side; large ones have some megabytes
+on their way each."""
+OPEN_S: Final = 5.0
+SETTLE_S: Final = 8.0
+"""After the budget: for openings, and for what was sent to be answered."""
+END_S: Final = 9.0
+"""After the budget: for everything."""
+SOURCE_S: Final = 5.0
+"""Without a broker of the source, until an errand gives up."""
+
+BROKEN: Final = "chain_broken"
+
+
+def copy(share: Share) -> list[Outcome]:
+    """The outcome of each errand, in their order, within the budget and some ten seconds."""
+    times = _Times.of(share.budget_s)
+    source = replace(share.ends.source, timeout_s=min(share.ends.source.timeout_s, SOURCE_S))
+    ends = replace(share.ends, source=source)
+    copies = [_Copy(ends, errand, times) for errand in share.errands]
+    waiting = deque(copies)
+    threads = [
+        threading.Thread(target=_work, args=(waiting,), name="sava copy", daemon=True)
+        for _ in range(min(SIDE_BY_SIDE, len(copies)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(times.end - time.monotonic(), 0))
+    waiting.clear()
+    return [each.give_up() for each in copies]
+
+
+def _work(waiting: deque[_Copy]) -> None:
+    while True:
+        try:
+            copy = waiting.popleft()
+        except IndexError:
+            return
+        copy.run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Moments of ``time.monotonic``."""
+
+    budget: float
+    settle: float
+    end: float
+
+    @classmethod
+    def of(cls, budget_s: float) -> _Times:
+        budget = time.monotonic() + budget_s
+        return cls(budget, budget + SETTLE_S, budget + END_S)
+
+
+class _Copy:
+    """One errand; ``run`` by one thread, while another may ``give_up``."""
+
+    def __init__(self, ends: LinkEnds, errand: Errand, times: _Times) -> None:
+        self._ends = ends
+        self._errand = errand
+        self._times = times
+        self._progress = Progress()
+        self._has_begun = False
+        self._guard = threading.Lock()
+        self._outcome: Outcome | None = None
+
+    def run(self) -> None:
+        self._has_begun = True
+        try:
+            outcome = self._copied()
+        except Exception as error:  # noqa: BLE001 (an errand that fails must not take others with it)
+            outcome = self._failed(error)
+        with self._guard:
+            self._outcome = self._outcome or outcome
+
+    def give_up(self) -> Outcome:
+        """What became of it, or of what of it is known by now."""
+        with self._guard:
+            if self._outcome is None:
+                why = (
+                    "the source or the target does not answer"
+                    if self._has_begun
+                    else "others of its share have taken all of it"
+                )
+                reason = f"{self._errand.name}: not done in time: {why}"
+                self._outcome = self._told("unavailable", reason, may_pass=True)
+            return self._outcome
+
+    @property
+    def _is_given_up(self) -> bool:
+        with self._guard:
+            return self._outcome is not None
+
+    # -- one errand --------------------------------------------------------------------------
+
+    def _copied(self) -> Outcome:
+        ends, errand = self._ends, self._errand
+        source = pb.Source(
+            cluster_name=ends.source_name,
+            cluster_id=ends.source_id,
+            topic=errand.name,
+            topic_id=errand.topic_id,
+        )
+        chain = Target.of(ends.target).chain(errand.name, source)
+        self._progress = chain.progress
+        try:
+            until = min(time.monotonic() + OPEN_S, self._times.settle)
+            opened = chain.open(until=until, life_until=self._times.settle)
+            if opened.topic_id != errand.target_topic_id:
+                return self._told(
+                    "target_replaced",
+                    f"{errand.name} is another topic at the target by now: its id is {opened.topic_id}, and "
+                    f"was {errand.target_topic_id}",
+                )
+            if not opened.is_known and errand.begin is None:
+                return self._told(
+                    "chain_missing",
+                    f"{errand.name} at the target has nothing of this source any more, and had before",
+                )
+            return self._sent(chain, opened)
+        finally:
+            chain.close()
+
+    def _sent(self, chain: Chain, opened: pb.ChainOpened) -> Outcome:
+        failure: Exception | None = None
+        try:
+            self._send(chain, opened)
+        except Exception as error:  # noqa: BLE001 (told when what was sent before is answered)
+            failure = error
+        try:
+            chain.settle(until=self._times.settle)
+        except ClientError as error:
+            # The stream has failed: what was found out about the source has to wait.
+            failure = error
+        if chain.ended is not None:
+            return self._ended(chain.ended)
+        return self._told() if failure is None else self._failed(failure)
+
+    def _send(self, chain: Chain, opened: pb.ChainOpened) -> None:
+        errand = self._errand
+        start = opened.position if opened.is_known else errand.begin
+        assert start is not None
+        if start >= errand.end or not errand.pieces or start < errand.pieces[0].start:
+            return  # done already, or planned for another position than this
+        schemas = self._schemas()
+        stretcher = Stretcher(
+            errand.name, self._way(), schemas.translate, max_message_size=opened.max_message_size
+        )
+        rows = concatenated.from_iterable(self._rows(start))
+        with closing(stretcher.stretches(rows, start, begin=not opened.is_known)) as stretches:
+            for stretch in stretches:
+                if not chain.put(stretch, until=self._times.settle):
+                    return
+                if time.monotonic() >= self._times.budget or self._is_given_up:
+                    return
+
+    def _rows(self, start: int) -> Iterator[Iterator[Rows]]:
+        errand = self._errand
+        for piece in errand.pieces:
+            part = piece._replace(start=max(piece.start, start), end=min(piece.end, errand.end))
+            if part.start < part.end:
+                yield rows_of(
+                    self._ends.source, errand.store_url, part, STORED_COLUMNS, topic_id=errand.topic_id
+                )
+
+    def _way(self) -> Way:
+        ends, errand = self._ends, self._errand
+        topic = origin_topic(ends.source_id, errand.topic_id)
+        return Way(ends.source_name, topic, ends.target_name, errand.forward)
+
+    def _schemas(self) -> Schemas:
+        errand = self._errand
+        return Schemas(self._ends, errand.name, errand.target_topic_id, errand.subject)
+
+    # -- outcomes ----------------------------------------------------------------------------
+
+    def _told(self, code: str = "", reason: str = "", *, may_pass: bool = False) -> Outcome:
+        progress = self._progress
+        return Outcome(
+            name=self._errand.name,
+            is_known=progress.is_known,
+            position=progress.position,
+            kept_position=progress.kept_position,
+            messages=progress.messages,
+            bytes=progress.bytes,
+            duplicates=progress.duplicates,
+            skipped=progress.skipped,
+            code=code,
+            reason=reason,
+            may_pass=may_pass,
+        )
+
+    def _ended(self, ended: pb.ChainEnded) -> Outcome:
+        if ended.code == BROKEN:
+            return self._told()  # somebody else copies too, and was faster
+        if ended.code == "schema_refused":
+            self._schemas().forget()
+            subject = f"subject {self._errand.subject!r}: " if self._errand.subject else ""
+            return self._told(ended.code, f"{subject}the target says: {ended.reason}")
+        return self._told(ended.code, ended.reason, may_pass=ended.may_pass)
+
+    def _failed(self, error: Exception) -> Outcome:
+        match error:
+            case OffsetGone():
+                gone = f"{error.name}: offsets {error.start} to {error.first} were deleted before they were "
+                return self._told("source_gone", f"{gone}copied (retention)")
+            case TopicReplaced():
+                return self._told("source_replaced", str(error), may_pass=True)
+            case MessageTooLarge():
+                return self._told("message_too_large", str(error))
+            case SchemaConflict():
+                return self._told("schema_refused", str(error))
+            case Denied():
+                return self._told("denied", str(error))
+            case Unavailable():
+                return self._told("unavailable", str(error), may_pass=True)
+            case ClientError():
+                may_pass = isinstance(error, RetryableError)
+                return self._told(error.code or "refused", str(error), may_pass=may_pass)
+            case RetryableError():
+                return self._told("unavailable", str(error), may_pass=True)
+            case SavaError():
+                return self._told("failed", str(error))
+            case _:
+                log.exception("copy: %s failed", self._errand.name, exc_info=error)
+                return self._told("failed", repr(error), may_pass=True)

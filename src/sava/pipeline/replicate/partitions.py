@@ -1,0 +1,422 @@
+"""PartitionState: how far one partition is at the remote, what keeps it from going on, and when it is tried
+again.
+
+    held      by its topic: not there, other partitions, deleted, unreachable; nothing is tried
+    failing   its last errand has failed; tried again after a delay, unless only somebody can help
+    otherwise starting until the target has said how far the chain is, then active, or idle when nothing comes
+
+The position is the target's word. Until it was heard in this life of the driver, what was reported before, or
+the beginning, is a belief to plan the first errand by, and no reason to take anything for lost.
+
+Owned by the thread of the link. Clocks are parameters.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from sava.pipeline.link import Extent
+from sava.pipeline.replicate.pace import Delays, Rate, Throttle
+from sava.pipeline.replicate.work import Outcome
+from sava.proto import replication_pb2 as pb
+from sava.replication.matrix import CONNECTED, State
+
+IDLE_S: Final = 5.0
+"""So long nothing must come. With less, a partition with a message now and then would change its state, which
+is written down, with each."""
+ROUND_BYTES: Final = 32 << 20
+"""Of one partition in one round."""
+LIGHT_BYTES: Final = 1 << 20
+MESSAGE_BYTES: Final = 256.0
+"""Of messages that nothing is known of."""
+BELIEVED_AFTER_S: Final = 15.0
+"""A partition that ends before where it was copied to has lost messages, or its former owner, which has not
+noticed yet that it is one, has answered. Such an owner notices within this time."""
+ASK_TIME_S: Final = 5.0
+MAX_SAMPLES: Final = 64
+
+STATES: Final = {
+    "unavailable": State.UNREACHABLE,
+    "denied": State.DENIED,
+    "schema_refused": State.SCHEMA_REFUSED,
+    "source_gone": State.DATA_LOSS,
+    "target_replaced": State.STARTING,
+    "topic_unknown": State.STARTING,
+}
+"""By the code of an outcome; all others are failures."""
+LOOK_AGAIN: Final = frozenset(("target_replaced", "topic_unknown"))
+"""There is another topic, or none: it has its state from a look at both ends."""
+
+
+HELPED_BY_SOMEBODY: Final = frozenset(("source_gone", "chain_missing"))
+
+
+class Step(NamedTuple):
+    """What to copy of a partition next."""
+
+    start: int
+    end: int
+    """Equal to the start: only ask where the chain is."""
+    message_bytes: float
+    is_heavy: bool
+    """So much that others would notice if they had to wait for it."""
+    skips: bool = False
+    """Leave out what is lost from there on, and nothing else."""
+
+    @property
+    def weight(self) -> float:
+        return (self.end - self.start) * self.message_bytes
+
+
+class _Failure(NamedTuple):
+    state: State
+    reason: str
+    retry_at: float | None
+    """None: when somebody has done something about it."""
+    retry_ms: int
+
+
+class PartitionState:
+    def __init__(self, name: str, number: int, topic_id: int, *, remedy: str, now: float) -> None:
+        """``remedy``: what to do when messages are lost."""
+        self.name = name
+        """As brokers call it."""
+        self.number = number
+        self.topic_id = topic_id
+        """Here."""
+        self._remedy = remedy
+        self.target_topic_id = 0
+        self.throttle = Throttle(0, now)
+        self.is_under_way = False
+        self.began_at = 0.0
+        """When it was last in a round."""
+        self.is_suspect = False
+        """The last errand failed: others should not have to wait for the next."""
+        self.is_alone = False
+        """A round that it was part of broke down: whose fault it was is seen when each has its own."""
+        self.extent: Extent | None = None
+        self.begin: int | None = None
+        """Where the chain begins if it has not."""
+        self.was_seen = False
+        """The chain has been there: if it is not any more, something is wrong."""
+        self.is_told = False
+        self.position: int | None = None
+        self._held: _Failure | None = _Failure(State.STARTING, "", None, 0)
+        self._failure: _Failure | None = None
+        self._delays = Delays()
+        self._rate = Rate()
+        self._state = State.STARTING
+        self._moved_at = now - IDLE_S
+        self._message_bytes = MESSAGE_BYTES
+        self._planned = 0
+        self._life = self._planned_in = 0
+        """How often it was begun again; what was planned before that is of no interest."""
+        self._early_since: float | None = None
+        """Since when it ends before where it was copied to."""
+        self._may_skip = self._is_short = False
+        """Somebody has agreed to go on without what is lost, until something is copied; and more was lost
+        since it was last looked at."""
+        self._last_end = 0
+        self._first_end = 0
+        """What was there at the first look."""
+        self._first_time: tuple[int, int] | None = None
+        """An offset below that, and when it was published."""
+        self._samples: deque[tuple[int, int]] = deque()
+        """Ends, and when (µs) they were first seen."""
+        self._asked_at = now - ASK_TIME_S
+        self.messages = self.duplicates = self.skipped = self.disconnects = self.restarts = 0
+
+    def seed(self, last: pb.LinkPartition, *, is_same_target: bool) -> None:
+        """What was reported before, by this runner or another. ``is_same_target``: of the topic that is there
+        still, as far as is known."""
+        self.disconnects, self.restarts, self._last_end = last.disconnects, last.restarts, last.end
+        if is_same_target:
+            self.messages, self.duplicates, self.skipped = last.messages, last.duplicates, last.skipped
+            self.was_seen = bool(last.messages or last.duplicates or last.skipped)
+            self.position = last.position if self.was_seen else None
+
+    def renew(self) -> None:
+        """Somebody has asked for it to be begun again, with what there is here and there."""
+        self._life += 1
+        self.was_seen = self.is_told = False
+        self.begin = self.position = None
+        self.messages = self.duplicates = self.skipped = 0
+        self._may_skip, self._is_short = self.is_lost, False
+        self._failure = None
+        self._delays.reset()
+
+    # -- what is known -------------------------------------------------------------------------
+
+    def see(self, extent: Extent, now: float, now_us: int) -> None:
+        known, self.extent = self.extent, extent
+        self._last_end = max(self._last_end, extent.end)
+        if known is None:
+            self._first_end = extent.end
+        elif extent.end > known.end:
+            self._moved_at = now
+        if known is None or extent.end > known.end:
+            self._samples.append((extent.end, now_us))
+        while len(self._samples) > 1 and self.position is not None and self._samples[0][0] <= self.position:
+            self._samples.popleft()
+        if len(self._samples) > MAX_SAMPLES:
+            # Every other one goes, but for the first and the last.
+            kept = list(self._samples)
+            self._samples = deque([*kept[:-1:2], kept[-1]])
+
+    def start_at(self, offset: int) -> None:
+        """Where the chain begins, unless it has."""
+        if self.begin is None and not self.was_seen:
+            self.begin = offset
+            if self.position is None:
+                self.position = offset
+
+    @property
+    def needs_begin(self) -> bool:
+        return self.begin is None and not self.was_seen
+
+    @property
+    def backlog(self) -> int | None:
+        """None: not known."""
+        if self.extent is None or self.position is None:
+            return None
+        return max(0, self.extent.end - self.position)
+
+    # -- what keeps it -------------------------------------------------------------------------
+
+    def hold(self, state: State, reason: str, *, retry_ms: int = 0) -> None:
+        self._held = _Failure(state, reason, None, retry_ms)
+
+    def admit(self, target_topic_id: int) -> None:
+        """It may be copied, into this topic."""
+        if self._held is None and target_topic_id == self.target_topic_id:
+            return
+        self._held = None
+        self.target_topic_id = target_topic_id
+        # Whatever kept it before is worth another look, but what only somebody can help.
+        if self._failure is not None and self._failure.retry_at is not None:
+            self._failure = None
+            self._delays.reset()
+
+    @property
+    def is_held(self) -> bool:
+        return self._held is not None
+
+    @property
+    def is_paired(self) -> bool:
+        """It is copied into a topic there, also if that cannot be reached at present."""
+        passes = (State.UNREACHABLE, State.DENIED)
+        return self._held is None or (bool(self.target_topic_id) and self._held.state in passes)
+
+    @property
+    def is_lost(self) -> bool:
+        """Messages are gone that were not copied."""
+        return self._failure is not None and self._failure.state is State.DATA_LOSS
+
+    def fail(self, code: str, reason: str, now: float, now_ms: int) -> None:
+        self.is_suspect = True
+        if code in HELPED_BY_SOMEBODY:
+            reason = f"{reason}; {self._remedy}"
+        state = STATES.get(code, State.FAILED)
+        if state is State.DATA_LOSS and not self._may_skip:
+            self._failure = _Failure(state, reason, None, 0)
+            return
+        delay = self._delays.next()
+        self._failure = _Failure(state, reason, now + delay, now_ms + round(delay * 1000))
+
+    # -- going on ------------------------------------------------------------------------------
+
+    def plan(self, now: float, now_ms: int) -> Step | None:
+        """What to copy now; None: nothing, or not now."""
+        if self.is_under_way or self.is_held or self.position is None or self.extent is None:
+            return None
+        if self._failure is not None and (self._failure.retry_at is None or now < self._failure.retry_at):
+            return None
+        ask = Step(self.position, self.position, self._message_bytes, is_heavy=False)
+        if not self.is_told:
+            return ask
+        if self._may_skip and (self.position < self.extent.start or self._is_short):
+            return ask._replace(skips=True)
+        if self.position < self.extent.start:
+            self._lose(now, now_ms)
+            return None
+        if self._ends_too_early(now, now_ms):
+            return None
+        if self.position >= self.extent.end:
+            return ask if self._failure is not None else None
+        wanted = min(self.extent.end - self.position, max(1, int(ROUND_BYTES / self._message_bytes)))
+        count = self.throttle.allows(wanted, now)
+        if not count:
+            return None
+        is_heavy = count * self._message_bytes > LIGHT_BYTES
+        return Step(self.position, self.position + count, self._message_bytes, is_heavy)
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until ``plan`` may have something although nothing else happens; None: never."""
+        if self.is_under_way or self.is_held or self.position is None or self.extent is None:
+            return None
+        if self._failure is not None and self._failure.retry_at is not None:
+            return max(0.0, self._failure.retry_at - now)
+        if self._failure is None and self.backlog:
+            return self.throttle.due_in(self.backlog, now)
+        return None
+
+    def begin_step(self, step: Step, now: float) -> None:
+        self.began_at = now
+        self.is_under_way, self._planned_in = True, self._life
+        self._planned = step.end - step.start
+        self.throttle.take(self._planned)
+        if self._failure is not None:
+            self.restarts += 1
+
+    def note(self, outcome: Outcome, now: float, now_ms: int) -> None:
+        """What became of the step."""
+        self.is_under_way = False
+        if self._planned_in != self._life:
+            return
+        advanced = self._advance(outcome, now)
+        self.throttle.give_back(max(0, self._planned - advanced))
+        self.is_suspect = self.is_alone = False
+        self._is_short = outcome.code == "source_gone"
+        if outcome.code:
+            self.fail(outcome.code, outcome.reason, now, now_ms)
+            return
+        if self._planned and advanced > 0:
+            self._may_skip = False
+        self._failure = None
+        self._delays.reset()
+
+    def break_down(self, reason: str, now: float, now_ms: int) -> None:
+        """The round did not come to an end, or said nothing of it."""
+        self.is_under_way = False
+        self.throttle.give_back(self._planned)
+        self.fail("failed", reason, now, now_ms)
+        self.is_alone = True
+
+    def _advance(self, outcome: Outcome, now: float) -> int:
+        """By how much it has come on."""
+        before = self.position or 0
+        if outcome.is_known:
+            self.was_seen = self.is_told = True
+            self.position = outcome.position
+        elif not outcome.code:
+            self.is_told = True  # that there is no chain
+            if outcome.position and not self._planned:
+                self.begin = self.position = outcome.position  # behind what is lost
+        self.messages += outcome.messages
+        self.duplicates += outcome.duplicates
+        self.skipped += outcome.skipped
+        self._rate.note(outcome.messages, outcome.bytes, now)
+        if outcome.messages and outcome.bytes:
+            self._message_bytes = max(1.0, outcome.bytes / outcome.messages)
+        advanced = (self.position or 0) - before
+        if advanced > 0 and outcome.messages + outcome.duplicates + outcome.skipped:
+            self._moved_at = now
+        return advanced
+
+    def _lose(self, now: float, now_ms: int) -> None:
+        assert self.extent is not None
+        reason = (
+            f"the messages from offset {self.position} to {self.extent.start} of {self.name} are not kept "
+            "any more and were not copied"
+        )
+        self.fail("source_gone", reason, now, now_ms)
+
+    def _ends_too_early(self, now: float, now_ms: int) -> bool:
+        if self.extent is None or self.position is None or self.position <= self.extent.end:
+            self._early_since = None
+            return False
+        if self._early_since is None:
+            self._early_since = now
+        if now - self._early_since >= BELIEVED_AFTER_S:
+            reason = (
+                f"{self.name} ends at offset {self.extent.end} here, and was copied up to {self.position}: "
+                "it has lost messages, or was restored from an older state"
+            )
+            self.fail("failed", reason, now, now_ms)
+        return True
+
+    # -- what is told --------------------------------------------------------------------------
+
+    def look(self, now: float) -> bool:
+        """Whether the state is another one than at the last look."""
+        before, self._state = self._state, self._now(now)
+        if before in CONNECTED and self._state not in CONNECTED:
+            self.disconnects += 1
+        return self._state is not before
+
+    def _now(self, now: float) -> State:
+        for kept in (self._held, self._failure):
+            if kept is not None:
+                return kept.state
+        if not self.is_told:
+            return State.STARTING
+        is_quiet = not self.backlog and now - self._moved_at >= IDLE_S
+        return State.IDLE if is_quiet else State.ACTIVE
+
+    @property
+    def state(self) -> State:
+        """At the last look."""
+        return self._state
+
+    @property
+    def reason(self) -> str:
+        return next((kept.reason for kept in (self._held, self._failure) if kept is not None), "")
+
+    @property
+    def is_wanting(self) -> bool:
+        """There is something to be copied, and nothing that keeps it."""
+        return not self.is_held and self._failure is None and bool(self.backlog)
+
+    @property
+    def oldest_us(self) -> int:
+        """When the oldest message was published that is not copied; 0: all are, or none is known. What came
+        while it was watched was published when it was first seen, or shortly before."""
+        if not self.backlog or self.position is None:
+            return 0
+        if self.position < self._first_end and self._first_time is not None:
+            return self._first_time[1]
+        return next((at for end, at in self._samples if end > self.position), 0)
+
+    def wants_time(self, now: float) -> int | None:
+        """The offset whose publish time is wanted: of what was there before the first look."""
+        if not self.backlog or self.position is None or self.extent is None:
+            return None
+        if self.position >= self._first_end or self.position < self.extent.start:
+            return None
+        if now - self._asked_at < ASK_TIME_S:
+            return None
+        if self._first_time is not None and self._first_time[0] == self.position:
+            return None
+        self._asked_at = now
+        return self.position
+
+    def note_time(self, offset: int, publish_us: int) -> None:
+        self._first_time = (offset, publish_us)
+
+    def rate(self, now: float) -> tuple[float, float]:
+        return self._rate.per_second(now)
+
+    def report(self, now: float) -> pb.LinkPartition | None:
+        """None: its end is not known yet, and a backlog that is not known must not look like none."""
+        if self.extent is None and not self._last_end:
+            return None
+        rate, bytes_rate = self.rate(now)
+        kept = self._held or self._failure
+        first = self.extent.start if self.extent is not None else 0
+        return pb.LinkPartition(
+            partition=self.number,
+            state=self._state.value,
+            reason=self.reason,
+            next_retry_ms=kept.retry_ms if kept is not None else 0,
+            position=self.position if self.position is not None else first,
+            end=self._last_end,
+            oldest_us=self.oldest_us,
+            rate=rate,
+            bytes_rate=bytes_rate,
+            messages=self.messages,
+            duplicates=self.duplicates,
+            skipped=self.skipped,
+            disconnects=self.disconnects,
+            restarts=self.restarts,
+        )

@@ -1,0 +1,373 @@
+"""Rounds: what is copied together, as one Spark job each, several at a time.
+
+A job costs some 50 ms whatever it does, and its outcomes come together, when the last of its tasks has ended.
+So partitions that have little to copy share a round, and do not share one with those that would keep them
+waiting:
+
+    light     little to copy: many in one round, which ends soon
+    heavy     history: a round lasts as long as the budget; one core is left to the others
+    suspect   the last errand failed, maybe after a long time
+
+At most MAX_ROUNDS are under way, one of them heavy and one suspect. A round has no more errands than can be
+done in its time; who was not copied for the longest time comes first. A partition is in one round at a time;
+whoever plans sees to that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from enum import Enum
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from sava.client.errors import Closed
+from sava.errors import CallerError, SavaError
+from sava.pipeline.link import Link
+from sava.pipeline.positions import Part
+from sava.pipeline.replicate.chains import Stretch
+from sava.pipeline.replicate.partitions import PartitionState, Step
+from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
+from sava.pipeline.runner.queries import brief
+from sava.pipeline.source.history import History
+from sava.pipeline.source.planning import WORTH_A_TASK, Piece
+from sava.proto import replica_pb2
+from sava.proto.replication_pb2 import LinkTopic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+BUDGET_S: Final = 1.0
+MAX_ROUNDS: Final = 4
+OVERDUE_S: Final = 45.0
+"""An errand ends some ten seconds after its budget, whatever happens. A round that takes so much longer has
+lost a task."""
+SKIP_S: Final = 8.0
+
+
+LIGHT_BYTES: Final = 32 << 20
+LIGHT_ERRANDS: Final = 100
+"""Of one round: a task does some hundred of them in a second, if the machine has nothing else to do."""
+HEAVY_ERRANDS: Final = 4
+"""Of one task."""
+SUSPECT_ERRANDS: Final = 8
+"""Of one round; a task does so many side by side, so that those that wait for an answer keep no other from
+being tried."""
+
+
+class Weight(Enum):
+    LIGHT = "light"
+    HEAVY = "heavy"
+    SUSPECT = "suspect"
+
+    def tasks(self, cores: int) -> int:
+        """At most, for one round."""
+        return cores if self is Weight.LIGHT else max(1, cores - 1)
+
+
+class Candidate(NamedTuple):
+    """A partition that could be copied now."""
+
+    partition: PartitionState
+    step: Step
+
+    @property
+    def weight(self) -> Weight:
+        if self.partition.is_suspect or self.partition.is_alone or self.step.skips:
+            return Weight.SUSPECT
+        return Weight.HEAVY if self.step.is_heavy else Weight.LIGHT
+
+
+def choose(
+    candidates: Sequence[Candidate], under_way: Sequence[Weight], cores: int
+) -> list[tuple[Weight, list[Candidate]]]:
+    """The rounds to begin now."""
+    waiting = sorted(candidates, key=lambda each: each.partition.began_at)
+    light = [each for each in waiting if each.weight is Weight.LIGHT]
+    heavy = [each for each in waiting if each.weight is Weight.HEAVY]
+    suspect = [each for each in waiting if each.weight is Weight.SUSPECT]
+    alone = [each for each in suspect if each.partition.is_alone]
+    rounds = [
+        (Weight.LIGHT, _worth(light, LIGHT_BYTES)[:LIGHT_ERRANDS]),
+        (Weight.HEAVY, heavy[: HEAVY_ERRANDS * Weight.HEAVY.tasks(cores)]),
+        (Weight.SUSPECT, alone[:1] or suspect[:SUSPECT_ERRANDS]),
+    ]
+    most = {Weight.LIGHT: MAX_ROUNDS - 2, Weight.HEAVY: 1, Weight.SUSPECT: 1}
+    return [
+        (weight, chosen) for weight, chosen in rounds if chosen and under_way.count(weight) < most[weight]
+    ]
+
+
+def _worth(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
+    """The first of them, up to so many bytes."""
+    sizes = accumulate(each.step.weight for each in candidates)
+    return [each for each, upto in zip(candidates, sizes, strict=True) if upto - each.step.weight < size]
+
+
+def share_out(errands: Sequence[Errand], ends: LinkEnds, *, tasks: int, budget_s: float) -> list[Share]:
+    """Shares of about equal weight, as few as are worth a task."""
+    weights = {errand.name: sum(piece.weight for piece in errand.pieces) for errand in errands}
+    count = max(1, min(tasks, len(errands), int(sum(weights.values()) / WORTH_A_TASK)))
+    loads: list[tuple[float, list[Errand]]] = [(0.0, []) for _ in range(count)]
+    for errand in sorted(errands, key=lambda errand: -weights[errand.name]):
+        least = min(range(count), key=lambda number: loads[number][0])
+        load, given = loads[least]
+        loads[least] = (load + weights[errand.name], [*given, errand])
+    return [Share(ends=ends, errands=tuple(given), budget_s=budget_s) for _, given in loads if given]
+
+
+class Engine(Protocol):
+    """What runs shares. Any thread may call."""
+
+    @property
+    def cores(self) -> int: ...
+
+    def run(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+        """Until all of them are done. Raises whatever goes wrong with any."""
+        ...
+
+    def cancel(self, group: str) -> None:
+        """Whoever waits for it gets an error soon. A task may live on for a moment, or as long as its machine
+        is cut off: what it still appends goes on where the chain is, or is refused."""
+        ...
+
+
+class SparkEngine:
+    """Shares as the tasks of a Spark job."""
+
+    def __init__(self, spark: Callable[[], SparkSession], pool: str) -> None:
+        """``pool``: of Spark's scheduler; links share the cores evenly with queries."""
+        self._spark = spark
+        self._pool = pool
+
+    @property
+    def cores(self) -> int:
+        return max(1, self._spark().sparkContext.defaultParallelism)
+
+    def run(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+        context = self._spark().sparkContext
+        context.setJobGroup(group, f"sava {self._pool}", interruptOnCancel=True)
+        context.setLocalProperty("spark.scheduler.pool", self._pool)
+        return context.parallelize(shares, len(shares)).mapPartitions(_copied).collect()
+
+    def cancel(self, group: str) -> None:
+        self._spark().sparkContext.cancelJobGroup(group)
+
+
+def _copied(shares: Iterable[Share]) -> Iterator[Outcome]:
+    """On executors."""
+    from sava.pipeline.replicate.copying import copy
+
+    for share in shares:
+        yield from copy(share)
+
+
+class Drafted(NamedTuple):
+    """An errand of a round, before it is known where its messages are."""
+
+    errand: Errand
+    part: Part
+    step: Step
+    stored: int
+
+
+def draft(candidate: Candidate, topic: LinkTopic) -> Drafted:
+    partition, step = candidate
+    errand = Errand(
+        name=partition.name,
+        topic_id=partition.topic_id,
+        target_topic_id=partition.target_topic_id,
+        subject=topic.schema_subject,
+        begin=None if partition.was_seen else partition.begin,
+        end=step.end,
+        pieces=(),
+        store_url="",
+        forward=topic.policy.forward,
+    )
+    stored = partition.extent.stored if partition.extent is not None else 0
+    return Drafted(errand, Part(topic.topic, partition.number), step, stored)
+
+
+class Done(NamedTuple):
+    """What has become of a round."""
+
+    group: str
+    outcomes: Mapping[str, Outcome]
+    error: str
+    """Empty: it has come to its end."""
+
+
+class _UnderWay(NamedTuple):
+    weight: Weight
+    began: float
+
+
+class Rounds:
+    """Those of one link. ``start`` and what tells of them are for one thread; ``done`` is called by others,
+    once for each round."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        source: Link,
+        done: Callable[[Done], None],
+        *,
+        budget_s: float = BUDGET_S,
+    ) -> None:
+        self._name = name
+        self._engine = engine
+        self._done = done
+        self._budget_s = budget_s
+        self._source = source
+        self._history = History(source)
+        self._number = 0
+        self._under_way: dict[str, _UnderWay] = {}
+        self._given_up: set[str] = set()
+        self._at_work: set[str] = set()
+        """Those that the engine has."""
+        self._is_stopped = False
+        self._guard = threading.Lock()
+        self._pool = ThreadPoolExecutor(MAX_ROUNDS, thread_name_prefix=f"round of {name}")
+
+    @property
+    def weights(self) -> list[Weight]:
+        with self._guard:
+            return [each.weight for each in self._under_way.values()]
+
+    @property
+    def is_any(self) -> bool:
+        """Whether something is, or will be, under way."""
+        with self._guard:
+            return bool(self._at_work if self._is_stopped else self._under_way)
+
+    def overdue(self, now: float) -> list[str]:
+        """Rounds that should have ended long ago."""
+        with self._guard:
+            return [group for group, each in self._under_way.items() if now - each.began > OVERDUE_S]
+
+    def cancel_overdue(self, now: float) -> None:
+        overdue = [group for group in self.overdue(now) if group not in self._given_up]
+        if overdue:
+            log.error(
+                "replication: %d rounds do not end, and are cancelled name=%s", len(overdue), self._name
+            )
+            self._given_up.update(overdue)
+            self._cancel(overdue)
+
+    def start(self, weight: Weight, drafts: Sequence[Drafted], ends: LinkEnds) -> str:
+        self._number += 1
+        group = f"{self._name}-{id(self):x}-{self._number}"
+        with self._guard:
+            self._under_way[group] = _UnderWay(weight, time.monotonic())
+        self._pool.submit(self._run, group, weight, drafts, ends)
+        return group
+
+    def stop(self) -> None:
+        """Cancel all; they still have to end. Those that wait for the source to say where messages are come
+        to nothing, and are not waited for: it may be the source that cannot be reached."""
+        with self._guard:
+            self._is_stopped = True
+            groups = list(self._at_work)
+        self._cancel(groups)
+
+    def _cancel(self, groups: Iterable[str]) -> None:
+        for group in groups:
+            try:
+                self._engine.cancel(group)
+            except Exception:
+                # Either it ends, which is seen, or it does not, which is seen as well.
+                log.exception("replication: a round is not cancelled name=%s group=%s", self._name, group)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- in a thread of the pool ---------------------------------------------------------------
+
+    def _run(self, group: str, weight: Weight, drafts: Sequence[Drafted], ends: LinkEnds) -> None:
+        outcomes: dict[str, Outcome] = {}
+        error = ""
+        try:
+            errands = [errand for draft in drafts if (errand := self._errand(draft, ends, outcomes))]
+            if errands:
+                tasks = weight.tasks(self._engine.cores)
+                shares = share_out(errands, ends, tasks=tasks, budget_s=self._budget_s)
+                outcomes |= {each.name: each for each in self._given(group, shares)}
+        except SavaError as failure:
+            error = str(failure)
+        except Exception as failure:
+            # An executor that was lost, a worker that was killed: whatever Spark raises, others go on.
+            log.warning("replication: a round has failed name=%s", self._name, exc_info=True)
+            error = brief(failure)
+        self._done(Done(group, outcomes, error))
+        with self._guard:
+            del self._under_way[group]
+            self._at_work.discard(group)
+
+    def _given(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+        with self._guard:
+            if self._is_stopped:
+                raise Closed("the link is stopped")
+            self._at_work.add(group)
+        return self._engine.run(group, shares)
+
+    def _errand(self, draft: Drafted, ends: LinkEnds, outcomes: dict[str, Outcome]) -> Errand | None:
+        """None: it is done, or cannot be."""
+        errand, step = draft.errand, draft.step
+        try:
+            if step.skips:
+                outcomes[errand.name] = skip(self._source, errand, ends, step.start)
+                return None
+            if not step.is_heavy:
+                tail = Piece(draft.part, errand.name, step.start, step.end, None, step.message_bytes)
+                return replace(errand, pieces=(tail,) if step.start < step.end else ())
+            pieces = self._history.pieces(draft.part, errand.name, step.start, step.end, stored=draft.stored)
+            return replace(errand, pieces=tuple(pieces), store_url=self._history.store_url)
+        except SavaError as error:
+            is_refused = isinstance(error, CallerError)
+            outcomes[errand.name] = Outcome(
+                name=errand.name,
+                code="failed" if is_refused else "unavailable",
+                reason=str(error),
+                may_pass=not is_refused,
+            )
+            return None
+
+
+def skip(link: Link, errand: Errand, ends: LinkEnds, start: int) -> Outcome:
+    """Let the chain go on with the first message that is kept: somebody has agreed to go on without those
+    that are not. One that has not begun is to begin there: then the outcome says where."""
+    end = link.extents([errand.name])[errand.name].start
+    source = replica_pb2.Source(
+        cluster_name=ends.source_name,
+        cluster_id=ends.source_id,
+        topic=errand.name,
+        topic_id=errand.topic_id,
+    )
+    until = time.monotonic() + SKIP_S
+    chain = Target.of(ends.target).chain(errand.name, source)
+    try:
+        opened = chain.open(until=until, life_until=until)
+        is_there = opened.topic_id == errand.target_topic_id and opened.position == start < end
+        if opened.is_known and is_there:
+            log.warning("replication: skipped topic=%s from=%d to=%d", errand.name, start, end)
+            chain.put(Stretch(start, end, False, b"", (), 0), until=until)
+            chain.settle(until=until)
+        progress = chain.progress
+        if not progress.is_known:
+            return Outcome(name=errand.name, position=max(start, end))
+        return Outcome(
+            name=errand.name,
+            is_known=progress.is_known,
+            position=progress.position,
+            kept_position=progress.kept_position,
+        )
+    finally:
+        chain.close()

@@ -1,0 +1,156 @@
+"""The process of a runner: one Spark application, from its session to its exit code.
+
+The driver is this process, and Spark's Java a child of it: a signal comes here, and the queries end in good
+order. If this process is killed, Java notices that nobody is there any more and ends, long before the claims
+of the runner do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from sava.client.connection import Tls
+from sava.client.errors import ClientError
+from sava.errors import HostError
+from sava.pipeline.launch import DEFAULT_MASTER
+from sava.pipeline.runner.admin import TTL_S, AdminControl
+from sava.pipeline.runner.custom import Custom
+from sava.pipeline.runner.hosted import STUCK_S
+from sava.pipeline.runner.kinds import Kind
+from sava.pipeline.runner.runner import NotStopped, Runner
+from sava.pipeline.session import open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+STEP_S: Final = 0.2
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+KINDS: Final = ("custom", "replicate")
+LOST: Final = 70
+"""Exit code: a pipeline could not be stopped before its claim ended, or Java has ended by itself. Whoever
+started this process may start it again."""
+
+
+class JavaGone(HostError):
+    """Java was killed, or ran out of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerOptions:
+    admin: str
+    master: str = DEFAULT_MASTER
+    only: Sequence[str] = ()
+    checkpoints: Path
+    python_path: Sequence[Path] = ()
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Of Spark; wins over what is set here."""
+    tls: Tls | None = None
+    ttl_s: float = TTL_S
+    stuck_s: float = STUCK_S
+
+
+def run(options: RunnerOptions) -> int:
+    """Until a signal. The exit code. Raises JavaMissing, SparkMissing."""
+    early = threading.Event()
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: early.set())
+    spark = open_session("sava pipelines", options.master, conf=options.conf, python_path=options.python_path)
+    name = f"{_host()}-{os.getpid()}-{secrets.token_hex(3)}"
+    control = AdminControl(
+        options.admin, name, kinds=KINDS, only=options.only, tls=options.tls, ttl_s=options.ttl_s
+    )
+    runner = Runner(
+        name, control, _kinds(options, name, spark, control), only=options.only, stuck_s=options.stuck_s
+    )
+
+    def stop(*_: object) -> None:
+        runner.stop()
+
+    for number in SIGNALS:
+        signal.signal(number, stop)
+    if early.is_set():  # while Java was being started
+        stop()
+    log.info("pipelines: this runner is ready runner=%s master=%s", name, spark.sparkContext.master)
+    try:
+        while not runner.is_done:
+            _require_java(spark)
+            runner.step()
+            time.sleep(STEP_S)
+    except NotStopped as error:
+        _end_at_once(error, spark)
+    except JavaGone as error:
+        log.critical("pipelines: %s", error)
+        with suppress(ClientError):
+            control.leave()
+        os._exit(LOST)  # Spark's own way to end would wait for Java
+    control.close()
+    spark.stop()
+    log.info("pipelines: this runner has ended runner=%s", name)
+    return 0
+
+
+def _kinds(
+    options: RunnerOptions, runner: str, spark: SparkSession, control: AdminControl
+) -> dict[str, Kind]:
+    """One for each of KINDS."""
+    from sava.pipeline.replicate.kind import Replicate
+
+    def session() -> SparkSession:
+        return spark
+
+    def service() -> str:
+        return control.service
+
+    access = _certificates(options.tls)
+    return {
+        "custom": Custom(session, service, options.checkpoints, access=access),
+        "replicate": Replicate(session, service, runner=runner, admin=options.admin, tls=options.tls),
+    }
+
+
+def _certificates(tls: Tls | None) -> dict[str, str]:
+    """As options of format("sava")."""
+    if tls is None:
+        return {}
+    files = {"tlsCa": tls.ca, "tlsCert": tls.cert, "tlsKey": tls.key}
+    return {name: str(file) for name, file in files.items() if file is not None}
+
+
+def _require_java(spark: SparkSession) -> None:
+    java = _java(spark)
+    if java is not None and java.poll() is not None:
+        raise JavaGone(
+            f"Spark's Java has ended with code {java.returncode}, and with it all queries; start it again"
+        )
+
+
+def _java(spark: SparkSession) -> subprocess.Popen[bytes] | None:
+    """None: it is not a child of this process."""
+    return getattr(spark.sparkContext._gateway, "proc", None)
+
+
+def _end_at_once(error: NotStopped, spark: SparkSession) -> NoReturn:
+    """Nothing is waited for: what still runs, runs in Java, and must not a moment longer."""
+    log.critical("pipelines: %s", error)
+    if (java := _java(spark)) is not None:
+        java.kill()
+    os._exit(LOST)
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64].strip("-") or "runner"

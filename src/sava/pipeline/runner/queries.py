@@ -1,0 +1,282 @@
+"""QueryJob: a Spark query, as the runner wants to see it.
+
+One thread prepares the query, starts it, looks at it twice a second and sees it end; another asks brokers how
+far the topics reach. What they know is published as one value at a time, so nobody else waits for Spark or
+for a broker.
+
+**After the current batch.** Spark itself knows only "now": what is under way is interrupted. So a job that is
+to end gently is watched until a batch has ended, or none is under way, and stopped then. If the next one has
+begun by then it is given up in its first moments, and done again by whoever goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from sava.errors import SavaError
+from sava.pipeline.link import Access, Link
+from sava.pipeline.options import TopicChoice
+from sava.pipeline.positions import Part, to_offsets
+from sava.pipeline.runner.kinds import End, Job, Progress
+from sava.pipeline.runner.lag import Behind, Lag
+from sava.pipeline.source.topics import Topics
+from sava.pipeline.tails import Extent
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.5
+STOPPING_LOOK_S: Final = 0.1
+RATE_S: Final = 10.0
+MAX_ERROR: Final = 500
+
+Prepare = Callable[[SparkSession], DataStreamWriter]
+"""All but the start. May wait for brokers, and may take long."""
+
+
+class QueryJob(Job):
+    def __init__(
+        self, name: str, spark: SparkSession, prepare: Prepare, *, access: Access, topics: TopicChoice
+    ) -> None:
+        self._name = name
+        self._spark = spark
+        self._prepare = prepare
+        self._ends = TopicEnds(name, access, topics)
+        self._query: StreamingQuery | None = None
+        self._progress = Progress()
+        self._end: End | None = None
+        self._stop_wanted = threading.Event()
+        self._stop_now = threading.Event()
+        self._is_begun = False
+        self._guard = threading.Lock()
+        self._seen = Seen()
+        threading.Thread(target=self._run, name=f"pipeline {name}", daemon=True).start()
+
+    @property
+    def progress(self) -> Progress:
+        return self._progress
+
+    @property
+    def end(self) -> End | None:
+        return self._end
+
+    def stop(self, *, now: bool) -> None:
+        with self._guard:
+            self._stop_wanted.set()
+            if now:
+                self._stop_now.set()
+            query = self._query
+            if not self._is_begun:
+                # What still prepares waits for brokers, maybe, and finds out that it is not to begin.
+                self._end = End()
+        if now and query is not None:
+            threading.Thread(
+                target=self._interrupt, args=(query,), name=f"stopping {self._name}", daemon=True
+            ).start()
+
+    def _interrupt(self, query: StreamingQuery) -> None:
+        try:
+            query.stop()
+        except Exception:
+            # Either it has ended, which the other thread sees, or it has not, which the runner sees.
+            log.exception("pipelines: stopping failed name=%s", self._name)
+
+    # -- its own thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._work()
+            end = End()
+        except SavaError as error:
+            end = End(str(error))
+        except Exception as error:
+            end = End(brief(error))
+            if not self._stop_wanted.is_set():
+                log.exception("pipelines: the query has failed name=%s", self._name)
+        finally:
+            self._ends.close()
+        self._progress = self._progress._replace(rate=0.0)
+        self._end = End() if self._stop_wanted.is_set() else end
+
+    def _work(self) -> None:
+        session = self._spark.newSession()
+        # By the session of the thread Spark finds sources that are written in Python, and a thread other than
+        # the first has none.
+        SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+        # Queries of one application have equal shares of its cores, whatever they have to do.
+        session.sparkContext.setLocalProperty("spark.scheduler.pool", self._name)
+        writer = self._prepare(session)
+        with self._guard:
+            if self._stop_wanted.is_set():
+                return
+            self._is_begun = True
+        query = writer.start()
+        with self._guard:
+            self._query = query
+            stop_now = self._stop_now.is_set()
+        if stop_now:
+            query.stop()
+        self._ends.start()
+        batch_at_stop: int | None = None
+        while not query.awaitTermination(
+            STOPPING_LOOK_S if self._stop_wanted.is_set() else LOOK_S  # type: ignore[arg-type]
+        ):
+            self._look(query)
+            if self._stop_wanted.is_set():
+                if batch_at_stop is None:
+                    batch_at_stop = self._seen.batch
+                if self._seen.batch != batch_at_stop or not _is_at_work(query):
+                    query.stop()
+        self._look(query)
+
+    def _look(self, query: StreamingQuery) -> None:
+        now = time.monotonic()
+        last = query.lastProgress
+        seen = self._seen
+        if last is not None and last["batchId"] > seen.batch + 1:
+            for each in query.recentProgress:
+                seen.note(each, now)
+        elif last is not None:
+            seen.note(last, now)
+        behind = self._ends.behind(seen.position)
+        has_backlog = behind.messages > 0
+        if seen.position is None:
+            has_backlog = self._ends.has_grown or bool(query.status["isDataAvailable"])
+        self._progress = Progress(
+            is_running=not query.status["message"].startswith("Initializing"),
+            rows=seen.rows,
+            rate=seen.rate(now),
+            batch=max(seen.batch, 0),
+            lag_messages=behind.messages,
+            lag_seconds=behind.seconds,
+            has_backlog=has_backlog,
+            pulse=self._pulse(query) if has_backlog else None,
+        )
+
+    def _pulse(self, query: StreamingQuery) -> Hashable:
+        """Which tasks of its last Spark job are done: a long batch moves by these."""
+        tracker = self._spark.sparkContext.statusTracker()
+        jobs = tracker.getJobIdsForGroup(str(query.runId))
+        if not jobs:
+            return None
+        info = tracker.getJobInfo(max(jobs))
+        stages = info.stageIds if info is not None else []
+        done = [tracker.getStageInfo(stage) for stage in stages]
+        return max(jobs), tuple(stage.numCompletedTasks for stage in done if stage is not None)
+
+
+class Seen:
+    """What Spark has told about the batches of one run. Of one thread."""
+
+    def __init__(self) -> None:
+        self.batch = -1
+        self.rows = 0
+        self.position: Mapping[Part, int] | None = None
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def note(self, progress: Mapping[str, Any], now: float) -> None:
+        """In the order of batches; one that was noted before changes nothing."""
+        batch = progress["batchId"]
+        if batch <= self.batch:
+            return
+        self.batch = batch
+        rows = progress["numInputRows"]
+        self.rows += rows
+        self._recent.append((now, rows))
+        for source in progress["sources"]:
+            position = _position(source["endOffset"])
+            if position is not None:
+                self.position = position
+
+    def rate(self, now: float) -> float:
+        while self._recent and self._recent[0][0] < now - RATE_S:
+            self._recent.popleft()
+        return sum(rows for _, rows in self._recent) / RATE_S
+
+
+class TopicEnds:
+    """How far the topics of a query reach, asked every second in a thread of its own: a broker that does not
+    answer keeps nobody waiting."""
+
+    EVERY_S: Final = 1.0
+
+    def __init__(self, name: str, access: Access, topics: TopicChoice) -> None:
+        self._name = name
+        self._access = access
+        self._choice = topics
+        self._lag = Lag()
+        self._guard = threading.Lock()
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=f"lag of {self._name}", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def behind(self, position: Mapping[Part, int] | None) -> Behind:
+        with self._guard:
+            return self._lag.behind(position, time.monotonic())
+
+    @property
+    def has_grown(self) -> bool:
+        with self._guard:
+            return self._lag.has_grown
+
+    def _run(self) -> None:
+        topics: Topics | None = None
+        reason = ""
+        while not self._closed.wait(self.EVERY_S):
+            try:
+                link = Link.of(self._access)
+                if topics is None:
+                    chosen = Topics(link, self._choice)
+                    chosen.look_up()
+                    topics = chosen
+                topics.refresh()
+                names = topics.names
+                found = link.extents(list(names.values()))
+            except SavaError as error:
+                if str(error) != reason:
+                    reason = str(error)
+                    log.info("pipelines: the lag is not known name=%s error=%s", self._name, reason)
+                continue
+            reason = ""
+            self._note({part: found[name] for part, name in names.items()})
+
+    def _note(self, extents: Mapping[Part, Extent]) -> None:
+        with self._guard:
+            self._lag.note(extents, time.monotonic())
+
+
+def _is_at_work(query: StreamingQuery) -> bool:
+    status = query.status
+    return bool(status["isTriggerActive"] and status["isDataAvailable"])
+
+
+def _position(text: str | Mapping[str, Any] | None) -> Mapping[Part, int] | None:
+    """None: it is the position of something else than topics."""
+    try:
+        return to_offsets(json.loads(text) if isinstance(text, str) else text or {}) or None
+    except (ValueError, AttributeError):
+        return None
+
+
+def brief(error: Exception) -> str:
+    """One line. Spark's texts hold the traces of two languages; what was raised last in Python is what the
+    user can do something about."""
+    text = str(error).partition("JVM stacktrace")[0].strip() or type(error).__name__
+    text = re.sub(r"^An error occurred while calling \S+\s+: ", "", text)
+    raised = re.findall(r"^([\w.]+(?:: .+)?)$", text, re.MULTILINE) if "Traceback (most" in text else []
+    line = raised[-1] if raised else text.splitlines()[0]
+    return line if len(line) <= MAX_ERROR else f"{line[: MAX_ERROR - 1]}…"

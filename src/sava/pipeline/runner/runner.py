@@ -1,0 +1,252 @@
+"""Runner: the pipelines that this process has, and its claim on them.
+
+**The clock decides.** The cluster gives a runner's pipelines to another when it has not heard of it for a
+TTL. It cannot tell the runner so, since what cuts them off from each other is the reason. So the runner goes
+by its own clock: its claims live at least one TTL from the moment at which the last answered sign of life was
+*sent*, and nothing may run beyond that.
+
+    sent t0 ── answered          no answer …       t0 + TTL/2               t0 + TTL
+       claims live at least until t0 + TTL         everything is stopped    another may have it
+                                                   └─ if something does not stop: the process ends ─┘
+
+Within that time everything is given up with the batch that is under way; nothing is lost or repeated by that,
+it is only done again. When the cluster is heard in time, the claims are still this runner's, and it goes on.
+
+**One loop.** All state is owned by the loop that calls ``step``. Its calls to the cluster are bounded, and
+after one that failed no other is made in the same step, so it looks at the clock at least every CALL_S.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from sava.client.errors import ClientError, Refused
+from sava.errors import HostError
+from sava.pipeline.runner import sharing
+from sava.pipeline.runner.control import Control, Listed, Peer
+from sava.pipeline.runner.hosted import STUCK_S, Hosted
+from sava.pipeline.runner.kinds import Kind
+from sava.pipeline.runner.sharing import Free
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 1.0
+REPORT_S: Final = 2.0
+STARTS: Final = 2
+"""Pipelines that are being started at a time. Each start brings several processes of Python, for which Spark
+waits ten seconds and no longer: of a dozen at once on a few cores none would be in time, again and again."""
+LEAVE_S: Final = 10.0
+"""At the end, when nothing runs any more: so long it tries to tell the cluster."""
+
+
+class NotStopped(HostError):
+    """A pipeline that could not be stopped while it was this runner's. The process must end at once, and
+    with it everything that it runs."""
+
+
+class Runner:
+    """``step`` is called again and again, by one thread; ``stop`` by any."""
+
+    def __init__(
+        self,
+        name: str,
+        control: Control,
+        kinds: Mapping[str, Kind],
+        *,
+        only: Sequence[str] = (),
+        stuck_s: float = STUCK_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._control = control
+        self._kinds = kinds
+        self._only = frozenset(only)
+        self._stuck_s = stuck_s
+        self._clock = clock
+        self._hosted: dict[str, Hosted] = {}
+        self._lease = 0
+        self._deadline = 0.0
+        """Until then the claims are this runner's."""
+        self._ttl_s = 0.0
+        self._peers: Sequence[Peer] = ()
+        self._free = Free()
+        self._poll_at = 0.0
+        self._is_heard = True
+        self._unknown: set[str] = set()
+        self._stops = 0
+        """How often it was asked to stop. All that other threads, and signals, may touch."""
+        self._leave_by: float | None = None
+        self.is_done = False
+
+    def stop(self) -> None:
+        """After the current batches. Asked again: at once."""
+        self._stops += 1
+
+    @property
+    def hosted(self) -> Mapping[str, Hosted]:
+        return self._hosted
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Raises NotStopped."""
+        self._enforce()
+        self._step_hosted()
+        if self._stops:
+            self._wind_up()
+        if self.is_done:
+            return
+        try:
+            self._talk()
+        except ClientError as error:
+            if self._is_heard:
+                log.warning("pipelines: the cluster does not answer error=%s", error)
+            self._is_heard = False
+        else:
+            self._is_heard = True
+        self._enforce()
+
+    def _step_hosted(self) -> None:
+        starting = sum(hosted.is_starting(self._clock()) for hosted in self._hosted.values())
+        for hosted in self._hosted.values():
+            was_idle = hosted.is_idle
+            hosted.step(self._clock(), may_start=self._is_safe() and starting < STARTS)
+            starting += was_idle and not hosted.is_idle
+
+    def _talk(self) -> None:
+        now = self._clock()
+        if now >= self._poll_at:
+            self._poll_at = now + POLL_S
+            self._join()
+            self._enforce()
+            if not self._stops:
+                self._look(self._control.list())
+        for hosted in list(self._hosted.values()):
+            self._enforce()
+            try:
+                self._settle(hosted)
+            except Refused as error:
+                log.error("pipelines: refused name=%s error=%s", hosted.name, error)
+
+    def _settle(self, hosted: Hosted) -> None:
+        """Report, or release, what is due."""
+        if hosted.is_idle and not hosted.is_wanted:
+            hosted.step(self._clock())
+            self._control.release(hosted.name, hosted.claim, hosted.status)
+            del self._hosted[hosted.name]
+            return
+        if self._clock() < hosted.report_at:
+            return
+        answer = self._control.report(hosted.name, hosted.claim, hosted.status)
+        hosted.report_at = self._clock() + REPORT_S
+        if not answer.is_held:
+            hosted.lose("the claim is not this runner's any more", self._clock())
+        elif not answer.is_wanted:
+            hosted.dismiss("paused or deleted", now=False)
+
+    # -- the claim -----------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        sent = self._clock()
+        joined = self._control.join()
+        if self._lease and joined.lease != self._lease:
+            for hosted in self._hosted.values():
+                hosted.lose("the cluster has not heard of this runner for too long", sent)
+        self._lease, self._ttl_s = joined.lease, joined.ttl_s
+        self._deadline = sent + joined.ttl_s
+        self._peers = joined.peers
+
+    def _is_safe(self) -> bool:
+        return self._clock() < self._deadline - self._ttl_s / 2
+
+    def _enforce(self) -> None:
+        """Nothing runs when its claim may be another's."""
+        if not self._is_safe():
+            for hosted in self._hosted.values():
+                hosted.interrupt(now=True)
+                hosted.step(self._clock(), may_start=False)
+        now = self._clock()
+        is_late = now >= self._deadline - self._ttl_s / 10
+        late = [
+            hosted.name
+            for hosted in self._hosted.values()
+            if not hosted.is_idle and (is_late or (hosted.lost_at or now) + self._ttl_s / 2 < now)
+        ]
+        if late:
+            raise NotStopped(
+                f"the claim on pipeline {', '.join(late)} is lost, or the cluster has not been heard for too "
+                "long, and it does not stop: another runner may have it in a moment, so this one ends"
+            )
+
+    # -- which pipelines -----------------------------------------------------------------------
+
+    def _look(self, listed: Sequence[Listed]) -> None:
+        now = self._clock()
+        by_name = {each.name: each for each in listed}
+        for name, hosted in self._hosted.items():
+            each = by_name.get(name)
+            if each is None:
+                hosted.dismiss("deleted", now=True)
+            elif not each.is_wanted:
+                hosted.dismiss("paused or deleted", now=False)
+            else:
+                hosted.follow(each)
+        self._note_unknown(listed)
+        self._free.look(listed, now)
+        me = self._me()
+        for each in sharing.to_claim(me, self._peers, listed, self._free, now):
+            if each.name not in self._hosted:
+                self._enforce()
+                self._claim(each)
+        self._give(listed)
+
+    def _me(self) -> Peer:
+        return Peer(self.name, frozenset(self._kinds), self._only, len(self._hosted))
+
+    def _claim(self, listed: Listed) -> None:
+        claim = self._control.claim(listed.name)
+        if claim:
+            log.info("pipelines: claimed name=%s claim=%d", listed.name, claim)
+            kind = self._kinds[listed.kind]
+            self._hosted[listed.name] = Hosted(listed, claim, kind, stuck_s=self._stuck_s)
+
+    def _give(self, listed: Sequence[Listed]) -> None:
+        if any(not hosted.is_wanted for hosted in self._hosted.values()):
+            return
+        claims = {name: hosted.claim for name, hosted in self._hosted.items()}
+        name = sharing.to_give(self._me(), self._peers, listed, claims)
+        if name is not None:
+            self._hosted[name].dismiss("another runner has less to do", now=False)
+
+    def _note_unknown(self, listed: Sequence[Listed]) -> None:
+        for each in listed:
+            if each.kind not in self._kinds and each.name not in self._unknown:
+                self._unknown.add(each.name)
+                log.warning(
+                    "pipelines: left to others, its kind is not known here name=%s kind=%s",
+                    each.name,
+                    each.kind,
+                )
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _wind_up(self) -> None:
+        for hosted in self._hosted.values():
+            hosted.dismiss("this runner ends", now=self._stops > 1)
+        if not all(hosted.is_idle for hosted in self._hosted.values()):
+            return
+        now = self._clock()
+        self._leave_by = self._leave_by or now + LEAVE_S
+        is_over = now >= self._leave_by
+        if self._hosted and not is_over:
+            return  # to be released one by one, with what was done last
+        try:
+            self._control.leave()
+        except ClientError as error:
+            if not is_over:
+                return
+            log.warning("pipelines: the cluster is not told that this runner is gone error=%s", error)
+        self.is_done = True

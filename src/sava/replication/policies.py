@@ -1,0 +1,175 @@
+"""Policies: which topics are copied where.
+
+A namespace has a policy, or none; a topic may have one of its own, which holds instead of the namespace's, as
+a whole. A policy without remotes switches replication off. So the answer for a topic is always in one record,
+and nobody has to add anything up to know it.
+
+Setting a policy creates nothing anywhere. What it asks for is found out by whoever looks at the records
+(``links``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sava.broker import specs
+from sava.broker.conditions import present, unchanged
+from sava.broker.errors import NamespaceUnknown
+from sava.broker.names import TopicName, check_name, check_unreserved
+from sava.broker.registry import Registry
+from sava.metadata.commands import Compare, Delete, Put
+from sava.metadata.store import LocalView, MetadataStore
+from sava.replication import records
+from sava.replication.errors import PolicyInvalid, RemoteUnknown, ReplicationBusy
+from sava.replication.records import EARLIEST, LATEST, PolicyRecord
+
+ATTEMPTS = 8
+
+
+class Scope(NamedTuple):
+    """A namespace, or one topic of it."""
+
+    namespace: str
+    topic: TopicName | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Scope:
+        """Raises InvalidName, PolicyInvalid unless the text is ``ns`` or ``/ns/topic``."""
+        if not text.startswith("/"):
+            return cls(check_name(text, "namespace"))
+        topic = TopicName.parse(text)
+        if topic.head != topic:
+            raise PolicyInvalid(
+                f"topic {topic} is a partition; partitions are replicated as their topic {topic.head} is"
+            )
+        return cls(topic.namespace, topic)
+
+    @property
+    def key(self) -> str:
+        if self.topic is None:
+            return records.namespace_policy_key(self.namespace)
+        return records.topic_policy_key(self.topic)
+
+    def __str__(self) -> str:
+        return self.namespace if self.topic is None else str(self.topic)
+
+
+class Held(NamedTuple):
+    """A policy, where it is set, and since which revision of the store."""
+
+    policy: PolicyRecord
+    scope: Scope
+    revision: int
+
+
+def check(policy: PolicyRecord) -> PolicyRecord:
+    """With what was left out. Raises PolicyInvalid, InvalidName."""
+    for remote in policy.remotes:
+        check_name(remote, "remote")
+    if len(set(policy.remotes)) != len(policy.remotes):
+        raise PolicyInvalid(f"remotes {', '.join(policy.remotes)}: one is named twice")
+    for subscription in policy.subscriptions:
+        check_unreserved(check_name(subscription, "subscription"))
+    start = policy.start or EARLIEST
+    if start not in (EARLIEST, LATEST) and not (start.isascii() and start.isdecimal()):
+        raise PolicyInvalid(
+            f"start {policy.start!r}: it can be {EARLIEST}, {LATEST}, or a time in microseconds since 1970 "
+            "UTC"
+        )
+    return PolicyRecord(
+        remotes=policy.remotes,
+        start=start,
+        max_rate=policy.max_rate,
+        forward=policy.forward,
+        subscriptions=policy.subscriptions,
+    )
+
+
+class Policies:
+    """Holds nothing between calls."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._registry = Registry(store)
+
+    async def set(self, scope: Scope, policy: PolicyRecord) -> None:
+        """Raises NamespaceUnknown, TopicUnknown, RemoteUnknown, PolicyInvalid."""
+        policy = check(policy)
+        for _ in range(ATTEMPTS):
+            exists = await self.exists(scope)
+            # Conditions, since a remote that is removed meanwhile would leave a policy that names nobody.
+            remotes = tuple(present(records.remote_key(remote)) for remote in policy.remotes)
+            put = Put(scope.key, specs.encode(policy))
+            if (await self._store.txn((exists, *remotes), (put,))).succeeded:
+                return
+            for remote in policy.remotes:
+                if await self._store.get(records.remote_key(remote)) is None:
+                    raise RemoteUnknown(remote)
+        raise ReplicationBusy(f"{scope} changed under {ATTEMPTS} attempts to set its replication policy")
+
+    async def exists(self, scope: Scope) -> Compare:
+        """The condition that it still does. Raises NamespaceUnknown, TopicUnknown, PolicyInvalid."""
+        if scope.topic is None:
+            key = specs.namespace_key(scope.namespace)
+            kv = await self._store.get(key)
+            if kv is None:
+                raise NamespaceUnknown(scope.namespace)
+            return present(key)
+        located = await self._registry.locate(scope.topic)
+        if not located.spec.reliable:
+            raise PolicyInvalid(
+                f"topic {scope.topic} is not reliable: its messages are not kept, so they cannot be copied"
+            )
+        return located.unchanged
+
+    async def clear(self, scope: Scope) -> None:
+        """What is set above it holds from now on. Raises NamespaceUnknown, TopicUnknown."""
+        for _ in range(ATTEMPTS):
+            exists = await self.exists(scope)
+            kv = await self._store.get(scope.key)
+            if kv is None:
+                return
+            compare = (exists, unchanged(scope.key, kv.mod_revision))
+            if (await self._store.txn(compare, (Delete(scope.key),))).succeeded:
+                return
+        raise ReplicationBusy(f"{scope} changed under {ATTEMPTS} attempts to clear its replication policy")
+
+    async def get(self, scope: Scope) -> Held | None:
+        """The one that holds. Raises NamespaceUnknown, TopicUnknown."""
+        await self.exists(scope)  # linearizable: from here on this node knows as much
+        if scope.topic is not None:
+            return effective(self._store.local, scope.topic)
+        return _held(self._store.local, scope)
+
+
+def effective(local: LocalView, topic: TopicName) -> Held | None:
+    """The most specific policy, as this node knows it. Raises RecordCorrupt."""
+    return _held(local, Scope(topic.namespace, topic)) or _held(local, Scope(topic.namespace))
+
+
+def _held(local: LocalView, scope: Scope) -> Held | None:
+    kv = local.get(scope.key)
+    return None if kv is None else Held(specs.decode(kv, PolicyRecord), scope, kv.mod_revision)
+
+
+def of_namespaces(local: LocalView) -> dict[str, Held]:
+    """Raises RecordCorrupt."""
+    found = {}
+    for kv in local.range(specs.NAMESPACES).kvs:
+        match kv.key.split("/"):
+            case ["", "namespaces", namespace, records.REPLICATION]:
+                policy = specs.decode(kv, PolicyRecord)
+                found[namespace] = Held(policy, Scope(namespace), kv.mod_revision)
+    return found
+
+
+def naming(local: LocalView, remote: str) -> list[str]:
+    """The scopes whose policies name the remote. Looks at everything that there is of topics; for questions
+    that are rare. Raises RecordCorrupt."""
+    found = [str(held.scope) for held in of_namespaces(local).values() if remote in held.policy.remotes]
+    for kv in local.range(specs.TOPICS).kvs:
+        match kv.key.split("/"):
+            case ["", "topics", namespace, topic, records.REPLICATION]:
+                if remote in specs.decode(kv, PolicyRecord).remotes:
+                    found.append(str(TopicName(namespace, topic)))
+    return found

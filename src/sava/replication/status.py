@@ -1,0 +1,198 @@
+"""Status: how far every topic is at every remote, and what keeps it from going on.
+
+What nobody reports is not taken for well. A partition of which no runner was heard for a while counts as
+disconnected, with the rate 0 and a backlog that goes on growing: its end is asked from the broker that has it
+(``look``), not from the runner that is gone. A backlog that is not known is not 0 either; it is not known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from sava.broker.names import TopicName
+from sava.cluster.pipelines import Pipelines
+from sava.replication import records
+from sava.replication.links import Extent, Extents, Links, LinkTopic, pipeline_name
+from sava.replication.matrix import CONNECTED, State
+from sava.replication.records import LATEST, PartitionReport, ReportRecord
+from sava.replication.reports import Reports
+
+UNKNOWN: Final = -1
+LOOK_S: Final = 5.0
+"""How often the ends of partitions that are not copied are asked for, each."""
+AT_A_TIME: Final = 200
+
+
+class PartitionStatus(NamedTuple):
+    report: PartitionReport
+    """The last one, with the state as it is by now."""
+    end: int
+    """Of the source; at least what is known of it."""
+    backlog: int
+    """Messages; UNKNOWN, or at most so many if it was never copied and starts at a time."""
+    backlog_s: float
+    """Age of the oldest message that is not copied; UNKNOWN. Of one that only the broker has seen, at
+    most."""
+    is_connected: bool
+    reported_ms: int
+
+
+class TopicStatus(NamedTuple):
+    topic: LinkTopic
+    partitions: list[PartitionStatus]
+
+    @property
+    def disconnected(self) -> int:
+        return sum(not each.is_connected for each in self.partitions)
+
+    @property
+    def connected(self) -> int:
+        return len(self.partitions) - self.disconnected
+
+
+class Looked(NamedTuple):
+    extent: Extent | None
+    at: float
+
+
+class Statuses:
+    """Owned by the event loop."""
+
+    def __init__(self, links: Links, reports: Reports, pipelines: Pipelines, extents: Extents) -> None:
+        self._links = links
+        self._reports = reports
+        self._pipelines = pipelines
+        self._extents = extents
+        self._looked: dict[TopicName, Looked] = {}
+
+    def list(self) -> list[TopicStatus]:
+        """By remote and topic. Raises RecordCorrupt."""
+        now = records.now_ms()
+        paused = {each.name for each in self._pipelines.known() if each.record.is_paused}
+        return [
+            self._status(topic, now, is_paused=pipeline_name(topic.name.remote) in paused)
+            for topic in self._links.topics()
+        ]
+
+    def _status(self, topic: LinkTopic, now: int, *, is_paused: bool) -> TopicStatus:
+        report = self._reports.get(topic.name)
+        stale = self._why_silent(topic, report, now, is_paused=is_paused)
+        told = {each.partition: each for each in report.partitions} if report is not None else {}
+        partitions = []
+        for number, name in enumerate(topic.members):
+            last = told.get(number)
+            silent = stale or (
+                None if last is not None else (State.STARTING, "its runner has not said anything of it yet")
+            )
+            partitions.append(self._partition(topic, number, name, last, report, silent, now))
+        return TopicStatus(topic, partitions)
+
+    def _why_silent(
+        self, topic: LinkTopic, report: ReportRecord | None, now: int, *, is_paused: bool
+    ) -> tuple[State, str] | None:
+        """The state in place of the one that was reported; None: the report holds."""
+        pipeline = pipeline_name(topic.name.remote)
+        if is_paused:
+            return State.PAUSED, f"pipeline {pipeline} is paused; `sava pipelines resume {pipeline}` goes on"
+        if not topic.is_ready:
+            return State.STARTING, "where to start is not known yet: not all its partitions are served"
+        if report is None:
+            return (
+                State.WAITING_RUNNER,
+                f"no runner has taken pipeline {pipeline}; start one: `sava pipelines run`",
+            )
+        if self._reports.is_stale(report, now):
+            ago = (now - report.reported_ms) // 1000
+            return State.WAITING_RUNNER, f"runner {report.runner} was last heard {ago} s ago"
+        return None
+
+    def _partition(
+        self,
+        topic: LinkTopic,
+        number: int,
+        name: TopicName,
+        last: PartitionReport | None,
+        report: ReportRecord | None,
+        silent: tuple[State, str] | None,
+        now: int,
+    ) -> PartitionStatus:
+        extent = self._looked[name].extent if name in self._looked else None
+        end = max(last.end if last else UNKNOWN, extent.end if extent else UNKNOWN)
+        position = last.position if last is not None else self._first(topic, number, extent)
+        backlog = max(0, end - position) if end != UNKNOWN and position is not None else UNKNOWN
+        shown = last or PartitionReport(partition=number, state=State.STARTING, position=position or 0)
+        if silent is not None:
+            shown = _silenced(shown, *silent)
+        since = report.reported_ms if last is not None and report is not None else topic.record.since_ms
+        return PartitionStatus(
+            report=shown,
+            end=max(end, 0),
+            backlog=backlog,
+            backlog_s=_age(backlog, shown.oldest_us, since, now),
+            is_connected=shown.state in CONNECTED,
+            reported_ms=report.reported_ms if last is not None and report is not None else 0,
+        )
+
+    def _first(self, topic: LinkTopic, number: int, extent: Extent | None) -> int | None:
+        """Where copying would start; None: not known."""
+        if topic.wanted.policy.start == LATEST:
+            return topic.start_offsets[number] if topic.is_ready else None
+        return extent.start if extent is not None else None
+
+    # -- looking -----------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Ask for the ends of partitions of which no runner tells, those first that were not looked at for
+        the longest time."""
+        statuses = self.list()
+        names = {
+            name: self._looked.get(name, Looked(None, 0.0)).at
+            for status in statuses
+            for name, each in zip(status.topic.members, status.partitions, strict=True)
+            if not each.is_connected
+        }
+        known = {name for status in statuses for name in status.topic.members}
+        for gone in [name for name in self._looked if name not in known]:
+            del self._looked[gone]
+        now = time.monotonic()
+        due = sorted((name for name, at in names.items() if now - at >= LOOK_S), key=names.__getitem__)
+        await self._look_at(due[:AT_A_TIME])
+
+    async def _look_at(self, names: Sequence[TopicName]) -> None:
+        if not names:
+            return
+        extents = await self._extents(names)
+        now = time.monotonic()
+        for name in names:
+            before = self._looked.get(name)
+            # What was seen before is still true: a log does not get shorter.
+            extent = extents.get(name) or (before.extent if before is not None else None)
+            self._looked[name] = Looked(extent, now)
+
+
+def _silenced(report: PartitionReport, state: State, reason: str) -> PartitionReport:
+    """Nobody copies it, whatever was said last."""
+    return PartitionReport(
+        partition=report.partition,
+        state=state,
+        reason=reason,
+        position=report.position,
+        end=report.end,
+        oldest_us=report.oldest_us,
+        messages=report.messages,
+        duplicates=report.duplicates,
+        skipped=report.skipped,
+        disconnects=report.disconnects,
+        restarts=report.restarts,
+    )
+
+
+def _age(backlog: int, oldest_us: int, since_ms: int, now_ms: int) -> float:
+    """``since_ms``: all that was there then had been copied, or it came under its policy."""
+    if oldest_us:
+        return max(0.0, now_ms / 1000 - oldest_us / 1_000_000)
+    if backlog <= 0:
+        return float(backlog)
+    return max(0.0, (now_ms - since_ms) / 1000)

@@ -1,0 +1,106 @@
+"""Replication as a broker has it: what sends to other clusters, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sava.broker.names import TopicName
+from sava.broker.position import Position
+from sava.broker.topic import Topic
+from sava.cluster.controller import Leadership
+from sava.cluster.pipelines import Pipelines
+from sava.config import Config
+from sava.errors import SavaError
+from sava.metadata.node import RaftNode
+from sava.metadata.store import MetadataStore
+from sava.proto import topics_admin_pb2 as pb
+from sava.replication.control import Control
+from sava.replication.cursors import LinkCursors
+from sava.replication.links import Extent, Links
+from sava.replication.matrix import Mismatch, Settings
+from sava.replication.remotes import Identity, Remotes
+from sava.replication.reports import Reports
+from sava.replication.status import Statuses
+from sava.replication.tending import Tending
+from sava.services.owners import spread
+from sava.services.remotes import RemoteClusters
+from sava.services.subscriptions_admin import SERVICE
+from sava.services.topic_descriptions import start_message
+from sava.services.topic_parts import TopicParts
+
+
+def open_replication(
+    config: Config,
+    node: RaftNode,
+    store: MetadataStore,
+    topics: TopicParts,
+    pipelines: Pipelines,
+    leadership: Leadership,
+) -> tuple[Control, Tending]:
+    async def extents(names: Sequence[TopicName]) -> Mapping[TopicName, Extent]:
+        return await _extents(topics, names)
+
+    def own() -> Identity:
+        return Identity(config.cluster_name, node.status.cluster)
+
+    view = topics.view
+    cursors = LinkCursors(store, OwnersPins(topics))
+    links = Links(view, store, pipelines, leadership, extents, cursors)
+    reports = Reports(store)
+    statuses = Statuses(links, reports, pipelines, extents)
+    control = Control(
+        store=store,
+        view=view,
+        remotes=Remotes(store, RemoteClusters(), own),
+        links=links,
+        reports=reports,
+        statuses=statuses,
+        settings=Settings(
+            may_create=config.replication.create_topic_to_remote_cluster,
+            mismatch=Mismatch(config.replication.partition_mismatch_policy),
+        ),
+    )
+    return control, Tending(view, links, reports, statuses, leadership)
+
+
+class OwnersPins:
+    """``Pins``: each by the owner of its topic."""
+
+    def __init__(self, topics: TopicParts) -> None:
+        self._topics = topics
+
+    async def pin(self, topic: TopicName, cursor: str, start: Position) -> None:
+        async def pin(here: Topic, _: pb.CreateSubscriptionRequest) -> pb.SubscriptionDescription:
+            await here.pin(cursor, start)
+            return pb.SubscriptionDescription()
+
+        request = pb.CreateSubscriptionRequest(subscription=cursor, type="shared", start=start_message(start))
+        await self._topics.on_each(
+            [topic], f"{SERVICE}CreateSubscription", request, pb.SubscriptionDescription, pin
+        )
+
+    async def unpin(self, topic: TopicName, cursor: str) -> None:
+        async def unpin(here: Topic, _: pb.DeleteSubscriptionRequest) -> pb.DeleteSubscriptionResponse:
+            await here.unpin(cursor)
+            return pb.DeleteSubscriptionResponse()
+
+        request = pb.DeleteSubscriptionRequest(subscription=cursor)
+        await self._topics.on_each(
+            [topic], f"{SERVICE}DeleteSubscription", request, pb.DeleteSubscriptionResponse, unpin
+        )
+
+
+async def _extents(topics: TopicParts, names: Sequence[TopicName]) -> dict[TopicName, Extent]:
+    """Of those whose end somebody knows for certain: of the others it is asked again later."""
+
+    async def extent(name: TopicName) -> Extent | None:
+        try:
+            (described,) = await topics.describe([name])
+        except SavaError:
+            return None  # deleted meanwhile, or nobody can say anything of it
+        if not described.HasField("next_offset"):
+            return None
+        return Extent(described.start_offset, described.next_offset)
+
+    found = zip(names, await spread(names, extent), strict=True)
+    return {name: extent for name, extent in found if extent is not None}

@@ -1,0 +1,90 @@
+"""Topics that move, at the source and at the target, while they are copied."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sava.errors import SavaError
+from sava.pipeline.link import Access
+from tests.cluster.harness import Brokers
+from tests.copier import Copier, Site, numbered, payloads
+from tests.long import IS_LONG
+
+TOPIC = "/default/copied"
+MOVES = 30 if IS_LONG else 4
+
+
+class Named(Brokers):
+    """Two brokers, of a cluster with a name."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        directory.mkdir()
+        super().__init__(2, directory)
+        settings = yaml.safe_load(self._config.read_text())
+        self._config.write_text(yaml.safe_dump({**settings, "cluster_name": name}))
+        self.name = name
+
+    def site(self) -> Site:
+        return Site(self.name, Access(",".join(broker.client_url for broker in self.brokers)))
+
+    async def move(self, topic: str) -> None:
+        moves = await self.unload(topic, to=(await self.others(topic))[0])
+        print(self.name, [(move.to_broker_id, move.error) for move in moves])
+
+
+@pytest.mark.timeout(600 if IS_LONG else 180)
+async def test_topics_move_while_they_are_copied(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    async with AsyncExitStack() as stack:
+        clusters = [await stack.enter_async_context(Named(name, tmp_path / name)) for name in ("eu", "us")]
+        eu, us = [await asyncio.to_thread(cluster.site) for cluster in clusters]
+        for site in (eu, us):
+            stack.callback(site.close)
+        copier = await asyncio.to_thread(Copier, eu, us, TOPIC)
+        for cluster in clusters:
+            await cluster.served(TOPIC)
+        copying = Copying(copier)
+        work = asyncio.create_task(asyncio.to_thread(copying.run))
+        try:
+            for _ in range(MOVES):
+                await asyncio.sleep(chance.uniform(0, 0.3))
+                try:
+                    await chance.choice(clusters).move(TOPIC)
+                except SavaError as error:
+                    print("not moved:", error)
+        finally:
+            copying.is_over = True
+            await work
+        print(f"{copying.published} messages, troubles {copying.troubles}")
+        found = await asyncio.to_thread(us.messages, TOPIC)
+        assert payloads(found) == [f"m-{number}" for number in range(copying.published)]
+        assert copying.published > 1000
+
+
+class Copying:
+    """Publishes and copies in turn, in a thread."""
+
+    def __init__(self, copier: Copier) -> None:
+        self.copier = copier
+        self.is_over = False
+        self.published = 0
+        self.troubles: dict[str, int] = {}
+
+    def run(self) -> None:
+        while not self.is_over:
+            more = numbered("m", self.published, self.published + 500)
+            self.copier.source.publish(TOPIC, more)
+            self.published += len(more)
+            outcome = self.copier.round(0.2)
+            assert not outcome.code or outcome.may_pass, outcome
+            if outcome.code:
+                self.troubles[outcome.code] = self.troubles.get(outcome.code, 0) + 1
+        self.copier.finish()

@@ -1,0 +1,159 @@
+"""``sava bench`` against a real broker, also with a stream that somebody has doctored: it must notice."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import Any
+
+import pytest
+
+from sava.client import Client
+from tests.children import start_child
+from tests.integration.harness import sava
+from tests.standalone import Standalone
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Standalone]:
+    with Standalone(tmp_path) as running:
+        async with Client(running.url, timeout=60) as client, client.producer("/default/ready"):
+            pass
+        yield running
+
+
+async def bench(broker: Standalone, *arguments: str, check: bool = True) -> tuple[int, dict[str, Any], str]:
+    code, out, err = await sava(
+        *("bench", *arguments, "--service", broker.url, "--admin", broker.admin, "-o", "json"), check=check
+    )
+    return code, json.loads(out), err
+
+
+async def produce(broker: Standalone, *arguments: str) -> dict[str, Any]:
+    _, out, _ = await sava("bench", "produce", *arguments, "--service", broker.url, "-o", "json")
+    made: dict[str, Any] = json.loads(out)
+    return made
+
+
+async def subscriptions(broker: Standalone, topic: str) -> list[Any]:
+    _, out, _ = await sava("subscriptions", "list", topic, "-o", "json", admin=broker.admin)
+    listed: list[Any] = json.loads(out)
+    return listed
+
+
+CLEAN = {"lost": 0, "duplicates": 0, "reordered": 0, "late": 0, "foreign": 0, "uncertain": 0, "open_ended": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "consumers"), [("exclusive", 1), ("shared", 2), ("failover", 2), ("key_shared", 2)]
+)
+async def test_what_was_produced_is_consumed_and_accounted_for(
+    broker: Standalone, kind: str, consumers: int
+) -> None:
+    topic = f"/default/{kind.replace('_', '-')}"
+    made = await produce(
+        broker,
+        *(topic, "--count", "3000", "--size", "50-200", "--keys", "7", "--partitions", "2"),
+        *("--producers", "2"),
+    )
+    assert made["published"]["count"] == 3000
+    assert made["published"]["failed"] == 0
+    assert made["published"]["latency_ms"]["p99"] > 0
+    _, used, _ = await bench(
+        broker, "consume", topic, "--type", kind, "--consumers", str(consumers), "--idle", "1"
+    )
+    assert used["consumed"]["count"] == 3000
+    assert used["messages"] == {"received": 3002, **CLEAN}
+    assert await subscriptions(broker, topic) == []
+
+
+async def test_a_doctored_stream_is_noticed(broker: Standalone) -> None:
+    """Of a stream that a producer made, one message in the middle is left out, five come twice and one comes
+    too late."""
+    await produce(broker, "/default/made", "--count", "1000", "--size", "64")
+    async with Client(broker.url) as client:
+        async with client.reader("/default/made", end="latest") as reader:
+            stream = [message.payload async for message in reader]
+        assert len(stream) == 1001
+        late = stream.pop(700)
+        doctored = stream[:200] + stream[201:500] + stream[495:800] + [late] + stream[800:]
+        async with client.producer("/default/doctored") as producer:
+            await producer.send_many(doctored)
+    code, used, err = await bench(broker, "consume", "/default/doctored", "--idle", "1", check=False)
+    assert code == 1
+    assert "1 lost, 5 duplicates, 1 reordered" in err
+    assert used["messages"] == {"received": 1005, **CLEAN, "lost": 1, "duplicates": 5, "reordered": 1}
+
+
+async def test_latency_is_told_for_both_ways(broker: Standalone) -> None:
+    _, told, _ = await bench(
+        broker, "latency", "/default/both", "--rate", "500", "--duration", "1", "--partitions", "2"
+    )
+    assert 450 <= told["published"]["count"] == told["consumed"]["count"] <= 501
+    for way in ("published", "consumed"):
+        latency = told[way]["latency_ms"]
+        assert 0 < latency["min"] <= latency["p50"] <= latency["p99"] <= latency["max"]
+    assert told["messages"] == {"received": told["published"]["count"] + 1, **CLEAN}
+    assert await subscriptions(broker, "/default/both") == []
+
+
+async def test_a_rate_is_kept(broker: Standalone) -> None:
+    made = await produce(broker, "/default/paced", "--rate", "300", "--duration", "2")
+    assert 590 <= made["published"]["count"] <= 601
+
+
+@pytest.mark.parametrize("operation", ["put", "get", "local-get", "txn"])
+async def test_the_metadata_store_is_called_and_left_clean(broker: Standalone, operation: str) -> None:
+    _, out, _ = await sava(
+        *("bench", "metadata", "--operation", operation, "--count", "200", "--callers", "4", "--keys", "10"),
+        *("-o", "json"),
+        admin=broker.admin,
+    )
+    done = json.loads(out)["done"]
+    assert (done["count"], done["failed"]) == (200, 0)
+    _, left, _ = await sava("meta", "range", "/bench/", "-o", "json", admin=broker.admin)
+    assert json.loads(left) == []
+
+
+async def test_csv_is_a_header_and_a_row(broker: Standalone) -> None:
+    _, out, _ = await sava(
+        "bench", "produce", "/default/csv", "--count", "10", "-o", "csv", "--service", broker.url
+    )
+    [row] = csv.DictReader(io.StringIO(out))
+    assert row["published.count"] == "10"
+    assert float(row["published.latency_ms.p99.9"]) > 0
+
+
+async def test_a_terminal_sees_how_far_it_is(broker: Standalone) -> None:
+    near, far = pty.openpty()
+    arguments = ("bench", "produce", "/default/shown", "--duration", "2", "--rate", "100")
+    process = await start_child(
+        *(sys.executable, "-m", "sava.cli", *arguments, "--service", broker.url),
+        stdout=DEVNULL,
+        stderr=far,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    assert await process.wait() == 0
+    os.close(far)
+    shown = os.read(near, 1 << 20).decode()
+    os.close(near)
+    assert "messages, " in shown
+    assert "/s now" in shown
+
+
+async def test_messages_that_cannot_be_published_are_a_failure(broker: Standalone) -> None:
+    await sava("topics", "create", "/default/small", admin=broker.admin)
+    await sava("topics", "set-policy", "/default/small", "--max-message-size", "100", admin=broker.admin)
+    code, _, err = await sava(
+        *("bench", "produce", "/default/small", "--count", "10", "--size", "200", "--service", broker.url),
+        check=False,
+    )
+    assert code == 1
+    assert "100" in err

@@ -1,0 +1,105 @@
+"""The pages of docs/reference say what the code says; and what is shown and watched exists."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sava.config import Config
+from sava.doctor.signs import SIGNS
+from tools.reference import configuration
+from tools.reference.__main__ import PAGES
+from tools.reference.metrics import Described, metrics
+from tools.reference.pages import DIRECTORY
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "deploy" / "grafana" / "sava.json"
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+NAME = re.compile(r"\bsava_[a-z0-9_]+\b")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_what_the_code_says(name: str) -> None:
+    page = DIRECTORY / name
+    assert page.exists(), "run `make docs`"
+    assert page.read_text(encoding="utf-8") == PAGES[name](), f"{page} is stale: run `make docs`"
+
+
+def test_every_key_of_the_configuration_has_a_meaning() -> None:
+    silent = [key.path for _, _, keys in configuration.sections_of(Config) for key in keys if not key.meaning]
+    assert silent == []
+
+
+@cache
+def known() -> dict[str, Described]:
+    return {each.name: each for each in asyncio.run(metrics())}
+
+
+def test_every_metric_has_a_name_a_unit_and_help() -> None:
+    for name, metric in known().items():
+        assert re.fullmatch(r"(sava|pulsar)_[a-z][a-z0-9_]*", name)
+        assert metric.help.endswith("."), f"{name} needs help that is a sentence"
+        assert metric.unit
+        assert (metric.kind == "counter") == name.endswith("_total"), name
+        if metric.kind == "histogram":
+            assert metric.unit in ("seconds", "bytes", "messages"), f"{name} needs its unit in its name"
+
+
+def names_in(expression: str) -> set[str]:
+    """The metrics of an expression, as they are documented."""
+    found = set()
+    for name in NAME.findall(expression):
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        found.add(base if base in known() and known()[base].kind == "histogram" else name)
+    return found
+
+
+def expressions_of(value: Any) -> list[str]:
+    """Everything that is an expression, anywhere in a dashboard."""
+    if isinstance(value, dict):
+        own = [value["expr"]] if isinstance(value.get("expr"), str) else []
+        if isinstance(value.get("query"), str):
+            own.append(value["query"])
+        return own + [each for below in value.values() for each in expressions_of(below)]
+    if isinstance(value, list):
+        return [each for below in value for each in expressions_of(below)]
+    return []
+
+
+def check_names(expressions: list[str]) -> None:
+    used = set().union(*map(names_in, expressions))
+    assert used
+    assert sorted(used - known().keys()) == []
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    check_names(expressions_of(dashboard))
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert all(panel["title"] and panel["targets"] and panel["fieldConfig"] for panel in panels)
+
+
+def test_the_alerts_watch_over_metrics_that_exist() -> None:
+    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    check_names([rule["expr"] for rule in rules])
+    assert {
+        *("SavaNoLeader", "SavaReplicationDisconnected", "SavaBacklogWithoutProgress", "SavaDiskFilling"),
+        "SavaJournalDegraded",
+    } <= {rule["alert"] for rule in rules}
+    for rule in rules:
+        assert rule["for"]
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+
+
+def test_the_doctor_looks_at_metrics_that_exist() -> None:
+    check_names([sign.metric for sign in SIGNS])

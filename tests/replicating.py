@@ -1,0 +1,249 @@
+"""Links between real clusters, without Spark: shares run in threads of the test, and everything else is what
+a runner has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+from grpc import aio
+
+from sava.blocking import Client
+from sava.pipeline.link import Access
+from sava.pipeline.replicate.control import AdminControl
+from sava.pipeline.replicate.copying import copy
+from sava.pipeline.replicate.job import Edges, LinkJob
+from sava.pipeline.replicate.work import Outcome, Share
+from sava.proto import pipelines_pb2, topics_admin_pb2
+from sava.proto import replication_pb2 as pb
+from sava.records import Message
+from sava.services.admin_client import AdminClient
+from tests.cluster.harness import until
+from tests.integration.harness import sava
+from tests.ports import free_ports
+from tests.standalone import Standalone
+
+READY_S = 60.0
+
+
+class Side:
+    """One cluster, through its admin port."""
+
+    def __init__(self, broker: Standalone) -> None:
+        self.broker = broker
+
+    @property
+    def service(self) -> str:
+        return f"127.0.0.1:{self.broker.port}"
+
+    async def call(self, service: str, method: str, request: Any) -> Any:
+        async with AdminClient(self.broker.admin) as client:
+            return await client.call(getattr(getattr(client, service), method), request, timeout=30)
+
+    async def replication(self, method: str, request: Any) -> Any:
+        return await self.call("replication", method, request)
+
+    async def ready(self) -> None:
+        async def answers() -> bool:
+            await self.call("namespaces", "ListNamespaces", topics_admin_pb2.ListNamespacesRequest())
+            return True
+
+        await until(answers, "the broker answers", timeout=READY_S)
+
+    async def add(self, name: str, service: str) -> None:
+        await self.replication("AddRemote", pb.Remote(name=name, service=service))
+
+    async def namespace(self, name: str) -> None:
+        request = topics_admin_pb2.CreateNamespaceRequest(namespace=name)
+        await self.call("namespaces", "CreateNamespace", request)
+
+    async def create(self, name: str, partitions: int = 0, *, reliable: bool = True) -> None:
+        request = topics_admin_pb2.CreateTopicRequest(name=name, reliable=reliable, partitions=partitions)
+        await self.call("topics", "CreateTopic", request)
+
+    async def grow(self, name: str, partitions: int) -> None:
+        request = topics_admin_pb2.GrowTopicRequest(name=name, partitions=partitions)
+        await self.call("topics", "GrowTopic", request)
+
+    async def delete(self, name: str) -> None:
+        await self.call("topics", "DeleteTopic", topics_admin_pb2.DeleteTopicRequest(name=name))
+
+    async def topics(self, namespace: str) -> list[str]:
+        request = topics_admin_pb2.ListTopicsRequest(namespace=namespace)
+        return [each.name for each in (await self.call("topics", "ListTopics", request)).topics]
+
+    async def pipelines(self) -> list[str]:
+        response = await self.call("pipelines", "ListPipelines", pipelines_pb2.ListPipelinesRequest())
+        return [each.spec.name for each in response.pipelines]
+
+    async def status(self, topic: str) -> list[pb.LinkTopic]:
+        request = pb.GetReplicationStatusRequest(topic=topic)
+        return list((await self.replication("GetReplicationStatus", request)).topics)
+
+    async def replicate(self, scope: str, remote: str = "west", **policy: Any) -> None:
+        """Whatever there is at the remote."""
+        wanted = pb.ReplicationPolicy(remotes=[remote], **policy)
+        request = pb.SetReplicationRequest(scope=scope, policy=wanted, skip_checks=True)
+        assert (await self.replication("SetReplication", request)).is_set
+
+    async def clear(self, scope: str) -> None:
+        await self.replication("ClearReplication", pb.ClearReplicationRequest(scope=scope))
+
+    async def recreate(self, topic: str, remote: str = "west") -> None:
+        request = pb.RecreateRemoteTopicRequest(topic=topic, remote=remote)
+        await self.replication("RecreateRemoteTopic", request)
+
+    async def command(self, *arguments: str, code: int = 0) -> tuple[str, str]:
+        found, out, err = await sava(*arguments, admin=self.broker.admin, check=False)
+        assert found == code, (arguments, out, err)
+        return out, err
+
+    async def metrics(self) -> dict[str, float]:
+        url = f"http://127.0.0.1:{self.broker.http_port}/metrics"
+
+        def read() -> str:
+            with urllib.request.urlopen(url, timeout=10) as response:
+                return str(response.read().decode())
+
+        lines = [line for line in (await asyncio.to_thread(read)).splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def publish(self, name: str, payloads: Sequence[str]) -> None:
+        """To a plain topic, or to one partition."""
+        with Client(self.broker.url, timeout=30) as client, client.producer(name) as producer:
+            producer.send_many([payload.encode() for payload in payloads])
+
+    def read(self, name: str) -> list[Message]:
+        """Everything that is in a plain topic, or in one partition, now."""
+        with Client(self.broker.url, timeout=30) as client, client.reader(name, end="latest") as reader:
+            return list(reader)
+
+    def payloads(self, name: str) -> list[str]:
+        return [message.payload.decode() for message in self.read(name)]
+
+
+class ThreadEngine:
+    """Shares run in threads of this process."""
+
+    cores = 2
+
+    def __init__(self) -> None:
+        self.shares: list[Share] = []
+
+    def run(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+        self.shares += shares
+        with ThreadPoolExecutor(len(shares)) as pool:
+            return [outcome for outcomes in pool.map(copy, shares) for outcome in outcomes]
+
+    def cancel(self, group: str) -> None:
+        """They end soon by themselves."""
+
+
+class RunningLink:
+    """The link of a cluster to one remote, as a runner would have it."""
+
+    def __init__(self, side: Side, remote: str = "west") -> None:
+        self.engine = ThreadEngine()
+        edges = Edges(AdminControl(side.broker.admin), self.engine, Access(side.service, timeout_s=5.0))
+        self.job = LinkJob(f"replicate-{remote}", remote, "test", edges)
+
+    def stop(self, *, now: bool = False, timeout: float = 30.0) -> None:
+        self.job.stop(now=now)
+        self.wait(lambda: self.job.end is not None, "the link has ended", timeout)
+        assert self.job.end is not None
+        assert not self.job.end.error
+
+    @staticmethod
+    def wait(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
+            time.sleep(0.02)
+
+
+class Told(logging.Handler):
+    """What links say in the log, from its beginning on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.files: list[Path] = []
+        """Of runners, whose links say it there."""
+        self._lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(f"{record.levelname} {record.getMessage()}")
+
+    def of(self, topic: str) -> list[str]:
+        return [line for line in [*self._lines, *self._written()] if f"topic={topic} " in f"{line} "]
+
+    def _written(self) -> Iterator[str]:
+        for file in self.files:
+            for line in file.read_text().splitlines():
+                words = line.split(" ", 3)  # time, level, logger, text
+                if len(words) == 4:
+                    yield f"{words[1]} {words[3]}"
+
+    def __enter__(self) -> Self:
+        logger = logging.getLogger("sava.pipeline.replicate")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("sava.pipeline.replicate").removeHandler(self)
+
+
+class Gate(grpc.GenericRpcHandler):
+    """In front of a cluster's client port, call by call: lets them pass, denies them, or does something
+    first. Closed, it cannot be reached."""
+
+    def __init__(self, upstream: str) -> None:
+        (self._port,) = free_ports(1)
+        self.service_address = f"127.0.0.1:{self._port}"
+        self.is_denying = False
+        self.before: dict[str, Callable[[], Awaitable[None]]] = {}
+        """By the name of the method; done once."""
+        self._upstream = upstream
+        self._server: Any = None
+        self._channel: Any = None
+
+    async def open(self) -> None:
+        self._channel = aio.insecure_channel(self._upstream)
+        self._server = aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server.add_generic_rpc_handlers((self,))
+        self._server.add_insecure_port(self.service_address)
+        await self._server.start()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            await self._channel.close(None)
+        self._server = None
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Calls of all kinds look the same on the wire."""
+        method: str = handler_call_details.method
+
+        async def passed(requests: Any, context: Any) -> AsyncIterator[bytes]:
+            if self.is_denying:
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this cluster may not replicate here")
+            if (first := self.before.pop(method.rpartition("/")[2], None)) is not None:
+                await first()
+            call = self._channel.stream_stream(method)(requests)
+            try:
+                async for response in call:
+                    yield response
+            except aio.AioRpcError as error:
+                context.set_trailing_metadata(tuple(error.trailing_metadata()))
+                await context.abort(error.code(), error.details())
+
+        return grpc.stream_stream_rpc_method_handler(passed)

@@ -1,0 +1,174 @@
+"""Pipelines on real Spark: what a runner that dies leaves undone another one does, and nothing twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sava.blocking import Client
+from tests.long import only_long
+from tests.spark.runner_process import Pipelines, RunnerProcess
+from tests.spark.sink_topics import create, read
+from tests.standalone import Standalone
+
+MODULE = "tests.spark.runner_functions"
+UPPER = f"{MODULE}:upper"
+LIVES = 8
+TOGETHER = 2
+
+
+@pytest.fixture
+def runners() -> Iterator[list[RunnerProcess]]:
+    started: list[RunnerProcess] = []
+    yield started
+    for each in started:
+        each.sweep()
+
+
+@pytest.fixture
+def pipelines(broker: Standalone) -> Iterator[Pipelines]:
+    found = Pipelines(broker.admin)
+    yield found
+    found.close()
+
+
+def _publish(broker: Standalone, topic: str, numbers: range) -> None:
+    with Client(broker.url, timeout=30) as client, client.producer(topic) as producer:
+        producer.send_many(
+            [f"m{number}".encode() for number in numbers], keys=[str(number % 7) for number in numbers]
+        )
+
+
+def _shouted(broker: Standalone, topic: str) -> Counter[bytes]:
+    return Counter(message.payload for message in read(broker, topic))
+
+
+def _expected(count: int) -> Counter[bytes]:
+    return Counter(f"M{number}".encode() for number in range(count))
+
+
+@only_long("two runners, each with its own Spark")
+@pytest.mark.timeout(600)
+def test_a_killed_runner_is_followed_by_another_and_nothing_is_lost_or_repeated(
+    broker: Standalone, pipelines: Pipelines, tmp_path: Path, runners: list[RunnerProcess]
+) -> None:
+    source, target = "/default/runner-in", "/default/runner-out"
+    create(broker, source, partitions=2)
+    create(broker, target, partitions=2)
+
+    def written() -> int:
+        return sum(_shouted(broker, target).values())
+
+    def state() -> str:
+        return pipelines.status("shout").state
+
+    _publish(broker, source, range(100))
+    begin = {"topic": source, "startingOffsets": "earliest", "maxMessagesPerTrigger": 40}
+    pipelines.apply("shout", from_=begin, function=UPPER, to={"topic": target})
+    assert state() == "waiting"
+
+    # Killed in the midst of its work: more has come than it can do in a batch.
+    first = RunnerProcess(tmp_path, broker.admin, "first")
+    runners.append(first)
+    first.until(lambda: written() > 0, "the first batch is written")
+    _publish(broker, source, range(100, 400))
+    seen = written()
+    first.until(lambda: written() > seen, "there is more")
+    first.kill()
+    _publish(broker, source, range(400, 500))
+
+    second = RunnerProcess(tmp_path, broker.admin, "second")
+    runners.append(second)
+    second.until(lambda: written() >= 500, "everything is written")
+    first.wait_gone()
+    second.until(lambda: pipelines.status("shout").lag_messages == 0, "and known to be")
+    assert _shouted(broker, target) == _expected(500)
+    now = pipelines.status("shout")
+    assert (now.state, now.restarts, now.last_error, now.lag_seconds) == ("running", 0, "", 0)
+    assert now.rows > 0
+
+    # Paused, nothing is done; resumed, it goes on where it was.
+    pipelines.pause("shout")
+    second.until(lambda: state() == "paused", "it is paused")
+    _publish(broker, source, range(500, 550))
+    assert written() == 500
+    pipelines.resume("shout")
+    second.until(lambda: written() >= 550, "it goes on")
+
+    # A function that cannot be used is told, and the pipeline recovers when it is corrected.
+    pipelines.apply("shout", from_=begin, function=f"{MODULE}:nothing", to={"topic": target})
+    second.until(lambda: "returned NoneType" in pipelines.status("shout").last_error, "it fails")
+    assert state() == "failing"
+    pipelines.apply("shout", from_=begin, function=UPPER, to={"topic": target})
+    _publish(broker, source, range(550, 600))
+    second.until(lambda: written() >= 600, "the corrected one goes on")
+
+    assert second.stop() == 0, second.said
+    second.wait_gone()
+    assert state() == "waiting"
+    assert pipelines.runners == []
+    assert _shouted(broker, target) == _expected(600)
+    pipelines.delete("shout")
+
+
+@only_long("runners are killed for minutes")
+@pytest.mark.timeout(900)
+def test_runners_that_are_killed_again_and_again_lose_and_repeat_nothing(
+    broker: Standalone, pipelines: Pipelines, tmp_path: Path, runners: list[RunnerProcess]
+) -> None:
+    """Two runners with three pipelines, one of them killed every now and then and followed by a new one,
+    while messages come all the time."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    source = "/default/killed-in"
+    create(broker, source, partitions=2)
+    targets = [f"/default/killed-out-{number}" for number in range(3)]
+    for number, target in enumerate(targets):
+        create(broker, target, partitions=2)
+        begin = {"topic": source, "startingOffsets": "earliest"}
+        pipelines.apply(f"killed-{number}", from_=begin, function=UPPER, to={"topic": target})
+    over = threading.Event()
+    published = 0
+
+    def publish() -> None:
+        nonlocal published
+        while not over.wait(0.2):
+            _publish(broker, source, range(published, published + 10))
+            published += 10
+
+    def written(target: str) -> int:
+        return sum(_shouted(broker, target).values())
+
+    def start() -> RunnerProcess:
+        runner = RunnerProcess(tmp_path, broker.admin, f"r{len(runners)}")
+        runners.append(runner)
+        return runner
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    try:
+        alive = [start() for _ in range(TOGETHER)]
+        for _ in range(LIVES):
+            seen = written(targets[0])
+            alive[0].until(lambda seen=seen: written(targets[0]) > seen, "something is done")  # type: ignore[misc]
+            time.sleep(chance.uniform(0, 8))
+            victim = alive.pop(chance.randrange(TOGETHER))
+            victim.kill()
+            alive.append(start())
+    finally:
+        over.set()
+        publishing.join()
+    for number, target in enumerate(targets):
+        alive[0].until(
+            lambda target=target: written(target) >= published,  # type: ignore[misc]
+            f"everything is in {target}",
+        )
+        assert _shouted(broker, target) == _expected(published)
+        pipelines.delete(f"killed-{number}")

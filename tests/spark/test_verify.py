@@ -1,0 +1,157 @@
+"""``verify``: it finds what is wrong with a replica, each kind of it, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sava.blocking import Client
+from sava.pipeline.link import Access, Link
+from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.verify import Finding, Question, Side, Verdict, verify
+from sava.records import Message, Origin, RecordBatch
+from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from tests.replica_client import ChainStream, Source, Stretch, replica
+from tests.standalone import Standalone
+
+EAST, WEST = "east", "west"
+TIME = 1_700_000_000_000_000
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Standalone, Standalone]]:
+    places = {name: tmp_path_factory.mktemp(name) for name in (EAST, WEST)}
+    with (
+        Standalone(places[EAST], SAVA__CLUSTER_NAME=EAST) as east,
+        Standalone(places[WEST], SAVA__CLUSTER_NAME=WEST) as west,
+    ):
+        yield east, west
+
+
+class Pair:
+    """A plain topic in both clusters. What is at the target is put there by hand."""
+
+    def __init__(self, clusters: tuple[Standalone, Standalone], topic: str) -> None:
+        self.topic = topic
+        self.east, self.west = clusters
+        self._sides = {}
+        for broker in clusters:
+            target = Target.of(Access(broker.url))
+            shape = target.ensure_topic(topic, partitions=0, cluster="test")
+            hello = target.hello()
+            self._sides[hello.cluster_name] = Side(
+                access=Access(broker.url),
+                cluster_name=hello.cluster_name,
+                cluster_id=hello.cluster_id,
+                topic_ids=tuple(shape.topic_ids),
+            )
+
+    @property
+    def source(self) -> Source:
+        side = self._sides[EAST]
+        return Source(EAST, side.cluster_id, self.topic, side.topic_ids[0])
+
+    def publish(self, payloads: Sequence[bytes], attributes: dict[str, str] | None = None) -> None:
+        messages = [Message(payload, "k", attributes or {}, TIME) for payload in payloads]
+        self._send(self.east, RecordBatch.from_messages(messages))
+
+    def put(self, copies: Sequence[tuple[int, bytes]], end: int) -> None:
+        """As a replicator does that has got these payloads for these offsets of the source."""
+        batch = RecordBatch.from_messages([self._copy(*each) for each in copies])
+        offsets = [bound for offset, _ in copies for bound in (offset, offset + 1)]
+        asyncio.run(self._append(Stretch(0, end, True, [batch], offsets)))
+
+    def smuggle(self, copies: Sequence[tuple[int, bytes]]) -> None:
+        """As nobody who replicates can: in any order, and twice."""
+        self._send(self.west, RecordBatch.from_messages([self._copy(*each) for each in copies]))
+
+    def verify(self, spark: SparkSession, end: int) -> Verdict:
+        question = Question(
+            topic=self.topic,
+            partitioned=False,
+            source=self._sides[EAST],
+            target=self._sides[WEST],
+            ranges={0: (0, end)},
+            forward=False,
+        )
+        (verdict,) = verify(spark, question)
+        return verdict
+
+    def _copy(self, offset: int, payload: bytes) -> Message:
+        source = self.source
+        marks = {PATH: EAST, ORIGIN_TOPIC: origin_topic(source.cluster_id, source.topic_id)}
+        return Message(payload, "k", marks, TIME, origin=Origin(EAST, offset))
+
+    async def _append(self, stretch: Stretch) -> None:
+        async with replica(f"127.0.0.1:{self.west.port}") as stub:
+            stream = ChainStream(stub, self.topic, self.source)
+            await stream.open()
+            await stream.send(stretch)
+            await stream.receive()
+            await stream.close()
+
+    def _send(self, broker: Standalone, batch: RecordBatch) -> None:
+        Link.of(Access(broker.url)).publish(self.topic, iter([batch]))
+
+
+def numbered(count: int) -> list[bytes]:
+    return [f"message {number}".encode() for number in range(count)]
+
+
+@pytest.fixture
+def pair(clusters: tuple[Standalone, Standalone], request: pytest.FixtureRequest) -> Pair:
+    return Pair(clusters, f"/default/{request.node.name}")
+
+
+def test_a_true_copy(spark: SparkSession, pair: Pair) -> None:
+    pair.publish(numbered(50))
+    pair.put(list(enumerate(numbered(50))), 50)
+    verdict = pair.verify(spark, 50)
+    assert verdict.is_equal
+    assert (verdict.compared, verdict.expired, verdict.examples) == (50, 0, [])
+
+
+def test_what_is_not_copied_yet_is_not_missing(spark: SparkSession, pair: Pair) -> None:
+    pair.publish(numbered(50))
+    pair.put(list(enumerate(numbered(30))), 30)
+    assert pair.verify(spark, 30).is_equal
+
+
+def test_what_is_missing_different_or_too_much_is_found(spark: SparkSession, pair: Pair) -> None:
+    pair.publish(numbered(20))
+    pair.publish([b"not for west"], {"sava-replicate": "north"})
+    copies = dict(enumerate(numbered(20)))
+    del copies[3]
+    copies[7] = b"something else"
+    copies[20] = b"not for west"
+    pair.put(sorted(copies.items()), 21)
+    verdict = pair.verify(spark, 21)
+    assert not verdict.is_equal
+    assert (verdict.compared, verdict.missing, verdict.different, verdict.extra) == (19, 1, 1, 1)
+    assert verdict.examples == [
+        Finding(what="missing", cluster=EAST, offset=3),
+        Finding(what="different", cluster=EAST, offset=7),
+        Finding(what="extra", cluster=EAST, offset=20),
+    ]
+
+
+def test_what_is_there_twice_or_in_another_order_is_found(spark: SparkSession, pair: Pair) -> None:
+    pair.publish(numbered(5))
+    copies = list(enumerate(numbered(5)))
+    pair.smuggle([copies[0], copies[1], copies[1], copies[3], copies[2], copies[4]])
+    verdict = pair.verify(spark, 5)
+    assert (verdict.compared, verdict.repeated, verdict.out_of_order, verdict.missing) == (5, 1, 1, 0)
+    assert {(each.what, each.offset) for each in verdict.examples} == {("repeated", 1), ("out_of_order", 2)}
+
+
+def test_messages_of_the_replica_itself_are_its_own_affair(
+    spark: SparkSession, pair: Pair, clusters: tuple[Standalone, Standalone]
+) -> None:
+    pair.publish(numbered(5))
+    with Client(clusters[1].url) as client, client.producer(pair.topic) as producer:
+        producer.send(b"published at west")
+    pair.put(list(enumerate(numbered(5))), 5)
+    assert pair.verify(spark, 5).is_equal

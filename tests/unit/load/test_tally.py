@@ -1,0 +1,188 @@
+"""The tally must notice what is wrong with a stream, and count it right, whatever the stream looks like."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sava.load.payload import HEADER_BYTES, Maker, Source, stretches
+from sava.load.tally import PAGE, Count, Tally
+
+RUN = 7
+SOURCE = Source(RUN, 0, 0)
+
+
+def messages(count: int, *, source: Source = SOURCE, first: int = 0) -> list[bytes]:
+    return Maker(source, HEADER_BYTES, HEADER_BYTES + 8).payloads(first, [1] * count)
+
+
+def end(sequence: int, *, source: Source = SOURCE, failed: int = 0) -> bytes:
+    return Maker(source, HEADER_BYTES, HEADER_BYTES).payloads(sequence, [failed], is_end=True)[0]
+
+
+def counted(tally: Tally, *batches: list[bytes], lane: str = "a") -> Count:
+    for batch in batches:
+        tally.take(lane, batch)
+    return tally.count()
+
+
+def test_a_stream_as_it_was_sent_is_clean() -> None:
+    stream = messages(3 * PAGE)
+    count = counted(Tally(), stream[:1000], stream[1000:], [end(3 * PAGE)])
+    assert count.is_clean
+    assert (count.received, count.open_ended) == (3 * PAGE + 1, 0)
+
+
+def test_what_is_missing_is_lost() -> None:
+    stream = messages(100)
+    count = counted(Tally(), stream[:10] + stream[13:50], stream[60:], [end(100)])
+    assert (count.lost, count.duplicates, count.reordered) == (13, 0, 0)
+
+
+def test_what_is_missing_at_either_end_is_lost() -> None:
+    count = counted(Tally(), messages(100)[5:90], [end(100)])
+    assert count.lost == 15
+
+
+def test_without_the_last_message_nobody_knows_what_is_missing_behind_the_last_that_came() -> None:
+    count = counted(Tally(), messages(100)[:90])
+    assert (count.lost, count.open_ended) == (0, 1)
+
+
+def test_a_subscription_that_was_there_before_owes_nothing_of_before() -> None:
+    tally = Tally(from_start=False)
+    assert counted(tally, messages(100)[40:60], messages(100)[70:], [end(100)]).lost == 10
+
+
+def test_what_comes_again_is_a_duplicate_and_not_out_of_order() -> None:
+    stream = messages(100)
+    count = counted(Tally(), stream[:50], stream[40:60], stream[40:], [end(100)])
+    assert (count.lost, count.duplicates, count.reordered) == (0, 30, 0)
+
+
+def test_a_duplicate_of_a_page_that_was_let_go_is_noticed() -> None:
+    stream = messages(PAGE + 10)
+    count = counted(Tally(), stream, stream[5:8], [stream[PAGE - 1]], [end(PAGE + 10)])
+    assert (count.lost, count.duplicates, count.reordered) == (0, 4, 0)
+
+
+def test_what_comes_behind_a_later_one_is_out_of_order() -> None:
+    stream = messages(100)
+    count = counted(Tally(), [*stream[:10], stream[11], stream[10], *stream[12:]], [end(100)])
+    assert (count.lost, count.duplicates, count.reordered) == (0, 0, 1)
+
+
+def test_two_lanes_have_an_order_each() -> None:
+    tally, stream = Tally(), messages(100)
+    tally.take("a", stream[1::2])
+    tally.take("b", stream[0::2])
+    assert counted(tally, [end(100)]).is_clean
+
+
+def test_a_key_has_its_order_wherever_it_comes() -> None:
+    source = Source(RUN, 0, 10)
+    tally, stream = Tally(by_key=True), messages(100, source=source)
+    tally.take("a", stream[1::10])
+    tally.take("b", stream[0:40:10])
+    tally.take("a", stream[50::10])  # the key went to another consumer, and 40 is overtaken
+    tally.take("a", [stream[40]])
+    for key in range(2, 10):
+        tally.take("b", stream[key::10])
+    count = counted(tally, [end(100, source=source)])
+    assert (count.lost, count.duplicates, count.reordered) == (0, 0, 1)
+
+
+def test_other_messages_and_other_runs_are_foreign() -> None:
+    tally = Tally(run=RUN)
+    count = counted(tally, [*messages(10), b"", b"hello", b"x" * 100], messages(5, source=Source(8, 0, 0)))
+    assert (count.received, count.foreign, count.lost) == (10, 8, 0)
+
+
+def test_what_was_never_acknowledged_may_be_missing() -> None:
+    tally = Tally()
+    stream = messages(100)
+    tally.take("a", stream[:30] + stream[35:80])
+    tally.sent(SOURCE, 100, [(30, 40), (80, 90)])
+    count = tally.count()
+    assert (count.uncertain, count.lost) == (15, 10)
+    assert not tally.has_all()
+    tally.take("a", stream[90:])
+    assert tally.has_all()
+
+
+def test_a_producer_of_which_nothing_came_is_missed() -> None:
+    tally = Tally()
+    tally.sent(SOURCE, 100)
+    assert tally.count().lost == 100
+
+
+def test_the_last_message_tells_how_many_were_not_acknowledged() -> None:
+    count = counted(Tally(), messages(100)[:90], [end(100, failed=8)])
+    assert (count.lost, count.uncertain) == (2, 8)
+
+
+def test_memory_is_bounded_and_what_cannot_be_told_any_more_is_said() -> None:
+    tally = Tally(max_pages=4)
+    stream = [messages(1, first=page * PAGE)[0] for page in range(100)]
+    tally.take("a", stream)
+    assert len(tally._pages) == 4
+    tally.take("a", [stream[0], stream[99]])
+    count = tally.count()
+    assert (count.late, count.duplicates) == (1, 1)
+    assert not count.is_clean
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 300), st.integers(0, 40), st.booleans())
+def test_counts_are_those_of_a_simple_model(
+    chance: random.Random, count: int, doctored: int, has_keys: bool
+) -> None:
+    """A stream with messages dropped, repeated and put elsewhere, cut into batches anyhow, against a model
+    that looks at each message by itself."""
+    source = Source(RUN, 3, 5 if has_keys else 0)
+    stream = list(range(count))
+    for _ in range(doctored):
+        at, to = chance.randrange(len(stream)), chance.randrange(len(stream))
+        match chance.choice(("drop", "repeat", "move")):
+            case "drop" if len(stream) > 1:
+                del stream[at]
+            case "repeat":
+                stream.insert(to, stream[at])
+            case _:
+                stream.insert(to, stream.pop(at))
+    tally = Tally(by_key=has_keys)
+    payloads = messages(count, source=source)
+    position = 0
+    while position < len(stream):
+        size = chance.randint(1, 50)
+        tally.take("a", [payloads[each] for each in stream[position : position + size]])
+        position += size
+    tally.take("a", [end(count, source=source)])
+
+    seen: set[int] = set()
+    highest: dict[int, int] = {}
+    duplicates = reordered = 0
+    for sequence in stream:
+        lane = sequence % 5 if has_keys else 0
+        if sequence in seen:
+            duplicates += 1
+        elif sequence < highest.get(lane, -1):
+            reordered += 1
+        highest[lane] = max(highest.get(lane, -1), sequence)
+        seen.add(sequence)
+    found = tally.count()
+    assert (found.lost, found.duplicates, found.reordered) == (count - len(seen), duplicates, reordered)
+
+
+@pytest.mark.parametrize("size", [(HEADER_BYTES, HEADER_BYTES), (40, 400)])
+def test_a_message_carries_what_it_is_recognized_by(size: tuple[int, int]) -> None:
+    sources = [Source(0xFFFF_FFFF, 12345, 0), Source(1, 0, 1 << 20)]
+    made = [Maker(source, *size).payloads(1 << 40, [5, 6, 7]) for source in sources]
+    assert all(size[0] <= len(payload) <= size[1] for payload in made[0])
+    found, foreign = stretches([*made[0], b"other", *made[1]])
+    assert [each.source for each in found] == sources
+    assert list(found[0].sequences) == [1 << 40, (1 << 40) + 1, (1 << 40) + 2]
+    assert list(found[1].times) == [5, 6, 7]
+    assert foreign == 1

@@ -1,0 +1,209 @@
+"""Two clusters in memory, in a thread: one to copy from, and one to copy into that fails as ordered."""
+
+# ruff: noqa: N802 (gRPC names the methods)
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpc import aio
+
+from sava.client.loop_thread import LoopThread
+from sava.pipeline.link import Access, Link
+from sava.pipeline.positions import Part
+from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.work import Errand, LinkEnds
+from sava.pipeline.source.planning import Piece
+from sava.proto import replica_pb2 as pb
+from sava.proto import replica_pb2_grpc as rpc
+from sava.records import Message, RecordBatch, iter_batches
+from tests.unit.client.server import Fault, MemoryBroker
+
+TOPIC_ID = 1
+"""What the broker in memory gives to all topics."""
+TARGET_TOPIC_ID = 5
+
+
+@dataclass
+class MemoryChain:
+    """The chain of one source into one topic, as simply as it can be written."""
+
+    is_known: bool = False
+    position: int = 0
+    messages: list[Message] = field(default_factory=list)
+    stretches: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, stretch: pb.Stretch) -> int | None:
+        """How many messages were appended; None: it does not follow."""
+        if stretch.begin is self.is_known or (self.is_known and stretch.start != self.position):
+            return None
+        found = [message for batch in iter_batches(stretch.batches) for message in batch.verify()]
+        flat = stretch.offsets
+        offsets = [n for start, end in zip(flat[::2], flat[1::2], strict=True) for n in range(start, end)]
+        assert len(offsets) == len(found)
+        assert stretch.start < stretch.end
+        self.is_known, self.position = True, stretch.end
+        self.messages += found
+        self.stretches.append((stretch.start, stretch.end))
+        return len(found)
+
+
+Order = Callable[[MemoryChain, pb.Stretch], pb.ChainEnded | Fault | None]
+"""What is to happen in place of taking a stretch: the end of the chain, or of the stream; None: take it."""
+
+
+class Replica(rpc.ReplicaServicer):
+    def __init__(self) -> None:
+        self.chains: dict[str, MemoryChain] = {}
+        self.order: Order = lambda chain, stretch: None
+        self.refuse_opening: dict[str, Fault] = {}
+        self.refuse_openings: list[Fault] = []
+        """The next ones, whatever they are of."""
+        self.silent_openings: set[str] = set()
+        self.receipts = asyncio.Event()
+        self.receipts.set()
+        self.max_message_size = 0
+        self.openings = 0
+        self.most_unanswered = 0
+        self.unanswered = 0
+
+    def chain(self, topic: str) -> MemoryChain:
+        return self.chains.setdefault(topic, MemoryChain())
+
+    async def Append(self, requests: Any, context: Any) -> Any:
+        opening = (await context.read()).open
+        self.openings += 1
+        if self.refuse_openings:
+            await self.refuse_openings.pop(0).tell(context)
+        if opening.topic in self.refuse_opening:
+            await self.refuse_opening[opening.topic].tell(context)
+        if opening.topic in self.silent_openings:
+            await asyncio.Event().wait()
+        chain = self.chain(opening.topic)
+        opened = pb.ChainOpened(
+            is_known=chain.is_known,
+            position=chain.position,
+            topic_id=TARGET_TOPIC_ID,
+            max_message_size=self.max_message_size,
+            kept_position=chain.position,
+        )
+        await context.write(pb.AppendResponse(opened=opened))
+        taken: asyncio.Queue[pb.ChainReceipt | pb.ChainEnded | Fault] = asyncio.Queue()
+        answering = asyncio.ensure_future(self._answer(taken, context))
+        self.unanswered = 0
+        try:
+            while (request := await context.read()) is not aio.EOF and not answering.done():
+                stretch = request.stretch
+                self.unanswered += 1
+                self.most_unanswered = max(self.most_unanswered, self.unanswered)
+                taken.put_nowait(self._taken(chain, stretch))
+            await answering
+        finally:
+            answering.cancel()
+
+    def _taken(self, chain: MemoryChain, stretch: pb.Stretch) -> pb.ChainReceipt | pb.ChainEnded | Fault:
+        ordered = self.order(chain, stretch)
+        if ordered is not None:
+            return ordered
+        count = chain.take(stretch)
+        if count is None:
+            return pb.ChainEnded(
+                code="chain_broken", reason="as told", is_known=chain.is_known, position=chain.position
+            )
+        return pb.ChainReceipt(position=stretch.end, appended=count, kept_position=stretch.end)
+
+    async def _answer(self, taken: asyncio.Queue[Any], context: Any) -> None:
+        while True:
+            answer = await taken.get()
+            await self.receipts.wait()
+            if isinstance(answer, Fault):
+                await answer.tell(context)
+            self.unanswered -= 1
+            if isinstance(answer, pb.ChainEnded):
+                await context.write(pb.AppendResponse(ended=answer))
+                return
+            await context.write(pb.AppendResponse(receipt=answer))
+
+
+class Remote(MemoryBroker):
+    def __init__(self) -> None:
+        super().__init__()
+        self.replica = Replica()
+
+    def register(self, server: aio.Server) -> None:
+        super().register(server)
+        rpc.add_ReplicaServicer_to_server(self.replica, server)
+
+
+class World:
+    """A source and a target, from another thread."""
+
+    def __init__(self) -> None:
+        self.loop = LoopThread("brokers")
+        self.source, self.remote = MemoryBroker(), Remote()
+        self.replica = self.remote.replica
+        self.loop.run(self.source.start())
+        self.loop.run(self.remote.start())
+        self.ends = LinkEnds(
+            source=Access(self.source.address, timeout_s=5),
+            source_name="eu",
+            source_id="id-of-eu",
+            target=Access(self.remote.address, timeout_s=5),
+            target_name="us",
+            target_id="id-of-us",
+        )
+
+    def publish(self, name: str, count: int, *, per_batch: int = 100, size: int = 0) -> None:
+        async def append() -> None:
+            topic = self.source.topic(name)
+            self.remote.topic(name)
+            for first in range(topic.next_offset, topic.next_offset + count, per_batch):
+                payloads = [b"%d" % n + b" " * size for n in range(first, first + per_batch)]
+                batch = RecordBatch.encode(
+                    payloads, publish_time=first, base_sequence=topic.next_sequence("p")
+                )
+                topic.append("p", batch)
+
+        self.loop.run(append())
+
+    def errand(self, name: str, *, begin: int | None = 0, start: int = 0, end: int | None = None) -> Errand:
+        end = self.source.topics[name].next_offset if end is None else end
+        return Errand(
+            name=name,
+            topic_id=TOPIC_ID,
+            target_topic_id=TARGET_TOPIC_ID,
+            subject="",
+            begin=begin,
+            end=end,
+            pieces=(Piece(Part(name, 0), name, start, end, None, 100.0),),
+            store_url="",
+            forward=False,
+        )
+
+    def copied(self, name: str) -> list[int]:
+        return [int(message.payload) for message in self.replica.chain(name).messages]
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Where the brokers are."""
+
+        async def run() -> None:
+            work()
+
+        self.loop.run(run())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        Target.of(self.ends.target).close()
+        Link.of(self.ends.source).close()
+        self.loop.run(self.source.stop())
+        self.loop.run(self.remote.stop())
+        self.loop.close()

@@ -1,0 +1,157 @@
+"""The stream of a chain: bounded, in order, and never ahead of what the target has said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from sava.client.errors import ClientError, Denied, Unavailable
+from sava.pipeline.replicate.chains import UNANSWERED, UNANSWERED_BYTES, Chain, Stretch
+from sava.pipeline.replicate.target import Target
+from sava.proto import replica_pb2 as pb
+from sava.records import RecordBatch
+from tests.unit.client.server import AWAY, Fault
+from tests.unit.pipeline.replicate.memory import TARGET_TOPIC_ID, MemoryChain, World
+
+TOPIC = "/default/orders"
+SOURCE = pb.Source(cluster_name="eu", cluster_id="id-of-eu", topic=TOPIC, topic_id=1)
+
+
+def soon(seconds: float = 5.0) -> float:
+    return time.monotonic() + seconds
+
+
+def stretch(start: int, *, begin: bool = False, size: int = 1) -> Stretch:
+    """One message."""
+    batch = RecordBatch.encode([b"%d" % start + b" " * size], publish_time=1)
+    return Stretch(start, start + 1, begin, batch.to_bytes(), [start, start + 1], 0)
+
+
+@pytest.fixture
+def chain(world: World) -> Iterator[Chain]:
+    world.publish(TOPIC, 100)
+    chain = Target.of(world.ends.target).chain(TOPIC, SOURCE)
+    yield chain
+    chain.close()
+
+
+def opened(chain: Chain) -> pb.ChainOpened:
+    return chain.open(until=soon(), life_until=soon(20))
+
+
+def test_stretches_are_counted_when_they_are_answered(world: World, chain: Chain) -> None:
+    first = opened(chain)
+    assert (first.is_known, first.position, first.topic_id) == (False, 0, TARGET_TOPIC_ID)
+    world.call(world.replica.receipts.clear)
+    for start in range(5):
+        assert chain.put(stretch(start, begin=start == 0), until=soon())
+    assert (chain.progress.is_known, chain.progress.messages) == (False, 0)
+    world.call(world.replica.receipts.set)
+    chain.settle(until=soon())
+    assert (chain.progress.position, chain.progress.kept_position, chain.progress.messages) == (5, 5, 5)
+    chain.close()
+    assert opened(chain).position == 5
+
+
+def test_no_more_are_on_their_way_than_may_be(world: World, chain: Chain) -> None:
+    opened(chain)
+    world.call(world.replica.receipts.clear)
+    for start in range(UNANSWERED):
+        chain.put(stretch(start, begin=start == 0), until=soon())
+    with pytest.raises(Unavailable, match="has not answered within"):
+        chain.put(stretch(UNANSWERED), until=soon(0.2))
+    assert world.replica.most_unanswered <= UNANSWERED
+    world.call(world.replica.receipts.set)
+    chain.settle(until=soon())
+    assert chain.progress.position == UNANSWERED
+
+
+def test_nor_more_bytes_but_one_that_is_larger_goes_alone(world: World, chain: Chain) -> None:
+    opened(chain)
+    world.call(world.replica.receipts.clear)
+    chain.put(stretch(0, begin=True, size=UNANSWERED_BYTES * 2), until=soon())
+    with pytest.raises(Unavailable):
+        chain.put(stretch(1), until=soon(0.2))
+    world.call(world.replica.receipts.set)
+    for start in (1, 2):
+        chain.put(stretch(start, size=UNANSWERED_BYTES * 3 // 4), until=soon())
+    chain.settle(until=soon())
+    assert chain.progress.position == 3
+
+
+def test_what_is_answered_makes_room(world: World, chain: Chain) -> None:
+    """However much has gone before, several are on their way at a time."""
+    opened(chain)
+    for start in range(4):
+        chain.put(stretch(start, begin=start == 0, size=UNANSWERED_BYTES // 2), until=soon())
+    chain.settle(until=soon())
+    world.call(world.replica.receipts.clear)
+    for start in range(4, 7):
+        assert chain.put(stretch(start), until=soon())
+    world.call(world.replica.receipts.set)
+    chain.settle(until=soon())
+    assert chain.progress.position == 7
+
+
+def test_the_first_failure_is_the_end(world: World, chain: Chain) -> None:
+    """3 fails and 4 … are on their way behind it: the position is 3, whatever was sent."""
+
+    def order(chain: MemoryChain, given: pb.Stretch) -> pb.ChainEnded | None:
+        if given.start != 3:
+            return None
+        return pb.ChainEnded(code="disk_full", reason="full", may_pass=True, is_known=True, position=3)
+
+    opened(chain)
+    world.replica.order = order
+    world.call(world.replica.receipts.clear)
+    for start in range(7):
+        assert chain.put(stretch(start, begin=start == 0), until=soon())
+    world.call(world.replica.receipts.set)
+    chain.settle(until=soon())
+    assert chain.ended is not None
+    assert (chain.ended.code, chain.ended.may_pass) == ("disk_full", True)
+    assert (chain.progress.position, chain.progress.messages) == (3, 3)
+    assert not chain.put(stretch(7), until=soon())
+
+
+def test_a_stream_that_breaks_says_nothing_of_what_was_sent(world: World, chain: Chain) -> None:
+    opened(chain)
+    world.replica.order = lambda chain, given: AWAY if given.start == 2 else None
+    for start in range(3):
+        chain.put(stretch(start, begin=start == 0), until=soon())
+    with pytest.raises(Unavailable):
+        chain.settle(until=soon())
+    assert chain.progress.position == 2
+
+
+def test_an_answer_that_does_not_belong_to_a_stretch_is_no_progress(world: World, chain: Chain) -> None:
+    opened(chain)
+    world.replica.order = lambda chain, given: pb.ChainReceipt(position=17)  # type: ignore[arg-type,return-value]
+    chain.put(stretch(0, begin=True), until=soon())
+    with pytest.raises(ClientError, match="out of order"):
+        chain.settle(until=soon())
+    assert chain.progress.position == 0
+
+
+def test_who_may_not_is_told_so(world: World, chain: Chain) -> None:
+    for status in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        world.replica.refuse_opening[TOPIC] = Fault(status)
+        with pytest.raises(Denied):
+            opened(chain)
+
+
+def test_a_target_that_is_silent_is_not_waited_for(world: World, chain: Chain) -> None:
+    world.replica.silent_openings.add(TOPIC)
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="has not opened within"):
+        chain.open(until=soon(0.3), life_until=soon())
+    assert time.monotonic() - began < 3
+
+
+def test_opening_goes_on_when_the_topic_has_an_owner_again(world: World, chain: Chain) -> None:
+    world.replica.refuse_openings = [AWAY, AWAY]
+    assert not opened(chain).is_known
+    assert world.replica.openings == 3

@@ -1,0 +1,467 @@
+"""LinkJob between clusters that are a few dictionaries: what it asks, plans and reports, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from sava.client.errors import Refused, TopicUnknown, Unavailable
+from sava.pipeline.link import Access, Extent, Link
+from sava.pipeline.replicate.job import Edges, LinkJob
+from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.work import Errand, Outcome, Share
+from sava.proto import replica_pb2
+from sava.proto import replication_pb2 as pb
+from tests.unit.pipeline.replicate.test_topics import TOPIC
+
+WAIT_S = 20.0
+NAMES = (f"{TOPIC}-part-0", f"{TOPIC}-part-1")
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
+        time.sleep(0.005)
+
+
+class Cluster:
+    """The one that sends: ends of partitions, and what is written down of the link."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.ends = dict.fromkeys(NAMES, 10)
+        self.starts: dict[str, int] = {}
+        self.link = pb.Link(
+            remote=pb.Remote(name="west", service="127.0.0.1:2", cluster_name="west", cluster_id="w"),
+            cluster_name="east",
+            cluster_id="e",
+            may_create=True,
+            mismatch_policy="pip370",
+        )
+        self.link.topics.add(
+            topic=TOPIC,
+            remote="west",
+            partition_count=2,
+            reliable=True,
+            topic_ids=(1, 2),
+            policy=pb.ReplicationPolicy(remotes=["west"], start="earliest"),
+        )
+        self.failure: Exception | None = None
+        self.reports: list[pb.ReportLinkRequest] = []
+        self.is_closed = False
+        self.asked = 0
+
+    def publish(self, name: str, count: int) -> None:
+        with self.changed:
+            self.ends[name] += count
+            self.changed.notify_all()
+
+    # -- as Control ------------------------------------------------------------------------------
+
+    def control_link(self, remote: str) -> pb.Link:
+        assert remote == "west"
+        if self.failure is not None:
+            raise self.failure
+        told = pb.Link()
+        told.CopyFrom(self.link)
+        return told
+
+    def report(self, request: pb.ReportLinkRequest) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.reports.append(request)
+        for each in request.topics:
+            for topic in self.link.topics:
+                if (topic.topic, topic.generation) == (each.topic, each.generation):
+                    topic.remote_topic_ids[:] = each.remote_topic_ids
+                    topic.is_tombstone |= each.is_tombstone
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def last(self) -> list[pb.LinkPartition]:
+        """As it was last reported."""
+        topics = list(self.reports[-1].topics) if self.reports else []
+        return list(topics[0].partitions) if topics else []
+
+    def states(self) -> list[str]:
+        return [each.state for each in self.last()]
+
+    # -- as Link ---------------------------------------------------------------------------------
+
+    def wait_beyond(self, ends: Mapping[str, int], *, timeout_s: float) -> dict[str, Extent]:
+        self.asked += 1
+        with self.changed:
+            if any(name not in self.ends for name in ends):
+                raise TopicUnknown("a topic does not exist")
+            self.changed.wait_for(
+                lambda: any(self.ends.get(n, 0) > end for n, end in ends.items()), timeout_s
+            )
+            return {n: Extent(self.starts.get(n, 0), 0, self.ends[n]) for n in ends if n in self.ends}
+
+    def topics(self) -> list[Any]:
+        return [replica_pb2.TopicShape(topic=name) for name in self.ends]
+
+    def offset_at(self, name: str, publish_time: int) -> int:
+        return 4
+
+    def read(self, name: str, start: int, end: int) -> Iterator[Any]:
+        return iter(())
+
+    def advance_all(
+        self, subscription: str, offsets: Mapping[str, int], *, timeout_s: float
+    ) -> dict[str, Any]:
+        return {}
+
+
+class Control:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.link, self.report, self.close = cluster.control_link, cluster.report, cluster.close
+
+
+class Remote:
+    """As Target: topics by name."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, replica_pb2.TopicShape] = {}
+        self.identity = ("west", "w")
+        self.failure: Exception | None = None
+        self.ensured: list[tuple[str, int, bool]] = []
+        self.next_id = 70
+
+    def hello(self) -> replica_pb2.HelloResponse:
+        if self.failure is not None:
+            raise self.failure
+        name, cluster_id = self.identity
+        return replica_pb2.HelloResponse(cluster_name=name, cluster_id=cluster_id)
+
+    def describe(self, topics: Sequence[str]) -> dict[str, replica_pb2.TopicShape]:
+        nothing = replica_pb2.TopicShape(namespace_exists=True)
+        return {topic: self.shapes.get(topic, nothing) for topic in topics}
+
+    def ensure_topic(
+        self, topic: str, *, partitions: int, cluster: str, reliable: bool = True, grow: bool = False
+    ) -> replica_pb2.TopicShape:
+        assert cluster == "east"
+        self.ensured.append((topic, partitions, grow))
+        return self.create(topic, partitions)
+
+    def create(self, topic: str, partitions: int) -> replica_pb2.TopicShape:
+        ids = range(self.next_id, self.next_id + max(1, partitions))
+        self.next_id += 10
+        self.shapes[topic] = replica_pb2.TopicShape(
+            topic=topic,
+            namespace_exists=True,
+            exists=True,
+            reliable=True,
+            partition_count=partitions,
+            topic_ids=ids,
+        )
+        return self.shapes[topic]
+
+
+class Engine:
+    """Copies at once what it is asked to, unless ordered otherwise. A partition in two shares at a time is a
+    failure."""
+
+    cores = 2
+
+    def __init__(self) -> None:
+        self.positions: dict[str, int] = {}
+        self.outcome: Callable[[Errand], Outcome | None] = lambda errand: None
+        """In place of copying."""
+        self.before: Callable[[Sequence[Share]], None] = lambda shares: None
+        self.errands: list[Errand] = []
+        self.twice: list[str] = []
+        self.cancelled = threading.Event()
+        self._under_way: set[str] = set()
+        self._guard = threading.Lock()
+
+    def run(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+        errands = [errand for share in shares for errand in share.errands]
+        names = {errand.name for errand in errands}
+        with self._guard:
+            self.twice += sorted(names & self._under_way)
+            self._under_way |= names
+            self.errands += errands
+        try:
+            self.before(shares)
+            return [self._copied(errand) for errand in errands]
+        finally:
+            with self._guard:
+                self._under_way -= names
+
+    def _copied(self, errand: Errand) -> Outcome:
+        if (ordered := self.outcome(errand)) is not None:
+            return ordered
+        position = self.positions.get(errand.name, errand.begin)
+        if position is None:
+            return Outcome(name=errand.name, code="chain_missing", reason="no chain")
+        before = position
+        if errand.pieces and errand.pieces[0].start <= position < errand.end:
+            position = self.positions[errand.name] = errand.end
+        return Outcome(
+            name=errand.name,
+            is_known=errand.name in self.positions,
+            position=position,
+            kept_position=position,
+            messages=position - before,
+            bytes=100 * (position - before),
+        )
+
+    def cancel(self, group: str) -> None:
+        self.cancelled.set()
+
+
+class World:
+    def __init__(self) -> None:
+        self.cluster, self.remote, self.engine = Cluster(), Remote(), Engine()
+        self.jobs: list[LinkJob] = []
+
+    def start(self) -> LinkJob:
+        edges = Edges(Control(self.cluster), self.engine, Access("127.0.0.1:1"))
+        job = LinkJob("replicate-west", "west", "me", edges)
+        self.jobs.append(job)
+        return job
+
+    def copied(self) -> None:
+        until(lambda: self.engine.positions == self.cluster.ends, "all is copied")
+
+    def stop(self, job: LinkJob) -> None:
+        job.stop(now=False)
+        until(lambda: job.end is not None, "it ends")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World()
+    monkeypatch.setattr(Link, "of", lambda access: made.cluster)
+    monkeypatch.setattr(Target, "of", lambda access: made.remote)
+    yield made
+    for job in made.jobs:
+        job.stop(now=True)
+    for job in made.jobs:
+        until(lambda job=job: job.end is not None, "it ends")  # type: ignore[misc]
+    assert made.engine.twice == []
+
+
+def test_a_topic_is_created_recorded_copied_and_reported(world: World) -> None:
+    job = world.start()
+    world.copied()
+    assert world.remote.ensured == [(TOPIC, 2, False)]
+    until(lambda: world.cluster.states() == ["active", "active"], "it is reported")
+    until(lambda: job.progress.rows == 20, "it is counted")
+    progress = job.progress
+    assert (progress.is_running, progress.lag_messages, progress.has_backlog) == (True, 0, False)
+    # Nothing was copied before the ids were on record.
+    recorded = next(each for each in world.cluster.reports if each.topics[0].remote_topic_ids)
+    assert all(each.messages == 0 for each in recorded.topics[0].partitions)
+
+
+def test_what_comes_is_copied_as_it_comes(world: World) -> None:
+    world.start()
+    world.copied()
+    delays = []
+    for _ in range(20):
+        began = time.monotonic()
+        world.cluster.publish(NAMES[0], 5)
+        world.copied()
+        delays.append(time.monotonic() - began)
+    assert sorted(delays)[10] < 0.5  # there is no interval that it would have to wait for
+
+
+def test_an_idle_link_asks_seldom(world: World) -> None:
+    world.start()
+    world.copied()
+    asked, errands = world.cluster.asked, len(world.engine.errands)
+    time.sleep(0.5)  # nothing happens, which has no event
+    assert world.cluster.asked - asked < 10
+    assert len(world.engine.errands) == errands
+
+
+def test_a_slow_partition_keeps_nobody_waiting(world: World) -> None:
+    released = threading.Event()
+
+    def before(shares: Sequence[Share]) -> None:
+        if [each.name for share in shares for each in share.errands] == [NAMES[1]]:
+            released.wait(WAIT_S)
+
+    world.engine.outcome = lambda errand: (
+        Outcome(name=errand.name, code="unavailable", reason="slow") if errand.name == NAMES[1] else None
+    )
+    world.start()
+    until(lambda: world.engine.positions.get(NAMES[0]) == 10, "one is copied")
+    world.engine.before = before
+    for end in range(20, 60, 10):
+        world.cluster.publish(NAMES[0], 10)
+        until(lambda end=end: world.engine.positions[NAMES[0]] == end, "it goes on")  # type: ignore[misc]
+    released.set()
+
+
+def test_the_chain_begins_where_the_policy_says_and_only_once(world: World) -> None:
+    world.cluster.link.topics[0].policy.start = "1700000000000000"
+    job = world.start()
+    world.copied()
+    assert {errand.begin for errand in world.engine.errands if errand.pieces} == {4}
+    world.cluster.publish(NAMES[0], 1)
+    world.copied()
+    assert world.engine.errands[-1].begin is None
+    world.stop(job)
+    assert job.end is not None
+    assert not job.end.error
+
+
+def test_a_chain_that_was_there_and_is_not_is_no_reason_to_begin_anew(world: World) -> None:
+    """The target has lost it, and has the same topic still. A second driver knows from the reports."""
+    first = world.start()
+    world.copied()
+    until(lambda: world.cluster.last() and all(each.messages for each in world.cluster.last()), "reported")
+    world.stop(first)
+    world.cluster.link.topics[0].partitions.extend(world.cluster.last())
+    world.engine.positions.clear()
+    world.start()
+    until(lambda: world.cluster.states() == ["failed", "failed"], "it is noticed")
+    assert all("sava replication recreate" in each.reason for each in world.cluster.last())
+    assert world.engine.positions == {}
+
+    world.cluster.link.topics[0].generation += 1
+    world.cluster.link.topics[0].remote_topic_ids[:] = []
+    world.copied()
+
+
+def test_lost_messages_are_told_and_stop_the_partition(world: World) -> None:
+    world.engine.outcome = lambda errand: (
+        Outcome(name=errand.name, is_known=True, position=3, code="source_gone", reason="3 to 6 are gone")
+        if errand.name == NAMES[0]
+        else None
+    )
+    job = world.start()
+    until(lambda: world.cluster.states() == ["data_loss", "active"], "it is told")
+    errands = len([each for each in world.engine.errands if each.name == NAMES[0]])
+    world.cluster.publish(NAMES[1], 5)
+    until(lambda: world.engine.positions[NAMES[1]] == 15, "the other one goes on")
+    assert len([each for each in world.engine.errands if each.name == NAMES[0]]) == errands
+    until(lambda: job.progress.has_backlog is False, "nothing can be done about it")
+
+
+def test_a_round_that_breaks_is_tried_again(world: World) -> None:
+    failures = iter([RuntimeError("executor lost"), RuntimeError("executor lost")])
+
+    def before(shares: Sequence[Share]) -> None:
+        if (error := next(failures, None)) is not None:
+            raise error
+
+    world.engine.before = before
+    world.start()
+    world.copied()
+    until(lambda: [each.restarts > 0 for each in world.cluster.last()].count(True) >= 1, "it is counted")
+
+
+def test_another_cluster_in_the_remote_s_place_gets_nothing(world: World) -> None:
+    world.remote.identity = ("west", "another")
+    world.start()
+    until(lambda: world.cluster.states() == ["failed", "failed"], "it is noticed")
+    assert "sava remotes remove west" in world.cluster.last()[0].reason
+    assert (world.remote.ensured, world.engine.errands) == ([], [])
+
+
+def test_a_remote_that_does_not_answer_is_visited_again(world: World) -> None:
+    world.start()
+    world.copied()
+    world.remote.failure = Unavailable("no broker has answered")
+    until(lambda: world.cluster.states() == ["unreachable", "unreachable"], "it is noticed")
+    world.cluster.publish(NAMES[0], 5)
+    until(lambda: world.cluster.last()[0].end == 15, "the backlog grows")
+    assert world.cluster.last()[0].oldest_us > 0
+    assert world.cluster.last()[0].disconnects == 1
+    world.remote.failure = None
+    world.copied()
+
+
+def test_a_deleted_topic_is_reported_and_not_created_again(world: World) -> None:
+    world.start()
+    world.copied()
+    world.remote.shapes.clear()
+    until(lambda: world.cluster.link.topics[0].is_tombstone, "it is written down")
+    until(lambda: world.cluster.states() == ["remote_deleted"] * 2, "it is told")
+    assert len(world.remote.ensured) == 1
+
+
+def test_a_topic_that_is_not_wanted_any_more_is_left(world: World) -> None:
+    world.start()
+    world.copied()
+    with world.cluster.changed:
+        del world.cluster.link.topics[:]
+        for name in NAMES:
+            del world.cluster.ends[name]
+    until(lambda: world.jobs[0].progress.rows == 20, "it goes on")
+    world.cluster.ends = {"/default/other": 3}
+    world.cluster.link.topics.add(topic="/default/other", topic_ids=(9,), reliable=True)
+    until(lambda: world.engine.positions.get("/default/other") == 3, "another is copied")
+
+
+def test_a_cluster_that_elects_a_leader_keeps_nobody_from_copying(world: World) -> None:
+    job = world.start()
+    world.copied()
+    world.cluster.failure = Unavailable("no leader")
+    world.cluster.publish(NAMES[0], 5)
+    world.copied()
+    world.cluster.failure = None
+    until(lambda: world.cluster.last()[0].position == 15, "it is reported later")
+    assert job.end is None
+
+
+def test_a_link_that_is_refused_has_failed(world: World) -> None:
+    world.cluster.failure = Refused("there is no remote west", "remote_unknown")
+    job = world.start()
+    until(lambda: job.end is not None, "it ends")
+    assert job.end is not None
+    assert job.end.error == "there is no remote west"
+    until(lambda: world.cluster.is_closed, "nothing is left open")
+
+
+def test_it_stops_after_the_rounds_that_are_under_way(world: World) -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def before(shares: Sequence[Share]) -> None:
+        begun.set()
+        assert released.wait(WAIT_S)
+
+    job = world.start()
+    world.copied()
+    world.engine.before = before
+    world.cluster.publish(NAMES[0], 5)
+    assert begun.wait(WAIT_S)
+    job.stop(now=False)
+    time.sleep(0.3)  # it does not end, which has no event
+    assert job.end is None
+    released.set()
+    until(lambda: job.end is not None, "it ends")
+    assert job.end is not None
+    assert not job.end.error
+    assert world.cluster.last()[0].position == 15  # the last report knows it
+
+
+def test_told_to_stop_now_it_cancels_what_is_under_way(world: World) -> None:
+    begun = threading.Event()
+
+    def before(shares: Sequence[Share]) -> None:
+        begun.set()
+        assert world.engine.cancelled.wait(WAIT_S)
+        raise RuntimeError("cancelled")
+
+    job = world.start()
+    world.copied()
+    world.engine.before = before
+    world.cluster.publish(NAMES[0], 5)
+    assert begun.wait(WAIT_S)
+    job.stop(now=True)
+    until(lambda: job.end is not None, "it ends")
+    assert job.end is not None
+    assert not job.end.error

@@ -1,0 +1,381 @@
+"""PartitionState: what is planned, when, and what is told of it. Clocks are numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from sava.pipeline.link import Extent
+from sava.pipeline.replicate.pace import Delays, Rate, Throttle
+from sava.pipeline.replicate.partitions import (
+    BELIEVED_AFTER_S,
+    IDLE_S,
+    ROUND_BYTES,
+    PartitionState,
+    Step,
+)
+from sava.pipeline.replicate.work import Outcome
+from sava.proto import replication_pb2 as pb
+from sava.replication.matrix import State
+
+NAME = "/default/orders-part-0"
+REMEDY = "`sava replication recreate`"
+US = 1_000_000
+
+
+def partition(end: int = 10, *, start: int = 0, now: float = 0.0) -> PartitionState:
+    """Admitted, from its first message on."""
+    made = PartitionState(NAME, 0, 7, remedy=REMEDY, now=now)
+    made.see(Extent(start, start, end), now, 100 * US)
+    made.start_at(start)
+    made.admit(70)
+    return made
+
+
+def told(state: PartitionState, position: int, *, now: float = 0.0, **fields: object) -> None:
+    """The step that is planned comes to this end."""
+    step = state.plan(now, 0)
+    assert step is not None
+    state.begin_step(step, 0.0)
+    outcome = Outcome(name=NAME, is_known=True, position=position, **fields)  # type: ignore[arg-type]
+    state.note(outcome, now, 0)
+
+
+class TestPlanning:
+    def test_the_position_is_asked_for_before_anything_is_copied(self) -> None:
+        state = partition()
+        assert state.plan(0.0, 0) == Step(0, 0, 256.0, is_heavy=False)
+        told(state, 4)
+        step = state.plan(0.0, 0)
+        assert step is not None
+        assert (step.start, step.end, step.is_heavy) == (4, 10, False)
+
+    def test_there_is_one_step_at_a_time(self) -> None:
+        state = partition()
+        step = state.plan(0.0, 0)
+        assert step is not None
+        state.begin_step(step, 0.0)
+        assert state.plan(0.0, 0) is None
+        assert state.due_in(0.0) is None
+
+    def test_a_held_partition_is_left_alone(self) -> None:
+        state = partition()
+        state.hold(State.PARTITION_MISMATCH, "other partitions")
+        assert state.plan(0.0, 0) is None
+        state.look(0.0)
+        assert (state.state, state.reason) == (State.PARTITION_MISMATCH, "other partitions")
+
+    def test_a_round_is_bounded_by_bytes_as_soon_as_it_is_known_how_large_messages_are(self) -> None:
+        state = partition(end=1_000_000)
+        told(state, 0)
+        told(state, 1000, messages=1000, bytes=1000 << 10)
+        step = state.plan(0.0, 0)
+        assert step is not None
+        assert step.is_heavy
+        assert (step.start, step.end - step.start) == (1000, ROUND_BYTES >> 10)
+
+    def test_nothing_is_planned_without_something_to_copy(self) -> None:
+        state = partition(end=10)
+        told(state, 10)
+        assert state.plan(0.0, 0) is None
+        state.see(Extent(0, 0, 11), 1.0, 0)
+        assert state.plan(1.0, 0) is not None
+
+    def test_a_chain_that_has_not_begun_begins_where_it_was_first_planned(self) -> None:
+        state = partition(start=3)
+        step = state.plan(0.0, 0)
+        assert step is not None
+        state.begin_step(step, 0.0)
+        state.note(Outcome(name=NAME), 0.0, 0)
+        assert (state.begin, state.position, state.was_seen, state.is_told) == (3, 3, False, True)
+        state.see(Extent(5, 5, 10), 0.0, 0)  # retention goes on
+        assert state.begin == 3
+
+    def test_a_chain_that_was_reported_must_be_there(self) -> None:
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state.seed(pb.LinkPartition(position=5, end=9, messages=5), is_same_target=True)
+        assert (state.was_seen, state.position, state.needs_begin) == (True, 5, False)
+        state.start_at(0)
+        assert state.begin is None
+
+    def test_a_chain_of_a_topic_that_is_not_there_any_more_begins_anew(self) -> None:
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state.seed(pb.LinkPartition(position=5, messages=5, disconnects=3), is_same_target=False)
+        assert (state.was_seen, state.position, state.messages, state.disconnects) == (False, None, 0, 3)
+
+    def test_what_was_planned_before_a_new_beginning_is_of_no_interest_after_it(self) -> None:
+        """An errand into the old topic is under way when somebody asks for the topic to be created again. Its
+        outcome must not make the new topic's chain one that must be there."""
+        state = partition()
+        told(state, 4)
+        step = state.plan(0.0, 0)
+        assert step is not None
+        state.begin_step(step, 0.0)
+        state.renew()
+        outcome = Outcome(name=NAME, is_known=True, position=10, messages=6)
+        state.note(outcome, 0.0, 0)
+        assert (state.is_under_way, state.was_seen, state.position) == (False, False, None)
+
+
+class TestFailing:
+    def test_it_is_tried_again_later_each_time_and_at_once_after_a_success(self) -> None:
+        state = partition()
+        told(state, 0)
+        delays = []
+        now = 0.0
+        for _ in range(12):
+            told(state, 0, now=now, code="unavailable", reason="no answer", may_pass=True)
+            due = state.due_in(now)
+            assert due is not None
+            delays.append(due)
+            assert state.plan(now + due - 0.001, 0) is None
+            now += due
+        assert 0.075 <= delays[0] <= 0.1
+        assert 45 <= delays[-1] <= 60
+        state.look(now)
+        assert (state.state, state.reason, state.restarts) == (State.UNREACHABLE, "no answer", 11)
+        told(state, 10, now=now, messages=10)
+        state.look(now)
+        assert (state.state, state.restarts) == (State.ACTIVE, 12)
+        state.see(Extent(0, 0, 11), now, 0)
+        told(state, 10, now=now, code="unavailable", reason="again")
+        assert (state.due_in(now) or 1) <= 0.1
+
+    @pytest.mark.parametrize(
+        ("code", "expected"),
+        [
+            ("denied", State.DENIED),
+            ("schema_refused", State.SCHEMA_REFUSED),
+            ("message_too_large", State.FAILED),
+            ("chain_missing", State.FAILED),
+        ],
+    )
+    def test_what_keeps_it_is_its_state(self, code: str, expected: State) -> None:
+        state = partition()
+        told(state, 0)
+        told(state, 0, code=code, reason="why")
+        state.look(0.0)
+        assert state.state is expected
+        assert state.reason.startswith("why")
+        assert state.due_in(0.0) is not None  # somebody may have helped meanwhile
+
+    def test_it_is_tried_again_also_when_there_is_nothing_to_copy(self) -> None:
+        """Otherwise it would fail for ever: nobody finds out that all is well."""
+        state = partition(end=10)
+        told(state, 5)
+        told(state, 10, messages=5, code="unavailable", reason="the stream broke after the last receipt")
+        step = state.plan(1.0, 0)
+        assert step is not None
+        assert step.start == step.end == 10
+
+    def test_a_round_that_breaks_down_is_nobody_s_fault_until_each_has_its_own(self) -> None:
+        state = partition()
+        told(state, 0)
+        step = state.plan(0.0, 0)
+        assert step is not None
+        state.begin_step(step, 0.0)
+        state.break_down("an executor was lost", 0.0, 0)
+        state.look(0.0)
+        assert (state.state, state.is_alone, state.is_suspect) == (State.FAILED, True, True)
+        told(state, 10, now=1.0, messages=10)
+        assert (state.is_alone, state.is_suspect) == (False, False)
+
+    def test_lost_messages_stop_it_until_somebody_agrees(self) -> None:
+        state = partition(end=10)
+        told(state, 4)
+        state.see(Extent(6, 6, 10), 0.0, 0)
+        assert state.plan(0.0, 0) is None
+        state.look(0.0)
+        assert state.state is State.DATA_LOSS
+        assert "from offset 4 to 6" in state.reason
+        assert REMEDY in state.reason
+        assert state.plan(1000.0, 0) is None
+        state.admit(71)  # nothing about the remote helps
+        assert state.plan(1000.0, 0) is None
+
+        state.renew()
+        state.start_at(0)
+        told(state, 4, now=1000.0)
+        step = state.plan(1000.0, 0)
+        assert step is not None
+        assert (step.start, step.skips) == (4, True)
+        told(state, 6, now=1000.0)
+        step = state.plan(1000.0, 0)
+        assert step is not None
+        assert (step.start, step.end, step.skips) == (6, 10, False)
+
+    def test_what_is_lost_while_it_goes_on_is_left_out_too_until_something_is_copied(self) -> None:
+        """Retention does not wait. Whoever has agreed to go on with what there is, need not do so again and
+        again; but what is lost after that is another loss."""
+        state = partition(end=10)
+        told(state, 4)
+        state.see(Extent(6, 6, 10), 0.0, 0)
+        assert state.plan(0.0, 0) is None
+        state.renew()
+        state.start_at(0)
+        told(state, 4)
+        told(state, 6)
+        told(state, 6, code="source_gone", reason="6 to 8 are gone")
+        step = state.plan(1.0, 0)
+        assert step is not None
+        assert (step.start, step.skips) == (6, True)
+        told(state, 8, now=1.0)
+        told(state, 10, now=1.0, messages=2)
+        state.see(Extent(12, 12, 20), 2.0, 0)
+        assert state.plan(2.0, 0) is None
+        assert state.is_lost
+
+    def test_a_chain_that_has_not_begun_begins_behind_what_is_lost(self) -> None:
+        state = partition(end=10)
+        step = state.plan(0.0, 0)
+        assert step is not None
+        for outcome in (Outcome(name=NAME), Outcome(name=NAME, code="source_gone", reason="gone")):
+            state.begin_step(step, 0.0)
+            state.note(outcome, 0.0, 0)
+        assert state.is_lost
+        state.renew()
+        state.start_at(0)
+        for outcome in (Outcome(name=NAME), Outcome(name=NAME, position=6)):
+            state.begin_step(step, 0.0)
+            state.note(outcome, 0.0, 0)
+        assert (state.begin, state.position, state.was_seen) == (6, 6, False)
+
+    def test_nothing_is_taken_for_lost_before_the_target_was_heard(self) -> None:
+        """A runner that starts knows an old position; the target is further."""
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state.seed(pb.LinkPartition(position=2, messages=2), is_same_target=True)
+        state.see(Extent(5, 5, 10), 0.0, 0)
+        state.admit(70)
+        told(state, 8)
+        state.look(0.0)
+        assert state.state is State.ACTIVE
+
+    def test_a_source_that_ends_before_its_copy_is_told_when_it_stays_so(self) -> None:
+        state = partition(end=10)
+        told(state, 12)
+        assert state.plan(0.0, 0) is None
+        state.look(0.0)
+        assert state.state is State.IDLE
+        assert state.plan(BELIEVED_AFTER_S, 0) is None
+        state.look(BELIEVED_AFTER_S)
+        assert state.state is State.FAILED
+        assert "restored from an older state" in state.reason
+        state.see(Extent(0, 0, 12), 100.0, 0)
+        told(state, 12, now=100.0)
+        state.look(100.0)
+        assert state.state is not State.FAILED
+
+
+class TestTelling:
+    def test_idle_means_that_nothing_comes_for_a_while(self) -> None:
+        state = partition(end=10)
+        told(state, 0)
+        state.look(0.0)
+        assert state.state is State.ACTIVE
+        told(state, 10, messages=10)
+        state.look(IDLE_S - 0.1)
+        assert state.state is State.ACTIVE
+        assert state.look(IDLE_S)
+        assert state.state is State.IDLE
+
+    def test_what_is_not_copied_any_more_is_a_disconnect_and_its_backlog_grows(self) -> None:
+        state = partition(end=10)
+        told(state, 10)
+        state.look(0.0)
+        state.hold(State.UNREACHABLE, "no answer", retry_ms=5)
+        assert state.look(0.0)
+        state.see(Extent(0, 0, 15), 1.0, 200 * US)
+        state.look(1.0)
+        report = state.report(1.0)
+        assert report is not None
+        assert (report.state, report.disconnects, report.next_retry_ms) == ("unreachable", 1, 5)
+        assert (report.position, report.end, report.oldest_us) == (10, 15, 200 * US)
+
+    def test_an_end_that_is_not_known_is_not_reported_as_none(self) -> None:
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        assert state.report(0.0) is None
+        state.seed(pb.LinkPartition(position=2, end=9, messages=2), is_same_target=True)
+        report = state.report(0.0)
+        assert report is not None
+        assert (report.position, report.end) == (2, 9)
+
+    def test_the_age_of_what_was_there_before_is_asked_for(self) -> None:
+        state = partition(end=10)
+        told(state, 4)
+        assert state.oldest_us == 100 * US  # at most
+        assert state.wants_time(0.0) == 4
+        assert state.wants_time(0.0) is None  # not all the time
+        state.note_time(4, 50 * US)
+        assert state.oldest_us == 50 * US
+        state.see(Extent(0, 0, 20), 1.0, 101 * US)
+        told(state, 12, messages=8)
+        assert state.oldest_us == 101 * US
+        assert state.wants_time(1000.0) is None
+        told(state, 20, messages=8)
+        assert state.oldest_us == 0
+
+    def test_counts_go_on_where_the_last_runner_was(self) -> None:
+        state = partition(end=10)
+        state.seed(pb.LinkPartition(messages=3, skipped=1, disconnects=2, restarts=4), is_same_target=True)
+        told(state, 0)
+        told(state, 10, messages=5, bytes=50, skipped=1, duplicates=4)
+        report = state.report(0.0)
+        assert report is not None
+        assert (report.messages, report.skipped, report.duplicates, report.restarts) == (8, 2, 4, 4)
+        assert (report.rate, report.bytes_rate) == (0.5, 5.0)
+
+
+class TestPace:
+    def test_a_throttle_holds_one_second_s_messages_and_fills_with_time(self) -> None:
+        throttle = Throttle(100, 0.0)
+        assert throttle.allows(1000, 0.0) == 100
+        throttle.take(100)
+        assert throttle.allows(1000, 0.1) == 0  # too few for a task
+        assert throttle.due_in(1000, 0.1) == pytest.approx(0.1)
+        assert throttle.allows(1000, 0.5) == 50
+        throttle.give_back(20)
+        assert throttle.allows(1000, 0.5) == 70
+        assert throttle.allows(1000, 100.0) == 100
+        assert throttle.allows(3, 100.0) == 3
+
+    def test_a_slow_throttle_lets_single_messages_pass(self) -> None:
+        throttle = Throttle(1, 0.0)
+        throttle.take(throttle.allows(5, 0.0))
+        assert throttle.allows(5, 0.9) == 0
+        assert throttle.allows(5, 1.0) == 1
+
+    def test_no_rate_is_no_limit(self) -> None:
+        throttle = Throttle(0, 0.0)
+        throttle.take(1 << 40)
+        assert throttle.allows(1 << 30, 0.0) == 1 << 30
+        throttle.set(10, 5.0)
+        assert throttle.allows(1000, 5.0) == 10
+
+    def test_a_partition_copies_no_more_than_its_rate(self) -> None:
+        state = partition(end=100_000)
+        state.throttle.set(1000, 0.0)
+        told(state, 0)
+        copied, now = 0, 0.0
+        while now < 10.0:
+            step = state.plan(now, 0)
+            if step is not None:
+                copied += step.end - step.start
+                told(state, step.end, now=now, messages=step.end - step.start)
+            now += 0.01
+        assert 10_000 <= copied <= 11_000
+
+    def test_delays_double_to_a_minute(self) -> None:
+        delays = Delays(chance=lambda low, high: high)
+        assert [delays.next() for _ in range(11)] == [
+            *(0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2),
+            60.0,
+        ]
+        delays.reset()
+        assert delays.next() == 0.1
+
+    def test_a_rate_is_that_of_the_last_seconds(self) -> None:
+        rate = Rate()
+        rate.note(100, 1000, 0.0)
+        rate.note(50, 500, 6.0)
+        assert rate.per_second(6.0) == (15.0, 150.0)
+        assert rate.per_second(12.0) == (5.0, 50.0)
+        assert rate.per_second(20.0) == (0.0, 0.0)

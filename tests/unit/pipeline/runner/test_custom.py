@@ -1,0 +1,101 @@
+"""Settings of custom pipelines are checked before anything is stored, and errors say what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sava.cli import pipeline_files
+from sava.cli.pipeline_files import FileInvalid
+from sava.client.errors import Unavailable
+from sava.pipeline.runner.custom import Custom, Settings
+from sava.pipeline.runner.kinds import SettingsInvalid
+
+SOURCE = {"topic": "/default/orders"}
+GOOD: dict[str, Any] = {"from": SOURCE, "to": {"topic": "/default/copy"}}
+
+
+def test_what_is_given_is_taken_as_text() -> None:
+    settings = Settings.parse(
+        {
+            "from": {"topics": "/default/a,/default/b", "maxMessagesPerTrigger": 100, "decode": True},
+            "function": "shop.orders:upper",
+            "to": {"format": "parquet", "path": "/tmp/x"},
+            "trigger": "500 ms",
+            "outputMode": "append",
+        }
+    )
+    assert settings.source["maxMessagesPerTrigger"] == "100"
+    assert settings.source["decode"] == "true"
+    assert (settings.format, settings.sink) == ("parquet", {"path": "/tmp/x"})
+    assert Settings.parse(GOOD).format == "sava"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"form": {}}, "setting form: there is no such one"),
+        ({"from": None}, "setting from: options by name are needed"),
+        ({"to": {}}, "setting to: options by name are needed"),
+        ({"from": {"topic": "orders"}}, "/namespace/topic"),
+        ({"from": {"topic": "/default/a", "maxMessages": 1}}, "did you mean maxMessagesPerTrigger"),
+        ({"from": {"topic": ["/default/a"]}}, "options are text or numbers"),
+        ({"to": {"topic": "/default/a", "startingOffsets": "earliest"}}, "it is for reading"),
+        ({"function": "no_colon"}, "written module:function"),
+        ({"function": 7}, "written module:function"),
+        ({"trigger": "often"}, "a time such as"),
+        ({"outputMode": "all"}, "append, update, complete"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingsInvalid, match=text):
+        Settings.parse({**GOOD, **changes})
+
+
+def test_nothing_is_started_before_the_brokers_are_known() -> None:
+    def no_spark() -> Any:
+        raise AssertionError("not to be asked for")
+
+    with pytest.raises(Unavailable):
+        Custom(no_spark, lambda: "", Path("checkpoints")).start("copy", GOOD)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_a_file_holds_pipelines(tmp_path: Path) -> None:
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(
+        "name: one\nfrom: {topic: /default/a}\nto: {topic: /default/b}\n---\n"
+        "name: two\nkind: custom\nfrom: {topic: /default/b}\nto: {format: console}\n---\n"
+    )
+    one, two = pipeline_files.read(file)
+    assert (one.name, one.kind, two.name) == ("one", "custom", "two")
+    assert one.settings == '{"from": {"topic": "/default/a"}, "to": {"topic": "/default/b"}}'
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "holds no pipeline"),
+        ("name: [", "is not YAML"),
+        ("- a\n- b\n", "document 1: a pipeline is written as settings by name"),
+        ("from: {topic: /default/a}\n", "has no name"),
+        ("name: a\nkind: magic\n", "there is no kind 'magic'"),
+        ("name: a\nkind: replicate\n", "sava replication set"),
+        ("name: a\nfrom: {topic: /default/a}\n", "pipeline a: setting to"),
+        ("name: a\nfrom: {topic: /d/a}\nto: {topic: /d/b}\n---\n" * 2, "two pipelines of the name a"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, content: str, text: str) -> None:
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(content)
+    with pytest.raises((FileInvalid, SettingsInvalid), match=text):
+        pipeline_files.read(file)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileInvalid, match="cannot be read"):
+        pipeline_files.read(tmp_path / "missing.yaml")

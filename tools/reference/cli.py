@@ -1,0 +1,89 @@
+"""docs/reference/cli.md, from the commands themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, Final
+
+import typer.main
+
+from sava.cli.main import app
+from tools.reference.pages import anchor, page, prose, table
+
+INTRODUCTION: Final = """
+Exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage. Every command explains
+itself with `--help`.
+"""
+
+
+def render() -> str:
+    root = typer.main.get_command(app)
+    commands = list(walk(root, "sava"))
+    rows = [
+        (f"[`{name}`](#{anchor(name)})", prose(command.help).partition("\n\n")[0])
+        for name, command in commands
+    ]
+    return page(
+        "The sava command",
+        INTRODUCTION,
+        table(("command", "what it does"), rows),
+        *(section(name, command) for name, command in commands),
+    )
+
+
+def walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by its full name."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield name, command
+        return
+    for part, below in sorted(inner.items()):
+        if not below.hidden:
+            yield from walk(below, f"{name} {part}")
+
+
+def section(name: str, command: Any) -> str:
+    shown = [each for each in command.params if not each.hidden and each.name != "help"]
+    arguments = [each for each in shown if each.param_type_name == "argument"]
+    options = [each for each in shown if each.param_type_name == "option"]
+    usage = " ".join((name, *(_usage(each) for each in arguments), *(["[OPTIONS]"] if options else [])))
+    parts = [f"## {name}", f"`{usage}`", prose(command.help)]
+    if arguments:
+        rows = [(f"`{_label(each)}`", each.help or "") for each in arguments]
+        parts.append(table(("argument", "meaning"), rows))
+    if options:
+        parts.append(table(("option", "default", "meaning"), [_option(each) for each in options]))
+    return "\n\n".join(parts)
+
+
+def _label(argument: Any) -> str:
+    return (argument.metavar or argument.name.upper()).strip("[]{}.")
+
+
+def _usage(argument: Any) -> str:
+    label = _label(argument) + ("…" if argument.nargs == -1 else "")
+    return label if argument.required else f"[{label}]"
+
+
+def _option(option: Any) -> tuple[str, str, str]:
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    if option.metavar:
+        names += f" `{option.metavar}`"
+    meaning = option.help or ""
+    if option.envvar:
+        meaning += f" Also as `{option.envvar}`."
+    if isinstance(option.default, Enum):
+        choices = [str(each.value) for each in type(option.default)]
+        if not any(choice in meaning for choice in choices):
+            meaning += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
+    return names, _default(option), meaning.strip()
+
+
+def _default(option: Any) -> str:
+    value = option.default
+    if option.required:
+        return "*required*"
+    if value is None or value is False or value == "" or callable(value):
+        return ""
+    return f"`{value.value if isinstance(value, Enum) else value}`"

@@ -1,0 +1,123 @@
+"""docs/reference/configuration.md, from the model of the settings."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from sava.config import ENVIRONMENT_PREFIX, Config
+from tools.reference.pages import page, prose, table
+
+
+class Key(NamedTuple):
+    path: str
+    default: str
+    kind: str
+    meaning: str
+
+
+INTRODUCTION: Final = """
+One YAML file, the same on all brokers; every key has a default, so an empty file is a valid one. Unknown keys
+and wrong types are refused at start, with the path of the key. Each key can be overridden by an environment
+variable: the path in capitals behind `SAVA__`, levels joined by two underscores, the value in YAML.
+[Configuration](../configuration.md) tells what goes with what.
+"""
+
+
+def render() -> str:
+    sections = []
+    for path, model, keys in sections_of(Config):
+        head = f"## {path or 'At the top'}"
+        about = "" if model is Config else prose(model.__dict__.get("__doc__"))
+        rows = [(f"`{key.path}`", key.default, key.kind, key.meaning) for key in keys]
+        example = f"As a variable: `{ENVIRONMENT_PREFIX}{keys[0].path.upper().replace('.', '__')}`."
+        body = table(("key", "default", "values", "meaning"), rows)
+        sections.append("\n\n".join(part for part in (head, about, body, example) if part))
+    return page("Configuration: every key", INTRODUCTION, *sections)
+
+
+def sections_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel], list[Key]]]:
+    """Each section with its own keys, in the order of the model; sections without keys are left out."""
+    told = docstrings(model)
+    keys: list[Key] = []
+    below: list[tuple[str, type[BaseModel]]] = []
+    for name, field in model.model_fields.items():
+        inner = _section(field.annotation)
+        if inner is not None:
+            below.append((f"{path}{name}", inner))
+        else:
+            keys.append(Key(f"{path}{name}", _default(field), _kind(field), told.get(name, "")))
+    if keys:
+        yield path.rstrip("."), model, keys
+    for name, inner in below:
+        yield from sections_of(inner, f"{name}.")
+
+
+def docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The strings that stand below the fields of a class, also of those that it inherits."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        if not issubclass(each, BaseModel) or each is BaseModel:
+            continue
+        [body] = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+            if is_field and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                found[field.target.id] = prose(str(below.value.value)).replace("\n\n", " ")
+    return found
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    for each in (annotation, *get_args(annotation)):
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            return each
+    return None
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "*required*"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value is PydanticUndefined:
+        return "*none*"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
+    return f"`{value}`" if str(value) else "*empty*"
+
+
+def _kind(field: FieldInfo) -> str:
+    return ", ".join(part for part in (_words(field.annotation), *_bounds(field.metadata)) if part)
+
+
+def _words(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{each}`" for each in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(_words(each) for each in get_args(annotation) if each is not type(None))
+    if get_origin(annotation) is tuple:
+        return f"list of {_words(get_args(annotation)[0])}"
+    names = {bool: "true or false", int: "number", float: "number", str: "text"}
+    return names.get(annotation, "path" if getattr(annotation, "__name__", "") == "Path" else str(annotation))
+
+
+def _bounds(metadata: list[Any]) -> Iterator[str]:
+    bounds = {
+        name: getattr(each, name)
+        for each in metadata
+        for name in ("ge", "gt", "le", "lt")
+        if getattr(each, name, None) is not None
+    }
+    words = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
+    if bounds:
+        yield " ".join(text.format(bounds[name]) for name, text in words.items() if name in bounds)
