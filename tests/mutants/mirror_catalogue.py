@@ -27,6 +27,14 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         seeds=200,
     ),
     _Mirror(
+        "j2c",
+        "a journal of a cluster that grew and shrank again says that it has all the copies it should have",
+        f"{MIRROR}/record.py",
+        "        qa=max(record.qa, asked[1]),\n",
+        "",
+        tests=("tests/unit/mirror",),
+    ),
+    _Mirror(
         "j3",
         "a copy takes bytes that do not continue it",
         f"{MIRROR}/member.py",

@@ -172,11 +172,11 @@ class Owner:
         """To be stored in place of ``revision``, again and again until the outcome is known."""
         return self._tried[-1] if self._tried and not self.is_fenced else None
 
-    def change(self, members: tuple[StorageId, ...], *, qa: int) -> None:
+    def change(self, members: tuple[StorageId, ...], *, qa: int, asked: tuple[int, int] = (0, 0)) -> None:
         """Want other members from the commit position on; supersedes what was wanted before, which may
-        happen all the same. The own disk alone with ``qa`` 1 is the degraded mode. Raises JournalFenced,
-        WrongStep."""
-        self._want(steps.changed(self.record, self.commit, members, qa=qa))
+        happen all the same. The own disk alone with ``qa`` 1 is the degraded mode. ``asked``: see
+        ``record.changed``. Raises JournalFenced, WrongStep."""
+        self._want(steps.changed(self.record, self.commit, members, qa=qa, asked=asked))
 
     def covered(self, floor: int) -> None:
         """Everything before ``floor`` is in registered segments. Wants fragments to be dropped from the

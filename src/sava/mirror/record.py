@@ -87,8 +87,18 @@ def opened(
     )
 
 
-def changed(record: JournalRecord, start: int, members: tuple[StorageId, ...], *, qa: int) -> JournalRecord:
-    """Other members from ``start`` on, which must be committed."""
+def changed(
+    record: JournalRecord,
+    start: int,
+    members: tuple[StorageId, ...],
+    *,
+    qa: int,
+    asked: tuple[int, int] = (0, 0),
+) -> JournalRecord:
+    """Other members from ``start`` on, which must be committed. ``asked``: how many disks should hold the
+    journal from now on, and how many of them before anything is acknowledged. That may be more than before
+    and never less: a cluster of one that grew to three and shrank again would otherwise be taken for one that
+    is complete."""
     _require(record, "change its mirrors", JournalState.OPEN)
     if members[:1] != record.last.members[:1]:
         raise WrongStep("change its mirrors", "the owner's disk is not the first member")
@@ -96,7 +106,12 @@ def changed(record: JournalRecord, start: int, members: tuple[StorageId, ...], *
         raise WrongStep("change its mirrors", f"{start} lies before the last fragment")
     # If nothing was committed since the last change, that fragment is empty, and this one takes its place.
     kept = record.fragments if start > record.last.start else record.fragments[:-1]
-    return msgspec.structs.replace(record, fragments=(*kept, _fragment(start, members, qa)))
+    return msgspec.structs.replace(
+        record,
+        fragments=(*kept, _fragment(start, members, qa)),
+        qw=max(record.qw, asked[0]),
+        qa=max(record.qa, asked[1]),
+    )
 
 
 def dropped(record: JournalRecord, floor: int) -> JournalRecord:

@@ -110,7 +110,8 @@ class OwnedJournal:
         self._streams: dict[StorageId, Stream] = {}
         self._avoided: dict[StorageId, float] = {}
         """Until when."""
-        self._qw, self._qa = max(record.qw, len(record.last.members)), max(record.qa, record.last.qa)
+        self._qw, self._qa = record.qw, record.qa
+        """How many there should be, as far as was asked for in this life."""
         self._short_since = 0.0
         self._is_over = False
         self._woken = asyncio.Event()
@@ -240,8 +241,9 @@ class OwnedJournal:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether fewer copies are enough at the moment than should be."""
-        return self.owner.record.last.qa < self._qa
+        """Whether fewer copies are enough at the moment than should be: by the record, so nothing is
+        acknowledged that way before it says so."""
+        return self.owner.record.is_degraded
 
     @property
     def is_short(self) -> bool:
@@ -261,16 +263,16 @@ class OwnedJournal:
             return
         if self._neighbours.find(self.owner.own) is None:
             return  # this broker's view of the others is not up to date
-        current = self.owner.record.last
+        record, current = self.owner.record, self.owner.record.last
         qw, qa = self._options.quorums(max(self._brokers(), len(self._neighbours.all())))
-        self._qw, self._qa = max(self._qw, qw), max(self._qa, qa)
-        mirrors = self._chosen(current.members[1:])
-        members, qa = (self.owner.own, *mirrors), self._qa
-        if len(members) < qa:
-            if not self._options.may_degrade:
-                return  # there are not enough, whoever is chosen: those that were are waited for
+        self._qw, self._qa = asked = max(self._qw, qw), max(self._qa, qa)
+        members, qa = (self.owner.own, *self._chosen(current.members[1:])), self._qa
+        if len(members) < qa and self._options.may_degrade:
             qa = len(members)
-        if (set(members), qa) != (set(current.members), current.qa):
+        elif len(members) < qa:  # there are not enough, whoever is chosen: those that were are waited for
+            members, qa = current.members, current.qa
+        is_as_wished = (set(members), qa) == (set(current.members), current.qa)
+        if not is_as_wished or asked != (record.qw, record.qa):
             log.info(
                 "journals: %s is to be on %d disks, %d to acknowledge: %s",
                 self.owner.journal,
@@ -278,7 +280,7 @@ class OwnedJournal:
                 qa,
                 ", ".join(members),
             )
-            self.owner.change(members, qa=qa)
+            self.owner.change(members, qa=qa, asked=asked)
             self._follow_members()
 
     def _chosen(self, current: tuple[StorageId, ...]) -> tuple[StorageId, ...]:

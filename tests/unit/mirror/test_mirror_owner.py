@@ -72,6 +72,26 @@ def test_degraded_acknowledges_nothing_before_the_record_says_so() -> None:
     assert core.commit == 10
 
 
+def test_a_cluster_that_grew_and_shrank_again_is_degraded() -> None:
+    """One broker, then three, then one: the record must not say of the last what it said of the first."""
+    core = Owner(JOURNAL, opened(0, (OWN,), qw=1, qa=1, by="me"), 1)
+    core.appended(10)
+    durable(core, own=10)
+    assert not core.record.is_degraded
+    core.change((OWN, A, B), qa=2, asked=(3, 2))
+    durable(core, a=10, b=10)
+    assert core.wanted is not None
+    core.stored(core.wanted, 2)
+    assert (core.record.qw, core.record.qa, core.record.is_degraded) == (3, 2, False)
+    core.appended(20)
+    durable(core, own=20)
+    core.change((OWN,), qa=1, asked=(1, 1))
+    assert core.wanted is not None
+    core.stored(core.wanted, 3)
+    assert core.commit == 20
+    assert (core.record.qw, core.record.qa, core.record.is_degraded) == (3, 2, True)
+
+
 @pytest.mark.parametrize("by_record", [True, False])
 def test_a_fence_is_final(by_record: bool) -> None:
     core = owner()

@@ -210,6 +210,36 @@ async def test_a_single_broker_acknowledges_alone_until_others_come(tmp_path: Pa
             await owner.append(offset)
 
 
+async def test_a_cluster_of_one_that_grew_is_degraded_when_the_others_are_gone(tmp_path: Path) -> None:
+    """And says so in the record, for whoever asks about the journal and was not there before."""
+    options = MirrorOptions(mirror_timeout_s=0.5, may_degrade=True)
+    async with Hosts(3, tmp_path, options=options) as hosts:
+        owner, others = hosts[0], (hosts[1], hosts[2])
+        for host in others:
+            hosts.town.go(host.storage)
+        hosts.size = 1
+        await owner.begin()
+        await owner.append(0)
+        record = await hosts.record(owner)
+        assert (record.qw, record.qa, record.is_degraded) == (1, 1, False)
+        owned = owner.mirrored.owned
+        assert owned is not None
+        hosts.size = 3
+        await until(lambda: owned.is_degraded, "three are asked for, and the others are not there yet")
+        for host in others:
+            host.come()
+        await until(lambda: len(owned.owner.record.last.members) == 3, "the others are taken")
+        record = await hosts.record(owner)
+        assert (record.qw, record.qa, record.is_degraded) == (3, 2, False)
+        for host in others:
+            hosts.town.go(host.storage)
+            host.gate.cut()
+        await asyncio.wait_for(owner.append(1), 20)
+        record = await hosts.record(owner)
+        assert (record.qw, record.qa, record.is_degraded) == (3, 2, True)
+        assert owned.is_degraded
+
+
 async def test_a_fence_ends_the_life_and_fails_what_is_in_flight(tmp_path: Path) -> None:
     """Schedule: the owner is cut from its mirrors with a message in flight; somebody recovers the journal
     from the mirrors; the owner comes back to them."""
