@@ -83,6 +83,7 @@ async def test_when_fewer_disks_are_there_than_were_asked_for(tmp_path: Path, de
         killed = next(broker for broker in cluster.brokers if broker not in (owner, leader))
         async with cluster.sava_client([owner], timeout=5.0) as client, client.producer(TOPIC) as producer:
             await producer.send(b"on three disks")
+            assert not producer.degraded
             killed.kill()
             await killed.ended()
             if degraded == "allow":
@@ -90,6 +91,7 @@ async def test_when_fewer_disks_are_there_than_were_asked_for(tmp_path: Path, de
                     await producer.send(b"on two")
                 found = await cluster.journal_of(owner)
                 assert found.degraded
+                assert producer.degraded == 1
                 assert found.fragments[-1].ack_quorum == 2
             else:
                 with pytest.raises((SavaError, TimeoutError)):
@@ -102,4 +104,5 @@ async def test_when_fewer_disks_are_there_than_were_asked_for(tmp_path: Path, de
         async with cluster.sava_client([owner]) as client, client.producer(TOPIC) as producer:
             async with asyncio.timeout(60):
                 await producer.send(b"on three again")
+            assert not producer.degraded
         assert not (await cluster.journal_of(owner)).degraded

@@ -31,6 +31,11 @@ class NotCommittable(RetryableError):
 class Commitment(Protocol):
     """Of one life. Called on the event loop."""
 
+    @property
+    def is_degraded(self) -> bool:
+        """What is told to be committed now is on fewer disks than it should be."""
+        ...
+
     def check(self) -> None:
         """Raises NotCommittable when too few disks are there to ever commit what would be appended now."""
         ...

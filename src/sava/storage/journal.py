@@ -174,6 +174,11 @@ class Journal:
         return self.held_bytes * 2 > self._options.max_held_bytes
 
     @property
+    def is_degraded(self) -> bool:
+        """Asked when a frame is answered for: it is on fewer disks than it should be."""
+        return self._commitment is not None and self._commitment.is_degraded
+
+    @property
     def topic_ids(self) -> list[int]:
         """Topics of which the journal holds something, opened or not."""
         return list(self._topics)

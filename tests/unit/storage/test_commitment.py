@@ -14,6 +14,7 @@ from sava.storage.commitment import NotCommittable
 from sava.storage.errors import Fenced
 from sava.storage.journal import Journal, JournalOptions
 from sava.wal import DiskFull, LocalDisk, LogClosed
+from tests.unit.storage.brokers import TOPIC, Cluster
 
 
 class Mirrors:
@@ -23,6 +24,7 @@ class Mirrors:
         self.position = 0
         self.own = 0
         self.refuses = False
+        self.is_degraded = False
         self.floor = 1 << 62
         self.asked: list[int] = []
 
@@ -272,3 +274,17 @@ async def test_whoever_waits_for_a_life_that_will_not_be_is_told(tmp_path: Path)
         await asyncio.sleep(0)
         await journal.begin_life(Mirrors())
         await later
+
+
+async def test_an_answer_is_degraded_if_it_was_so_when_it_was_given(tmp_path: Path) -> None:
+    """And stays so: what was acknowledged on one disk is not on two because later messages are."""
+    mirrors = Mirrors()
+    mirrors.position = 1 << 62
+    async with Cluster(tmp_path).broker() as broker:
+        await broker.journal.begin_life(mirrors)
+        log = await broker.open_topic(TOPIC, epoch=1)
+        for state in (False, True, True, False, True, False):
+            mirrors.is_degraded = state
+            await log.append(RecordBatch.encode([b"a", b"b"], publish_time=1))
+            assert [log.is_degraded(log.next_offset - 2), log.is_degraded(log.next_offset - 1)] == [state] * 2
+        assert [offset for offset in range(12) if log.is_degraded(offset)] == [8, 9], "the last ones in a row"
