@@ -203,7 +203,7 @@ class Controller:
         journal = self.world.store.get(journal_key(record.journal))
         is_open = journal.value is not None and journal.value.state is JournalState.OPEN
         if record.state is TopicState.ASSIGNED:
-            if not is_open or not self.world.is_present(record.journal.broker):
+            if not is_open:  # and never will be again; of one that is open the owner may be back in time
                 self._write({key: held.revision}, {key: record._replace(state=TopicState.ORPHAN)})
         elif journal.value is not None and is_settled(journal.value):
             self._seal(topic, held, record.journal, journal)

@@ -143,20 +143,20 @@ def forgo_tails(world: World) -> None:
     read: then nobody can have them."""
     for broker in world.brokers.values():
         for journal, tail in broker.controller.tails.items() if broker.controller is not None else ():
-            end = tail.record.end
             is_rotten = any(where == journal for _, where in world.oracle.rotten)
             if tail.is_done or not (is_rotten or any(each not in world.disks for each in tail.sources)):
                 continue
-            part = next(
-                (each for each in world.oracle.batches[journal] if each.frame.position == tail.at), None
-            )
-            if part is None:
-                continue
+            # What is in segments may be asked for as well, if no disk that was heard had been told so.
+            batches = world.oracle.batches[journal]
+            here = next((each.position_end for each in batches if each.frame.position == tail.at), 0)
+            end = here or next((each.frame.position for each in batches if each.frame.position > tail.at), 0)
+            lost = Range(tail.at, end or tail.record.end)
             there = [storage for storage in tail.sources if storage in world.disks]
-            if not any(world.oracle.holds(each, journal, tail.at, part.position_end) for each in there):
-                world.count("tails lost after closing")
-                world.oracle.gave_up(journal, (Range(tail.at, end),), None)
-                tail.is_done = True
+            if not any(world.oracle.holds(each, journal, *lost) for each in there):
+                world.count("parts lost after closing")
+                world.oracle.gave_up(journal, (lost,), None)
+                tail.at = lost.end
+                tail.ask()
 
 
 def is_hopeless(world: World, attempt: Attempt, loss: Loss) -> bool:

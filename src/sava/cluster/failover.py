@@ -34,21 +34,19 @@ from sava.broker.cursors import report_failure
 from sava.broker.names import TopicName
 from sava.cluster import records as cluster_records
 from sava.cluster.controller import Leadership
-from sava.cluster.errors import JournalUnknown, NothingToGiveUp, NotLeader
 from sava.cluster.neighbours import Registered
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
 from sava.metadata.store import MetadataStore
-from sava.mirror import JournalId, JournalState, Loss, Phase, StorageId
+from sava.mirror import JournalId, JournalState, Phase, StorageId
 from sava.mirroring.choice import choose
-from sava.mirroring.closed import ClosedJournal, origin_of
+from sava.mirroring.closed import origin_of
 from sava.mirroring.coordinator import Coordinator
 from sava.mirroring.ports import Peers, Stored
 from sava.mirroring.records import RecordCorrupt, Records
-from sava.mirroring.salvage import NotClosed, Salvage, read_tails, unsettled
-from sava.storage.leftovers import named_states
+from sava.mirroring.salvage import NotClosed, Salvage
 
 log = logging.getLogger(__name__)
 
@@ -60,28 +58,6 @@ DISKS: Final = 2
 """Salvaged at a time."""
 TURN_S: Final = 30.0
 """After so long the next of those who have a copy tries, too: the first may not reach the object store."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicLoss:
-    """What giving up would mean for a topic, as far as is known."""
-
-    topic: str
-    stored: int
-    """Up to here it is in segments."""
-    kept: int
-    """Up to here its messages would be there."""
-    found: int
-    """Messages behind a missing part reach up to here, and would go with it; 0: none were found."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prospect:
-    """What closing a journal with what is there would cost."""
-
-    loss: Loss
-    answers_needed: int
-    topics: tuple[TopicLoss, ...]
 
 
 @dataclass(slots=True)
@@ -375,7 +351,7 @@ class Failover:
 
     def phase(self, journal: JournalId) -> Phase | None:
         """Of a recovery that runs here."""
-        coordinator = self._running(journal)
+        coordinator = self.recovery(journal)
         return coordinator.phase if coordinator is not None else None
 
     def trouble(self, journal: JournalId, origin: StorageId) -> str:
@@ -389,54 +365,10 @@ class Failover:
         return sum(1 for journal in self._recovering if self._is_waiting(journal))
 
     def _is_waiting(self, journal: JournalId) -> bool:
-        coordinator = self._running(journal)
+        coordinator = self.recovery(journal)
         return coordinator is not None and coordinator.loss() is not None and coordinator.seconds > PASS_S
 
-    def _running(self, journal: JournalId) -> Coordinator | None:
+    def recovery(self, journal: JournalId) -> Coordinator | None:
+        """The one that runs here."""
         work = self._recovering.get(journal)
         return work.coordinator if work is not None and work.is_running else None
-
-    async def prospect(self, journal: JournalId) -> Prospect:
-        """What would be lost. Raises NotLeader, JournalUnknown, NothingToGiveUp."""
-        coordinator = await self._stuck(journal)
-        loss = coordinator.loss()
-        if loss is None:
-            raise NothingToGiveUp(journal, f"its recovery goes on ({coordinator.phase.value})")
-        return Prospect(loss, coordinator.answers_needed, await self._topic_losses(journal))
-
-    async def give_up(self, journal: JournalId, loss: Loss) -> bool:
-        """Accept exactly this loss; False if it is not what would be lost now. Raises as ``prospect``."""
-        return (await self._stuck(journal)).give_up(loss)
-
-    async def _stuck(self, journal: JournalId) -> Coordinator:
-        if not self._leadership.term():
-            raise NotLeader
-        stored = await self._records.get(journal)
-        if stored is None:
-            raise JournalUnknown(journal)
-        if stored.record.state is JournalState.CLOSED:
-            raise NothingToGiveUp(journal, "it is closed")
-        if self.is_continued(journal):
-            raise NothingToGiveUp(journal, "its broker is there and writes it")
-        coordinator = self._running(journal)
-        if coordinator is None:
-            raise NothingToGiveUp(journal, "its recovery is about to begin; ask again")
-        return coordinator
-
-    async def _topic_losses(self, journal: JournalId) -> tuple[TopicLoss, ...]:
-        stored = await self._records.get(journal)
-        if stored is None:
-            raise JournalUnknown(journal)
-        origin = origin_of(stored.record)
-        states = unsettled(await named_states(self._store), origin)
-        found = await self._records.of(journal.broker)
-        opened = [
-            ClosedJournal(each, kept.record, self._peers, own=self._own)
-            for each, kept in found.items()
-            if origin_of(kept.record) == origin
-        ]
-        tails = await read_tails(states, opened, is_partial=True)
-        return tuple(
-            TopicLoss(tail.topic.path, tail.state.end, tail.end, tail.behind_a_hole)
-            for tail in sorted(tails.by_id.values(), key=lambda tail: tail.topic.path)
-        )

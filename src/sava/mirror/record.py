@@ -8,6 +8,7 @@ step           from                  to              by
 ``drop``       open                  open            the owner: fragments that lie below the floor
 ``claim``      open, recovering      recovering, +1  a coordinator: ends the journal
 ``close``      recovering            closed          the coordinator whose claim stands
+``forgo``      closed                closed          an operator: parts that nobody has any more
 =============  ====================  ==============  ===================================================
 
 A closed record is removed when every topic of the journal has its tail in segments. Each step is a
@@ -142,6 +143,12 @@ def closed(
         holders=holders,
         lost=lost,
     )
+
+
+def forgone(record: JournalRecord, parts: tuple[Range, ...]) -> JournalRecord:
+    """Without parts whose last copy was lost after the journal was closed; its end stays where it is."""
+    _require(record, "have parts given up", JournalState.CLOSED)
+    return msgspec.structs.replace(record, lost=tuple(sorted((*record.lost, *parts))))
 
 
 def _require(record: JournalRecord, step: str, *states: JournalState) -> None:

@@ -20,6 +20,8 @@ from typing import Final
 from sava.errors import RetryableError, SavaError
 from sava.mirror import (
     Bytes,
+    Check,
+    Checked,
     CopyState,
     Fence,
     Fenced,
@@ -38,6 +40,8 @@ from sava.wal.format import HEADER, KINDS, read_frame, read_frames, seed_of
 READ_BYTES: Final = 1 << 20
 ASK_S: Final = 5.0
 READ_S: Final = 15.0
+CHECK_S: Final = 90.0
+"""All of a copy is read."""
 
 
 class BytesMissing(RetryableError):
@@ -59,21 +63,29 @@ class ClosedJournal:
         self._peers = peers
         self._own = own
         self._copies: dict[StorageId, CopyState] = {}
+        self.silent: tuple[StorageId, ...] = ()
+        """Disks that may have a part, and did not answer."""
 
     async def locate(self) -> None:
         """Find out who has what. Who does not answer has nothing for now."""
         storages = sorted(self.record.storages, key=lambda storage: storage != self._own)
-        holders = dict.fromkeys((*storages, *self.record.holders))
-        for storage, copy in zip(holders, await asyncio.gather(*map(self._state, holders)), strict=True):
-            if copy is not None:
-                self._copies[storage] = copy
+        holders = list(dict.fromkeys((*storages, *self.record.holders)))
+        answers = await asyncio.gather(*map(self._fence, holders))
+        self.silent = tuple(
+            storage for storage, answer in zip(holders, answers, strict=True) if answer is None
+        )
+        self._copies = {
+            answer.storage: answer.copy
+            for answer in answers
+            if answer is not None and answer.copy is not None
+        }
 
-    async def _state(self, storage: StorageId) -> CopyState | None:
+    async def _fence(self, storage: StorageId) -> Fenced | None:
         try:
             answer = await self._ask(storage, Fence(self.journal, storage, self.record.epoch), ASK_S)
         except (SavaError, TimeoutError):
             return None
-        return answer.copy if isinstance(answer, Fenced) else None
+        return answer if isinstance(answer, Fenced) else None
 
     @property
     def start(self) -> int:
@@ -85,6 +97,21 @@ class ClosedJournal:
     def known_end(self) -> int:
         """The greatest that any disk has told."""
         return max((copy.end for copy in self._copies.values()), default=self.start)
+
+    async def missing(self) -> tuple[Range, ...]:
+        """What is to be read, and no disk that answers has intact."""
+        held = [part for parts in await asyncio.gather(*map(self._intact, self._copies)) for part in parts]
+        whole = Range(self.start, max(self.start, self.record.end))
+        return tuple(without(whole, [*held, *self.record.lost]))
+
+    async def _intact(self, storage: StorageId) -> list[Range]:
+        copy = self._copies[storage]
+        part = Range(max(copy.base, copy.floor), copy.end)
+        try:
+            answer = await self._ask(storage, Check(self.journal, storage, *part), CHECK_S)
+        except (SavaError, TimeoutError):
+            return []
+        return without(part, list(answer.bad)) if isinstance(answer, Checked) else []
 
     async def records(self, start: int, end: int) -> AsyncIterator[Sequence[Record]]:
         """Of callers' kinds, a few at a time; what was given up (``record.lost``) is passed over. Raises
@@ -114,7 +141,7 @@ class ClosedJournal:
             f"{', '.join(self._copies) or 'nobody'}"
         )
 
-    async def _ask(self, storage: StorageId, message: Fence | Read, timeout: float) -> object:
+    async def _ask(self, storage: StorageId, message: Fence | Check | Read, timeout: float) -> object:
         async with asyncio.timeout(timeout + 1):  # whatever the other side of this port does
             return await self._peers.ask(storage, message, origin=origin_of(self.record), timeout=timeout)
 

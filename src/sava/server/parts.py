@@ -21,6 +21,7 @@ from sava.broker.topics import Topics
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
 from sava.cluster.failover import Failover
+from sava.cluster.losses import Losses
 from sava.cluster.neighbours import Registered
 from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Registration
@@ -116,6 +117,7 @@ class Parts:
     neighbours: Registered
     mirrored: MirroredJournal
     failover: Failover
+    losses: Losses
     pipelines: Pipelines
     replication: Control
     replicating: ReplicationTending
@@ -356,6 +358,7 @@ async def open_parts(
         neighbours=neighbours,
         mirrored=mirrored,
         failover=failover,
+        losses=Losses(failover, store, journals, neighbours, mirrored.peers, leading, own=mirrored.storage),
         pipelines=pipelines,
         replication=replication,
         replicating=replicating,

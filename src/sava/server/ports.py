@@ -135,7 +135,12 @@ def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
     topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts.topic_parts), server)
     writers_pb2_grpc.add_WritersServicer_to_server(_writers(parts), server)
     journals = JournalsService(
-        parts.journals, parts.failover, parts.neighbours, parts.forwarder, lambda: parts.mirrored.owned
+        parts.journals,
+        parts.failover,
+        parts.losses,
+        parts.neighbours,
+        parts.forwarder,
+        lambda: parts.mirrored.owned,
     )
     journals_pb2_grpc.add_JournalsServicer_to_server(journals, server)
     doctor_pb2_grpc.add_DoctorServicer_to_server(_doctor(parts), server)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sava.cluster.errors import JournalUnknown
-from sava.cluster.failover import Failover, Prospect
+from sava.cluster.failover import Failover
+from sava.cluster.losses import Losses, Prospect
 from sava.cluster.neighbours import Registered
 from sava.errors import SavaError
 from sava.mirror import JournalId, JournalRecord, JournalState, Loss, Range, StorageId
@@ -35,6 +36,7 @@ class JournalsService(rpc.JournalsServicer):
         self,
         records: Records,
         failover: Failover,
+        losses: Losses,
         neighbours: Registered,
         forwarder: Forwarder,
         own: Callable[[], OwnedJournal | None],
@@ -42,6 +44,7 @@ class JournalsService(rpc.JournalsServicer):
         """``own`` is the journal that this broker writes."""
         self._records = records
         self._failover = failover
+        self._losses = losses
         self._neighbours = neighbours
         self._forwarder = forwarder
         self._own = own
@@ -68,9 +71,9 @@ class JournalsService(rpc.JournalsServicer):
             journal = JournalId(request.broker_id, request.incarnation)
             if request.HasField("accepted"):
                 loss = _loss_of(request.accepted)
-                is_accepted = await self._failover.give_up(journal, loss)
+                is_accepted = await self._losses.give_up(journal, loss)
                 return pb.RecoverJournalResponse(loss=request.accepted, accepted=is_accepted)
-            return _told(await self._failover.prospect(journal))
+            return _told(await self._losses.prospect(journal))
 
     # -- describing ----------------------------------------------------------------------------
 

@@ -12,14 +12,16 @@ import pytest
 from sava.broker import specs
 from sava.cluster import records as cluster_records
 from sava.cluster.errors import JournalUnknown, NothingToGiveUp, NotLeader
-from sava.cluster.failover import Failover, Prospect
+from sava.cluster.failover import Failover
+from sava.cluster.losses import Losses, Prospect
 from sava.cluster.neighbours import Registered
 from sava.cluster.records import Registration
 from sava.cluster.view import ClusterView
 from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
-from sava.mirror import JournalId, JournalState, Range, StorageId
+from sava.mirror import JournalId, JournalState, Message, Range, Read, StorageId
 from sava.mirror import record as steps
+from sava.mirroring.ports import PeerUnreachable
 from sava.mirroring.records import Records
 from sava.mirroring.salvage import Salvage
 from sava.records import RecordBatch
@@ -64,6 +66,9 @@ class Story:
             self.leading,
             broker=2,
             own=HERE,
+        )
+        self.losses = Losses(
+            self.failover, self.store, self.records, self.neighbours, self.disks, self.leading, own=HERE
         )
 
     async def register(self, broker: int, storage: str) -> int:
@@ -195,7 +200,7 @@ async def told(story: Story) -> Prospect:
     async with asyncio.timeout(10):
         while True:
             with contextlib.suppress(NothingToGiveUp):
-                found = await story.failover.prospect(story.journal)
+                found = await story.losses.prospect(story.journal)
                 if found.answers_needed == 1 and not found.loss.missing:
                     return found
             await asyncio.sleep(0.02)
@@ -213,8 +218,8 @@ async def test_what_would_be_lost_is_told_and_given_up_only_if_it_is_the_same(st
     (topic,) = found.topics
     assert (topic.topic, topic.stored, topic.kept, topic.found) == ("/default/orders", 0, 6, 0)
     other = type(found.loss)(found.loss.missing, story.positions[3], found.loss.silent)
-    assert not await story.failover.give_up(story.journal, other)
-    assert await story.failover.give_up(story.journal, found.loss)
+    assert not await story.losses.give_up(story.journal, other)
+    assert await story.losses.give_up(story.journal, found.loss)
     story.disks.known.add(StorageId("disk-of-4"))
     await story.register(4, "disk-of-4")
     await story.until(lambda: story.failover.figures.recoveries or story.failover.waiting)
@@ -223,11 +228,39 @@ async def test_what_would_be_lost_is_told_and_given_up_only_if_it_is_the_same(st
     assert (await story.state()).end == 6
 
 
+async def test_a_part_that_is_lost_after_closing_is_told_and_given_up_as_well(story: Story) -> None:
+    """The owner is gone; its journal is closed, on two disks. One of them burns down and the other rots
+    before the topics were salvaged: the messages before the damage are kept, those behind it were found."""
+    damage = Range(story.positions[6], story.positions[7])
+
+    async def nobody_reads(storage: StorageId, message: Message) -> None:
+        if isinstance(message, Read):
+            raise PeerUnreachable(f"disk {storage} is busy")
+
+    story.disks.before = nobody_reads
+    await story.lose_owner()
+    await story.until(lambda: story.records.known()[story.journal].record.state is JournalState.CLOSED)
+    with pytest.raises(NothingToGiveUp, match="all of it can be read"):
+        await story.losses.prospect(story.journal)
+    story.disks.lose(THERE)
+    story.disks.copies[HERE, story.journal].bad = (damage,)
+    story.disks.before = None
+
+    found = await story.losses.prospect(story.journal)
+    assert (found.loss.missing, set(found.loss.silent)) == ((damage,), {OWNER, THERE})
+    assert [(each.stored, each.kept, each.found) for each in found.topics] == [(0, 6, 10)]
+    other = type(found.loss)((), None, found.loss.silent)
+    assert not await story.losses.give_up(story.journal, other)
+    assert await story.losses.give_up(story.journal, found.loss)
+    await story.until_removed()
+    assert (await story.state()).end == 6
+
+
 async def test_nothing_is_given_up_where_nobody_is_waited_for(story: Story) -> None:
     with pytest.raises(NothingToGiveUp, match="its broker is there"):
-        await story.failover.prospect(story.journal)
+        await story.losses.prospect(story.journal)
     with pytest.raises(JournalUnknown):
-        await story.failover.prospect(JournalId(9, 9))
+        await story.losses.prospect(JournalId(9, 9))
     story.leading.current = 0
     with pytest.raises(NotLeader):
-        await story.failover.prospect(story.journal)
+        await story.losses.prospect(story.journal)
