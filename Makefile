@@ -5,7 +5,7 @@ READY := .venv/.ready
 SEEDS ?= 2000
 JOBS ?= 3
 
-.PHONY: help setup test test-long test-spark lint sim mutants bench demo docs proto clean
+.PHONY: help setup test test-long chaos test-spark lint sim mutants bench demo docs proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ test: $(READY)
 ## make test-long  the tests that are longer with SAVA_LONG=1 (200 SIGKILLs instead of 20)
 test-long: $(READY)
 	SAVA_LONG=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $$(grep -rl --include='test_*.py' tests.long tests)
+
+## make chaos    three brokers under load, at least 30 of them killed, paused, wiped or cut off; nothing acknowledged is lost
+chaos: $(READY)
+	SAVA_LONG=1 $(BIN)/python -m pytest -n 0 -s tests/cluster/test_chaos.py
 
 ## make test-spark  all tests with Spark, the long ones too: executors and drivers killed, a standalone cluster, Connect
 test-spark: $(READY)

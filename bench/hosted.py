@@ -15,7 +15,9 @@ SNAPSHOT_TIMEOUT_S = 60.0
 
 def broker_settings(data_dir: Path, **storage: object) -> tuple[dict[str, object], dict[str, int]]:
     """The settings of one broker (defaults, but for where it listens and keeps its data, and for what is said
-    of its storage), and its ports. Brokers in one folder have one object store."""
+    of its storage, and under ``journal`` of its journal), and its ports. Brokers in one folder have one
+    object store."""
+    journal = storage.pop("journal", {})
     client, admin, raft, http = free_ports(4)
     ports = {"client": client, "admin": admin, "raft": raft, "prometheus": http}
     tree: dict[str, object] = {
@@ -27,6 +29,7 @@ def broker_settings(data_dir: Path, **storage: object) -> tuple[dict[str, object
             "journal_dir": str(data_dir / "journal"),
             **storage,
         },
+        "journal": journal,
     }
     return tree, ports
 

@@ -12,6 +12,7 @@ from bench.rows import (
     cluster,
     context,
     failover,
+    journal,
     puts,
     reads,
     replication,
@@ -33,6 +34,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "storage": (storage.run,),
     "broker": broker.PARTS,
     "cluster": cluster.PARTS,
+    "journal": journal.PARTS,
     "spark": (spark.run,),
     "replication": (replication.run,),
 }

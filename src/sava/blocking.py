@@ -72,6 +72,10 @@ class _Facade(Generic[Wrapped]):
 
 class Producer(_Facade[AsyncProducer]):
     @property
+    def degraded(self) -> int:
+        return self._wrapped.degraded
+
+    @property
     def name(self) -> str:
         return self._wrapped.name
 

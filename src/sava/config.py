@@ -57,6 +57,9 @@ class Broker(Section):
     """The name by which other brokers and clients reach this one; by default ``host``, or the machine's
     name when ``host`` is a wildcard. The one setting that differs between brokers: give it as
     ``SAVA__BROKER__ADVERTISED_HOST``."""
+    rack: str = ""
+    """What brokers share that fails as one: a rack, a zone. A journal's mirrors are chosen in other racks
+    than its owner's where there are any."""
     ports: Ports = Ports()
 
     @property
@@ -139,6 +142,30 @@ class Storage(Section):
     staging_expiry_seconds: Annotated[int, Field(ge=4)] = 3600
     """What was staged for an exactly-once write is removed after so long if no commit has named it. A commit
     must come within half of that."""
+
+
+class Journal(Section):
+    """How many disks must have a message before it is acknowledged.
+
+    By default that follows from the size of the cluster: one broker keeps its journal alone, of two both must
+    have it, of three or more each journal is on three disks, and two must have it. It is never less than was
+    asked for without the record of the journal saying so.
+    """
+
+    write_quorum: Annotated[int, Field(ge=0, le=16)] = 0
+    """On how many disks a journal is, its owner's included; 0: by the number of brokers, 3 at most."""
+    ack_quorum: Annotated[int, Field(ge=0, le=16)] = 0
+    """How many of them must have a message durably before it is acknowledged; 0: 2, or 1 of 1."""
+    degraded: Literal["refuse", "allow"] = "refuse"
+    """When fewer disks than that can be reached: refuse messages, or acknowledge them with fewer copies."""
+    mirror_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 5
+    """A mirror that was behind for so long without coming forward is replaced."""
+
+    @model_validator(mode="after")
+    def _acks_within_writes(self) -> Journal:
+        if self.write_quorum and self.ack_quorum > self.write_quorum:
+            raise ValueError("ack_quorum must not exceed write_quorum")
+        return self
 
 
 class Tls(Section):
@@ -244,6 +271,7 @@ class Config(Section):
     policies: Policies = Policies()
     dispatch: Dispatch = Dispatch()
     storage: Storage = Storage()
+    journal: Journal = Journal()
     auth: Auth = Auth()
     cluster: Cluster = Cluster()
     load_manager: LoadManager = LoadManager()

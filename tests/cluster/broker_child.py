@@ -21,13 +21,15 @@ around ``deleting``      around the mark in the ownership of a deleted topic    
 around ``let go``        around the write that the owner has it no longer         owner
 around storage removed   around the end of its storage state                      deleter
 around ``removed``       around the end of its records                            deleter
+around journal …         around ``recovering`` and ``closed`` in a record          coordinator
 around ``decided``       around the decision of a writer's batch                  decider
 around ``published``     around the mark that it is published                     finisher
 ``first frame``          nothing of a staged run is in the topic                  owner
 ``later frame``          a part of it is                                          owner
 =======================  =======================================================  ===========
 
-In the place of the topic, decisions have the writer: ``/writers/{writer}``.
+In the place of the topic, decisions have the writer: ``/writers/{writer}``, and journals the broker whose
+they are: ``/journals/{broker}``.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ from sava.cli.main import main
 from sava.cluster.writer_records import WRITERS, WriterRecord
 from sava.metadata.commands import Delete, DeletePrefix, Put, TxnResult
 from sava.metadata.raft_store import RaftStore
+from sava.mirror import JournalRecord
+from sava.mirroring.records import JOURNALS
 from sava.records import RecordBatch
 from sava.storage import keys
 from sava.storage.producers import RUN
@@ -124,6 +128,9 @@ def _changes(store: RaftStore, operations: Sequence[object]) -> Iterator[tuple[s
                 yield "storage removed", _topic(key, 3)
             case DeletePrefix(key) if key.startswith(specs.TOPICS):
                 yield "removed", _topic(key, 2)
+            case Put(key) if key.startswith(JOURNALS):
+                journal = msgspec.json.decode(operation.value, type=JournalRecord)
+                yield f"journal {journal.state.value}", key.rpartition("/")[0]
             case Put(key) if key.startswith(WRITERS):
                 record = msgspec.json.decode(operation.value, type=WriterRecord)
                 yield "published" if record.is_published else "decided", key
@@ -187,8 +194,8 @@ def _after(owner: type, method: str, step: str, topic_of: Callable[..., str]) ->
 def _wrap_frames() -> None:
     original = Publisher.begin_checked
 
-    async def begin_checked(self: Publisher, batch: RecordBatch, *args: Any) -> asyncio.Future[int]:
-        sequence = batch.header.base_sequence
+    async def begin_checked(self: Publisher, batch: RecordBatch | None, *args: Any) -> asyncio.Future[int]:
+        sequence = batch.header.base_sequence if batch is not None else 0
         if sequence >= RUN:
             reached("later frame" if sequence % RUN else "first frame", str(self.topic))
         return await original(self, batch, *args)

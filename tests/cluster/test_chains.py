@@ -16,6 +16,7 @@ import pytest
 
 from sava.errors import SavaError
 from tests.cluster.harness import Brokers
+from tests.cluster.mirrored import MirroredBrokers
 from tests.copying import Origins, of_origin
 from tests.replica_client import Sender
 
@@ -115,6 +116,40 @@ async def test_each_message_is_there_once_and_in_order(tmp_path: Path) -> None:
         for origins in (world.eu, world.asia):
             assert of_origin(found, origins.source) == of_origin(origins.payloads, origins.source)
         assert sum(sender.refused for sender in world.senders), "they were in each other's way"
+
+
+@pytest.mark.timeout(180)
+async def test_it_goes_on_once_where_the_owner_and_its_disk_are_gone(tmp_path: Path) -> None:
+    """Nothing was uploaded: how far each source was copied, and which messages came by which way, is told by
+    the copies of the journal on other disks, and by nothing else. Who copies was given receipts for it, and
+    sends none of it again."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    async with MirroredBrokers(3, tmp_path) as cluster:
+        await cluster.all_running()
+        world = World(cluster, random.Random(seed))
+        await cluster.create(TOPIC)
+        await cluster.served(TOPIC)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(world.grow())
+            for sender in world.senders:
+                tasks.create_task(sender.run())
+            for _ in range(ROUNDS):
+                await world.goes_on()
+                await world.goes_on()
+                owner = await cluster.owner(TOPIC)
+                owner.kill()
+                await owner.ended()
+                await cluster.lose_disk(owner)
+                await cluster.until_served(TOPIC, but_not=owner)
+                await world.goes_on()
+                await cluster.until_gone(owner)
+                await owner.start()
+                await cluster.all_running()
+            world.is_complete = True
+        found = await read_all(cluster)
+        for origins in (world.eu, world.asia):
+            assert of_origin(found, origins.source) == of_origin(origins.payloads, origins.source)
 
 
 async def read_all(cluster: Brokers) -> list[str]:

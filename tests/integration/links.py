@@ -4,6 +4,9 @@ Members know each other by the proxies' addresses, so all their traffic passes h
 is found out from the kernel (the socket's inode among the file descriptors of the brokers' processes), so
 each direction of each pair is a link of its own and the brokers need no special setting.
 
+Raft and the copies of journals share the port, each with connections of its own that say what they are for
+when they are opened; so one can be cut without the other.
+
 A cut link behaves like a lost network, not like a refused connection: bytes stop, nothing is reset. When it
 heals, the connections that stood still are reset, as middleboxes do with connections they have forgotten.
 """
@@ -14,6 +17,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from sava.framing import BadFrame, FrameReader
+from sava.services.raft_wire import GREETING, OpenJournals, decode_opening
+
+RAFT, JOURNALS = KINDS = ("raft", "journals")
 
 
 @dataclass(eq=False)
@@ -30,7 +38,7 @@ class Links:
 
     def __init__(self, pids: Callable[[], dict[int, int]]) -> None:
         self._pids = pids
-        self._links: dict[tuple[int, int], Link] = {}
+        self._links: dict[tuple[int, int, str], Link] = {}
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -53,11 +61,18 @@ class Links:
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
-    def link(self, source: int, target: int) -> Link:
-        return self._links.setdefault((source, target), Link())
+    def link(self, source: int, target: int, kind: str = RAFT) -> Link:
+        return self._links.setdefault((source, target, kind), Link())
 
-    def cut(self, source: int, target: int) -> None:
-        self.link(source, target).flowing.clear()
+    def cut(self, source: int, target: int, kinds: Iterable[str] = KINDS) -> None:
+        for kind in kinds:
+            self.link(source, target, kind).flowing.clear()
+
+    def isolate(self, node: int, others: Iterable[int], kinds: Iterable[str] = KINDS) -> None:
+        """In both directions."""
+        for other in others:
+            self.cut(node, other, kinds)
+            self.cut(other, node, kinds)
 
     def partition(self, *groups: Iterable[int]) -> None:
         """Nodes hear only those of their own group."""
@@ -86,11 +101,14 @@ class Links:
     async def _relay(
         self, node: int, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        link = self.link(self._source_of(writer), node)
+        source = self._source_of(writer)
+        first = await reader.read(1 << 16)
+        link = self.link(source, node, _kind_of(first))
         await link.flowing.wait()
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)
         link.writers |= {writer, up_writer}
         try:
+            up_writer.write(first)
             async with asyncio.TaskGroup() as group:
                 group.create_task(_pump(reader, up_writer, link))
                 group.create_task(_pump(up_reader, writer, link))
@@ -107,6 +125,17 @@ class Links:
             if inode and _holds(pid, inode):
                 return node
         return 0
+
+
+def _kind_of(first: bytes) -> str:
+    """Of a connection, by the bytes that it begins with; those of TLS tell nothing."""
+    if not first.startswith(GREETING):
+        return RAFT
+    try:
+        payloads = FrameReader().feed(first[len(GREETING) :])
+        return JOURNALS if payloads and isinstance(decode_opening(payloads[0]), OpenJournals) else RAFT
+    except BadFrame:
+        return RAFT
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: Link) -> None:

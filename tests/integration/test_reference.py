@@ -24,9 +24,6 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "sava.json"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 NAME = re.compile(r"\bsava_[a-z0-9_]+\b")
 
-TO_COME = frozenset({"sava_journal_degraded", "sava_journal_mirror_lag_seconds"})
-"""Shown and watched before brokers have them: the mirrored journal."""
-
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_what_the_code_says(name: str) -> None:
@@ -79,7 +76,7 @@ def expressions_of(value: Any) -> list[str]:
 def check_names(expressions: list[str]) -> None:
     used = set().union(*map(names_in, expressions))
     assert used
-    assert sorted(used - known().keys() - TO_COME) == []
+    assert sorted(used - known().keys()) == []
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:

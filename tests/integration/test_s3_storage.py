@@ -51,12 +51,12 @@ async def test_the_history_of_a_topic_that_moves(store: ObjectStore) -> None:
     nothing left."""
     catalog = Catalog(MemoryStore(), TOPIC)
     await catalog.claim(epoch=1, storage_id="a", has_tail=False)
-    await catalog.register(await write(store, 0, 22), epoch=1, producers=())
-    await catalog.seal(epoch=1, end=22, producers=())
+    await catalog.register(await write(store, 0, 22), epoch=1, producers=(), origins=())
+    await catalog.seal(epoch=1, end=22, producers=(), origins=())
     state = await catalog.claim(epoch=2, storage_id="b", has_tail=False)
     assert state.end == 22
     later = await write(store, 22, 40, epoch=2, created_ms=10)
-    await catalog.register(later, epoch=2, producers=())
+    await catalog.register(later, epoch=2, producers=(), origins=())
 
     reader = SegmentReader(store)
     found = [m for each in await catalog.segments(6) for m in await read_messages(reader, each, 6)]

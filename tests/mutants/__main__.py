@@ -6,8 +6,11 @@ import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.mutants.catalogue import MUTANTS
+from tests.mutants.catalogue import MUTANTS as RAFT_MUTANTS
+from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
 from tests.mutants.runner import Verdict, judge
+
+MUTANTS = (*RAFT_MUTANTS, *MIRROR_MUTANTS)
 
 
 def main() -> int:

@@ -31,6 +31,7 @@ class Mutant:
     seeds: int = 0
     """Simulator seeds that must find it, from ``start`` on; 0: the simulator is not asked."""
     start: int = 1
+    simulator: str = "tests.sim"
     tests: tuple[str, ...] = ()
     """Pytest node ids that must find it."""
     more: tuple[tuple[str, str, str], ...] = ()
@@ -81,7 +82,7 @@ def _run(mutant: Mutant, sources: Path) -> tuple[str, str]:
         command = [
             sys.executable,
             "-m",
-            "tests.sim",
+            mutant.simulator,
             "--seeds",
             str(mutant.seeds),
             "--start",

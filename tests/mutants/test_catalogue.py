@@ -7,10 +7,11 @@ from __future__ import annotations
 import pytest
 
 from tests.mutants.catalogue import MUTANTS
+from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
 from tests.mutants.runner import Mutant, check_applies
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *MIRROR_MUTANTS], ids=lambda mutant: mutant.id)
 def test_the_mutant_applies_and_somebody_is_to_kill_it(mutant: Mutant) -> None:
     check_applies(mutant)
     assert mutant.seeds or mutant.tests
@@ -19,3 +20,7 @@ def test_the_mutant_applies_and_somebody_is_to_kill_it(mutant: Mutant) -> None:
 
 def test_all_thirty_dangers_are_there() -> None:
     assert {f"m{number}" for number in range(1, 31)} <= {mutant.id for mutant in MUTANTS}
+
+
+def test_the_dangers_of_the_mirrored_journal_are_there() -> None:
+    assert {"j2", "j3", "j4", "j5", "j6", "j7", "j8", "j9", "j10"} <= {each.id for each in MIRROR_MUTANTS}

@@ -93,6 +93,10 @@ class Producer:
         """The sequence expected next: 0 of a producer that the topic does not know."""
         return self._publisher.sink.next_sequence(self.producer_id)
 
+    def is_degraded(self, offset: int) -> bool:
+        """Whether the message, which was acknowledged just now, is on fewer disks than it should be."""
+        return self._publisher.sink.is_degraded(offset)
+
     @property
     def max_message_size(self) -> int:
         """Bytes; 0: no limit below that of a batch."""

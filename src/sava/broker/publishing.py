@@ -56,6 +56,10 @@ class Sink(Protocol):
 
     def next_sequence(self, producer_id: int) -> int: ...
 
+    def is_degraded(self, offset: int) -> bool:
+        """Whether the message, which was acknowledged just now, is on fewer disks than it should be."""
+        ...
+
 
 class BatchCheck(Protocol):
     async def check(self, batch: RecordBatch) -> None:

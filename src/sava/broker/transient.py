@@ -75,6 +75,10 @@ class TransientSubscriptions:
         """Nothing is kept, so nothing can be repeated."""
         return 0
 
+    def is_degraded(self, offset: int) -> bool:
+        """No disk was promised."""
+        return False
+
     # -- subscribing -------------------------------------------------------------------------
 
     async def load(self) -> None:

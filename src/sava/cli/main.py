@@ -15,6 +15,7 @@ from sava.cli import (
     cluster,
     consume,
     doctor,
+    journals,
     meta,
     namespaces,
     pipelines,
@@ -50,6 +51,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(writers.app, name="writers")
+app.add_typer(journals.app, name="journals")
 app.add_typer(remotes.app, name="remotes")
 app.add_typer(replication.app, name="replication")
 app.add_typer(spark.app, name="spark")

@@ -77,6 +77,8 @@ class Lane:
         """Set when the lane has ended: nothing can be sent any more."""
         self.largest = MAX_BATCH_BYTES
         """Message that the topic takes."""
+        self.degraded = 0
+        """Messages that were acknowledged on fewer disks than they should be on."""
         self.open_batch: Pending | None = None
         """The end of the queue, while messages can be added to it."""
         self._connection = connection
@@ -277,6 +279,8 @@ class Lane:
             receipts = response.receipts
             for receipt in receipts:
                 self._window.receipt(receipt.base_sequence, receipt.base_offset)
+                if receipt.is_degraded:
+                    self._is_degraded(receipt.count)
             if receipts:
                 self._backoff.reset()
                 self._wake.set()
@@ -286,6 +290,14 @@ class Lane:
                     await asyncio.sleep(0)
             if response.ending:
                 raise Unavailable(f"topic {self.topic} has gone to another broker", response.ending)
+
+    def _is_degraded(self, count: int) -> None:
+        if not self.degraded:
+            log.warning(
+                "producer: messages are on fewer disks than they should be, for want of brokers topic=%s",
+                self.topic,
+            )
+        self.degraded += count
 
     async def _transmit(self, stream: Stream) -> None:
         for batch in tuple(self._window.batches):

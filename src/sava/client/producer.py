@@ -105,6 +105,12 @@ class Producer:
     def is_closed(self) -> bool:
         return self._is_closed
 
+    @property
+    def degraded(self) -> int:
+        """How many of its messages were acknowledged on fewer disks than they should be on, because a broker
+        was alone and its cluster lets it go on (``journal.degraded: allow``)."""
+        return sum(lane.degraded for lane in self._lanes)
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self

@@ -361,7 +361,7 @@ class Controller:
 
     @property
     def orphans(self) -> int:
-        """Topics that wait for their owner to return."""
+        """Topics that wait until the journal of their owner was recovered, or for the owner to return."""
         return len(self._unserved.orphans)
 
     @property

@@ -42,6 +42,20 @@ class RebalanceRunning(RetryableError):
         super().__init__("a round of rebalancing is under way; ask again when it is over")
 
 
+class JournalUnknown(CallerError):
+    def __init__(self, journal: object) -> None:
+        super().__init__(f"there is no journal {journal}; `sava journals list` shows those that are known")
+        self.journal = str(journal)
+
+
+class NothingToGiveUp(CallerError):
+    """The journal does not wait for anybody, so that nothing has to be given up."""
+
+    def __init__(self, journal: object, why: str) -> None:
+        super().__init__(f"nothing of journal {journal} has to be given up: {why}")
+        self.journal = str(journal)
+
+
 class WriterUnknown(CallerError):
     def __init__(self, writer: str) -> None:
         super().__init__(f"there is no writer {writer}; `sava writers list` shows those that are known")

@@ -168,9 +168,7 @@ class Moves:
                 arrive()
             now = self._view.entry(name)
             if now is not None and self._is_stranded(now):
-                error = (
-                    f"broker {now.record.owner} is gone, and has messages that only it knows; start it again"
-                )
+                error = f"broker {now.record.owner} is gone, and its journal is not recovered yet"
                 return Move(name, seen.record.owner, now.record.owner, now.record.epoch, error=error)
             return outcome_of(seen, now, is_deleting=self._view.is_deleting(name))
 

@@ -6,7 +6,7 @@ a topic that is       and                                                       
 unassigned, sealed    there is a broker for it, and its last failure is long ago     ``assign``
 assigned, moving      its owner is not registered                                    ``orphan``
 moving                its owner had its time and did not finish                      ``roll_back``
-orphan                its owner kept nothing to itself                               ``recover``
+orphan                everything of it is in segments                                ``recover``
 ====================  =============================================================  ==============
 
 Everything else is in order, or somebody else's to do. A decision carries the conditions that it rests on: the
@@ -36,6 +36,12 @@ FIRST_WAIT_S: Final = 0.2
 LONGEST_WAIT_S: Final = 30.0
 ROLL_BACK_GRACE_S: Final = 10.0
 """Beyond its time, in which the owner of a topic takes a move back by itself."""
+ORPHAN_LOOK_S: Final = 0.1
+"""How soon an orphan is looked at again whose journal is being recovered: it is served as soon as its tail is
+in segments, and that is written where nobody watches."""
+ORPHAN_LONG_S: Final = 60.0
+ORPHAN_LATER_S: Final = 2.0
+"""How soon one that has waited long: for a broker that may never come back."""
 
 _S = OwnershipState
 
@@ -113,7 +119,7 @@ class Plan:
     unplaced: list[Entry] = field(default_factory=list)
     """There is no broker for them."""
     orphans: list[Entry] = field(default_factory=list)
-    """Only their owners know all of their messages."""
+    """Their ends are not in segments yet: in journals of disks that are gone."""
 
 
 def is_settled(entry: Entry, brokers: Mapping[int, Registration]) -> bool:
@@ -188,6 +194,8 @@ def _recover(entry: Entry, scene: Scene, plan: Plan) -> None:
         state = scene.state_of(entry)
         if state is not None and not state.is_settled:
             plan.orphans.append(entry)
+            is_new = scene.now - scene.sightings.since(entry, scene.now) < ORPHAN_LONG_S
+            plan.waits[entry.name] = scene.now + (ORPHAN_LOOK_S if is_new else ORPHAN_LATER_S)
             return
         end = state.end if state is not None else 0
     plan.decisions.append(

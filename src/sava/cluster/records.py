@@ -41,6 +41,10 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     http: str
     store_id: str
     """Which object store its segments are in. Brokers with different ones cannot read each other's topics."""
+    storage_id: str = ""
+    """The disk that its journal is on, and the copies that it keeps of others' journals."""
+    rack: str = ""
+    """What it shares with others that may fail together with it; empty: nothing that is known."""
     is_tls: bool = False
     version: str = ""
     started_ms: int = 0

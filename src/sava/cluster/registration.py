@@ -10,6 +10,9 @@ broker that was stopped for a minute knows it as soon as it looks, and it looks 
     sent t0 ── answered            sent t1 ── no answer           sent t2 ── no answer      t0 + TTL
        is there until t0 + TTL                                                              drops its topics
 
+A registration may also be given up from within (``renew``), when what it stands for has ended: the journal
+that was opened under its number.
+
 A lost lease is not renewed: the broker drops what it serves and registers anew under the next one. The lease
 is the broker's *incarnation*: topics that an earlier life took up are told apart by it.
 
@@ -24,6 +27,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 from sava.broker import specs
@@ -69,6 +73,8 @@ class Registrar:
         self._is_written = False
         self._deadline = 0.0
         self._listeners: list[Callable[[], None]] = []
+        self._given_up = ""
+        self._gives_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     # -- knowing -----------------------------------------------------------------------------
@@ -85,6 +91,11 @@ class Registrar:
     def listen(self, listener: Callable[[], None]) -> None:
         """Called each time that this broker is there anew. It must return at once."""
         self._listeners.append(listener)
+
+    def renew(self, reason: str) -> None:
+        """Give this registration up, as if it were lost, and register anew."""
+        self._given_up = reason
+        self._gives_up.set()
 
     # -- running -----------------------------------------------------------------------------
 
@@ -159,6 +170,7 @@ class Registrar:
         if not result.succeeded:
             raise Unavailable(f"the registration of broker {self._broker} changed while it was written")
         self._deadline = sent + self._ttl_ms / 1000
+        self._gives_up.clear()
         self._is_written = True
         if older is not None and older.lease:
             log.info("cluster: the earlier registration was replaced incarnation=%d", older.lease)
@@ -179,7 +191,11 @@ class Registrar:
         ttl, interval = self._ttl_ms / 1000, self._ttl_ms / 4000
         sent, reason = self._deadline - ttl, ""
         while True:
-            await asyncio.sleep(max(0.0, min(sent + interval, self._deadline) - time.monotonic()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, min(sent + interval, self._deadline) - time.monotonic())):
+                    await self._gives_up.wait()
+            if self._gives_up.is_set():
+                return self._given_up
             sent = time.monotonic()
             if sent >= self._deadline:
                 return reason or f"not renewed within {self._ttl_ms} ms"

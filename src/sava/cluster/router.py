@@ -108,7 +108,8 @@ class Router:
                 return f"broker {record.owner} is handing it over"
             case OwnershipState.ORPHAN:
                 return (
-                    f"its broker {record.owner} is gone, and has messages that only it knows; start it again"
+                    f"its broker {record.owner} is gone, and its journal is not recovered yet; if that "
+                    "lasts, `sava journals list` tells for what it waits"
                 )
             case OwnershipState.DELETING:
                 return "it is being deleted"

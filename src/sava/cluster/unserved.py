@@ -17,7 +17,7 @@ class Unserved:
 
     def __init__(self) -> None:
         self.orphans: set[TopicName] = set()
-        """They wait for their owner to return."""
+        """They wait until the journal of their owner was recovered, or for the owner to return."""
         self.unplaced: set[TopicName] = set()
         """There is no broker for them."""
 
@@ -38,7 +38,7 @@ class Unserved:
         for entry in plan.orphans:
             if entry.name not in self.orphans:
                 log.warning(
-                    "controller: a topic waits for its owner, which is gone and alone knows its end "
+                    "controller: a topic waits for the journal of its owner, which is gone "
                     "topic=%s owner=%d epoch=%d",
                     entry.name,
                     entry.record.owner,

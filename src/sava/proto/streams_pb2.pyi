@@ -206,20 +206,26 @@ class Receipt(_message.Message):
     BASE_OFFSET_FIELD_NUMBER: _builtins.int
     BASE_SEQUENCE_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    IS_DEGRADED_FIELD_NUMBER: _builtins.int
     base_offset: _builtins.int
     """Offset of its first message. A batch that was there already has the offset it got then."""
     base_sequence: _builtins.int
     count: _builtins.int
+    is_degraded: _builtins.bool
+    """On fewer disks than it should be (journal.degraded: allow). Of a batch that was there already it is said only while
+    the broker remembers it.
+    """
     def __init__(
         self,
         *,
         base_offset: _builtins.int = ...,
         base_sequence: _builtins.int = ...,
         count: _builtins.int = ...,
+        is_degraded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "base_sequence", b"base_sequence", "count", b"count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "base_sequence", b"base_sequence", "count", b"count", "is_degraded", b"is_degraded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

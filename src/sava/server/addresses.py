@@ -22,7 +22,9 @@ def broker_url(config: Config) -> str:
     return f"{'https' if config.auth.mode == 'tls' else 'http'}://{client_address(config)}"
 
 
-def registration(config: Config, *, broker: int, incarnation: int, store_id: str) -> Registration:
+def registration(
+    config: Config, *, broker: int, incarnation: int, store_id: str, storage_id: str
+) -> Registration:
     host, ports = config.broker.reachable_host, config.broker.ports
     return Registration(
         broker=broker,
@@ -32,6 +34,8 @@ def registration(config: Config, *, broker: int, incarnation: int, store_id: str
         raft=raft_address(config),
         http=f"{host}:{ports.prometheus}",
         store_id=store_id,
+        storage_id=storage_id,
+        rack=config.broker.rack,
         is_tls=config.auth.mode == "tls",
         version=sava.__version__,
         started_ms=time.time_ns() // 1_000_000,

@@ -95,6 +95,7 @@ class Broker:
         await raft.start()
         self._stack.push_async_callback(raft.stop, GRACE_S)
         self.parts = parts = await open_parts(config, node, RaftStore(node), metrics, self._stack)
+        raft.journals = parts.mirrored.session
         logs.set_epochs(parts.epoch_of)
         self._client_port = await open_client_port(config, parts)
         self._stack.push_async_callback(self._stop_client_port)

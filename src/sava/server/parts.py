@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +20,9 @@ from sava.broker.topic_schemas import TopicSchemas
 from sava.broker.topics import Topics
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
+from sava.cluster.failover import Failover
+from sava.cluster.losses import Losses
+from sava.cluster.neighbours import Registered
 from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Registration
 from sava.cluster.registration import Registrar
@@ -27,10 +30,17 @@ from sava.cluster.router import Router
 from sava.cluster.view import ClusterView
 from sava.cluster.writer_tending import Tending
 from sava.cluster.writers import Writers
-from sava.config import Config
+from sava.config import Config, Journal
 from sava.errors import SavaError
+from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.raft_store import RaftStore
+from sava.mirroring.choice import choose
+from sava.mirroring.lives import Lives
+from sava.mirroring.mirrored import MirroredJournal
+from sava.mirroring.owner_host import MirrorOptions
+from sava.mirroring.records import Records
+from sava.mirroring.salvage import Salvage
 from sava.raft.types import NO_NODE
 from sava.replication.control import Control
 from sava.replication.tending import Tending as ReplicationTending
@@ -40,6 +50,8 @@ from sava.server.replication import open_replication
 from sava.services.brokers_admin import Brokers
 from sava.services.cluster_metrics import ClusterParts
 from sava.services.forwarding import Forwarder
+from sava.services.journal_door import JournalDoor
+from sava.services.journal_metrics import JournalParts
 from sava.services.load_reports import LoadReports
 from sava.services.metrics import Metrics
 from sava.services.owners import Owners
@@ -57,6 +69,8 @@ from sava.wal import LocalDisk
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
+IN_FLIGHT_S: Final = 3.0
+"""For appends that are under way when the broker stops."""
 
 
 class Leading:
@@ -98,6 +112,12 @@ class Parts:
     reports: LoadReports
     staged: StagedHere
     writers: Writers
+    storage_id: str
+    journals: Records
+    neighbours: Registered
+    mirrored: MirroredJournal
+    failover: Failover
+    losses: Losses
     pipelines: Pipelines
     replication: Control
     replicating: ReplicationTending
@@ -106,7 +126,21 @@ class Parts:
 
     def describe(self, incarnation: int) -> Registration:
         broker = self.topics.broker
-        return registration(self.config, broker=broker, incarnation=incarnation, store_id=self._store_id)
+        return registration(
+            self.config,
+            broker=broker,
+            incarnation=incarnation,
+            store_id=self._store_id,
+            storage_id=self.storage_id,
+        )
+
+    async def locate(self, topic: TopicName) -> tuple[int, str]:
+        """Who has a topic, and where clients reach it. A broker that is not there in the eyes of the others
+        may be cut off from them, and what it knows is old: it would send its clients in a circle, while any
+        other could tell them. Raises Unavailable."""
+        if not self.registrar.is_registered:
+            raise Unavailable("this broker is not registered at the moment; ask another one")
+        return await self.forwarder.locate(topic)
 
     def epoch_of(self, topic: str) -> int | None:
         """For lines of the log: as the topic is served here, else as the view has it."""
@@ -123,9 +157,11 @@ class Parts:
     async def start(self) -> None:
         """When the ports are open: from now on others may send something."""
         self.view.start()
+        self.journals.start()
         await self.topics.start()
         self.agent.start()
         self.controller.start()
+        self.failover.start()
         self.replicating.start()
         self.reports.start()
         self._joining = asyncio.create_task(self._join(), name="joining")
@@ -151,13 +187,45 @@ class Parts:
             self._joining.cancel()
             await asyncio.gather(self._joining, return_exceptions=True)
         await self.reports.close()
+        await self.failover.close()
         await self.replicating.close()
         await self.controller.close()
         await self.writers.close()
         await self.agent.close()
-        await self.topics.close()
+        await self._close_topics()
         await self.registrar.close()
+        await self.mirrored.lost()
+        await self.journals.close()
         await self.view.close()
+
+    async def _close_topics(self) -> None:
+        """What is in flight may wait for mirrors that do not come back; it is not waited for long."""
+        closing = asyncio.create_task(self.topics.close())
+        await asyncio.wait([closing], timeout=IN_FLIGHT_S)
+        if not closing.done():
+            await self.mirrored.lost()
+        await closing
+
+
+def mirror_options(journal: Journal) -> MirrorOptions:
+    return MirrorOptions(
+        write_quorum=journal.write_quorum,
+        ack_quorum=journal.ack_quorum,
+        may_degrade=journal.degraded == "allow",
+        mirror_timeout_s=journal.mirror_timeout_seconds,
+    )
+
+
+def _voters(node: RaftNode) -> int:
+    """How many brokers the cluster has, registered or not."""
+    core = node.core_status
+    return len(core.membership.voters) if core is not None else 0
+
+
+def _addresses(node: RaftNode) -> Mapping[int, str]:
+    """Under which the members of the cluster know one another."""
+    core = node.core_status
+    return dict(core.membership.addresses) if core is not None else {}
 
 
 async def open_parts(
@@ -165,8 +233,10 @@ async def open_parts(
 ) -> Parts:
     broker = node.info().node
     objects = ObjectStore.open(config.storage.url)
+    disk = LocalDisk(config.storage.journal_dir)
+    lives = Lives(disk)
     storage = await BrokerStorage.open(
-        LocalDisk(config.storage.journal_dir),
+        disk,
         broker=str(broker),
         store=objects,
         metadata=store,
@@ -174,16 +244,37 @@ async def open_parts(
             journal=JournalOptions(observe=metrics.journal_sync),
             upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds),
         ),
+        void=lives.void,
+        is_mirrored=True,
         fail=node.fail,
     )
     stack.push_async_callback(storage.close)
     leading = Leading(node)
     view = ClusterView(store)
+    journals = Records(store)
+    neighbours = Registered(view, journals, lambda: _addresses(node))
+    mirrored = MirroredJournal(
+        broker,
+        disk,
+        storage.journal,
+        lives,
+        records=journals,
+        neighbours=neighbours,
+        choose=choose,
+        door=JournalDoor(config.auth, lambda: node.info().cluster),
+        brokers=lambda: _voters(node),
+        options=mirror_options(config.journal),
+        renew=lambda reason: registrar.renew(reason),
+        fail=node.fail,
+    )
+    stack.push_async_callback(mirrored.close)
+    await mirrored.open()
 
     async def released(names: Sequence[TopicName]) -> None:
         await parts.agent.released(names)
 
     async def fence() -> None:
+        await mirrored.lost()
         await topics.drop_all("this broker is not registered any more")
 
     registrar = Registrar(
@@ -193,6 +284,7 @@ async def open_parts(
         ttl_ms=config.cluster.registration_ttl_ms,
         on_lost=fence,
     )
+    registrar.listen(lambda: mirrored.registered(registrar.incarnation))
     router = Router(view, Registry(store), broker=broker)
     peers = Peers(router, config.auth)
     stack.push_async_callback(peers.close)
@@ -220,6 +312,17 @@ async def open_parts(
         broker=broker,
         finish_deletions=topics.finish_deletions,
         tend_writers=tending.run,
+    )
+    failover = Failover(
+        view,
+        store,
+        journals,
+        neighbours,
+        mirrored.peers,
+        Salvage(journals, mirrored.peers, store, objects, own=mirrored.storage),
+        leading,
+        broker=broker,
+        own=mirrored.storage,
     )
     topic_parts = TopicParts(topics, store, view, owners)
     pipelines = Pipelines(store)
@@ -250,6 +353,12 @@ async def open_parts(
         ),
         staged=staged,
         writers=writers,
+        storage_id=storage.identity.storage_id,
+        journals=journals,
+        neighbours=neighbours,
+        mirrored=mirrored,
+        failover=failover,
+        losses=Losses(failover, store, journals, neighbours, mirrored.peers, leading, own=mirrored.storage),
         pipelines=pipelines,
         replication=replication,
         replicating=replicating,
@@ -257,6 +366,16 @@ async def open_parts(
     metrics.observe_topics(topics, storage)
     metrics.observe_replication(replication)
     metrics.observe_pipelines(parts.pipelines, lambda: controller.is_leading)
+    metrics.observe_journals(
+        JournalParts(
+            own=lambda: mirrored.owned,
+            fences=lambda: mirrored.own_disk.fences,
+            degraded_s=lambda: mirrored.degraded_s,
+            copies=lambda: mirrored.copies.count,
+            failover=failover,
+            neighbours=neighbours,
+        )
+    )
     metrics.observe_cluster(
         ClusterParts(
             broker=broker,

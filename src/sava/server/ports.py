@@ -12,6 +12,7 @@ from sava.proto import (
     admin_pb2_grpc,
     brokers_pb2_grpc,
     doctor_pb2_grpc,
+    journals_pb2_grpc,
     pipelines_pb2_grpc,
     replica_pb2_grpc,
     replication_pb2_grpc,
@@ -26,6 +27,7 @@ from sava.services.brokers_admin import BrokersService
 from sava.services.cluster_admin import ClusterService
 from sava.services.examination import DoctorService
 from sava.services.http import readiness
+from sava.services.journals_admin import JournalsService
 from sava.services.meta_admin import MetaService
 from sava.services.peers import PINGS_ALLOWED
 from sava.services.pipelines_admin import PipelinesService
@@ -84,7 +86,7 @@ def _add_client_services(server: aio.Server, parts: Parts) -> None:
     streams = StreamsService(
         parts.topics,
         schemas=parts.schemas,
-        locate=parts.forwarder.locate,
+        locate=parts.locate,
         store_url=parts.config.storage.url,
     )
     serving = parts.forwarder.serving(server, "client")
@@ -132,6 +134,15 @@ def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
     topics_admin_pb2_grpc.add_TopicsServicer_to_server(topics, server)
     topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts.topic_parts), server)
     writers_pb2_grpc.add_WritersServicer_to_server(_writers(parts), server)
+    journals = JournalsService(
+        parts.journals,
+        parts.failover,
+        parts.losses,
+        parts.neighbours,
+        parts.forwarder,
+        lambda: parts.mirrored.owned,
+    )
+    journals_pb2_grpc.add_JournalsServicer_to_server(journals, server)
     doctor_pb2_grpc.add_DoctorServicer_to_server(_doctor(parts), server)
     pipelines_pb2_grpc.add_PipelinesServicer_to_server(PipelinesService(parts.pipelines), server)
     replication_pb2_grpc.add_ReplicationServicer_to_server(ReplicationService(parts.replication), server)

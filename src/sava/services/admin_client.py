@@ -15,6 +15,7 @@ from sava.proto import admin_pb2_grpc as rpc
 from sava.proto import brokers_pb2_grpc as brokers_rpc
 from sava.proto import danube_schema_pb2_grpc as schema_rpc
 from sava.proto import doctor_pb2_grpc as doctor_rpc
+from sava.proto import journals_pb2_grpc as journals_rpc
 from sava.proto import pipelines_pb2_grpc as pipelines_rpc
 from sava.proto import replication_pb2_grpc as replication_rpc
 from sava.proto import topics_admin_pb2_grpc as topics_rpc
@@ -47,6 +48,7 @@ class AdminClient:
         self.topics: Any = topics_rpc.TopicsStub(self._channel)
         self.subscriptions: Any = topics_rpc.SubscriptionsStub(self._channel)
         self.writers: Any = writers_rpc.WritersStub(self._channel)
+        self.journals: Any = journals_rpc.JournalsStub(self._channel)
         self.doctor: Any = doctor_rpc.DoctorStub(self._channel)
         self.pipelines: Any = pipelines_rpc.PipelinesStub(self._channel)
         self.replication: Any = replication_rpc.ReplicationStub(self._channel)

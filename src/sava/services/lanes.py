@@ -20,16 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from sava.framing import BadFrame, FrameReader, frames
 from sava.services.raft_wire import (
     GREETING,
-    BadFrame,
-    FrameReader,
     OpenLane,
     Refusal,
     Welcome,
     decode_response,
     encode,
-    frames,
 )
 from sava.services.sockets import settle
 

@@ -16,6 +16,7 @@ from sava.metadata.node import RaftNode
 from sava.replication.control import Control
 from sava.services.cluster_metrics import ClusterParts, observe_cluster
 from sava.services.disks import DisksCollector
+from sava.services.journal_metrics import JournalCollector, JournalParts
 from sava.services.pipeline_metrics import PipelinesCollector
 from sava.services.replication_metrics import ReplicationCollector
 from sava.services.topic_metrics import TopicsCollector
@@ -104,6 +105,9 @@ class Metrics:
 
     def observe_cluster(self, parts: ClusterParts) -> None:
         observe_cluster(self.registry, parts)
+
+    def observe_journals(self, parts: JournalParts) -> None:
+        self.registry.register(JournalCollector(parts))
 
     def observe_pipelines(self, pipelines: Pipelines, is_leading: Callable[[], bool]) -> None:
         self.registry.register(PipelinesCollector(pipelines, is_leading))

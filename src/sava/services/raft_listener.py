@@ -1,32 +1,34 @@
 """RaftListener: the Raft port of this node.
 
 An accepted connection has a few seconds to say what it is for (``raft_wire``); a lane then delivers envelopes
-to the node until it breaks, everything else is one question and one answer.
+to the node until it breaks, one for journals is handed to whoever keeps copies, everything else is one
+question and one answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from sava.config import Auth, ConfigInvalid
 from sava.errors import SavaError
-from sava.metadata.errors import IdentityConflict
+from sava.framing import BadFrame, FrameReader
+from sava.metadata.errors import IdentityConflict, Unavailable
 from sava.metadata.failures import code_of, detail_of
 from sava.metadata.peer import Bootstrap, MalformedEnvelope, decode_envelope
 from sava.metadata.transport import Inbound
+from sava.mirroring.server import Session, Write
 from sava.services import security
 from sava.services.raft_wire import (
     GREETING,
-    BadFrame,
     Bind,
     Bound,
-    FrameReader,
     Identify,
     Introduction,
     Opening,
+    OpenJournals,
     OpenLane,
     Refusal,
     Response,
@@ -56,6 +58,8 @@ class RaftListener:
         self._empty = asyncio.Event()
         self._empty.set()
         self._is_stopping = False
+        self.journals: Callable[[Write], Session] | None = None
+        """Begins a session about journals; None while there is nobody to keep copies."""
         self.malformed = 0
 
     async def start(self) -> None:
@@ -100,10 +104,17 @@ class RaftListener:
             case OpenLane(cluster=theirs):
                 ours = self._inbound.info().cluster
                 if ours and theirs and ours != theirs:
-                    error = IdentityConflict(f"this node belongs to cluster {ours}, not to {theirs}")
-                    connection.end(_refusal(error))
+                    connection.end(_refusal(_stranger(ours, theirs)))
                 else:
                     connection.welcome()
+            case OpenJournals(cluster=theirs):
+                ours = self._inbound.info().cluster
+                if not ours or ours != theirs:
+                    connection.end(_refusal(_stranger(ours, theirs)))
+                elif self.journals is None:
+                    connection.end(_refusal(Unavailable("this broker's disk is not open yet")))
+                else:
+                    connection.welcome(self.journals)
             case Identify():
                 connection.end(Introduction(self._inbound.info()))
             case Bind(bootstrap=bootstrap):
@@ -139,6 +150,7 @@ class _Connection(asyncio.Protocol):
         self._impatience: asyncio.TimerHandle | None = None
         self._is_opened = False
         self._is_lane = False
+        self._session: Session | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.WriteTransport, transport)
@@ -155,6 +167,9 @@ class _Connection(asyncio.Protocol):
             if payloads and not self._is_opened:
                 self._is_opened = True
                 self._listener.open(self, decode_opening(payloads.pop(0)))
+            if payloads and self._session is not None:
+                self._session.receive(payloads)
+                return
         except BadFrame as error:
             self._listener.malformed += 1
             log.warning("raft: connection dropped reason=%s", error)
@@ -166,12 +181,19 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._impatience is not None:
             self._impatience.cancel()
+        if self._session is not None:
+            self._session.closed()
         self._listener.left(self)
 
-    def welcome(self) -> None:
-        self._is_lane = True
-        if self._transport is not None:
-            self._transport.write(encode(Welcome()))
+    def welcome(self, journals: Callable[[Write], Session] | None = None) -> None:
+        """``journals``: it is for a session, and not a lane."""
+        if self._transport is None:
+            return
+        self._transport.write(encode(Welcome()))
+        if journals is None:
+            self._is_lane = True
+        else:
+            self._session = journals(self._transport.writelines)
 
     def end(self, response: Response) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -185,6 +207,10 @@ class _Connection(asyncio.Protocol):
     def _expect_opening(self) -> None:
         if not self._is_opened:
             self.abort()
+
+
+def _stranger(ours: str, theirs: str) -> IdentityConflict:
+    return IdentityConflict(f"this node belongs to cluster {ours or '(none)'}, not to {theirs or '(none)'}")
 
 
 def _refusal(error: SavaError) -> Refusal:

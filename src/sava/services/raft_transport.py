@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from sava.config import Auth
+from sava.framing import BadFrame, FrameReader
 from sava.metadata.errors import Unavailable
 from sava.metadata.failures import error_from
 from sava.metadata.peer import (
@@ -45,9 +46,7 @@ from sava.services import security
 from sava.services.lanes import Lane, LaneLimits
 from sava.services.raft_wire import (
     GREETING,
-    BadFrame,
     Bind,
-    FrameReader,
     Identify,
     Introduction,
     Opening,

@@ -129,8 +129,12 @@ class Publishing:
             future, header = self._unanswered.popleft()
             if (failure := future.exception()) is not None:
                 return response, failure
+            base_offset = future.result()
             response.receipts.add(
-                base_offset=future.result(), base_sequence=header.base_sequence, count=header.count
+                base_offset=base_offset,
+                base_sequence=header.base_sequence,
+                count=header.count,
+                is_degraded=self._producer.is_degraded(base_offset),
             )
         return response, None
 

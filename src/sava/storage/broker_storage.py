@@ -8,7 +8,7 @@ BrokerStorage ── Journal        one log, one writer thread, all topics
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -70,11 +70,15 @@ class BrokerStorage:
         store: ObjectStore,
         metadata: MetadataStore,
         options: StorageOptions = StorageOptions(),  # noqa: B008 (frozen)
+        void: Sequence[tuple[int, int]] = (),
+        is_mirrored: bool = False,
         fail: Callable[[BaseException], None],
     ) -> BrokerStorage:
-        """Recover the journal. ``fail`` is called at most once, when the disk has failed: stop the
-        process."""
-        journal = await Journal.open(disk, broker=broker, options=options.journal, fail=fail)
+        """Recover the journal. ``void`` and ``is_mirrored``: see ``Journal.open``. ``fail`` is called at most
+        once, when the disk has failed: stop the process."""
+        journal = await Journal.open(
+            disk, broker=broker, options=options.journal, void=void, is_mirrored=is_mirrored, fail=fail
+        )
         return cls(journal, store, metadata, options)
 
     @property
@@ -108,8 +112,9 @@ class BrokerStorage:
 
     async def open_topic(self, topic: TopicKey, *, epoch: int, guard: Guard | None = None) -> TopicLog:
         """Take the topic over under this epoch, for as long as ``guard`` holds. An older opening of it here
-        ends first: its in-flight appends resolve before anybody counts where the journal ends. Raises as
-        ``TopicLog.open``, and TopicBusy."""
+        ends first: its in-flight appends resolve before anybody counts where the journal ends. Waits until
+        the journal has a life. Raises as ``TopicLog.open``, and TopicBusy."""
+        await self._journal.has_life()
         topic_id = topic.topic_id
         if topic_id in self._busy:
             raise TopicBusy(f"topic {topic.path} is being opened or let go")
@@ -138,8 +143,10 @@ class BrokerStorage:
         """Let go of what the journal need not keep of topics that are not open here (see ``leftovers``);
         returns those of which it holds nothing any more. Ids from ``ids_end`` on were not given out by this
         metadata store: such topics are another cluster's, and left alone. When the metadata store cannot be
-        read, that is raised and nothing is let go. For a broker that has started, and then from time to
-        time."""
+        read, that is raised and nothing is let go. For a broker that has started, and then from time to time;
+        between two lives of the journal nothing is done."""
+        if not self._journal.is_alive:
+            return []
         held = [topic_id for topic_id in self.leftovers if topic_id < ids_end]
         if not held:
             return []

@@ -39,6 +39,7 @@ from sava.metadata.commands import Compare, Delete, Operation, Put, Relation, Ta
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.store import LocalView, MetadataStore
 from sava.storage import keys
+from sava.storage.chains import with_later_chains
 from sava.storage.errors import (
     CatalogBusy,
     CatalogCorrupt,
@@ -169,10 +170,11 @@ class Catalog:
         *,
         epoch: int,
         producers: Sequence[ProducerState],
-        origins: Sequence[OriginMark] = (),
+        origins: Sequence[OriginMark],
     ) -> TopicState:
         """Append a verified segment: ``segment.start`` must be ``state.end``. What is said of producers and
-        origins is as of its end. Repeating the same registration succeeds.
+        origins is as of its end. Repeating the same registration succeeds. Chains do not go back (see
+        ``with_later_chains``).
 
         Raises Fenced, TopicSealed, DataGap (it begins later), SegmentConflict (it begins earlier, with other
         content)."""
@@ -194,7 +196,7 @@ class Catalog:
             moved = msgspec.structs.replace(
                 state,
                 end=segment.end,
-                producers=tuple(producers),
+                producers=with_later_chains(producers, state.producers),
                 origins=tuple(origins),
                 at_rest=False,
             )
@@ -216,7 +218,7 @@ class Catalog:
         epoch: int,
         end: int,
         producers: Sequence[ProducerState],
-        origins: Sequence[OriginMark] = (),
+        origins: Sequence[OriginMark],
     ) -> TopicState:
         """Nothing exists beyond ``end``, which must be the registered end. Repeating succeeds. Raises Fenced,
         DataGap."""
@@ -231,7 +233,11 @@ class Catalog:
                 return state
             return Change(
                 msgspec.structs.replace(
-                    state, sealed=True, at_rest=False, producers=tuple(producers), origins=tuple(origins)
+                    state,
+                    sealed=True,
+                    at_rest=False,
+                    producers=with_later_chains(producers, state.producers),
+                    origins=tuple(origins),
                 )
             )
 

@@ -375,6 +375,21 @@ class Chains:
         self._marks[origin] = mark.bounded(len(self._marks))
 
 
+def with_later_chains(
+    told: Iterable[ProducerState], known: Iterable[ProducerState]
+) -> tuple[ProducerState, ...]:
+    """What is told, but no chain at an earlier position than was known. Whoever tells may have it from frames
+    alone, and a link without messages has none; who copies may have been told of the later position, and the
+    source may have let go of everything before it."""
+    positions = {state.producer_id: state for state in told}
+    for state in known:
+        if is_chain(state.producer_id):
+            found = positions.get(state.producer_id)
+            if found is None or found.next_sequence < state.next_sequence:
+                positions[state.producer_id] = state
+    return tuple(positions.values())
+
+
 # -- what is known of origins --------------------------------------------------------------------
 
 

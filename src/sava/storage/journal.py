@@ -3,12 +3,8 @@
 A sync costs the same for one batch as for a thousand, so all topics write into one log and one sync serves
 whatever came in since the last (``wal.Writer``). A frame is a record batch with its broker-assigned part:
 topic id, epoch, base offset. With the position and the incarnation that ``wal`` puts into each record, and
-the storage id that seals it, a copy of these bytes on another disk names everything it is.
-
-    kind       payload                what it says
-    BATCH      record batch           these messages are part of the topic
-    RELEASED   topic id, offset       what stands before this record, below the offset, is in segments
-    DISOWNED   topic id, offset       what stands before this record, from the offset on, is not history
+the storage id that seals it, a copy of these bytes on another disk names everything it is. Beside frames
+there are notes on what of them is released or disowned (``replay``).
 
 **No frame behind a refused one.** The writer tries a refused group one by one, so that on a nearly full disk
 a small batch passes where a large one did not. For one topic that makes a hole:
@@ -17,7 +13,7 @@ a small batch passes where a large one did not. For one topic that makes a hole:
     b (offsets 20..21, small)   written, synced
 
 b cannot be acknowledged (10..20 do not exist) and must not stay: the offsets 10.. are given out again, and at
-the next start two frames would claim offset 20. So the log behind this journal (``_OrderedLog``) refuses
+the next start two frames would claim offset 20. So the log behind this journal (``ordered_log``) refuses
 *everything* after the first refusal, until the journal has seen it; appends that come meanwhile are refused
 at the door, and the writer's queue is empty when it opens again. Whoever was in flight behind the refused one
 failed with it, in order, and starts again from the durable end.
@@ -30,6 +26,10 @@ broker gets the topic back, those frames hold offsets that others have used sinc
 and hold the log for ever, since nobody opens these topics here. The note need not be durable at once: losing
 it costs space, nothing else.
 
+**Committed.** A frame is answered for when it is durable here and, in a journal that others mirror, on enough
+of their disks (``commitment``). Such a journal accepts nothing before its first life has begun, and nothing
+between two lives.
+
 Failures: a full disk refuses appends (retryable) and serves reads; the next append after room was made
 succeeds. A failed write or sync is final: ``fail`` is called once, and the process must stop.
 """
@@ -38,34 +38,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
-import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from sava.errors import CallerError
-from sava.records import Header, RecordBatch, peek_header
+from sava.records import Header, RecordBatch
+from sava.storage.commitment import Commitment, NotCommittable, Uncommitted
 from sava.storage.errors import Fenced
 from sava.storage.journal_index import JournalCorrupt, JournalIndex, Span
+from sava.storage.ordered_log import OrderedLog, open_log
 from sava.storage.producers import ProducerTable
-from sava.wal import Buffers, Disk, DiskFull, Done, Identity, Log, LogClosed, LogOptions, Record, Writer
+from sava.storage.replay import BATCH, DISOWNED, NOTE, RELEASED, Replay
+from sava.storage.room import Room
+from sava.wal import Disk, DiskFull, Done, Identity, Log, LogClosed, LogOptions, Record, Tap, Writer
 from sava.wal.errors import PositionOutside
-from sava.wal.format import FRAME_BYTES
+from sava.wal.format import record_bytes
 from sava.wal.reader import Reader
 from sava.wal.writer import Observe
 
 _log = logging.getLogger(__name__)
 
-BATCH: Final = 1
-RELEASED: Final = 2
-DISOWNED: Final = 3
-
-_NOTE = struct.Struct("<qq")
 _UNBOUNDED: Final = 1 << 62
 """The writer's own bound is not used: ``reserve`` waits where the writer would refuse."""
 
@@ -84,81 +78,20 @@ class JournalOptions:
     """Told of each group that became durable, on the writer's thread."""
 
 
-class _OrderedLog(Log):
-    """Owned by the writer's thread."""
-
-    _refusal: DiskFull | None = None
-
-    def append_many(
-        self, records: Sequence[tuple[int, Buffers]], *, is_synced_next: bool = False
-    ) -> list[int]:
-        if self._refusal is not None:
-            raise DiskFull("refused behind a write that found the disk full") from self._refusal
-        try:
-            return super().append_many(records, is_synced_next=is_synced_next)
-        except DiskFull as refusal:
-            self._refusal = refusal
-            raise
-
-    def accept_again(self) -> None:
-        self._refusal = None
-
-
-class Replay:
-    """What the recovery scan finds. Only headers are looked at: ``wal`` has checked the bytes."""
-
-    def __init__(self) -> None:
-        self.topics: dict[int, JournalIndex] = {}
-        self.producers: dict[int, ProducerTable] = {}
-        self.is_unwanted = False
-        """Set by the event loop: nobody waits for the scan any more."""
-
-    def take(self, record: Record) -> None:
-        if self.is_unwanted:
-            raise LogClosed("nobody waits for the journal any more")
-        if record.kind == BATCH:
-            try:
-                header = peek_header(record.payload)
-            except CallerError as error:  # no client is to blame for what stands in our own journal
-                raise JournalCorrupt(f"the frame at {record.position}: {error}") from error
-            topic_id = header.topic_id
-            if topic_id not in self.topics:
-                self.topics[topic_id] = JournalIndex()
-                self.producers[topic_id] = ProducerTable()
-            self.topics[topic_id].add(header, record.position)
-            self.producers[topic_id].follow(header)
-        elif record.kind in (RELEASED, DISOWNED):
-            self._take_note(record)
-        else:
-            raise JournalCorrupt(f"the frame at {record.position} is of a kind unknown here: {record.kind}")
-
-    def _take_note(self, record: Record) -> None:
-        topic_id, offset = _NOTE.unpack(record.payload)
-        index = self.topics.get(topic_id)
-        if index is None:
-            return
-        if record.kind == RELEASED:
-            index.drop_before(offset)
-        else:
-            index.drop_from(offset)
-            self.producers[topic_id] = ProducerTable()
-        if not index:
-            del self.topics[topic_id], self.producers[topic_id]
-
-
 class Journal:
     """Owned by the event loop that opened it; one thread writes, a few read."""
 
     def __init__(
         self,
         disk: Disk,
-        log: _OrderedLog,
+        log: OrderedLog,
         found: Replay,
         *,
         options: JournalOptions,
+        is_mirrored: bool,
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._options = options
         self._fail = fail
         self._identity = log.identity
@@ -167,11 +100,21 @@ class Journal:
         self._epochs: dict[int, int] = {}
         self._end = log.end
         self._floor = self._lowest_needed()
+        self._trimmed_to = 0
         self._reserved = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._room = Room(self._fits)
         self._is_shut = False
+        self._is_reopening = False
         self._is_closed = False
         self._failure: BaseException | None = None
+        self._uncommitted = Uncommitted()
+        self._commitment: Commitment | None = None
+        self._between_lives: BaseException | None = None
+        if is_mirrored:
+            self._between_lives = NotCommittable("the journal is not open yet")
+        self._is_alive = not is_mirrored
+        self._births: list[asyncio.Future[None]] = []
+        """Whoever waits for the next life."""
         self.syncs = 0
         """Groups that became durable, for figures."""
         self._reader = Reader(disk, storage_id=log.identity.storage_id)
@@ -189,35 +132,36 @@ class Journal:
         *,
         broker: str,
         options: JournalOptions = JournalOptions(),  # noqa: B008 (frozen)
+        void: Sequence[tuple[int, int]] = (),
+        is_mirrored: bool = False,
         fail: Callable[[BaseException], None],
     ) -> Journal:
-        """Lock, recover, scan. Raises what ``Log.open`` raises, and JournalCorrupt. If the caller is
-        cancelled, the scan is broken off and the lock is free when this ends."""
-        found = Replay()
-        opening = asyncio.get_running_loop().run_in_executor(
-            None,
-            partial(
-                _OrderedLog.open,
-                disk,
-                owner=broker,
-                new_storage_id=lambda: uuid.uuid4().hex,
-                options=LogOptions(file_bytes=options.file_bytes, room_bytes=options.room_bytes),
-                replay=found.take,
-            ),
+        """Lock, recover, scan. ``void``: see ``Replay``. ``is_mirrored``: nothing is accepted before
+        ``begin_life``. Raises what ``Log.open`` raises, and JournalCorrupt. If the caller is cancelled, the
+        scan is broken off and the lock is free when this ends."""
+        found = Replay(void)
+        log = await open_log(
+            disk,
+            owner=broker,
+            options=LogOptions(file_bytes=options.file_bytes, room_bytes=options.room_bytes),
+            found=found,
         )
-        try:
-            log = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            found.is_unwanted = True
-            await _abandon(opening)
-            raise
-        assert isinstance(log, _OrderedLog)
-        return cls(disk, log, found, options=options, fail=fail)
+        return cls(disk, log, found, options=options, is_mirrored=is_mirrored, fail=fail)
 
     @property
     def identity(self) -> Identity:
         """Storage id: of this disk, for its life. Incarnation: of this opening."""
         return self._identity
+
+    @property
+    def found_end(self) -> int:
+        """Where the log ended when it was opened."""
+        return self._log.found_end
+
+    @property
+    def floor(self) -> int:
+        """Everything before it is in registered segments, or not history."""
+        return self._floor
 
     @property
     def held_bytes(self) -> int:
@@ -228,6 +172,11 @@ class Journal:
     def is_pressed(self) -> bool:
         """Half full: what holds the log is to be uploaded whatever its size and age."""
         return self.held_bytes * 2 > self._options.max_held_bytes
+
+    @property
+    def is_degraded(self) -> bool:
+        """Asked when a frame is answered for: it is on fewer disks than it should be."""
+        return self._commitment is not None and self._commitment.is_degraded
 
     @property
     def topic_ids(self) -> list[int]:
@@ -251,64 +200,76 @@ class Journal:
 
     async def reserve(self, size: int) -> None:
         """Wait until there is room for a batch of this size, first come first served. What follows it
-        without an await in between is in the order of these calls.
-
-        A waiter stays in the queue until it runs again. If it left when woken, somebody who comes between
-        the waking and the running would go first, and a producer's second batch would overtake its first."""
-        if self.has_room(size):
-            return
-        waiter = (size, self._loop.create_future())
-        self._waiting.append(waiter)
-        try:
-            self._wake()
-            await waiter[1]
-        finally:
-            self._waiting.remove(waiter)
-            # After this turn: the caller takes its room first.
-            self._loop.call_soon(self._wake)
+        without an await in between is in the order of these calls."""
+        await self._room.reserve(size)
 
     def has_room(self, size: int) -> bool:
         """Whether ``reserve`` would return at once."""
-        return not self._waiting and self._fits(size)
+        return self._room.has(size)
 
     def _fits(self, size: int) -> bool:
-        if self._failure is not None or self._is_closed:
+        if self._failure is not None or self._is_closed or self._between_lives is not None:
             return True  # to be refused at once
         is_full = self._reserved > 0 and self._reserved + size > self._options.max_in_flight_bytes
         return not is_full and self.held_bytes + self._reserved <= self._options.max_held_bytes
 
-    def _wake(self) -> None:
-        if self._waiting:
-            size, future = self._waiting[0]
-            if not future.done() and self._fits(size):
-                future.set_result(None)
-
     def append(self, batch: RecordBatch, done: Done) -> None:
         """Queue an assigned batch. ``done`` is called on the event loop, in the order of the calls, with None
-        when the batch is durable and in the index.
+        when the batch is committed and in the index.
 
-        Raises Fenced, DiskFull, LogClosed or the failure of the disk, with nothing queued."""
+        Raises Fenced, DiskFull, NotCommittable, LogClosed or the failure of the disk, with nothing queued."""
         header = batch.header
+        self._check_open()
         current = self._epochs.get(header.topic_id, 0)
         if header.epoch < current:
             raise Fenced(f"id {header.topic_id}", header.epoch, current)
-        self._check_open()
         if self._is_shut:
             raise DiskFull("the journal's disk is full")
+        if self._commitment is not None:
+            self._commitment.check()
+        self._queue(batch, done)
+
+    def _queue(self, batch: RecordBatch, done: Done) -> None:
+        header = batch.header
         positions: list[int] = []
-        size = FRAME_BYTES + header.length
-        complete = partial(self._complete, header, positions, size, done)
+        size = record_bytes(header.length)
+        complete = partial(
+            self._answered, positions, size, partial(self._complete, header, positions, size, done)
+        )
         self._writer.append([(BATCH, batch.buffers)], complete, positions=positions)
         self._reserved += size
 
     def _deliver(self, complete: Callable[[], None]) -> None:
         """(On the writer's thread.) One call into the loop for each group."""
-        self._loop.call_soon_threadsafe(self._complete_group, complete)
+        self.loop.call_soon_threadsafe(self._complete_group, complete)
 
     def _complete_group(self, complete: Callable[[], None]) -> None:
         self.syncs += 1
         complete()
-        self._wake()
+        if self._commitment is not None and self._uncommitted:
+            # Another thread's, but a fact: it only grows, and only after a sync.
+            self._uncommitted.tell(self._commitment.durable(self._log.durable_end))
+        self._room.wake()
+
+    def _answered(
+        self,
+        positions: list[int],
+        size: int,
+        finish: Callable[[BaseException | None], None],
+        outcome: BaseException | None,
+    ) -> None:
+        """By the disk; others may be asked, too."""
+        if outcome is not None:
+            self._refused(outcome)
+        if self._between_lives is not None:
+            finish(outcome or self._between_lives)
+            return
+        if self._commitment is None:
+            finish(outcome)
+            return
+        self._uncommitted.add(positions[0] + size if positions else 0, finish, outcome)
+        if self._failure is not None:
+            self._uncommitted.fail(self._failure)
 
     def _complete(
         self, header: Header, positions: list[int], size: int, done: Done, outcome: BaseException | None
@@ -322,24 +283,30 @@ class Journal:
                 index.add(header, positions[0])
             except JournalCorrupt as error:
                 outcome = error
+                self._failed(error)
             self._end = positions[0] + size
-        if outcome is not None:
-            self._refused(outcome)
+        elif isinstance(outcome, DiskFull):
+            self._reopen()
         try:
             done(outcome)
         except Exception as error:  # noqa: BLE001 (the others of the group must be told, too)
             self._failed(error)
 
     def _refused(self, outcome: BaseException) -> None:
-        if not isinstance(outcome, DiskFull):
-            self._failed(outcome)
-        elif not self._is_shut and not self._is_closed:
+        if isinstance(outcome, DiskFull):
             self._is_shut = True
-            # Runs behind everything that was queued behind the refused one.
+        else:
+            self._failed(outcome)
+
+    def _reopen(self) -> None:
+        """Somebody was told that the disk was full. The door opens when everything that was queued behind the
+        refused frame was answered for; all of it is told by then, since it waits for the same position."""
+        if not self._is_reopening and not self._is_closed:
+            self._is_reopening = True
             self._writer.run(lambda _: self._log.accept_again(), self._reopened)
 
     def _reopened(self, outcome: BaseException | None) -> None:
-        self._is_shut = False
+        self._is_shut = self._is_reopening = False
         if outcome is not None:
             self._failed(outcome)
 
@@ -353,6 +320,110 @@ class Journal:
             raise self._failure
         if self._is_closed:
             raise LogClosed("the journal is closed")
+        if self._between_lives is not None:
+            raise self._between_lives
+
+    # -- lives -------------------------------------------------------------------------------
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether topics can be opened."""
+        return self._is_alive
+
+    async def has_life(self) -> None:
+        """Until topics can be opened. Raises what ``fail_waiting`` was told."""
+        if not self._is_alive:
+            birth: asyncio.Future[None] = self.loop.create_future()
+            self._births.append(birth)
+            try:
+                await birth
+            finally:
+                self._births.remove(birth)
+
+    def fail_waiting(self, why: BaseException) -> None:
+        """The life that is waited for will not be: who goes on waiting would keep others from beginning the
+        next one."""
+        for birth in self._births:
+            if not birth.done():
+                birth.set_exception(why)
+
+    async def set_tap(self, tap: Tap | None) -> int:
+        """From the position that this returns on, the tap is handed everything; all before it is durable."""
+        ends: list[int] = []
+
+        def exchange(log: Log) -> None:
+            log.tap = tap
+            ends.append(log.end)
+
+        await self._run(exchange)
+        return ends[0]
+
+    async def _run(self, action: Callable[[Log], None]) -> None:
+        """On the writer's thread, behind everything that is queued."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._writer.run(action, partial(_resolve, future))
+        await future
+
+    async def begin_life(self, commitment: Commitment, adopted: Sequence[RecordBatch] = ()) -> None:
+        """From now on frames are accepted, and answered for when they are committed. ``adopted``: frames that
+        are history, and that this disk had lost before they were durable here. They come first."""
+        self._commitment = commitment
+        self._between_lives = None
+        for batch in adopted:
+            await self._adopt(batch)
+        self._is_alive = True
+        for birth in self._births:
+            if not birth.done():
+                birth.set_result(None)
+
+    async def _adopt(self, batch: RecordBatch) -> None:
+        header, index = batch.header, self.index(batch.header.topic_id)
+        if index and (header.epoch < index.epoch or header.next_offset <= index.ranges[-1][1]):
+            return  # it was adopted before
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._queue(batch, partial(_resolve, future))
+        await future
+        self._producers.setdefault(header.topic_id, ProducerTable()).follow(header)
+
+    def committed(self, position: int) -> None:
+        """The commitment has moved to this position."""
+        self._uncommitted.tell(position)
+        self._room.wake()
+
+    def end_life(self, why: BaseException) -> None:
+        """What is in flight, and what comes until the next life, fails with this. Topics that are open may
+        not go on in the next: whether what they had in flight is history is not known here."""
+        self._between_lives = why
+        self._is_alive = False
+        self.fail_waiting(why)
+        self._uncommitted.fail(why)
+        self._epochs = {topic_id: epoch + 1 for topic_id, epoch in self._epochs.items()}
+        self._room.wake()
+
+    async def drained(self) -> int:
+        """The end of the log, when everything queued so far is durable."""
+        ends: list[int] = []
+        await self._run(lambda log: ends.append(log.end))
+        return ends[0]
+
+    async def first(self) -> int:
+        """Where what the log still holds begins: files are trimmed as a whole, and the newest never is."""
+        firsts: list[int] = []
+        await self._run(lambda log: firsts.append(log.first))
+        return firsts[0]
+
+    async def replay(self, void: Sequence[tuple[int, int]]) -> None:
+        """Between two lives, while no topic is open: find out anew what the journal holds."""
+        found = Replay(void)
+
+        def scan(log: Log) -> None:
+            for record in log.scan(log.first):
+                found.take(record)
+
+        await self._run(scan)
+        self._topics, self._producers = found.topics, found.producers
+        self._end = await self.drained()
+        self._floor = self._lowest_needed()
 
     # -- topics ------------------------------------------------------------------------------
 
@@ -361,14 +432,14 @@ class Journal:
         self._epochs[topic_id] = max(epoch, self._epochs.get(topic_id, 0))
 
     async def disown(self, topic_id: int, offset: int) -> None:
-        """What is held of the topic from the offset on is not its history; durable on return."""
+        """What is held of the topic from the offset on is not its history; committed on return."""
         index = self._topics.get(topic_id)
         if index is None or all(end <= offset for _, end in index.ranges):
             return
         self._check_open()
         _log.warning("journal: what it holds is given up topic_id=%d from=%d", topic_id, offset)
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._writer.append([(DISOWNED, [_NOTE.pack(topic_id, offset)])], partial(self._noted, future))
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._note(DISOWNED, topic_id, offset, partial(_resolve, future))
         await future
         index.drop_from(offset)
         self._producers.pop(topic_id, None)
@@ -380,17 +451,19 @@ class Journal:
         if index is None or index.start >= below or self._is_closed or self._failure is not None:
             return
         index.drop_before(below)
-        self._writer.append([(RELEASED, [_NOTE.pack(topic_id, below)])], partial(self._noted, None))
+        self._note(RELEASED, topic_id, below, _ignore)
         self._let_go(topic_id)
 
-    def _noted(self, future: asyncio.Future[None] | None, outcome: BaseException | None) -> None:
-        if outcome is not None:
-            self._refused(outcome)
-        if future is not None and not future.done():
-            if outcome is None:
-                future.set_result(None)
-            else:
-                future.set_exception(outcome)
+    def _note(self, kind: int, topic_id: int, offset: int, done: Done) -> None:
+        positions: list[int] = []
+        finish = partial(self._noted, done)
+        answered = partial(self._answered, positions, record_bytes(NOTE.size), finish)
+        self._writer.append([(kind, [NOTE.pack(topic_id, offset)])], answered, positions=positions)
+
+    def _noted(self, done: Done, outcome: BaseException | None) -> None:
+        if isinstance(outcome, DiskFull):
+            self._reopen()
+        done(outcome)
 
     def _let_go(self, topic_id: int) -> None:
         """Trim what nobody needs any more."""
@@ -401,8 +474,19 @@ class Journal:
         floor = self._lowest_needed()
         if floor > self._floor:
             self._floor = floor
+            self.trim()
+            self._room.wake()
+
+    def trim(self) -> None:
+        """Remove the files that nobody needs, as far as the commitment allows."""
+        floor = self._floor
+        if self._between_lives is not None:
+            return
+        if self._commitment is not None:
+            floor = min(floor, self._commitment.trimmable(floor))
+        if floor > self._trimmed_to and not self._is_closed:
+            self._trimmed_to = floor
             self._writer.run(lambda log: log.trim(floor), partial(self._trimmed, floor))
-            self._wake()
 
     def _lowest_needed(self) -> int:
         """Frames in flight lie behind ``_end``, so a log of which nothing is needed may go up to there."""
@@ -429,7 +513,7 @@ class Journal:
             raise LogClosed("the journal is closed")
         wanted = [(span.position, span.length) for span in spans]
         try:
-            records = await self._loop.run_in_executor(self._threads, self._reader.read, wanted)
+            records = await self.loop.run_in_executor(self._threads, self._reader.read, wanted)
         except PositionOutside:
             if self.index(topic_id).spans(offset, 1):
                 raise  # still needed, and not there
@@ -443,30 +527,26 @@ class Journal:
         if self._is_closed:
             return
         self._is_closed = True
-        self._wake()
+        self._room.wake()
         try:
             await asyncio.to_thread(self._writer.close)
+            await asyncio.sleep(0)  # the last answers of the disk
+            self._uncommitted.fail(LogClosed("the journal was closed before this was known to be committed"))
         finally:
             self._threads.shutdown()
             self._reader.close()
 
 
-async def _abandon(opening: asyncio.Future[Log]) -> None:
-    """Wait for a thread that cannot be interrupted, and undo what it has done. Whoever cancels meanwhile is
-    served by the cancellation that is under way."""
-    loop = asyncio.get_running_loop()
-    await _settled(opening)
-    if opening.exception() is None:
-        closing = loop.run_in_executor(None, opening.result().close)
-        await _settled(closing)
-        if (failure := closing.exception()) is not None:
-            _log.warning("the journal, opened for nobody, could not be closed: %s", failure)
+def _resolve(future: asyncio.Future[None], outcome: BaseException | None) -> None:
+    if not future.done():
+        if outcome is None:
+            future.set_result(None)
+        else:
+            future.set_exception(outcome)
 
 
-async def _settled(future: asyncio.Future[Any]) -> None:
-    while not future.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([future])
+def _ignore(_: BaseException | None) -> None:
+    """A note whose loss costs space, nothing else."""
 
 
 def _batch_at(span: Span, record: Record, topic_id: int) -> RecordBatch:

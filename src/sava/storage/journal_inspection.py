@@ -21,8 +21,8 @@ from typing import Final, NamedTuple, NoReturn
 
 from sava.errors import CallerError, HostError
 from sava.records import RecordBatch
-from sava.storage.journal import BATCH, Replay
 from sava.storage.journal_index import JournalIndex
+from sava.storage.replay import BATCH, Replay
 from sava.wal import DirectoryLocked, DiskFailed, FileMissing, Identity, Record
 from sava.wal.format import FormatVersion, file_start, read_header
 from sava.wal.local_disk import LOCK_FILE, LocalFile

@@ -68,6 +68,12 @@ def is_state_key(key: str) -> bool:
     return _STATE.fullmatch(key) is not None
 
 
+def topic_of_state_key(key: str, topic_id: int) -> TopicKey:
+    """Whose state it is, ``topic_id`` being the one that it tells."""
+    _, _, _, namespace, name, _ = key.split("/")
+    return TopicKey(namespace, name, topic_id)
+
+
 def segments_prefix_of(key: str) -> str | None:
     """The prefix that a descriptor shares with the others of its topic; None if the key is not of one."""
     match = _SEGMENT.fullmatch(key)

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from sava.metadata.store import MetadataStore
 from sava.storage import keys
 from sava.storage.catalog import PAGE, decode_record
-from sava.storage.types import TopicState
+from sava.storage.types import TopicKey, TopicState
 
 _BEHIND: Final = "\U0010ffff"
 """Sorts behind everything that a key may go on with."""
@@ -50,7 +50,12 @@ def needless(state: TopicState | None, *, storage_id: str, epoch: int) -> Needle
 async def topic_states(metadata: MetadataStore) -> dict[int, TopicState]:
     """The states of all topics, by topic id. An id that is missing here has had no state at some moment since
     the call. Raises what keeps any of them from being read: unknown is not deleted."""
-    states: dict[int, TopicState] = {}
+    return {topic.topic_id: state for topic, state in (await named_states(metadata)).items()}
+
+
+async def named_states(metadata: MetadataStore) -> dict[TopicKey, TopicState]:
+    """As ``topic_states``, with the topics' names."""
+    states: dict[TopicKey, TopicState] = {}
     after, more = "", True
     while more:
         page = await metadata.range(keys.TOPICS, limit=PAGE, start_after=after)
@@ -59,7 +64,7 @@ async def topic_states(metadata: MetadataStore) -> dict[int, TopicState]:
             after = kv.key
             if keys.is_state_key(kv.key):
                 state = decode_record(kv.key, kv.value, TopicState)
-                states[state.topic_id] = state
+                states[keys.topic_of_state_key(kv.key, state.topic_id)] = state
         if (segments := keys.segments_prefix_of(after)) is not None:
             after = segments + _BEHIND  # the other descriptors of this topic tell nothing
     return states

@@ -134,6 +134,8 @@ class TopicLog:
         self._arriving = 0
         """Appends that wait for room in the journal."""
         self._in_flight: deque[_Pending] = deque()
+        self._degraded = 0, 0
+        """The last offsets, in a row, that were acknowledged on fewer disks than they should be on."""
         self._unwritten = 0
         """Frames that the journal has not answered for, those included that were given up here."""
         self._producers = producers
@@ -317,6 +319,10 @@ class TopicLog:
                 return pending.future
         return _done(base_offset)
 
+    def is_degraded(self, offset: int) -> bool:
+        """Whether the message, which was acknowledged just now, is on fewer disks than it should be."""
+        return self._degraded[0] <= offset < self._degraded[1]
+
     def next_sequence(self, producer_id: int) -> int:
         """The sequence that is expected next of this producer; 0 of one that is not known."""
         return self._producers.next_sequence(producer_id)
@@ -343,6 +349,9 @@ class TopicLog:
         self._in_flight.popleft()
         header = pending.header
         self._durable = header.next_offset
+        if self._journal.is_degraded:
+            start, end = self._degraded
+            self._degraded = (start if end == header.base_offset else header.base_offset), header.next_offset
         self._recent.put(pending.batch)
         self._producers.commit(header)
         uploader = self._parts.uploader

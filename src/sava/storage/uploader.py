@@ -33,8 +33,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -44,9 +44,10 @@ import msgspec
 from sava.errors import HostError, SavaError
 from sava.records import Header, RecordBatch
 from sava.storage.catalog import Catalog
-from sava.storage.chains import is_chain, learned
+from sava.storage.chains import Chains, Origin, is_chain, learned
 from sava.storage.errors import DataGap, Fenced, SegmentConflict, TopicGone
 from sava.storage.journal import Journal
+from sava.storage.marks import Mark
 from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
@@ -296,10 +297,7 @@ class Uploader:
     async def _write(self, backlog: Backlog) -> _Written:
         batches = await self._collect(backlog)
         headers = [batch.header for batch in batches]
-        links = [batch for batch in batches if is_chain(batch.header.producer_id)]
-        loop = asyncio.get_running_loop()
-        known = backlog.producers.chains.known()
-        marks = await loop.run_in_executor(self._threads, learned, known, links) if links else {}
+        marks = await marks_of(batches, backlog.producers.chains, self._threads)
         writing = write_segment(
             self._store,
             backlog.topic,
@@ -308,7 +306,7 @@ class Uploader:
             created_ms=time.time_ns() // 1_000_000,
             threads=self._threads,
         )
-        del batches, links  # once encoded, they are not held while the object is on its way
+        del batches  # once encoded, they are not held while the object is on its way
         segment = await writing
         backlog.producers.chains.learn(marks)
         for header in headers:
@@ -326,3 +324,14 @@ class Uploader:
                 f"topic {backlog.topic.path}: offset {start} is not in the journal and in no segment"
             )
         return batches
+
+
+async def marks_of(
+    batches: Sequence[RecordBatch], chains: Chains, threads: Executor | None
+) -> Mapping[Origin, Mark]:
+    """What these batches, which follow what the chains know, add to the marks of origins. Messages are looked
+    at for it, on another thread, if there are any of chains."""
+    links = [batch for batch in batches if is_chain(batch.header.producer_id)]
+    if not links:
+        return {}
+    return await asyncio.get_running_loop().run_in_executor(threads, learned, chains.known(), links)

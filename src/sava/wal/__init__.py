@@ -20,7 +20,7 @@ from sava.wal.errors import (
     UnsupportedFormat,
 )
 from sava.wal.local_disk import LocalDisk
-from sava.wal.log import Buffers, Identity, Log, LogOptions, Record
+from sava.wal.log import Buffers, Identity, Log, LogOptions, Record, Tap
 from sava.wal.writer import Done, Writer
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "PositionOutside",
     "Record",
     "RecordTooLarge",
+    "Tap",
     "UnsupportedFormat",
     "Writer",
 ]

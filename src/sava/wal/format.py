@@ -107,6 +107,11 @@ def payload_bytes(payload: Buffers) -> int:
     return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in payload)
 
 
+def record_bytes(length: int) -> int:
+    """Of a record with a payload of this length: where it ends, the next one begins."""
+    return (FRAME_BYTES + length + 7) & ~7
+
+
 def seed_of(storage_id: str) -> int:
     return crc32c(0, storage_id.encode())
 
@@ -202,22 +207,39 @@ def read_frames(
         yield position, kind, durable, incarnation, payload, position + size
 
 
+def read_stream(file: File, *, base: int, offset: int, end: int, seed: int) -> Iterator[Frame]:
+    """As ``read_frames``, over bytes that have files' headers among the records: a copy of a log."""
+    while True:
+        for frame in read_frames(file, base=base, offset=offset, end=end, seed=seed):
+            yield frame
+            offset = frame[5] - base
+        header = read_frame(file, base=base, offset=offset, end=end, seed=0)
+        if header is None or header[1] != HEADER:
+            return
+        yield header
+        offset = header[5] - base
+
+
 def find_witness(file: File, *, base: int, offset: int, end: int, seed: int) -> int | None:
     """Position of a valid record behind the bad one at ``offset`` that knew the bad one to be durable, or
     None."""
     lost = base + offset
-    offset += 8
+    behind = find_frames(file, base=base, offset=offset + 8, end=end, seed=seed)
+    return next((frame[0] for frame in behind if frame[2] > lost), None)
+
+
+def find_frames(file: File, *, base: int, offset: int, end: int, seed: int) -> Iterator[Frame]:
+    """Valid records from ``offset`` on, whatever lies between them."""
     while offset + FRAME_BYTES <= end:
         words = file.read(offset + 8, min(_CHUNK, (end - offset - 8) & ~7))
         count = len(words) // 8
         if count == 0:
-            return None
+            return
         # A record at o tells its position, base + o, in its second word: compare each word with that.
         expected = range(base + offset, base + offset + 8 * count, 8)
         are_equal = map(eq, struct.unpack(f"<{count}Q", words[: 8 * count]), expected)
         for position in compress(expected, are_equal):
             frame = read_frame(file, base=base, offset=position - base, end=end, seed=seed)
-            if frame is not None and frame[2] > lost:
-                return position
+            if frame is not None:
+                yield frame
         offset += 8 * count
-    return None

@@ -168,6 +168,16 @@ class LocalDisk:
     def directory(self, name: str) -> LocalDisk:
         return LocalDisk(self._path / name)
 
+    def directories(self) -> Sequence[str]:
+        """Names of the sub-directories, sorted."""
+        with _doing(f"{self._path}: cannot list"), os.scandir(self._path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+
+    def remove_directory(self, name: str) -> None:
+        """An empty one; not durable before ``sync_dir``."""
+        with _doing(f"{self._path / name}: cannot remove"):
+            (self._path / name).rmdir()
+
     def lock(self) -> None:
         if self._lock_fd >= 0:
             raise DirectoryLocked(f"{self._path} is already in use by this process")

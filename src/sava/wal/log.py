@@ -22,7 +22,7 @@ the file means something: before the next file is begun, on closing, and when th
 that fails half-way has left records in there.
 
 A group that fits into the room is written and synced by one call, when all before it is durable: see
-``append_many``.
+``append_many``. Not if there is a tap (below): a copy is worth more on its way during the sync than a call.
 
 Trimming removes the oldest file first and syncs the directory after each removal: two removals in one sync
 may reach the disk in the other order, which leaves a hole in the middle of the log. The newest file is never
@@ -30,6 +30,10 @@ removed, and its header carries identity, incarnation and position, so none of t
 twice, whatever is trimmed.
 
 Each opening for writing appends a record that raises the incarnation, synced before ``open`` returns.
+
+A log that is copied elsewhere while it is written has a *tap*: it is handed every byte of the log, in order,
+after the write and before the sync, so that a copy is on its way while this disk syncs. A full disk has
+refused what it refuses by then: nothing that was handed out is taken back.
 
 After a failed write or sync nobody knows what is on disk, and a second fsync may report success for pages
 that the kernel has dropped. So the first failure is final: the log refuses everything, and the process must
@@ -73,11 +77,15 @@ from sava.wal.format import (
 )
 from sava.wal.recovery import Record, Recovered, recover
 
-__all__ = ["Buffers", "Identity", "Log", "LogOptions", "Record"]
+__all__ = ["Buffers", "Identity", "Log", "LogOptions", "Record", "Tap"]
 
 _REWRITE_CHUNK = 1 << 20
 _SMALL_GROUP = 4096
 """Up to this size a group is followed by room."""
+
+
+Tap = Callable[[int, Sequence[tuple[int, Buffers]]], None]
+"""Told the position of the first of some records, and the size and the bytes of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +126,9 @@ class Log:
         """End of the zeros behind the newest record; before ``_end`` if there are none."""
         self._older: File | None = None
         """The closed file that was read last."""
+        self.found_end = found.end
+        """Where the log ended when it was opened: nothing before it is of this opening."""
+        self.tap: Tap | None = None
         self._failure: DiskFailed | None = None
         self._closed = False
 
@@ -218,12 +229,14 @@ class Log:
         position, durable, incarnation = self._end, self._durable_end, self.identity.incarnation
         positions: list[int] = []
         buffers: list[bytes | memoryview] = []
+        written: list[tuple[int, Buffers]] = []
         for kind, payload in records:
             size, parts = encode_parts(
                 kind, payload, position=position, durable=durable, incarnation=incarnation, seed=self._seed
             )
             positions.append(position)
             buffers += parts
+            written.append((size, parts))
             position += size
         try:
             if is_synced_next and self._can_be_durable_at_once(position):
@@ -236,12 +249,17 @@ class Log:
             raise
         self._end = position
         self._witnessed = durable
+        if self.tap is not None:
+            self.tap(positions[0], written)
         return positions
 
     def _can_be_durable_at_once(self, end: int) -> bool:
         """Whether a group up to ``end`` is small, fits into the room, and follows nothing that is not
-        durable: a mark before it that a power cut takes away would take the group with it."""
-        return self._durable_end == self._end and end <= min(self._room_end, self._end + _SMALL_GROUP)
+        durable: a mark before it that a power cut takes away would take the group with it. With a tap, one
+        call for both would keep the copies waiting for this disk."""
+        if self.tap is not None or self._durable_end < self._end:
+            return False
+        return end <= min(self._room_end, self._end + _SMALL_GROUP)
 
     def _write_into_room(self, data: bytes) -> None:
         try:
@@ -377,8 +395,11 @@ class Log:
         self._file.close()
         self._file = made.file
         self._starts.append(self._end)
-        self._end = self._durable_end = self._room_end = made.end
+        start, self._end = self._end, made.end
+        self._durable_end = self._room_end = made.end
         self._witnessed = made.witnessed
+        if self.tap is not None:
+            self.tap(start, [(HEADER_BYTES, [encode_header(self.identity, start)])])
 
     def trim(self, position: int) -> None:
         """Delete whole files whose records all lie before ``position``. The newest file always stays."""

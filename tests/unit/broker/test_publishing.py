@@ -53,6 +53,9 @@ class CountingLog:
         await self.is_durable.wait()
         return await outcome
 
+    def is_degraded(self, offset: int) -> bool:
+        return False
+
     def next_sequence(self, producer_id: int) -> int:
         return self.log.next_sequence(producer_id)
 

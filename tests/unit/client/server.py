@@ -94,6 +94,7 @@ class MemoryBroker(rpc.StreamsServicer):
         """A batch with this payload ends the stream with that fault."""
         self.refuse_opening: Fault | None = None
         self.max_message_size = 0
+        self.is_degraded = False
         self.metadata: list[tuple[str, str]] = []
         self.openings: list[Any] = []
         self.received: list[tuple[int, int]] = []
@@ -286,6 +287,7 @@ class MemoryBroker(rpc.StreamsServicer):
                         base_offset=topic.append(opening.producer_name, batch),
                         base_sequence=batch.header.base_sequence,
                         count=len(batch),
+                        is_degraded=self.is_degraded,
                     )
                 )
         finally:

@@ -402,6 +402,22 @@ async def test_an_offset_that_is_not_remembered_is_unknown_and_no_error(
     assert broker.topic(TOPIC).payloads() == [b"once", b"next"]
 
 
+async def test_messages_that_are_on_fewer_disks_are_counted_and_told_once(
+    client: Client, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with client.producer(TOPIC) as producer:
+        await send_all(producer, b"a", b"b")
+        assert producer.degraded == 0
+        broker.is_degraded = True
+        await send_all(producer, b"c", b"d", b"e")
+        await producer.send(b"f")
+        assert producer.degraded == 4
+        broker.is_degraded = False
+        await producer.send(b"g")
+        assert producer.degraded == 4
+    assert len([each for each in caplog.records if "fewer disks" in each.message]) == 1
+
+
 # -- the end ----------------------------------------------------------------------
 
 

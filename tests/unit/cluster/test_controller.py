@@ -168,7 +168,7 @@ async def test_a_reliable_topic_whose_owner_kept_its_end_to_itself_waits_for_it(
             await w.store.put("/topics/default/t1/policy", b"{}")  # wakes nobody up
             await w.create([topic(2)])
             await w.served([topic(2)])
-        waits = [line for line in caplog.messages if "waits for its owner" in line]
+        waits = [line for line in caplog.messages if "waits for the journal of its owner" in line]
         assert len(waits) == 1
         assert "topic=/default/t1 owner=1" in waits[0]
         assert w.record(topic(1)).state is S.ORPHAN

@@ -226,3 +226,22 @@ async def test_it_leaves_also_when_the_lease_cannot_be_revoked(
     await here.close()
     assert not here.is_registered
     await until(lambda: store.local.get(KEY) is None)  # expires
+
+
+async def test_a_registration_that_is_given_up_is_lost_and_the_next_has_another_number(
+    store: FaultyStore,
+) -> None:
+    """As when the journal that was opened under its number was ended by somebody else."""
+    lost: list[bool] = []
+
+    async def on_lost() -> None:
+        lost.append(here.is_registered)
+
+    here = registrar(store, on_lost)
+    first = await registered(here)
+    here.renew("its journal was ended")
+    await until(lambda: here.incarnation not in (0, first))
+    assert lost == [False]
+    assert here.incarnation > first
+    assert written(store) == registration(1, here.incarnation)
+    await here.close()

@@ -155,7 +155,7 @@ async def test_a_broker_that_refused_is_the_answer_again_when_the_time_is_over(
         (Ownership(state=S.ASSIGNED, epoch=2, owner=8), "its broker 8 is gone"),
         (
             Ownership(state=S.ORPHAN, epoch=2, owner=8),
-            "broker 8 is gone, and has messages that only it knows",
+            "broker 8 is gone, and its journal is not recovered yet",
         ),
         (Ownership(state=S.DELETING, epoch=2, owner=1), "it is being deleted"),
     ],

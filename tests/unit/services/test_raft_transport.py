@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from sava.config import Auth
+from sava.framing import BadFrame, FrameReader, frame, frames
 from sava.metadata.errors import IdentityConflict, Unavailable
 from sava.metadata.peer import (
     Answer,
@@ -25,7 +26,7 @@ from sava.raft.types import Entry, EntryKind, Membership, NodeId
 from sava.services.lanes import Lane, LaneLimits
 from sava.services.raft_listener import RaftListener
 from sava.services.raft_transport import TcpTransport, is_bulk
-from sava.services.raft_wire import GREETING, BadFrame, FrameReader, OpenLane, encode, frame, frames
+from sava.services.raft_wire import GREETING, OpenLane, encode
 from tests.ports import free_ports
 
 ONE, TWO = NodeId(1), NodeId(2)

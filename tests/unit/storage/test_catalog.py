@@ -68,7 +68,7 @@ async def opened(catalog: Catalog, *ends: int, epoch: int = 1, storage_id: str =
     await catalog.claim(epoch=epoch, storage_id=storage_id, has_tail=False)
     segments = [segment(start, end, epoch=epoch) for start, end in zip((0, *ends), ends, strict=False)]
     for each in segments:
-        await catalog.register(each, epoch=epoch, producers=())
+        await catalog.register(each, epoch=epoch, producers=(), origins=())
     return segments
 
 
@@ -86,18 +86,18 @@ async def test_a_new_topic_is_empty_and_begins_at_zero(catalog: Catalog) -> None
 async def test_what_one_owner_seals_the_next_one_continues(catalog: Catalog) -> None:
     """The move of the first seed: 0..22 on the old broker, 22 is the next offset on the new one."""
     await catalog.claim(epoch=1, storage_id=A, has_tail=False)
-    await catalog.register(segment(0, 22), epoch=1, producers=PRODUCERS)
-    await catalog.seal(epoch=1, end=22, producers=PRODUCERS)
+    await catalog.register(segment(0, 22), epoch=1, producers=PRODUCERS, origins=())
+    await catalog.seal(epoch=1, end=22, producers=PRODUCERS, origins=())
     state = await catalog.claim(epoch=2, storage_id=B, has_tail=False)
     assert (state.start, state.end, state.sealed, state.storage_id) == (0, 22, False, B)
     assert state.producers == PRODUCERS
-    await catalog.register(segment(22, 30, epoch=2), epoch=2, producers=())
+    await catalog.register(segment(22, 30, epoch=2), epoch=2, producers=(), origins=())
     assert [each.end for each in await catalog.segments()] == [22, 30]
 
 
 async def test_an_empty_topic_moves_without_a_hole(catalog: Catalog) -> None:
     await catalog.claim(epoch=1, storage_id=A, has_tail=False)
-    await catalog.seal(epoch=1, end=0, producers=())
+    await catalog.seal(epoch=1, end=0, producers=(), origins=())
     assert (await catalog.claim(epoch=2, storage_id=B, has_tail=False)).end == 0
 
 
@@ -106,12 +106,12 @@ async def test_every_step_can_be_repeated(catalog: Catalog) -> None:
         claimed = await catalog.claim(epoch=1, storage_id=A, has_tail=False)
     assert claimed.epoch == 1
     for _ in range(2):
-        state = await catalog.register(segment(0, 10), epoch=1, producers=PRODUCERS)
+        state = await catalog.register(segment(0, 10), epoch=1, producers=PRODUCERS, origins=())
     assert (state.end, state.producers) == (10, PRODUCERS)
-    await catalog.register(segment(10, 20), epoch=1, producers=())
-    assert (await catalog.register(segment(0, 10), epoch=1, producers=())).end == 20, "also later"
+    await catalog.register(segment(10, 20), epoch=1, producers=(), origins=())
+    assert (await catalog.register(segment(0, 10), epoch=1, producers=(), origins=())).end == 20, "also later"
     for _ in range(2):
-        sealed = await catalog.seal(epoch=1, end=20, producers=PRODUCERS)
+        sealed = await catalog.seal(epoch=1, end=20, producers=PRODUCERS, origins=())
     assert sealed.sealed
     for _ in range(2):
         assert (await catalog.drop(epoch=1, before=15)) in ([segment(0, 10)], [])
@@ -122,14 +122,14 @@ async def test_every_step_can_be_repeated(catalog: Catalog) -> None:
 
 async def test_the_old_owner_is_refused_whatever_it_does(catalog: Catalog) -> None:
     await opened(catalog, 10)
-    await catalog.seal(epoch=1, end=10, producers=())
+    await catalog.seal(epoch=1, end=10, producers=(), origins=())
     await catalog.claim(epoch=2, storage_id=B, has_tail=False)
     before = await catalog.load()
     for step in (
         catalog.claim(epoch=1, storage_id=A, has_tail=True),
-        catalog.register(segment(10, 20), epoch=1, producers=()),
-        catalog.register(segment(0, 10), epoch=1, producers=()),
-        catalog.seal(epoch=1, end=10, producers=()),
+        catalog.register(segment(10, 20), epoch=1, producers=(), origins=()),
+        catalog.register(segment(0, 10), epoch=1, producers=(), origins=()),
+        catalog.seal(epoch=1, end=10, producers=(), origins=()),
         catalog.rest(epoch=1),
         catalog.wake(epoch=1),
         catalog.drop(epoch=1, before=10),
@@ -156,7 +156,7 @@ async def test_a_tail_on_another_disk_is_waited_for(catalog: Catalog) -> None:
 async def test_a_tail_of_long_ago_is_not_believed(catalog: Catalog) -> None:
     """A → B → A: A still has messages of its first time, and B has the last ones."""
     await opened(catalog, 10)
-    await catalog.seal(epoch=1, end=10, producers=())
+    await catalog.seal(epoch=1, end=10, producers=(), origins=())
     await catalog.claim(epoch=2, storage_id=B, has_tail=False)
     await catalog.wake(epoch=2)
     with pytest.raises(TailElsewhere):
@@ -171,11 +171,11 @@ async def test_two_brokers_with_one_epoch(catalog: Catalog) -> None:
 
 async def test_a_seal_is_final_for_its_epoch(catalog: Catalog) -> None:
     await opened(catalog, 10)
-    await catalog.seal(epoch=1, end=10, producers=())
+    await catalog.seal(epoch=1, end=10, producers=(), origins=())
     with pytest.raises(TopicSealed):
         await catalog.claim(epoch=1, storage_id=A, has_tail=True)
     with pytest.raises(TopicSealed):
-        await catalog.register(segment(10, 20), epoch=1, producers=())
+        await catalog.register(segment(10, 20), epoch=1, producers=(), origins=())
 
 
 async def test_a_seal_that_does_not_fit_the_segments(catalog: Catalog) -> None:
@@ -183,18 +183,18 @@ async def test_a_seal_that_does_not_fit_the_segments(catalog: Catalog) -> None:
     await opened(catalog, 10)
     for end in (9, 11, 0):
         with pytest.raises(DataGap):
-            await catalog.seal(epoch=1, end=end, producers=())
-    await catalog.seal(epoch=1, end=10, producers=())
+            await catalog.seal(epoch=1, end=end, producers=(), origins=())
+    await catalog.seal(epoch=1, end=10, producers=(), origins=())
     with pytest.raises(DataGap):
-        await catalog.seal(epoch=1, end=11, producers=())
+        await catalog.seal(epoch=1, end=11, producers=(), origins=())
 
 
 async def test_whoever_has_not_claimed_may_not_write(catalog: Catalog) -> None:
     with pytest.raises(TopicGone):
-        await catalog.register(segment(0, 10), epoch=1, producers=())
+        await catalog.register(segment(0, 10), epoch=1, producers=(), origins=())
     await catalog.claim(epoch=1, storage_id=A, has_tail=False)
     with pytest.raises(NotClaimed):
-        await catalog.register(segment(0, 10, epoch=2), epoch=2, producers=())
+        await catalog.register(segment(0, 10, epoch=2), epoch=2, producers=(), origins=())
 
 
 # -- registering ---------------------------------------------------------------------------
@@ -203,10 +203,10 @@ async def test_whoever_has_not_claimed_may_not_write(catalog: Catalog) -> None:
 async def test_gaps_and_overlaps_are_refused(catalog: Catalog) -> None:
     await opened(catalog, 10, 20)
     with pytest.raises(DataGap, match="ends at 20, and a segment begins at 21"):
-        await catalog.register(segment(21, 30), epoch=1, producers=())
+        await catalog.register(segment(21, 30), epoch=1, producers=(), origins=())
     for start, end in ((0, 10), (0, 30), (5, 10), (10, 15), (19, 30)):
         with pytest.raises(SegmentConflict):
-            await catalog.register(segment(start, end, suffix="other"), epoch=1, producers=())
+            await catalog.register(segment(start, end, suffix="other"), epoch=1, producers=(), origins=())
     assert [each.key for each in await catalog.segments()] == ["0-10-1-a", "10-20-1-a"]
 
 
@@ -214,16 +214,18 @@ async def test_a_segment_of_elsewhere_is_refused(catalog: Catalog) -> None:
     await catalog.claim(epoch=2, storage_id=A, has_tail=False)
     for foreign in (segment(0, 5, epoch=1), segment(0, 5, epoch=2, topic_id=8), segment(0, 0, epoch=2)):
         with pytest.raises(ValueError, match="another topic or epoch"):
-            await catalog.register(foreign, epoch=2, producers=())
+            await catalog.register(foreign, epoch=2, producers=(), origins=())
 
 
 async def test_two_uploads_of_the_same_range_at_once(metadata: FaultyMetadata, catalog: Catalog) -> None:
     """Both read the same state; the transaction of one succeeds, and the other finds what it did."""
     await catalog.claim(epoch=1, storage_id=A, has_tail=False)
     other = Catalog(metadata, TOPIC)
-    metadata.plan("txn", before(lambda: other.register(segment(0, 10, suffix="b"), epoch=1, producers=())))
+    metadata.plan(
+        "txn", before(lambda: other.register(segment(0, 10, suffix="b"), epoch=1, producers=(), origins=()))
+    )
     with pytest.raises(SegmentConflict):
-        await catalog.register(segment(0, 10), epoch=1, producers=())
+        await catalog.register(segment(0, 10), epoch=1, producers=(), origins=())
     assert [each.key for each in await catalog.segments()] == ["0-10-1-b"]
 
 
@@ -234,7 +236,7 @@ async def test_an_owner_replaced_between_its_read_and_its_write(
     other = Catalog(metadata, TOPIC)
     metadata.plan("txn", before(lambda: other.claim(epoch=2, storage_id=A, has_tail=True)))
     with pytest.raises(Fenced):
-        await catalog.register(segment(10, 20), epoch=1, producers=())
+        await catalog.register(segment(10, 20), epoch=1, producers=(), origins=())
     assert len(await catalog.segments()) == 1
 
 
@@ -252,9 +254,9 @@ async def test_segments_of_a_range(catalog: Catalog) -> None:
 STEPS: list[tuple[str, Callable[[Catalog], Awaitable[object]]]] = [
     ("load", lambda catalog: catalog.load()),
     ("claim", lambda catalog: catalog.claim(epoch=2, storage_id=A, has_tail=True)),
-    ("register", lambda catalog: catalog.register(segment(10, 20), epoch=1, producers=())),
-    ("repeated", lambda catalog: catalog.register(segment(0, 10), epoch=1, producers=())),
-    ("seal", lambda catalog: catalog.seal(epoch=1, end=10, producers=())),
+    ("register", lambda catalog: catalog.register(segment(10, 20), epoch=1, producers=(), origins=())),
+    ("repeated", lambda catalog: catalog.register(segment(0, 10), epoch=1, producers=(), origins=())),
+    ("seal", lambda catalog: catalog.seal(epoch=1, end=10, producers=(), origins=())),
     ("rest", lambda catalog: catalog.rest(epoch=1)),
     ("wake", lambda catalog: catalog.wake(epoch=1)),
     ("segments", lambda catalog: catalog.segments()),
@@ -350,7 +352,7 @@ async def test_a_late_first_transaction_and_its_repetition_happen_once(
         raise UNKNOWN
 
     metadata.plan("txn", delay, before(lambda: held[0]()))
-    state = await catalog.register(segment(10, 20), epoch=1, producers=())
+    state = await catalog.register(segment(10, 20), epoch=1, producers=(), origins=())
     assert state.end == 20
     assert await catalog.segments() == [segment(0, 10), segment(10, 20)]
 
@@ -361,7 +363,7 @@ async def test_a_repetition_that_is_not_accepted_leaves_the_first_one_unknown(
     """It is no reason to say that nothing happened: as long as the state can be read, it goes on."""
     await opened(catalog, 10)
     metadata.plan("txn", refuse(UNKNOWN), refuse(UNAVAILABLE), lose_answer(UNKNOWN))
-    state = await catalog.register(segment(10, 20), epoch=1, producers=())
+    state = await catalog.register(segment(10, 20), epoch=1, producers=(), origins=())
     assert state.end == 20
     metadata.plan("txn", refuse(UNKNOWN), refuse(UNAVAILABLE))
     assert await catalog.drop(epoch=1, before=10) == [segment(0, 10)]
@@ -370,7 +372,7 @@ async def test_a_repetition_that_is_not_accepted_leaves_the_first_one_unknown(
 async def test_an_answer_after_a_lost_one_is_an_answer(metadata: FaultyMetadata, catalog: Catalog) -> None:
     """The claim was lost, and another broker's came first: that is known, and so is what it means."""
     await catalog.claim(epoch=1, storage_id=A, has_tail=False)
-    await catalog.seal(epoch=1, end=0, producers=())
+    await catalog.seal(epoch=1, end=0, producers=(), origins=())
     other = Catalog(metadata._real, TOPIC)
 
     async def lose(call: Callable[[], Awaitable[object]]) -> object:
@@ -392,7 +394,7 @@ async def test_endless_conflicts_end(metadata: FaultyMetadata, catalog: Catalog)
 
     metadata.plan("txn", *[before(touch)] * 20)
     with pytest.raises(CatalogBusy):
-        await catalog.register(segment(10, 20), epoch=1, producers=())
+        await catalog.register(segment(10, 20), epoch=1, producers=(), origins=())
 
 
 async def test_records_that_were_lost_or_damaged_are_an_error(
@@ -433,7 +435,7 @@ async def test_drop_takes_whole_segments_from_the_front(catalog: Catalog) -> Non
     assert await catalog.segments() == segments[2:]
     assert await catalog.drop(epoch=1, before=1000) == segments[2:]
     assert await catalog.segments() == []
-    assert (await catalog.register(segment(30, 40), epoch=1, producers=())).start == 30
+    assert (await catalog.register(segment(30, 40), epoch=1, producers=(), origins=())).start == 30
 
 
 async def test_many_segments_are_removed_in_steps_without_a_gap_between(
@@ -461,7 +463,9 @@ async def test_many_segments_are_read_in_pages_while_others_change_them(
     assert await catalog.segments() == segments
     metadata.plan("range", after(lambda: catalog.drop(epoch=1, before=60)))
     assert await catalog.segments() == segments[6:]
-    metadata.plan("range", after(lambda: catalog.register(segment(120, 130), epoch=1, producers=())))
+    metadata.plan(
+        "range", after(lambda: catalog.register(segment(120, 130), epoch=1, producers=(), origins=()))
+    )
     assert [each.end for each in await catalog.segments()] == [*range(70, 131, 10)]
     metadata.plan("range", after(catalog.delete_all))
     assert await catalog.segments() == []
@@ -471,8 +475,8 @@ async def test_an_owner_that_wakes_up_after_the_deletion(catalog: Catalog) -> No
     await opened(catalog, 10)
     await catalog.delete_all()
     for step in (
-        catalog.register(segment(10, 20), epoch=1, producers=()),
-        catalog.seal(epoch=1, end=10, producers=()),
+        catalog.register(segment(10, 20), epoch=1, producers=(), origins=()),
+        catalog.seal(epoch=1, end=10, producers=(), origins=()),
         catalog.drop(epoch=1, before=10),
     ):
         with pytest.raises(TopicGone):
@@ -484,7 +488,7 @@ async def test_a_topic_created_anew_under_the_same_name(metadata: FaultyMetadata
     """Also when the deletion of the old one was never finished: its offsets, seal and descriptors mean
     nothing."""
     await opened(catalog, 10, 20)
-    await catalog.seal(epoch=1, end=20, producers=PRODUCERS)
+    await catalog.seal(epoch=1, end=20, producers=PRODUCERS, origins=())
     new = Catalog(metadata, TopicKey("default", "orders", 9))
     assert await new.load() is None
     assert await new.segments() == []
@@ -496,7 +500,7 @@ async def test_a_topic_created_anew_under_the_same_name(metadata: FaultyMetadata
         catalog.load(),
         catalog.segments(),
         catalog.claim(epoch=5, storage_id=A, has_tail=True),
-        catalog.register(segment(20, 30), epoch=1, producers=()),
+        catalog.register(segment(20, 30), epoch=1, producers=(), origins=()),
     ):
         with pytest.raises(TopicGone):
             await step
@@ -579,12 +583,12 @@ class Owner:
             case "register":
                 start = max(0, state.end + dice.choice([0, 0, 0, 0, 1, -1]))
                 made = segment(start, start + dice.randint(1, 9), epoch=self.epoch, suffix=f"{dice.random()}")
-                await self.catalog.register(made, epoch=self.epoch, producers=())
+                await self.catalog.register(made, epoch=self.epoch, producers=(), origins=())
                 self.acknowledged.append(made)
             case "drop":
                 await self.catalog.drop(epoch=self.epoch, before=state.start + dice.randint(0, 20))
             case "seal":
-                await self.catalog.seal(epoch=self.epoch, end=state.end, producers=())
+                await self.catalog.seal(epoch=self.epoch, end=state.end, producers=(), origins=())
             case "rest":
                 await self.catalog.rest(epoch=self.epoch)
             case "wake":

@@ -15,6 +15,7 @@ from sava.storage.errors import Fenced
 from sava.storage.types import OriginMark, ProducerState, TopicState
 from tests.unit.broker.lives import until
 from tests.unit.storage.brokers import TOPIC, Cluster, append_each, wake
+from tests.unit.storage.messages import write
 
 CHAIN = CHAIN_BIT | 5
 
@@ -41,6 +42,26 @@ async def test_a_note_is_as_of_an_end_and_of_an_epoch(cluster: Cluster) -> None:
     await catalog.claim(epoch=2, storage_id="b", has_tail=False)
     with pytest.raises(Fenced):
         await catalog.note(epoch=1, end=0, producers=(), origins=())
+
+
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["a segment", "the seal"])
+async def test_a_chain_does_not_go_back_when_somebody_tells_less_of_it(
+    cluster: Cluster, is_sealed: bool
+) -> None:
+    """Schedule: a broker loses its registration while it notes a link without messages. Who salvages its
+    journal has read the state before the note, and knows of chains what is in frames. Who copies was told 9,
+    and the source has let go of 4..9."""
+    catalog = cluster.catalog()
+    await catalog.claim(epoch=1, storage_id="a", has_tail=False)
+    client, other = ProducerState(7, 3, 0, 0), ProducerState(CHAIN + 1, 8, 5, 0)
+    await catalog.note(epoch=1, end=0, producers=(ProducerState(CHAIN, 9, 9, 0),), origins=())
+    told = (client, ProducerState(CHAIN, 4, 0, 0), other)
+    if is_sealed:
+        state = await catalog.seal(epoch=1, end=0, producers=told, origins=())
+    else:
+        segment = await write(cluster.store, 0, 5)
+        state = await catalog.register(segment, epoch=1, producers=told, origins=())
+    assert set(state.producers) == {client, ProducerState(CHAIN, 9, 9, 0), other}
 
 
 async def test_a_position_is_noted_while_the_topic_is_at_rest(

@@ -153,7 +153,7 @@ async def test_a_tail_that_was_given_up_never_comes_back(cluster: Cluster) -> No
         await log._parts.uploader.flush(log._backlog, 5)
         for _ in range(4):
             await log.append(batch("given up"))
-    await cluster.catalog().seal(epoch=1, end=5, producers=())
+    await cluster.catalog().seal(epoch=1, end=5, producers=(), origins=())
     async with cluster.broker("a") as storage:  # claims, and is gone before it appends anything
         assert (await storage.open_topic(TOPIC, epoch=2)).next_offset == 5
     async with cluster.broker("a") as storage:
@@ -238,7 +238,8 @@ async def test_an_old_epoch_is_refused_wherever_it_writes(cluster: Cluster) -> N
         await append_each(zombie, 0, 3)
         await zombie._parts.uploader.flush(zombie._backlog, 3)
         await zombie.append(batch("on its way"))
-        await cluster.catalog().seal(epoch=1, end=3, producers=())  # by an operator: a counts as lost
+        # By an operator: a counts as lost.
+        await cluster.catalog().seal(epoch=1, end=3, producers=(), origins=())
         log = await new.open_topic(TOPIC, epoch=2)
         await append_each(log, 3, 6)
         with pytest.raises(Fenced):
@@ -276,7 +277,7 @@ async def test_a_registration_left_behind_by_an_earlier_life_is_adopted(cluster:
     async with cluster.broker("a") as storage:
         log = await storage.open_topic(TOPIC, epoch=1)
         late = await write_segment(cluster.store, TOPIC, epoch=1, batches=placed, created_ms=1)
-        await Catalog(cluster.metadata, TOPIC).register(late, epoch=1, producers=())
+        await Catalog(cluster.metadata, TOPIC).register(late, epoch=1, producers=(), origins=())
         await append_each(log, 6, 8)
         assert (await log.seal()).end == 8
         assert await contents(log) == expected(0, 8)

@@ -64,8 +64,8 @@ def metadata() -> FaultyMetadata:
 
 STEPS: list[tuple[str, Callable[[Catalog], Awaitable[object]]]] = [
     ("claim", lambda catalog: catalog.claim(epoch=2, storage_id=A, has_tail=True)),
-    ("register", lambda catalog: catalog.register(segment(10, 20), epoch=1, producers=())),
-    ("seal", lambda catalog: catalog.seal(epoch=1, end=10, producers=())),
+    ("register", lambda catalog: catalog.register(segment(10, 20), epoch=1, producers=(), origins=())),
+    ("seal", lambda catalog: catalog.seal(epoch=1, end=10, producers=(), origins=())),
     ("rest", lambda catalog: catalog.rest(epoch=1)),
     ("wake", lambda catalog: catalog.wake(epoch=1)),
     ("drop", lambda catalog: catalog.drop(epoch=1, before=10)),
@@ -150,7 +150,7 @@ async def test_a_state_that_changed_says_more_than_the_right(metadata: FaultyMet
 
     metadata.plan("txn", before(replaced))
     with pytest.raises(Fenced) as caught:
-        await catalog.register(segment(10, 20), epoch=1, producers=())
+        await catalog.register(segment(10, 20), epoch=1, producers=(), origins=())
     assert caught.value.current == 2
     assert right.asked == 0
 

@@ -37,7 +37,7 @@ class World:
         start = 0
         for end in ends:
             segment = await write(self.store, start, end, topic=topic)
-            await catalog.register(segment, epoch=1, producers=())
+            await catalog.register(segment, epoch=1, producers=(), origins=())
             self.segments.append(segment)
             start = end
 
@@ -96,7 +96,7 @@ async def test_what_changes_while_it_is_read_is_read_again(
     segment = await write(world.store, 40, 50)
 
     async def register() -> None:
-        await Catalog(world.metadata, TOPIC).register(segment, epoch=1, producers=())
+        await Catalog(world.metadata, TOPIC).register(segment, epoch=1, producers=(), origins=())
 
     records.after_call[2] = register
     view = await inspection.read_topic(records, NAME)
@@ -159,7 +159,7 @@ async def test_messages_are_read_over_segments(world: World) -> None:
 async def test_offsets_that_are_not_in_segments_are_named_with_where_they_are(world: World) -> None:
     with pytest.raises(NotInSegments, match=r"segments hold 0\.\.40; what follows is in journal disk"):
         await payloads(world, 39, 41)
-    await Catalog(world.metadata, TOPIC).seal(epoch=1, end=40, producers=())
+    await Catalog(world.metadata, TOPIC).seal(epoch=1, end=40, producers=(), origins=())
     with pytest.raises(NotInSegments, match="nothing exists beyond"):
         await payloads(world, 41)
     with pytest.raises(UnknownTopic, match="/default/other"):
@@ -263,7 +263,7 @@ async def test_an_upload_under_way_is_not_wrong(world: World) -> None:
     check, faults = await world.verify()
     assert (faults, check.unregistered) == ([], 1)
     late = await write(world.store, 40, 60)
-    await Catalog(world.metadata, TOPIC).register(late, epoch=1, producers=())
+    await Catalog(world.metadata, TOPIC).register(late, epoch=1, producers=(), origins=())
     check, faults = await world.verify()
     assert check.unregistered == 0
     assert faults == [f"/default/orders: no descriptor names the object {early.key} ({early.size} bytes)"]
@@ -309,7 +309,7 @@ async def test_a_large_segment_is_read_in_parts(world: World) -> None:
         each.assigned(topic_id=9, epoch=1, base_offset=each.base_offset) for each in numbered(0, 40_000)
     ]
     segment = await write_segment(world.store, topic, epoch=1, batches=batches, created_ms=0)
-    await catalog.register(segment, epoch=1, producers=())
+    await catalog.register(segment, epoch=1, producers=(), origins=())
     check, faults = await world.verify(TopicName("default", "large"))
     assert (faults, check.messages) == ([], 40_000)
     damage(world.path / segment.key)

@@ -105,7 +105,7 @@ async def test_a_topic_that_waits_for_its_owner_keeps_its_tail(cluster: Cluster)
 async def test_a_topic_that_moved_away_with_a_tail_given_up(cluster: Cluster) -> None:
     """An operator seals it without the last frames of a; b goes on from there."""
     await leave(cluster, TOPIC, 5)
-    await cluster.catalog().seal(epoch=1, end=0, producers=())
+    await cluster.catalog().seal(epoch=1, end=0, producers=(), origins=())
     async with cluster.broker("b") as elsewhere:
         log = await elsewhere.open_topic(TOPIC, epoch=2)
         await log.append(batch("other"))
@@ -156,7 +156,7 @@ async def test_a_topic_that_is_opened_while_the_states_are_read(
 ) -> None:
     """It was sealed elsewhere when its state was read; then it came back, got a message, and was closed."""
     await leave(cluster, TOPIC, 2)
-    await cluster.catalog().seal(epoch=1, end=0, producers=())
+    await cluster.catalog().seal(epoch=1, end=0, producers=(), origins=())
     async with cluster.broker("a") as storage:
 
         async def slowly(call: object) -> object:

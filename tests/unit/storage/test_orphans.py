@@ -42,7 +42,7 @@ async def keys(store: ObjectStore, topic: TopicKey = TOPIC) -> list[str]:
 
 async def registered(catalog: Catalog, store: ObjectStore, start: int, end: int) -> Segment:
     segment = await write(store, start, end)
-    await catalog.register(segment, epoch=1, producers=())
+    await catalog.register(segment, epoch=1, producers=(), origins=())
     return segment
 
 
@@ -67,7 +67,7 @@ async def test_an_upload_under_way_stays_however_old_it_is(catalog: Catalog, sto
     await registered(catalog, store, 0, 10)
     waiting = await write(store, 10, 20)
     assert await sweep(catalog, store, now_ms=FAR) == []
-    await catalog.register(waiting, epoch=1, producers=())
+    await catalog.register(waiting, epoch=1, producers=(), origins=())
     assert len(await read_messages(SegmentReader(store), waiting)) == 10
 
 
@@ -99,7 +99,7 @@ async def test_a_registration_between_listing_and_lookup(
 
 
 async def register_behind(metadata: FaultyMetadata, segment: Segment) -> None:
-    await Catalog(metadata._real, TOPIC).register(segment, epoch=1, producers=())
+    await Catalog(metadata._real, TOPIC).register(segment, epoch=1, producers=(), origins=())
 
 
 async def test_what_was_swept_cannot_be_registered(catalog: Catalog, store: ObjectStore) -> None:
@@ -107,7 +107,7 @@ async def test_what_was_swept_cannot_be_registered(catalog: Catalog, store: Obje
     await registered(catalog, store, 0, 10)
     await sweep(catalog, store, now_ms=FAR)
     with pytest.raises(SegmentConflict):
-        await catalog.register(loser, epoch=1, producers=())
+        await catalog.register(loser, epoch=1, producers=(), origins=())
 
 
 async def test_a_deleted_topic_is_all_orphans_and_its_successor_is_not(

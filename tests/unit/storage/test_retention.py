@@ -98,7 +98,7 @@ class Topic:
         for number in range(4):
             start = number * 10
             segments.append(await write(self.store, start, start + 10, created_ms=number * HOUR))
-            await self.catalog.register(segments[-1], epoch=1, producers=())
+            await self.catalog.register(segments[-1], epoch=1, producers=(), origins=())
         return segments
 
     async def objects(self, topic: TopicKey = TOPIC) -> list[str]:
@@ -141,7 +141,7 @@ async def test_an_open_topic_goes_on_where_it_was_when_all_is_dropped(topic: Top
     assert state is not None
     assert (state.start, state.end, state.sealed) == (40, 40, False)
     assert await topic.objects() == []
-    await topic.catalog.register(await write(topic.store, 40, 50), epoch=1, producers=())
+    await topic.catalog.register(await write(topic.store, 40, 50), epoch=1, producers=(), origins=())
 
 
 async def test_only_the_owner_drops(topic: Topic) -> None:
@@ -202,7 +202,7 @@ async def test_a_topic_of_the_same_name_is_not_touched_by_a_late_deletion(topic:
     catalog = Catalog(topic.metadata, successor)
     await catalog.claim(epoch=1, storage_id="b", has_tail=False)
     segment = await write(topic.store, 0, 5, topic=successor)
-    await catalog.register(segment, epoch=1, producers=())
+    await catalog.register(segment, epoch=1, producers=(), origins=())
     assert await delete_topic(topic.catalog, topic.store) == 4
     assert await topic.objects() == []
     assert await topic.objects(successor) == [segment.key]

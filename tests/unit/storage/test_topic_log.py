@@ -490,7 +490,7 @@ async def test_frames_of_a_fenced_epoch_that_are_still_on_their_way_are_disowned
         old = await here.open_topic(TOPIC, epoch=1)
         await append_each(old, 0, 3)
         await stored(old, 3)
-        await cluster.catalog().seal(epoch=1, end=3, producers=())
+        await cluster.catalog().seal(epoch=1, end=3, producers=(), origins=())
         other = await there.open_topic(TOPIC, epoch=2)
         await append_each(other, 3, 4)
         await other.seal()

@@ -103,6 +103,21 @@ def test_what_fits_into_the_room_is_durable_in_one_call() -> None:
     assert recovered_payloads(disk.crash(CrashPolicy.LOSE)) == [b"a", b"b", b"c"]
 
 
+def test_a_copy_is_on_its_way_while_the_disk_syncs() -> None:
+    """One call that writes and syncs would hand the group out after the sync: whoever waits for this disk and
+    for another would wait for the sum of both."""
+    disk = SimDisk(Random(1))
+    log = open_log(disk, options=ROOM)
+    append(log, b"a")
+    log.sync()
+    events: list[str] = []
+    disk.on_operation(events.append)
+    log.tap = lambda position, records: events.append("tap")
+    append(log, b"b", is_synced_next=True)
+    log.sync()
+    assert events == ["write", "tap", "sync"]
+
+
 @pytest.mark.parametrize("before", ["a mark", "a record"])
 def test_behind_what_is_not_synced_nothing_is_durable_by_itself(before: str) -> None:
     """A call that syncs no more than it writes would leave a hole before it: after a power cut the log would

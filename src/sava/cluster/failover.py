@@ -1,0 +1,374 @@
+"""Failover: journals of brokers that are gone are recovered, and what their topics have in them is salvaged.
+
+=================================================================  =====================  ==================
+a journal that is                                                  gets                   by
+=================================================================  =====================  ==================
+open or recovering, and its broker is not registered under its     a recovery, until it   the leader
+number any more                                                    is closed
+closed, as all others of its disk, and the disk is not there       a salvage, until its   a broker that has
+                                                                   record is gone         a copy
+=================================================================  =====================  ==================
+
+Level-triggered as the controller: a pass looks at all records, whenever one of them or a registration changes
+and every few seconds. A leader that is deposed leaves off where it is; the next one claims anew.
+
+Then the storage state of each topic says where it ends, and the controller gives it to another broker. A disk
+that is there keeps its topics: its broker serves them from its own bytes.
+
+**The number of a journal is its broker's registration.** So a broker that came back within the time of its
+lease, or that lost the lease and got another, has left a journal that nobody continues, and it is recovered
+like that of a dead one. That the registration has another number by then is a condition of the claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from sava.broker.cursors import report_failure
+from sava.broker.names import TopicName
+from sava.cluster import records as cluster_records
+from sava.cluster.controller import Leadership
+from sava.cluster.neighbours import Registered
+from sava.cluster.view import ClusterView
+from sava.errors import SavaError
+from sava.metadata.commands import Compare, Relation, Target
+from sava.metadata.errors import Deposed
+from sava.metadata.store import MetadataStore
+from sava.mirror import JournalId, JournalState, Phase, StorageId
+from sava.mirroring.choice import choose
+from sava.mirroring.closed import origin_of
+from sava.mirroring.coordinator import Coordinator
+from sava.mirroring.ports import Peers, Stored
+from sava.mirroring.records import RecordCorrupt, Records
+from sava.mirroring.salvage import NotClosed, Salvage
+
+log = logging.getLogger(__name__)
+
+FAILURES: Final = (SavaError, TimeoutError, OSError)
+PASS_S: Final = 2.0
+FIRST_RETRY_S: Final = 0.2
+LONGEST_RETRY_S: Final = 30.0
+DISKS: Final = 2
+"""Salvaged at a time."""
+TURN_S: Final = 30.0
+"""After so long the next of those who have a copy tries, too: the first may not reach the object store."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """Since this process began."""
+
+    claims: int = 0
+    recoveries: int = 0
+    recovery_seconds: float = 0.0
+    salvages: int = 0
+    salvage_seconds: float = 0.0
+    salvaged_topics: int = 0
+    salvaged_messages: int = 0
+    salvaged_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Work:
+    """Something under way, or to be tried again."""
+
+    task: asyncio.Task[None] | None = None
+    coordinator: Coordinator | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+    error: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    def failed(self, error: Exception) -> bool:
+        """Whether it is news."""
+        is_news = self.error != str(error)
+        self.error = str(error)
+        self.retry_at = time.monotonic() + min(FIRST_RETRY_S * 2 ** min(self.failures, 10), LONGEST_RETRY_S)
+        self.failures += 1
+        return is_news
+
+
+@dataclass(slots=True)
+class _Disk:
+    """A disk, and the records of its journals."""
+
+    broker: int
+    journals: dict[JournalId, Stored] = field(default_factory=dict)
+
+    @property
+    def is_closed(self) -> bool:
+        return all(each.record.state is JournalState.CLOSED for each in self.journals.values())
+
+    @property
+    def holders(self) -> dict[StorageId, None]:
+        """Who has the bytes, of the newest journal first."""
+        newest_first = reversed(list(self.journals.values()))
+        return dict.fromkeys(holder for each in newest_first for holder in each.record.holders)
+
+
+class Failover:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        store: MetadataStore,
+        records: Records,
+        neighbours: Registered,
+        peers: Peers,
+        salvage: Salvage,
+        leadership: Leadership,
+        *,
+        broker: int,
+        own: StorageId,
+    ) -> None:
+        self._view = view
+        self._store = store
+        self._records = records
+        self._neighbours = neighbours
+        self._peers = peers
+        self._salvage = salvage
+        self._leadership = leadership
+        self._broker = broker
+        self._own = own
+        self._term = 0
+        self._recovering: dict[JournalId, _Work] = {}
+        self._salvaging: dict[StorageId, _Work] = {}
+        self._closed_since: dict[StorageId, float] = {}
+        """Disks that are to be salvaged, and since when this broker knows."""
+        self._slots = asyncio.Semaphore(DISKS)
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.figures = Figures()
+
+    # -- running -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._view.listen(self._on_change)
+        self._records.listen(None, self._woken.set)
+        self._task = asyncio.create_task(self._run(), name="failover")
+        self._task.add_done_callback(report_failure)
+
+    async def close(self) -> None:
+        works = [*self._recovering.values(), *self._salvaging.values()]
+        tasks = [task for task in (self._task, *(work.task for work in works)) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_change(self, topics: frozenset[TopicName] | None) -> None:
+        if topics is None:  # about brokers, or everything
+            self._woken.set()
+
+    async def _run(self) -> None:
+        corrupt = ""
+        while True:
+            self._woken.clear()
+            try:
+                if self._view.is_ready:
+                    await self._pass()
+                corrupt = ""
+            except RecordCorrupt as error:
+                if str(error) != corrupt:
+                    corrupt = str(error)
+                    log.error("failover: %s", error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause()):
+                    await self._woken.wait()
+
+    def _pause(self) -> float:
+        now = time.monotonic()
+        works = (*self._recovering.values(), *self._salvaging.values())
+        due = [max(0.0, work.retry_at - now) for work in works if not work.is_running and work.retry_at]
+        return min([PASS_S, *due])
+
+    async def _pass(self) -> None:
+        known = self._records.known()
+        await self._recover(known)
+        self._salvage_disks(known)
+
+    # -- recovering --------------------------------------------------------------------------
+
+    async def _recover(self, known: Mapping[JournalId, Stored]) -> None:
+        term = self._leadership.term()
+        if term != self._term:
+            await self._stop_recoveries()
+            self._term = term
+        for journal in [each for each in self._recovering if each not in known]:
+            if not self._recovering[journal].is_running:
+                del self._recovering[journal]
+        if not term:
+            return
+        for journal, stored in known.items():
+            if stored.record.state is not JournalState.CLOSED and not self.is_continued(journal):
+                work = self._recovering.setdefault(journal, _Work())
+                if not work.is_running and work.retry_at <= time.monotonic():
+                    work.coordinator = self._coordinator(journal, stored, term)
+                    work.task = self._begin(self._run_recovery(journal, work), f"recovery of {journal}")
+
+    async def _stop_recoveries(self) -> None:
+        tasks = [work.task for work in self._recovering.values() if work.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._recovering.clear()
+
+    def is_continued(self, journal: JournalId) -> bool:
+        """By what this node knows; that it is not is a condition of the claim."""
+        kv = self._store.local.get(cluster_records.registration_key(journal.broker))
+        return kv is not None and kv.lease == journal.incarnation
+
+    def _coordinator(self, journal: JournalId, stored: Stored, term: int) -> Coordinator:
+        key = cluster_records.registration_key(journal.broker)
+        is_gone = Compare(key, Target.LEASE, Relation.NOT_EQUAL, journal.incarnation)
+        spares = choose(
+            self._neighbours.all(),
+            own=origin_of(stored.record),
+            keep=(),
+            avoid=frozenset(stored.record.storages),
+            count=stored.record.qw,
+        )
+        return Coordinator(
+            journal,
+            self._records,
+            self._peers,
+            name=f"broker-{self._broker}",
+            conditions=(is_gone,),
+            term=term,
+            spares=spares,
+        )
+
+    async def _run_recovery(self, journal: JournalId, work: _Work) -> None:
+        coordinator = work.coordinator
+        assert coordinator is not None
+        log.info("failover: the journal of a broker that is gone is recovered journal=%s", journal)
+        self.figures.claims += 1
+        try:
+            record = await coordinator.run()
+        except Deposed:
+            work.retry_at = time.monotonic() + FIRST_RETRY_S  # if it is not known here yet
+            return
+        except FAILURES as error:
+            if work.failed(error):
+                log.warning("failover: journal=%s error=%s: %s", journal, type(error).__name__, error)
+            return
+        if record is None:
+            work.retry_at = time.monotonic() + PASS_S
+            return
+        self.figures.recoveries += 1
+        self.figures.recovery_seconds += coordinator.seconds
+        log.info(
+            "failover: a journal is closed journal=%s end=%d holders=%s lost=%s ms=%.0f",
+            journal,
+            record.end,
+            ",".join(record.holders) or "-",
+            ",".join(f"{part.start}..{part.end}" for part in record.lost) or "-",
+            coordinator.seconds * 1000,
+        )
+
+    # -- salvaging ---------------------------------------------------------------------------
+
+    def _salvage_disks(self, known: Mapping[JournalId, Stored]) -> None:
+        disks = self._disks(known)
+        for storage in [each for each in self._salvaging if each not in disks]:
+            if not self._salvaging[storage].is_running:
+                del self._salvaging[storage]
+        present = {StorageId(each.storage_id) for each in self._view.brokers.values()}
+        now = time.monotonic()
+        waiting = [storage for storage, disk in disks.items() if storage not in present and disk.is_closed]
+        self._closed_since = {storage: self._closed_since.get(storage, now) for storage in waiting}
+        for storage in waiting:
+            disk = disks[storage]
+            if now < self._closed_since[storage] + self._turn(disk, present) * TURN_S:
+                continue
+            work = self._salvaging.setdefault(storage, _Work())
+            if not work.is_running and work.retry_at <= time.monotonic():
+                work.task = self._begin(
+                    self._run_salvage(storage, disk.broker, work), f"salvage of {storage}"
+                )
+
+    def _disks(self, known: Mapping[JournalId, Stored]) -> dict[StorageId, _Disk]:
+        disks: dict[StorageId, _Disk] = {}
+        for journal, stored in known.items():
+            disk = disks.setdefault(origin_of(stored.record), _Disk(journal.broker))
+            disk.journals[journal] = stored
+        return disks
+
+    def _turn(self, disk: _Disk, present: Set[StorageId]) -> int:
+        """Those that hold the bytes and are there take turns; then comes the leader, which may find that
+        nothing is needed, and then everybody."""
+        holders = [storage for storage in disk.holders if storage in present]
+        if self._own in holders:
+            return holders.index(self._own)
+        return len(holders) + (self._leadership.term() == 0)
+
+    async def _run_salvage(self, storage: StorageId, broker: int, work: _Work) -> None:
+        began = time.monotonic()
+        try:
+            async with self._slots:
+                done = await self._salvage.run(broker, storage)
+        except NotClosed:
+            work.retry_at = time.monotonic() + PASS_S
+            return
+        except FAILURES as error:
+            if work.failed(error):
+                log.warning("failover: disk=%s error=%s: %s", storage, type(error).__name__, error)
+            return
+        took = time.monotonic() - began
+        figures = self.figures
+        figures.salvages += 1
+        figures.salvage_seconds += took
+        figures.salvaged_topics += len(done.topics)
+        figures.salvaged_messages += done.messages
+        figures.salvaged_bytes += done.bytes
+        log.info(
+            "failover: salvaged broker=%d disk=%s topics=%d messages=%d bytes=%d overtaken=%d ms=%.0f",
+            *(broker, storage, len(done.topics), done.messages, done.bytes, len(done.overtaken), took * 1000),
+        )
+        if done.failed:
+            topic, why = next(iter(done.failed.items()))
+            if work.failed(SavaError(f"{len(done.failed)} topics wait ({topic}: {why})")):
+                log.error("failover: not all topics are salvaged disk=%s error=%s", storage, work.error)
+        elif done.overtaken:
+            work.retry_at = time.monotonic() + PASS_S
+
+    def _begin(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(report_failure)
+        task.add_done_callback(lambda _: self._woken.set())
+        return task
+
+    # -- for operators -----------------------------------------------------------------------
+
+    def phase(self, journal: JournalId) -> Phase | None:
+        """Of a recovery that runs here."""
+        coordinator = self.recovery(journal)
+        return coordinator.phase if coordinator is not None else None
+
+    def trouble(self, journal: JournalId, origin: StorageId) -> str:
+        """Why the last attempt at the journal, or at its disk, came to nothing."""
+        works = (self._recovering.get(journal), self._salvaging.get(origin))
+        return next((work.error for work in works if work is not None and work.error), "")
+
+    @property
+    def waiting(self) -> int:
+        """Recoveries that wait for disks which do not answer."""
+        return sum(1 for journal in self._recovering if self._is_waiting(journal))
+
+    def _is_waiting(self, journal: JournalId) -> bool:
+        coordinator = self.recovery(journal)
+        return coordinator is not None and coordinator.loss() is not None and coordinator.seconds > PASS_S
+
+    def recovery(self, journal: JournalId) -> Coordinator | None:
+        """The one that runs here."""
+        work = self._recovering.get(journal)
+        return work.coordinator if work is not None and work.is_running else None

@@ -1,0 +1,49 @@
+"""Choice: which disks mirror a journal. Pure: neighbours in, disks out.
+
+A mirror that does its work stays: each change of mirrors is a write to the metadata store and a copy of what
+is not yet committed. Of the others, in this order:
+
+* a rack that neither the owner nor a mirror chosen before is in: what takes a rack away (a switch, a power
+  supply) must not take every copy. A broker without a label is in a rack of its own, unknown to be shared.
+* fewest journals mirrored: each one is a stream of bytes and syncs.
+* the next greater broker id, around in a circle from the owner's: brokers that start together see the same
+  counts, and would otherwise all choose the same neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sava.mirror import StorageId
+from sava.mirroring.ports import Neighbour
+
+
+def choose(
+    candidates: Sequence[Neighbour],
+    *,
+    own: StorageId,
+    keep: Sequence[StorageId],
+    avoid: frozenset[StorageId],
+    count: int,
+) -> tuple[StorageId, ...]:
+    """See ``ports.Choose``."""
+    by_storage = {each.storage: each for each in candidates if each.storage != own}
+    owner = next((each for each in candidates if each.storage == own), None)
+    kept = [by_storage[storage] for storage in dict.fromkeys(keep) if storage in by_storage]
+    chosen = [each for each in kept if each.storage not in avoid][:count]
+    fresh = [each for each in by_storage.values() if each not in kept and each.storage not in avoid]
+    while len(chosen) < count and fresh:
+        best = min(fresh, key=lambda each: _rank(each, owner, chosen))
+        fresh.remove(best)
+        chosen.append(best)
+    doubtful = [each for each in kept if each.storage in avoid]
+    return tuple(each.storage for each in (chosen + doubtful)[:count])
+
+
+def _rank(
+    each: Neighbour, owner: Neighbour | None, chosen: Sequence[Neighbour]
+) -> tuple[bool, int, bool, int]:
+    others = [*([owner] if owner is not None else []), *chosen]
+    is_shared = bool(each.rack) and any(each.rack == other.rack for other in others)
+    own_id = owner.broker if owner is not None else 0
+    return is_shared, each.mirrored, each.broker < own_id, each.broker

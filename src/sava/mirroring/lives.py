@@ -1,0 +1,131 @@
+"""Lives: which part of the own log belongs to which journal, written down beside the log.
+
+A broker has one log, and a journal for each of its lives: from where it was opened to where it was ended,
+by a fence or by the end of the process. Positions go on from one to the next.
+
+    log      ──────────────┬───────┬──────────────────────────────
+    journal  41            │ void  │ 57
+                  end of 41 ┘       └ start of 57
+
+Whoever recovers a journal decides where it ends (``closed``). What stands in the log between there and the
+end of that life was never acknowledged, and is *void*: it is left out when the log is read at the next start.
+So a life with a void part is remembered until the log does not hold that part any more, which may be long
+after the journal itself is needed by nobody.
+The other way round the journal may go on where this disk lost its last writes: the rest is fetched from the
+disks that have it, and *adopted* into the next journal before that is opened to topics.
+
+The file is replaced as a whole: written under another name, synced, renamed, the directory synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from sava.mirror import StorageId
+from sava.wal import Disk, FileMissing, LogCorrupt
+
+_FILE: Final = "lives.json"
+_NEW: Final = "lives.new"
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One journal of this disk."""
+
+    incarnation: int
+    start: int
+    end: int | None = None
+    """Where the log was when it ended; None: it goes on."""
+    fence: int = 0
+    """The greatest epoch that was promised."""
+    closed: int | None = None
+    """Where the journal ends, once that was decided."""
+    adopted: int | None = None
+    """Where what was fetched from other disks ends in the log, once it is there, in the next journal."""
+
+    @property
+    def lacks(self) -> tuple[int, int] | None:
+        """The part of the journal that this disk does not have."""
+        if self.closed is None or self.end is None or self.adopted is not None or self.closed <= self.end:
+            return None
+        return self.end, self.closed
+
+    @property
+    def void(self) -> tuple[int, int] | None:
+        """What stands in the log and is not part of the journal."""
+        if self.closed is None or self.end is None or self.closed >= self.end:
+            return None
+        return self.closed, self.end
+
+    @property
+    def last(self) -> int:
+        """Where the last of it ends in the log."""
+        return max(self.end or 0, self.adopted or 0)
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    storage: str
+    lives: tuple[Life, ...]
+
+
+class Lives:
+    """Owned by the event loop; small, and written seldom enough to be written on it."""
+
+    def __init__(self, disk: Disk) -> None:
+        """Raises LogCorrupt."""
+        self._disk = disk
+        self._lives: dict[int, Life] = {}
+        self._storage = ""
+        with suppress(FileMissing):
+            file = disk.open(_FILE)
+            try:
+                data = file.read(0, file.size())
+            finally:
+                file.close()
+            try:
+                kept = msgspec.json.decode(data, type=_Kept)
+            except msgspec.DecodeError as error:
+                raise LogCorrupt(disk.path, _FILE, 0, f"not a list of journals ({error})") from error
+            self._storage = kept.storage
+            self._lives = {life.incarnation: life for life in kept.lives}
+
+    def belong_to(self, storage: StorageId, found_end: int) -> None:
+        """The log is open: it ended at ``found_end``. Lives of another disk's log are nobody's."""
+        if self._storage != storage:
+            self._storage, self._lives = storage, {}
+        for life in list(self._lives.values()):
+            if life.end is None:
+                self.keep(msgspec.structs.replace(life, end=max(life.start, found_end)))
+
+    @property
+    def void(self) -> list[tuple[int, int]]:
+        return [life.void for life in self._lives.values() if life.void is not None]
+
+    def __iter__(self) -> Iterator[Life]:
+        return iter(list(self._lives.values()))
+
+    def get(self, incarnation: int) -> Life | None:
+        return self._lives.get(incarnation)
+
+    def keep(self, life: Life) -> None:
+        """Durable on return. Raises DiskFull, DiskFailed."""
+        self._store({**self._lives, life.incarnation: life})
+
+    def forget(self, incarnation: int) -> None:
+        self._store({number: life for number, life in self._lives.items() if number != incarnation})
+
+    def _store(self, lives: dict[int, Life]) -> None:
+        with suppress(FileMissing):
+            self._disk.remove(_NEW)
+        file = self._disk.open(_NEW, create=True)
+        try:
+            file.write(0, [msgspec.json.encode(_Kept(self._storage, tuple(lives.values())))])
+            file.sync()
+        finally:
+            file.close()
+        self._disk.rename(_NEW, _FILE)
+        self._disk.sync_dir()
+        self._lives = lives

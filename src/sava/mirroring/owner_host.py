@@ -1,0 +1,352 @@
+"""OwnedJournal: one life of the own journal: its streams, what is committed, and who mirrors it.
+
+The ``Owner`` decides; here are its clock, its connections and its writes to the metadata store.
+
+    writer's thread   write ─┬─ sync ───────────┐
+    event loop               └─ send to mirrors │ Durable(own) ┐
+    mirrors                       write, sync ──── Durable ────┴─▶ commit ─▶ Journal.committed
+
+So a message waits for the slower of the own sync and a round trip with a mirror's sync, not for their sum.
+
+**Tending.** A few times a second it is looked at who mirrors. A mirror is *gone* when its broker is not
+registered any more, and *failing* when it refuses (a full disk, another disk), or when it was behind for
+``mirror_timeout`` without saying anything new. Both are replaced, if somebody else is there, and left out
+otherwise:
+two members that must both have everything survive the loss of either, while three of which one is gone need
+both others to recover. If even then fewer disks are left than an acknowledgement needs, appends are refused,
+or, if the configuration allows it, the journal goes on degraded, which the record says before the first
+message is acknowledged that way. When more brokers come, they are taken.
+
+The number of copies is never lowered silently: what was reached once within this life is asked for from then
+on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from sava.errors import SavaError
+from sava.mirror import Durable, JournalId, JournalRecord, Owner, Refusal, StorageId
+from sava.mirroring.ports import Choose, JournalRecords, Neighbours, RecordChanged
+from sava.mirroring.recent import RecentBytes
+from sava.mirroring.streams import OlderBytes, Stream
+from sava.mirroring.tasks import spawn
+from sava.mirroring.wire import Door
+from sava.storage.commitment import NotCommittable
+from sava.wal import Tap
+
+log = logging.getLogger(__name__)
+
+TEND_S: Final = 0.25
+STORE_RETRY_S: Final = 0.2
+AVOID_S: Final = 10.0
+"""A mirror that failed is not chosen again for so long, unless nobody else is left."""
+GRACE_S: Final = 1.0
+"""Too few mirrors may be connected for so long before appends are refused: connections break and heal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorOptions:
+    write_quorum: int = 0
+    """How many disks are to hold the journal; 0: by the number of brokers."""
+    ack_quorum: int = 0
+    may_degrade: bool = False
+    mirror_timeout_s: float = 5.0
+    window_bytes: int = 8 << 20
+    """How much may be on its way to one mirror, and how much is kept in memory for all of them."""
+
+    def quorums(self, brokers: int) -> tuple[int, int]:
+        """For a cluster of so many brokers: 1/1, 2/2, 3/2."""
+        qw = self.write_quorum or max(1, min(brokers, 3))
+        return qw, min(self.ack_quorum or 2, qw)
+
+
+class OwnedJournal:
+    """Implements ``storage.Commitment``. Owned by the event loop."""
+
+    def __init__(
+        self,
+        journal: JournalId,
+        record: JournalRecord,
+        revision: int,
+        *,
+        records: JournalRecords,
+        neighbours: Neighbours,
+        choose: Choose,
+        door: Door,
+        recent: RecentBytes,
+        older: OlderBytes,
+        brokers: Callable[[], int],
+        set_tap: Callable[[Tap | None], Awaitable[int]],
+        is_tapped: bool,
+        options: MirrorOptions,
+        committed: Callable[[int], None],
+        fenced: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """``committed`` is told how far the journal is, whenever that moves because of others; ``fenced``
+        once, when somebody ends this life. ``brokers``: how many the cluster has. ``set_tap`` begins or ends
+        the filling of ``recent``, and says from where on."""
+        self.owner = Owner(journal, record, revision, window=options.window_bytes)
+        self._records = records
+        self._neighbours = neighbours
+        self._choose = choose
+        self._door = door
+        self._recent = recent
+        self._older = older
+        self._brokers = brokers
+        self._set_tap = set_tap
+        self._is_tapped = is_tapped
+        self._options = options
+        self._committed = committed
+        self._fenced = fenced
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[StorageId, Stream] = {}
+        self._avoided: dict[StorageId, float] = {}
+        """Until when."""
+        self._qw, self._qa = record.qw, record.qa
+        """How many there should be, as far as was asked for in this life."""
+        self._short_since = 0.0
+        self._is_over = False
+        self._woken = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ends: list[Callable[[], None]] = []
+        self.changes = 0
+        """Of mirrors, stored."""
+        self.degraded_s = 0.0
+        self._degraded_since = self._loop.time() if record.is_degraded else 0.0
+        self._follow_members()
+
+    # -- for the journal ---------------------------------------------------------------------
+
+    def check(self) -> None:
+        if self._short_since and self._loop.time() - self._short_since > GRACE_S:
+            raise NotCommittable(
+                f"journal {self.owner.journal}: {self._qa} disks must have a message before it is "
+                f"acknowledged, and only {1 + self._connected} can be reached"
+            )
+
+    def durable(self, end: int) -> int:
+        if end > self.owner.end and not self.owner.is_fenced:
+            self.owner.appended(end)  # nobody mirrors, so nobody told
+        self.owner.receive(Durable(self.owner.journal, self.owner.own, end))
+        return self.owner.commit
+
+    def trimmable(self, floor: int) -> int:
+        self.owner.covered(floor)
+        if self.owner.wanted is not None:
+            self._woken.set()
+        return self.owner.floor
+
+    # -- for the mirrors ---------------------------------------------------------------------
+
+    def grown(self) -> None:
+        """There is something to send."""
+        if self._is_over or self.owner.is_fenced:
+            return
+        self.owner.appended(self._recent.end)
+        for stream in self._streams.values():
+            stream.pump()
+
+    def _heard(self) -> None:
+        if self.owner.is_fenced:
+            self._end()
+        elif not self._is_over:
+            self._committed(self.owner.commit)
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            log.warning("journals: %s was fenced", self.owner.journal)
+            self._fenced()
+
+    def _follow_members(self) -> None:
+        """One stream to each mirror, those included that are only perhaps members."""
+        wanted = set(self.owner.mirrors)
+        for storage in wanted - self._streams.keys():
+            self._streams[storage] = Stream(
+                storage,
+                self.owner,
+                door=self._door,
+                neighbours=self._neighbours,
+                recent=self._recent,
+                older=self._older,
+                heard=self._heard,
+                fail=self._fail,
+            )
+        for storage in self._streams.keys() - wanted:
+            task = asyncio.create_task(self._streams.pop(storage).close())
+            self._tasks.append(task)
+            task.add_done_callback(self._tasks.remove)
+
+    # -- tending -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._ends = [
+            self._neighbours.listen(self._woken.set),
+            self._records.listen(self.owner.journal, self._woken.set),
+        ]
+        self._tasks.append(spawn(self._tend(), name="mirrors", failed=self._fail))
+
+    async def _tend(self) -> None:
+        while not self._is_over:
+            self._woken.clear()
+            try:
+                self._count()
+                self._wish()
+                await self._tap()
+                await self._store()
+                for stream in self._streams.values():
+                    stream.trim()
+            except (SavaError, TimeoutError) as error:
+                log.warning("journals: mirrors of %s were not looked after: %s", self.owner.journal, error)
+                await asyncio.sleep(STORE_RETRY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TEND_S):
+                    await self._woken.wait()
+
+    async def _tap(self) -> None:
+        """A journal that nobody mirrors pays nothing for those who might."""
+        has_mirrors = bool(self.owner.mirrors)
+        if has_mirrors != self._is_tapped and not self._is_over:
+            self._is_tapped = has_mirrors
+            end = await self._set_tap(self._recent.tap if has_mirrors else None)
+            if has_mirrors:
+                self._recent.begin(end)
+                self.grown()
+            else:
+                self._recent.clear()
+
+    @property
+    def _connected(self) -> int:
+        members = self.owner.record.last.members
+        return sum(1 for storage, stream in self._streams.items() if stream.is_joined and storage in members)
+
+    def _count(self) -> None:
+        """Whether enough disks are there to acknowledge anything."""
+        now = self._loop.time()
+        if 1 + self._connected >= self.owner.record.last.qa:
+            self._short_since = 0.0
+        elif not self._short_since:
+            self._short_since = now
+        if self._degraded_since:
+            self.degraded_s += now - self._degraded_since
+        self._degraded_since = now if self.is_degraded else 0.0
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether fewer copies are enough at the moment than should be: by the record, so nothing is
+        acknowledged that way before it says so."""
+        return self.owner.record.is_degraded
+
+    @property
+    def is_short(self) -> bool:
+        """Whether too few disks are connected to acknowledge anything."""
+        return bool(self._short_since)
+
+    @property
+    def lags(self) -> dict[StorageId, int]:
+        """How many bytes each mirror is behind the own log."""
+        return {
+            storage: max(0, self.owner.end - self.owner.durable_end(storage)) for storage in self._streams
+        }
+
+    def _wish(self) -> None:
+        """Other members, if the ones that are there do not do."""
+        if self.owner.wanted is not None or self.owner.is_fenced:
+            return
+        if self._neighbours.find(self.owner.own) is None:
+            return  # this broker's view of the others is not up to date
+        record, current = self.owner.record, self.owner.record.last
+        qw, qa = self._options.quorums(max(self._brokers(), len(self._neighbours.all())))
+        self._qw, self._qa = asked = max(self._qw, qw), max(self._qa, qa)
+        members, qa = (self.owner.own, *self._chosen(current.members[1:])), self._qa
+        if len(members) < qa and self._options.may_degrade:
+            qa = len(members)
+        elif len(members) < qa:  # there are not enough, whoever is chosen: those that were are waited for
+            members, qa = current.members, current.qa
+        is_as_wished = (set(members), qa) == (set(current.members), current.qa)
+        if not is_as_wished or asked != (record.qw, record.qa):
+            log.info(
+                "journals: %s is to be on %d disks, %d to acknowledge: %s",
+                self.owner.journal,
+                len(members),
+                qa,
+                ", ".join(members),
+            )
+            self.owner.change(members, qa=qa, asked=asked)
+            self._follow_members()
+
+    def _chosen(self, current: tuple[StorageId, ...]) -> tuple[StorageId, ...]:
+        now = self._loop.time()
+        for storage in current:
+            if self._is_failing(storage, now):
+                self._avoided[storage] = now + AVOID_S
+        self._avoided = {storage: until for storage, until in self._avoided.items() if until > now}
+        candidates = self._neighbours.all()
+        keep = [storage for storage in current if storage not in self._avoided]
+        others = frozenset(self._avoided)
+        chosen = self._choose(candidates, own=self.owner.own, keep=keep, avoid=others, count=self._qw - 1)
+        return tuple(storage for storage in chosen if storage not in others)
+
+    def _is_failing(self, storage: StorageId, now: float) -> bool:
+        stream = self._streams.get(storage)
+        if stream is None:
+            return False
+        if self._neighbours.find(storage) is None:
+            return False  # gone, so it is no candidate either; when it is back, it may be chosen at once
+        if stream.refusal in (Refusal.FULL, Refusal.OTHER_DISK):
+            return True
+        if self.owner.durable_end(storage) >= self.owner.durable_end(self.owner.own) and stream.is_joined:
+            stream.progress_at = now
+        return now - stream.progress_at > self._options.mirror_timeout_s
+
+    async def _store(self) -> None:
+        """Until what is wanted is stored, or found to be impossible."""
+        while (wanted := self.owner.wanted) is not None:
+            before = self.owner.record.last
+            try:
+                revision = await self._records.change(
+                    self.owner.journal, wanted, revision=self.owner.revision
+                )
+            except RecordChanged as changed:
+                found = changed.found
+                self.owner.found(*(found if found is not None else (None, 0)))
+            except (SavaError, TimeoutError) as error:
+                log.info("journals: the record of %s is written again: %s", self.owner.journal, error)
+                await asyncio.sleep(STORE_RETRY_S)
+                continue
+            else:
+                self.owner.stored(wanted, revision)
+            if self.owner.record.last != before:
+                self.changes += 1
+                log.info(
+                    "journals: %s is on %s", self.owner.journal, ", ".join(self.owner.record.last.members)
+                )
+            self._follow_members()
+            self._heard()
+
+    # -- ending ------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """This life is over: nothing more is sent, nothing more is committed."""
+        self._is_over = True
+        self.owner.is_fenced = True
+
+    async def close(self) -> None:
+        self.stop()
+        for end in self._ends:
+            end()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in list(self._streams.values()):
+            await stream.close()
+        self._streams.clear()

@@ -1,0 +1,95 @@
+"""Brokers whose messages stay in their journals, so that whatever is found again after a failure was found on
+mirrors; and what is asked about journals."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from sava.proto import journals_pb2 as pb
+from tests.cluster.harness import CALL_S, until
+from tests.cluster.trapped import TrappedBrokers
+from tests.integration.harness import BrokerProcess
+
+SERVED_S = 25.0
+
+
+class MirroredBrokers(TrappedBrokers):
+    """Nothing is uploaded before an hour has passed."""
+
+    def __init__(self, size: int, directory: Path, **settings: Any) -> None:
+        settings.setdefault("upload_interval_s", 3600)
+        settings.setdefault("cluster", {"registration_ttl_ms": 2500})
+        super().__init__(size, directory, **settings)
+
+    async def journals(self, *, through: BrokerProcess | None = None) -> list[pb.Journal]:
+        client = (through or self.running[0]).client
+        response = await client.call(client.journals.ListJournals, pb.ListJournalsRequest(), timeout=CALL_S)
+        return list(response.journals)
+
+    async def journal_of(self, broker: BrokerProcess) -> pb.Journal:
+        """The newest one."""
+        client = self.running[0].client
+        request = pb.DescribeJournalRequest(broker_id=await self.id_of(broker))
+        found: pb.Journal = await client.call(client.journals.DescribeJournal, request, timeout=CALL_S)
+        return found
+
+    async def mirrors_of(self, broker: BrokerProcess) -> list[BrokerProcess]:
+        found = await self.journal_of(broker)
+        return [
+            await self.by_id(member.broker_id)
+            for member in found.members
+            if not member.is_owner and member.broker_id
+        ]
+
+    async def mirrored(self, *, copies: int = 3) -> None:
+        """Until every broker that runs writes a journal that so many disks hold."""
+
+        async def are_complete() -> bool:
+            open_ones = [each for each in await self.journals() if each.state == "open"]
+            ids = {await self.id_of(broker) for broker in self.running}
+            full = {
+                each.broker_id
+                for each in open_ones
+                if each.write_quorum >= copies and len(each.fragments[-1].storage_ids) >= copies
+            }
+            return ids <= full
+
+        await until(are_complete, f"all journals are on {copies} disks")
+
+    async def all_running(self) -> None:
+        await super().all_running()
+        await self.mirrored(copies=min(3, len(self.brokers)))
+
+    async def until_served(
+        self, topic: str, *, but_not: BrokerProcess | None = None, timeout: float = SERVED_S
+    ) -> float:
+        """By one that runs; the seconds until then."""
+        began = time.monotonic()
+        excluded = await self.id_of(but_not) if but_not is not None else 0
+        await self.served(topic, by_other_than=excluded, timeout=timeout)
+        return time.monotonic() - began
+
+    async def until_gone(self, broker: BrokerProcess, *, timeout: float = SERVED_S) -> None:
+        """Until nobody needs the journals of this broker, which is not there."""
+        gone = await self.id_of(broker)
+
+        async def are_gone() -> bool:
+            return all(each.broker_id != gone for each in await self.journals())
+
+        await until(are_gone, f"the journals of broker {gone} are gone", timeout=timeout)
+
+    async def lose_disk(self, broker: BrokerProcess) -> None:
+        """Of its messages, and of the copies that it kept: the metadata store is on another one."""
+        assert not broker.is_running
+        await asyncio.to_thread(shutil.rmtree, broker.data_dir / "journal")
+
+    async def asked(self, broker: BrokerProcess) -> str:
+        """``sava journals recover``, without ``--yes``, or why there is nothing to tell."""
+        found = await self.journal_of(broker)
+        name = f"{found.broker_id}/{found.incarnation}"
+        code, out, err = await self.command("journals", "recover", name, check=False)
+        return out if code == 0 else err

@@ -1,0 +1,108 @@
+"""Journals of real brokers on each other's disks: what producers notice of mirrors that do not keep up.
+
+That nothing is lost when brokers die is the subject of ``test_failover``."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sava.errors import SavaError
+from tests.cluster.harness import until
+from tests.cluster.mirrored import MirroredBrokers
+from tests.integration.harness import BrokerProcess
+
+TOPIC = "/default/mirrored"
+
+
+async def _journal_is_on(cluster: MirroredBrokers, owner: BrokerProcess, copies: int) -> None:
+    async def is_so() -> bool:
+        found = await cluster.journal_of(owner)
+        return found.state == "open" and len(found.fragments[-1].storage_ids) == copies
+
+    await until(is_so, f"the journal is on {copies} disks")
+
+
+async def test_a_mirror_that_stands_still_holds_nobody_up_and_is_taken_again(tmp_path: Path) -> None:
+    """Not dead, and for a while not even gone: its connections stay, and its registration outlives the pause.
+    The other mirror is enough for acknowledgements all the time."""
+    settings = {
+        "journal": {"mirror_timeout_seconds": 1},
+        "cluster": {"registration_ttl_ms": 30_000},
+    }
+    async with MirroredBrokers(3, tmp_path, **settings) as cluster:
+        await cluster.mirrored()
+        await cluster.create(TOPIC)
+        owner = await cluster.by_id((await cluster.served(TOPIC)).broker_id)
+        leader = await cluster.leader()
+        mirrors = [broker for broker in cluster.brokers if broker is not owner]
+        still = next(broker for broker in mirrors if broker is not leader)
+        async with (
+            cluster.sava_client([owner]) as client,
+            client.producer(TOPIC) as producer,
+            client.reader(TOPIC, start=0) as reader,
+        ):
+            sent = 0
+            for _ in range(20):
+                await producer.send(b"%d" % sent)
+                sent += 1
+            still.pause()
+            try:
+                async with asyncio.timeout(40):
+                    while len((await cluster.journal_of(owner)).fragments[-1].storage_ids) == 3:
+                        await producer.send(b"%d" % sent)
+                        sent += 1
+                for _ in range(20):
+                    await producer.send(b"%d" % sent)
+                    sent += 1
+                assert (await cluster.journal_of(owner)).fragments[-1].ack_quorum == 2
+            finally:
+                still.resume()
+            await _journal_is_on(cluster, owner, 3)
+            await producer.send(b"%d" % sent)
+            found = []
+            async with asyncio.timeout(40):
+                async for message in reader:
+                    found.append(int(message.payload))
+                    if len(found) > sent:
+                        break
+            assert found == list(range(sent + 1))
+
+
+@pytest.mark.parametrize("degraded", ["refuse", "allow"])
+async def test_when_fewer_disks_are_there_than_were_asked_for(tmp_path: Path, degraded: str) -> None:
+    """All three are to have a message before it is acknowledged, and one of them is killed."""
+    journal = {"write_quorum": 3, "ack_quorum": 3, "degraded": degraded, "mirror_timeout_seconds": 1}
+    async with MirroredBrokers(3, tmp_path, journal=journal) as cluster:
+        await cluster.mirrored()
+        await cluster.create(TOPIC)
+        owner = await cluster.by_id((await cluster.served(TOPIC)).broker_id)
+        leader = await cluster.leader()
+        killed = next(broker for broker in cluster.brokers if broker not in (owner, leader))
+        async with cluster.sava_client([owner], timeout=5.0) as client, client.producer(TOPIC) as producer:
+            await producer.send(b"on three disks")
+            assert not producer.degraded
+            killed.kill()
+            await killed.ended()
+            if degraded == "allow":
+                async with asyncio.timeout(40):
+                    await producer.send(b"on two")
+                found = await cluster.journal_of(owner)
+                assert found.degraded
+                assert producer.degraded == 1
+                assert found.fragments[-1].ack_quorum == 2
+            else:
+                with pytest.raises((SavaError, TimeoutError)):
+                    async with asyncio.timeout(20):
+                        await producer.send(b"on two")
+                assert not (await cluster.journal_of(owner)).degraded
+                assert (await cluster.journal_of(owner)).fragments[-1].ack_quorum == 3
+        await killed.start()
+        await _journal_is_on(cluster, owner, 3)
+        async with cluster.sava_client([owner]) as client, client.producer(TOPIC) as producer:
+            async with asyncio.timeout(60):
+                await producer.send(b"on three again")
+            assert not producer.degraded
+        assert not (await cluster.journal_of(owner)).degraded

@@ -1,0 +1,228 @@
+"""Broker: one process with one disk: it hosts copies of journals, owns one, and perhaps coordinates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sava.mirror import record as steps
+from sava.mirror.messages import (
+    Append,
+    Check,
+    Durable,
+    Fence,
+    Join,
+    Joined,
+    Message,
+    Read,
+    Refused,
+    Trim,
+    WriteBack,
+)
+from sava.mirror.record import JournalRecord, JournalState
+from sava.mirror.types import JournalId, StorageId
+from sava.wal.errors import DiskFailed, DiskFull
+from tests.mirror_sim.controller import Controller
+from tests.mirror_sim.hosting import Host
+from tests.mirror_sim.journals import OwnJournal
+from tests.mirror_sim.net import NO_CHANNEL
+from tests.mirror_sim.records import Registration, broker_key, journal_key
+from tests.mirror_sim.store import Key, Outcome
+from tests.sim.disk import CrashPolicy, SimDisk
+
+if TYPE_CHECKING:
+    from tests.mirror_sim.world import World
+
+MS = 1000
+RENEW_US = 100 * MS
+OPEN_US = 60 * MS
+
+
+class Broker:
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.id = number
+        self.rng = world.rng(f"broker{number}")
+        self.disks = 0
+        self.disk, self.storage = self._new_disk()
+        self.life = 0
+        self.is_up = False
+        self.is_slow = False
+        self.paused_until = 0
+        self.has_failed = False
+        """A write or sync failed in this life: nobody may hear from it any more."""
+        self.hosts: dict[JournalId, Host] = {}
+        self.journal: OwnJournal | None = None
+        self.controller: Controller | None = None
+        self._is_opening = False
+        self._attempt = 0
+
+    def _new_disk(self) -> tuple[SimDisk, StorageId]:
+        self.disks += 1
+        storage = StorageId(f"s{self.id}.{self.disks}")
+        disk = SimDisk(self.world.rng(f"disk{storage}"), path=f"sim:{storage}")
+        self.world.located[storage] = self.id
+        self.world.disks[storage] = disk
+        return disk, storage
+
+    # -- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self.is_up:
+            return
+        self.life += 1
+        self.is_up, self.has_failed = True, False
+        self.paused_until = 0
+        self.hosts, self.journal, self.controller = {}, None, None
+        self._is_opening = False
+        self.world.note("start", self.id)
+        self._every(RENEW_US, self._renew)
+        self._every(OPEN_US, self._open_journal)
+        try:
+            self._restore()
+        except (DiskFailed, DiskFull):
+            self.die("the disk failed at the start")
+
+    def _restore(self) -> None:
+        """What the disk holds, before anybody is answered."""
+        for name in sorted(self.disk._directory.subdirectories):
+            broker, incarnation = map(int, name.split("-"))
+            journal = JournalId(broker, incarnation)
+            self.hosts[journal] = Host(self, journal)
+
+    def stop(self, policy: CrashPolicy | None) -> None:
+        """None: the process alone dies."""
+        if not self.is_up:
+            return
+        self.world.note("stop", self.id, policy)
+        self.is_up = False
+        if self.journal is not None:
+            self.journal.stopped()
+        self.hosts, self.journal, self.controller = {}, None, None
+        self.disk = self.disk.kill() if policy is None else self.disk.crash(policy)
+        self.world.disks[self.storage] = self.disk
+
+    def die(self, why: str) -> None:
+        self.world.count("processes that ended themselves")
+        self.world.note("die", self.id, why)
+        self.has_failed = True
+        self.stop(CrashPolicy.ANY if self.rng.random() < 0.5 else None)
+        self.world.after(self.rng.randrange(100, 1500) * MS, self.start)
+
+    def wipe(self) -> None:
+        """The machine returns with an empty disk."""
+        self.stop(None)
+        self.world.disks.pop(self.storage)
+        self.world.note("wipe", self.id, self.storage)
+        self.disk, self.storage = self._new_disk()
+
+    def is_life(self, life: int) -> bool:
+        return self.is_up and self.life == life
+
+    @property
+    def is_paused(self) -> bool:
+        return self.world.now < self.paused_until
+
+    def sync_us(self) -> int:
+        base = self.world.knobs.sync_us
+        return base // 2 + self.rng.randrange(base) + (200_000 if self.is_slow else 0)
+
+    def _every(self, period: int, action: object) -> None:
+        life = self.life
+
+        def again() -> None:
+            if self.is_life(life):
+                if not self.is_paused:
+                    action()  # type: ignore[operator]
+                self.world.after(period + self.rng.randrange(period // 4), again)
+
+        self.world.after(self.rng.randrange(period), again)
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def send(self, destination: int, message: Message, channel: int = NO_CHANNEL) -> None:
+        self.world.oracle.sent(self)
+        self.world.net.send(self.id, destination, message, channel)
+
+    def deliver(self, source: int, channel: int, message: Message) -> None:
+        if not self.is_up:
+            return
+        if self.is_paused:
+            self.world.after(self.paused_until - self.world.now, self.deliver, source, channel, message)
+            return
+        if isinstance(message, Join | Append | Fence | WriteBack | Trim):
+            self._host(message.journal).receive(source, channel, message)
+        elif isinstance(message, Check | Read):
+            self._host(message.journal).answer(source, message)
+        elif isinstance(message, Joined | Durable | Refused) and channel != NO_CHANNEL:
+            if self.journal is not None and self.journal.id == message.journal:
+                self.journal.receive(source, channel, message)
+        elif self.controller is not None:
+            self.controller.receive(message)
+
+    def _host(self, journal: JournalId) -> Host:
+        if journal not in self.hosts:
+            self.hosts[journal] = Host(self, journal)
+        return self.hosts[journal]
+
+    # -- being there, and having a journal ---------------------------------------------------
+
+    def _renew(self) -> None:
+        if self.world.store.is_reachable(self.id):
+            self.world.leases[self.id] = self.world.now
+        elif self.world.knobs.self_fences and not self.world.is_present(self.id):
+            self._leave_journal()
+
+    def _leave_journal(self) -> None:
+        if self.journal is not None:
+            self.journal.stopped()
+            self.journal = None
+
+    def _open_journal(self) -> None:
+        """Register, end what is open of this broker's earlier journals, and open a new one: one
+        transaction, so that a broker never has two."""
+        if self.journal is not None and self.journal.core.is_fenced:
+            self._leave_journal()
+        if self.journal is None and not self._is_opening:
+            self.world.store.read(self.id, lambda life=self.life: self._try_open(life))  # type: ignore[misc]
+
+    def _try_open(self, life: int) -> None:
+        if not self.is_life(life) or self.journal is not None or self._is_opening:
+            return
+        store, knobs = self.world.store, self.world.knobs
+        self._attempt += 1
+        by = f"{self.id}.{self.life}.{self._attempt}"
+        key = broker_key(self.id)
+        compares: dict[Key, int] = {key: store.get(key).revision}
+        registered: Registration = store.get(key).value or Registration(self.storage, 0, 0)
+        if (registered.storage, registered.life) != (self.storage, self.life):
+            this = registered._replace(storage=self.storage, life=self.life)
+            store.txn(self.id, compares, {key: this}, lambda _: None)
+            return
+        incarnation = registered.incarnation + 1
+        puts: dict[Key, object] = {key: registered._replace(incarnation=incarnation)}
+        for other, held in store.items("journal"):
+            if other[1].broker == self.id and held.value.state is JournalState.OPEN:
+                compares[other] = held.revision
+                puts[other] = steps.claimed(held.value, by)
+        mirrors = self.world.spares((self.storage,))
+        self.rng.shuffle(mirrors)
+        members = (self.storage, *mirrors[: knobs.qw - 1])
+        is_degraded = len(members) < knobs.qa
+        if is_degraded and not knobs.allows_degraded:
+            return
+        if is_degraded:
+            members = members[:1]
+        journal = JournalId(self.id, incarnation)
+        record = steps.opened(0, members, qw=knobs.qw, qa=knobs.qa, by=by, is_degraded=is_degraded)
+        compares[journal_key(journal)] = 0
+        puts[journal_key(journal)] = record
+        self._is_opening = True
+        store.txn(self.id, compares, puts, lambda outcome: self._opened(life, journal, record, outcome))
+
+    def _opened(self, life: int, journal: JournalId, record: JournalRecord, outcome: Outcome) -> None:
+        """When the outcome is unknown, the journal is nobody's: the next opening ends it."""
+        if self.is_life(life):
+            self._is_opening = False
+            if outcome.succeeded:
+                host = self._host(journal)
+                self.journal = OwnJournal(self, journal, record, outcome.revision, host)

@@ -1,0 +1,266 @@
+"""Journals of brokers that are gone are recovered, and their topics end where they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from sava.broker import specs
+from sava.cluster import records as cluster_records
+from sava.cluster.errors import JournalUnknown, NothingToGiveUp, NotLeader
+from sava.cluster.failover import Failover
+from sava.cluster.losses import Losses, Prospect
+from sava.cluster.neighbours import Registered
+from sava.cluster.records import Registration
+from sava.cluster.view import ClusterView
+from sava.metadata.commands import Put
+from sava.metadata.memory import MemoryStore
+from sava.mirror import JournalId, JournalState, Message, Range, Read, StorageId
+from sava.mirror import record as steps
+from sava.mirroring.ports import PeerUnreachable
+from sava.mirroring.records import Records
+from sava.mirroring.salvage import Salvage
+from sava.records import RecordBatch
+from sava.storage.catalog import Catalog
+from sava.storage.journal import BATCH
+from sava.storage.objectstore import ObjectStore
+from sava.storage.types import TopicKey, TopicState
+from tests.unit.mirroring.disks import Disks, Writing
+
+ORDERS = TopicKey("default", "orders", 7)
+OWNER, HERE, THERE = (StorageId(each) for each in ("disk-of-1", "disk-of-2", "disk-of-3"))
+
+
+class Leading:
+    def __init__(self) -> None:
+        self.current = 1
+
+    def term(self) -> int:
+        return self.current
+
+
+class Story:
+    """Broker 1 wrote ten messages; brokers 2 (this one) and 3 have copies."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = MemoryStore()
+        self.records = Records(self.store)
+        self.view = ClusterView(self.store)
+        self.neighbours = Registered(self.view, self.records)
+        self.disks = Disks()
+        self.leading = Leading()
+        self.writing = Writing(path)
+        self.journal = JournalId(1, 0)
+        self.positions: list[int] = []
+        self.failover = Failover(
+            self.view,
+            self.store,
+            self.records,
+            self.neighbours,
+            self.disks,
+            Salvage(self.records, self.disks, self.store, ObjectStore.open("memory://"), own=HERE),
+            self.leading,
+            broker=2,
+            own=HERE,
+        )
+        self.losses = Losses(
+            self.failover, self.store, self.records, self.neighbours, self.disks, self.leading, own=HERE
+        )
+
+    async def register(self, broker: int, storage: str) -> int:
+        lease = await self.store.grant_lease(600_000)
+        addresses = dict.fromkeys(("client", "admin", "raft", "http"), f"host-{broker}:1")
+        record = Registration(broker=broker, incarnation=lease, store_id="s", storage_id=storage, **addresses)
+        put = Put(cluster_records.registration_key(broker), specs.encode(record), lease=lease)
+        await self.store.txn((), (put,))
+        return lease
+
+    async def begin(self) -> None:
+        lease = await self.register(1, OWNER)
+        self.journal = JournalId(1, lease)
+        await self.register(2, HERE)
+        await self.register(3, THERE)
+        record = steps.opened(0, (OWNER, HERE, THERE), qw=3, qa=2, by="owner")
+        await self.records.open(self.journal, record)
+        catalog = Catalog(self.store, ORDERS)
+        await catalog.claim(epoch=1, storage_id=OWNER, has_tail=False)
+        await catalog.wake(epoch=1)
+        for offset in range(10):
+            batch = RecordBatch.encode([b"%d" % offset], publish_time=1)
+            placed = batch.assigned(topic_id=ORDERS.topic_id, epoch=1, base_offset=offset)
+            self.positions += self.writing.append(BATCH, placed.buffers)
+        for storage in (OWNER, HERE, THERE):
+            self.disks.put(storage, self.journal, self.writing.bytes())
+        self.view.start()
+        self.records.start()
+        self.failover.start()
+
+    async def lose_owner(self) -> None:
+        self.disks.lose(OWNER)
+        await self.store.revoke_lease(self.journal.incarnation)
+
+    async def state(self) -> TopicState:
+        state = await Catalog(self.store, ORDERS).load()
+        assert state is not None
+        return state
+
+    async def phase(self) -> JournalState | None:
+        found = await self.records.get(self.journal)
+        return found.record.state if found is not None else None
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(0.01)
+
+    async def until_removed(self) -> None:
+        await self.until(lambda: self.journal not in self.records.known())
+
+
+@pytest.fixture
+async def story(tmp_path: Path) -> AsyncIterator[Story]:
+    story = Story(tmp_path)
+    await story.begin()
+    try:
+        yield story
+    finally:
+        await story.failover.close()
+        await story.records.close()
+        await story.view.close()
+
+
+async def test_the_topics_of_a_broker_that_is_gone_end_where_they_ended(story: Story) -> None:
+    await story.lose_owner()
+    await story.until_removed()
+    state = await story.state()
+    assert (state.sealed, state.end) == (True, 10)
+    figures = story.failover.figures
+    assert (figures.recoveries, figures.salvaged_topics, figures.salvaged_messages) == (1, 1, 10)
+
+
+async def test_the_journal_of_a_broker_that_is_there_is_left_alone(story: Story) -> None:
+    await story.register(4, "disk-of-4")  # something happens
+    await asyncio.sleep(0.1)
+    assert await story.phase() is JournalState.OPEN
+    assert story.disks.asked == []
+
+
+async def test_only_the_leader_recovers(story: Story) -> None:
+    story.leading.current = 0
+    await story.lose_owner()
+    await story.until(lambda: 1 not in story.view.brokers)
+    assert await story.phase() is JournalState.OPEN
+    assert story.disks.asked == []
+    story.leading.current = story.store.term
+    await story.until_removed()
+
+
+async def test_a_broker_that_came_back_keeps_what_its_disk_has(story: Story) -> None:
+    """Its former journal is closed, because nobody continues it; its bytes are served where they are."""
+    await story.register(1, OWNER)
+    await story.until(lambda: story.records.known()[story.journal].record.state is JournalState.CLOSED)
+    await asyncio.sleep(0.1)
+    assert story.journal in story.records.known()
+    assert not (await story.state()).sealed
+
+
+async def test_a_broker_that_came_back_with_another_disk_gets_its_topics_from_mirrors(story: Story) -> None:
+    story.disks.lose(OWNER)
+    await story.register(1, "another-disk-of-1")
+    await story.until_removed()
+    assert (await story.state()).end == 10
+
+
+async def test_another_holder_salvages_if_it_comes_first(story: Story) -> None:
+    """This broker leads, and recovers; the first holder in the record is the other one."""
+    story.disks.copies.pop((HERE, story.journal))
+    story.disks.lose(OWNER)
+    claimed = steps.claimed(story.records.known()[story.journal].record, "c")
+    closed = steps.closed(claimed, Range(0, story.writing.log.end), (THERE, HERE))
+    revision = story.records.known()[story.journal].revision
+    revision = await story.records.change(story.journal, claimed, revision=revision)
+    await story.records.change(story.journal, closed, revision=revision)
+    await story.store.revoke_lease(story.journal.incarnation)
+    await story.until(lambda: 1 not in story.view.brokers)
+    await asyncio.sleep(0.1)
+    assert not (await story.state()).sealed
+    lease = next(each.incarnation for broker, each in story.view.brokers.items() if broker == 3)
+    await story.store.revoke_lease(lease)  # its disk still answers; the broker is not registered
+    await story.until_removed()
+
+
+async def told(story: Story) -> Prospect:
+    """What would be lost, when everybody who is there was heard."""
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(NothingToGiveUp):
+                found = await story.losses.prospect(story.journal)
+                if found.answers_needed == 1 and not found.loss.missing:
+                    return found
+            await asyncio.sleep(0.02)
+
+
+async def test_what_would_be_lost_is_told_and_given_up_only_if_it_is_the_same(story: Story) -> None:
+    story.disks.lose(THERE)
+    story.disks.copies[HERE, story.journal].data = bytearray(story.writing.bytes(0, story.positions[6]))
+    await story.lose_owner()
+    await story.until(lambda: story.failover.phase(story.journal) is not None)
+
+    found = await told(story)
+    assert found.loss.unknown_from == story.positions[6]
+    assert set(found.loss.silent) == {OWNER, THERE}
+    (topic,) = found.topics
+    assert (topic.topic, topic.stored, topic.kept, topic.found) == ("/default/orders", 0, 6, 0)
+    other = type(found.loss)(found.loss.missing, story.positions[3], found.loss.silent)
+    assert not await story.losses.give_up(story.journal, other)
+    assert await story.losses.give_up(story.journal, found.loss)
+    story.disks.known.add(StorageId("disk-of-4"))
+    await story.register(4, "disk-of-4")
+    await story.until(lambda: story.failover.figures.recoveries or story.failover.waiting)
+    story.disks.known.add(THERE)  # a second disk, to hold what is left
+    await story.until_removed()
+    assert (await story.state()).end == 6
+
+
+async def test_a_part_that_is_lost_after_closing_is_told_and_given_up_as_well(story: Story) -> None:
+    """The owner is gone; its journal is closed, on two disks. One of them burns down and the other rots
+    before the topics were salvaged: the messages before the damage are kept, those behind it were found."""
+    damage = Range(story.positions[6], story.positions[7])
+
+    async def nobody_reads(storage: StorageId, message: Message) -> None:
+        if isinstance(message, Read):
+            raise PeerUnreachable(f"disk {storage} is busy")
+
+    story.disks.before = nobody_reads
+    await story.lose_owner()
+    await story.until(lambda: story.records.known()[story.journal].record.state is JournalState.CLOSED)
+    with pytest.raises(NothingToGiveUp, match="all of it can be read"):
+        await story.losses.prospect(story.journal)
+    story.disks.lose(THERE)
+    story.disks.copies[HERE, story.journal].bad = (damage,)
+    story.disks.before = None
+
+    found = await story.losses.prospect(story.journal)
+    assert (found.loss.missing, set(found.loss.silent)) == ((damage,), {OWNER, THERE})
+    assert [(each.stored, each.kept, each.found) for each in found.topics] == [(0, 6, 10)]
+    other = type(found.loss)((), None, found.loss.silent)
+    assert not await story.losses.give_up(story.journal, other)
+    assert await story.losses.give_up(story.journal, found.loss)
+    await story.until_removed()
+    assert (await story.state()).end == 6
+
+
+async def test_nothing_is_given_up_where_nobody_is_waited_for(story: Story) -> None:
+    with pytest.raises(NothingToGiveUp, match="its broker is there"):
+        await story.losses.prospect(story.journal)
+    with pytest.raises(JournalUnknown):
+        await story.losses.prospect(JournalId(9, 9))
+    story.leading.current = 0
+    with pytest.raises(NotLeader):
+        await story.losses.prospect(story.journal)

@@ -1,0 +1,131 @@
+"""Recovery: who must answer, where the journal ends, and what is waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from sava.mirror.errors import TailBroken, WrongStep
+from sava.mirror.messages import Bytes, Check, Checked, CopyState, Durable, Fence, Fenced, Read, WriteBack
+from sava.mirror.record import JournalRecord, JournalState, changed, claimed, closed, opened
+from sava.mirror.recovery import Loss, Phase, Recovery
+from sava.mirror.tails import Frame, tail_of
+from sava.mirror.types import JournalId, Range, StorageId
+
+JOURNAL = JournalId(1, 1)
+OWN, A, B, C = (StorageId(name) for name in ("own", "a", "b", "c"))
+
+
+def recovery(record: JournalRecord | None = None, spares: tuple[StorageId, ...] = ()) -> Recovery:
+    record = record or opened(0, (OWN, A, B), qw=3, qa=2, by="owner")
+    core = Recovery(JOURNAL, record, 1, by="me", spares=spares)
+    core.stored(2)
+    return core
+
+
+def answer(core: Recovery, storage: StorageId, end: int, *, commit: int = 0, base: int = 0) -> None:
+    core.receive(Fenced(JOURNAL, storage, 1, CopyState(base, 0, end, commit)))
+
+
+def check(core: Recovery, storage: StorageId, end: int, *bad: Range) -> None:
+    core.receive(Checked(JOURNAL, storage, 0, end, bad))
+
+
+def test_two_of_three_answers_are_enough_and_the_longest_copy_is_the_end() -> None:
+    core = recovery()
+    assert {message.storage for message in core.poll() if isinstance(message, Fence)} == {OWN, A, B}
+    answer(core, A, 100, commit=80)
+    assert (core.phase, core.answers_needed, core.waiting_for) == (Phase.FENCE, 1, (OWN, B))
+    answer(core, B, 120, commit=90)
+    assert len([each for each in core.poll() if isinstance(each, Check)]) >= 2
+    check(core, A, 100)
+    check(core, B, 120)
+    assert core.phase is Phase.WRITE_BACK
+    assert core.poll() == [Read(JOURNAL, B, 100, 120, 1 << 20)]
+    core.receive(Bytes(JOURNAL, B, 100, bytes(20)))
+    assert core.poll() == [WriteBack(JOURNAL, A, 1, 100, bytes(20))]
+    assert core.wanted is None
+    core.receive(Durable(JOURNAL, A, 120))
+    assert core.wanted is not None
+    assert (core.wanted.state, core.wanted.end) == (JournalState.CLOSED, 120)
+    core.stored(3)
+    assert core.phase is Phase.CLOSED
+
+
+def test_an_answer_of_a_disk_that_is_not_listed_does_not_count() -> None:
+    core = recovery(spares=(C,))
+    answer(core, A, 100)
+    core.receive(Fenced(JOURNAL, C, 1, None))
+    check(core, A, 100)
+    assert core.phase is Phase.FENCE
+    assert core.loss() == Loss((), 100, (OWN, B))
+
+
+def test_a_damaged_record_is_waited_for_as_long_as_it_may_have_been_acknowledged() -> None:
+    core = recovery()
+    answer(core, A, 100)
+    answer(core, B, 40)
+    check(core, A, 100, Range(60, 70))
+    check(core, B, 40)
+    assert core.phase is Phase.CHECK
+    assert core.loss() == Loss((Range(60, 70),), None, (OWN,))
+    answer(core, OWN, 50)
+    check(core, OWN, 50)
+    assert core.phase is Phase.WRITE_BACK
+    core.poll()
+    assert core.loss() is None
+
+
+def test_an_operator_gives_up_exactly_what_was_shown() -> None:
+    core = recovery()
+    answer(core, A, 100)
+    check(core, A, 100, Range(20, 30))
+    loss = core.loss()
+    assert loss == Loss((Range(20, 30),), 100, (OWN, B))
+    assert not core.give_up(Loss((), 100, (OWN, B)))
+    assert core.give_up(loss)
+    assert core.wanted is not None
+    assert (core.wanted.end, core.wanted.lost) == (100, (Range(20, 30),))
+
+
+def test_the_journal_ends_where_the_last_fragment_begins_at_least() -> None:
+    record = changed(opened(0, (OWN, A, B), qw=3, qa=2, by="owner"), 100, (OWN, B, C), qa=2)
+    core = recovery(record)
+    answer(core, B, 70)
+    core.receive(Fenced(JOURNAL, C, 1, None))
+    check(core, B, 70)
+    assert core.phase is Phase.CHECK
+    answer(core, A, 130)
+    check(core, A, 130)
+    assert core.wanted is not None
+    assert core.wanted.end == 100
+
+
+def test_a_claim_whose_answer_was_lost_is_known_by_its_name() -> None:
+    record = opened(0, (OWN,), qw=1, qa=1, by="owner")
+    core = Recovery(JOURNAL, record, 1, by="me")
+    core.found(claimed(record, "me"), 2)
+    assert core.phase is Phase.FENCE
+    core = Recovery(JOURNAL, record, 1, by="me")
+    core.found(claimed(record, "another"), 2)
+    assert core.phase is Phase.OVERTAKEN
+
+
+def test_closed_is_final_and_closing_needs_a_claim() -> None:
+    record = opened(0, (OWN, A), qw=2, qa=2, by="owner")
+    with pytest.raises(WrongStep):
+        closed(record, Range(0, 10), (OWN,))
+    end = closed(claimed(record, "me"), Range(0, 10), (OWN,))
+    for step in (
+        lambda: claimed(end, "me"),
+        lambda: changed(end, 10, (OWN, B), qa=2),
+        lambda: closed(end, Range(0, 20), (OWN,)),
+    ):
+        with pytest.raises(WrongStep):
+            step()
+
+
+def test_a_tail_begins_at_the_segments_and_has_no_hole() -> None:
+    frames = [Frame(7, 2, 0, 5, 0), Frame(8, 1, 0, 9, 10), Frame(7, 2, 5, 6, 20), Frame(7, 2, 6, 8, 30)]
+    assert [frame.position for frame in tail_of(frames, 7, 2, 5)] == [20, 30]
+    with pytest.raises(TailBroken):
+        tail_of([frames[0], frames[3]], 7, 2, 0)

@@ -1,0 +1,458 @@
+"""A journal over its lives: committed by its mirrors, ended, recovered, gone on in the next."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sava.mirror import Fence, Fenced, JournalId, JournalRecord, JournalState, Owner
+from sava.mirror.errors import JournalFenced
+from sava.mirroring.copy_files import CopyFiles
+from sava.mirroring.owner_host import MirrorOptions
+from sava.storage.commitment import NotCommittable
+from tests.unit.mirroring.hosts import OPTIONS, Host, Hosts, until
+
+
+async def has_all(mirror: Host, owner: Host, end: int) -> None:
+    copy = mirror.mirrored.copies.copy(owner.id)
+    assert copy is not None
+    await until(lambda: copy.member.durable_end >= end, "the mirror has all")
+
+
+def _is_trimmed(files: CopyFiles, owner: Owner) -> bool:
+    return files.note.floor >= owner.floor > 50_000
+
+
+async def test_a_message_is_acknowledged_when_a_mirror_has_it_and_the_bytes_are_the_same(
+    tmp_path: Path,
+) -> None:
+    async with Hosts(3, tmp_path) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        for offset in range(200):
+            await owner.append(offset, size=500)
+        record = await hosts.record(owner)
+        assert (len(record.last.members), record.last.qa) == (3, 2)
+        start = record.fragments[0].start
+        log = b"".join(path.read_bytes() for path in sorted(owner.path.glob("log-*")))
+        end = await owner.journal.drained()
+        for mirror in hosts[1], hosts[2]:
+            await has_all(mirror, owner, end)
+            assert mirror.bytes_of(owner)[: end - start] == log[start:end]
+        assert [span.base_offset for span in owner.journal.index(1).spans(0, 1 << 20)] == list(range(200))
+
+
+async def test_nothing_is_acknowledged_while_no_mirror_answers(tmp_path: Path) -> None:
+    async with Hosts(3, tmp_path) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        await owner.append(0)
+        for mirror in hosts[1], hosts[2]:
+            mirror.gate.is_silent = True
+        waiting = owner.append(1)
+        await owner.journal.drained()
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        assert owner.journal.index(1).ranges == [(0, 1)], "what is not committed is not to be read"
+        for mirror in hosts[1], hosts[2]:
+            mirror.gate.heal()
+            mirror.gate.drop()
+        await asyncio.wait_for(waiting, 20)
+        assert owner.journal.index(1).ranges == [(0, 2)]
+
+
+async def test_the_bytes_are_on_their_way_while_the_own_disk_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a message would wait for the sum of both syncs, not for the slower one."""
+    async with Hosts(2, tmp_path) as hosts:
+        await hosts.begin()
+        owner, mirror = hosts[0], hosts[1]
+        await owner.append(0)
+        log = owner.journal._log
+        real, go_on = log._file.sync, threading.Event()
+        monkeypatch.setattr(log._file, "sync", lambda: (go_on.wait(20), real())[1])
+        waiting = owner.append(1)
+        state = mirror.mirrored.copies.copy(owner.id)
+        assert state is not None
+        await until(lambda: state.member.durable_end >= log.end > log.durable_end, "the mirror has it first")
+        assert not waiting.done()
+        go_on.set()
+        await waiting
+
+
+async def test_a_mirror_that_was_away_catches_up_from_the_log(tmp_path: Path) -> None:
+    """What it lacks is more than is kept in memory."""
+    options = MirrorOptions(mirror_timeout_s=60, window_bytes=64 << 10)
+    async with Hosts(3, tmp_path, options=options) as hosts:
+        await hosts.begin()
+        owner, away = hosts[0], hosts[2]
+        await owner.append(0)
+        away.gate.cut()
+        for offset in range(1, 200):
+            await owner.append(offset, size=2000)
+        away.gate.heal()
+        owned, copy = owner.mirrored.owned, away.mirrored.copies.copy(owner.id)
+        assert owned is not None
+        assert copy is not None
+        end = owner.journal._log.durable_end
+        await until(lambda: copy.member.durable_end >= end, "it has caught up")
+        assert owned._streams[away.storage].reread_bytes > 100_000
+
+
+async def test_a_mirror_that_is_gone_is_replaced_and_the_new_one_gets_what_is_not_committed(
+    tmp_path: Path,
+) -> None:
+    async with Hosts(4, tmp_path) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        await owner.append(0)
+        members = (await hosts.record(owner)).last.members
+        gone = next(host for host in hosts.hosts if host.storage == members[1])
+        await gone.stop()
+        for offset in range(1, 20):
+            await owner.append(offset)
+        owned = owner.mirrored.owned
+        assert owned is not None
+        await until(lambda: gone.storage not in owned.owner.record.last.members, "it was replaced")
+        assert (len(owned.owner.record.last.members), owned.owner.record.last.qa) == (3, 2)
+        assert (await hosts.record(owner)) == owned.owner.record
+        await owner.append(20)
+        await gone.open()
+
+
+async def test_a_mirror_that_does_not_come_forward_is_left_out_and_taken_again(tmp_path: Path) -> None:
+    async with Hosts(3, tmp_path) as hosts:
+        await hosts.begin()
+        owner, slow = hosts[0], hosts[2]
+        slow.gate.is_silent = True
+        await owner.append(0)
+        owned = owner.mirrored.owned
+        assert owned is not None
+        await until(lambda: slow.storage not in owned.owner.record.last.members, "it is left out")
+        assert owned.owner.record.last.qa == 2, "two must have it, as before"
+        await owner.append(1)
+        slow.gate.heal()
+        await until(lambda: slow.storage in owned.owner.record.last.members, "it is taken again")
+        await owner.append(2)
+
+
+async def test_without_enough_disks_messages_are_refused(tmp_path: Path) -> None:
+    async with Hosts(2, tmp_path) as hosts:
+        await hosts.begin()
+        owner, mirror = hosts[0], hosts[1]
+        await owner.append(0)
+        mirror.gate.cut()
+        waiting = owner.append(1)
+        owned = owner.mirrored.owned
+        assert owned is not None
+
+        def is_refused() -> bool:
+            try:
+                owned.check()
+            except NotCommittable:
+                return True
+            return False
+
+        await until(is_refused, "appends are refused")
+        with pytest.raises(NotCommittable, match="2 disks must have a message"):
+            owner.append(2)
+        assert not waiting.done()
+        mirror.gate.heal()
+        await asyncio.wait_for(waiting, 20)
+        await until(lambda: not is_refused(), "appends are accepted again")
+        await owner.append(2)
+
+
+async def test_degraded_is_in_the_record_before_the_first_message_with_fewer_copies(tmp_path: Path) -> None:
+    options = MirrorOptions(mirror_timeout_s=0.5, may_degrade=True)
+    async with Hosts(2, tmp_path, options=options) as hosts:
+        await hosts.begin()
+        owner, mirror = hosts[0], hosts[1]
+        await owner.append(0)
+        mirror.gate.cut()
+        await asyncio.wait_for(owner.append(1), 20)
+        record = await hosts.record(owner)
+        assert record.is_degraded
+        assert record.last.members == (owner.storage,)
+        owned = owner.mirrored.owned
+        assert owned is not None
+        assert owned.is_degraded
+        mirror.gate.heal()
+        await until(lambda: not owned.is_degraded, "it is on two disks again")
+        assert owned.degraded_s > 0
+        await owner.append(2)
+        assert not (await hosts.record(owner)).is_degraded
+
+
+async def test_a_single_broker_acknowledges_alone_until_others_come(tmp_path: Path) -> None:
+    async with Hosts(3, tmp_path) as hosts:
+        for host in hosts[1], hosts[2]:
+            hosts.town.go(host.storage)
+        hosts.size = 1
+        owner = hosts[0]
+        await owner.begin()
+        await owner.append(0)
+        record = await hosts.record(owner)
+        assert (record.last.members, record.last.qa) == ((owner.storage,), 1)
+        hosts.size = 3
+        for host in hosts[1], hosts[2]:
+            host.come()
+        owned = owner.mirrored.owned
+        assert owned is not None
+        await until(lambda: len(owned.owner.record.last.members) == 3, "the others are taken")
+        assert owned.owner.record.last.qa == 2
+        for offset in range(1, 50):
+            await owner.append(offset)
+
+
+async def test_a_cluster_of_one_that_grew_is_degraded_when_the_others_are_gone(tmp_path: Path) -> None:
+    """And says so in the record, for whoever asks about the journal and was not there before."""
+    options = MirrorOptions(mirror_timeout_s=0.5, may_degrade=True)
+    async with Hosts(3, tmp_path, options=options) as hosts:
+        owner, others = hosts[0], (hosts[1], hosts[2])
+        for host in others:
+            hosts.town.go(host.storage)
+        hosts.size = 1
+        await owner.begin()
+        await owner.append(0)
+        record = await hosts.record(owner)
+        assert (record.qw, record.qa, record.is_degraded) == (1, 1, False)
+        owned = owner.mirrored.owned
+        assert owned is not None
+        hosts.size = 3
+        await until(lambda: owned.is_degraded, "three are asked for, and the others are not there yet")
+        for host in others:
+            host.come()
+        await until(lambda: len(owned.owner.record.last.members) == 3, "the others are taken")
+        record = await hosts.record(owner)
+        assert (record.qw, record.qa, record.is_degraded) == (3, 2, False)
+        for host in others:
+            hosts.town.go(host.storage)
+            host.gate.cut()
+        await asyncio.wait_for(owner.append(1), 20)
+        record = await hosts.record(owner)
+        assert (record.qw, record.qa, record.is_degraded) == (3, 2, True)
+        assert owned.is_degraded
+
+
+async def test_a_fence_ends_the_life_and_fails_what_is_in_flight(tmp_path: Path) -> None:
+    """Schedule: the owner is cut from its mirrors with a message in flight; somebody recovers the journal
+    from the mirrors; the owner comes back to them."""
+    async with Hosts(3, tmp_path) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        await owner.append(0)
+        owner.cut_off()
+        waiting = owner.append(1)
+        await owner.journal.drained()
+        record = await hosts.recover(owner.id, through=hosts[1])
+        owner.back()
+        with pytest.raises(JournalFenced):
+            await asyncio.wait_for(waiting, 20)
+        await until(lambda: owner.renewals, "another registration is asked for")
+        with pytest.raises(JournalFenced):
+            owner.append(2)
+        assert record.state is JournalState.CLOSED
+        # Its own disk has more than the journal: that part is void.
+        await owner.mirrored.lost()
+        await owner.begin()
+        assert owner.journal.index(1).ranges == [(0, 1)]
+        await owner.append(1, epoch=2)
+        assert owner.journal.index(1).ranges == [(0, 2)]
+
+
+async def test_what_was_in_flight_when_the_registration_was_lost_is_history_if_the_journal_has_it(
+    tmp_path: Path,
+) -> None:
+    """Schedule: a frame is durable here and on no mirror; the registration is lost, its producer is told that
+    it failed; the journal is recovered with this disk's answer, and ends behind the frame. In the next life
+    its offset must not be given out a second time."""
+    async with Hosts(2, tmp_path) as hosts:
+        await hosts.begin()
+        owner, mirror = hosts[0], hosts[1]
+        await owner.append(0)
+        mirror.gate.is_silent = True
+        waiting = owner.append(1)
+        await owner.journal.drained()
+        before = owner.id
+        await owner.mirrored.lost()
+        with pytest.raises(JournalFenced):
+            await waiting
+        owner.register()
+        recovery = asyncio.create_task(hosts.recover(before, through=owner))
+        await until(lambda: owner.mirrored.own_disk.fences, "this disk has answered")
+        mirror.gate.heal()
+        mirror.gate.drop()
+        await recovery
+        async with asyncio.timeout(20):
+            await owner.journal.has_life()
+        assert owner.journal.index(1).ranges == [(0, 2)]
+
+
+async def test_a_broker_that_comes_back_goes_on_in_a_new_journal_with_all_it_had(tmp_path: Path) -> None:
+    async with Hosts(3, tmp_path) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        for offset in range(50):
+            await owner.append(offset)
+        before = owner.id
+        await owner.stop()
+        await owner.open()
+        owner.register()
+        assert not owner.journal.is_alive
+        await hosts.recover(before, through=hosts[1])
+        async with asyncio.timeout(20):
+            await owner.journal.has_life()
+        assert owner.journal.index(1).ranges == [(0, 50)]
+        await owner.append(50, epoch=2)
+        batches = await owner.journal.read(1, 0, 1 << 20)
+        assert [each.base_offset for each in batches] == list(range(51))
+
+
+async def test_a_disk_that_lost_its_last_writes_gets_them_from_the_mirrors(tmp_path: Path) -> None:
+    """Schedule: power is cut; the owner's last writes were on their way to its disk, a mirror had synced
+    them. The journal ends behind them. The owner must not give out their offsets again."""
+    async with Hosts(3, tmp_path) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        for offset in range(5):
+            await owner.append(offset)
+        kept = await owner.journal.drained()
+        for offset in range(5, 10):
+            await owner.append(offset)
+        before, end = owner.id, await owner.journal.drained()
+        for mirror in hosts[1], hosts[2]:
+            await has_all(mirror, owner, end)
+        lives = (owner.path / "lives.json").read_bytes()
+        await owner.stop()
+        (log,) = owner.path.glob("log-*")
+        log.write_bytes(log.read_bytes()[:kept])
+        (owner.path / "lives.json").write_bytes(lives)  # as a crash leaves it
+        await owner.open()
+        owner.register()
+        record = await hosts.recover(before, through=hosts[1])
+        assert record.end >= end
+        async with asyncio.timeout(20):
+            await owner.journal.has_life()
+        assert owner.journal.index(1).ranges == [(0, 10)]
+        batches = await owner.journal.read(1, 0, 1 << 20)
+        assert [each.base_offset for each in batches] == list(range(10))
+        # The same once more: what was adopted is not adopted twice.
+        again = owner.id
+        await owner.stop()
+        await owner.open()
+        owner.register()
+        await hosts.recover(again, through=hosts[1])
+        async with asyncio.timeout(20):
+            await owner.journal.has_life()
+        assert owner.journal.index(1).ranges == [(0, 10)]
+
+
+async def test_trimmed_here_is_trimmed_on_the_mirrors(tmp_path: Path) -> None:
+    async with Hosts(3, tmp_path) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        for offset in range(100):
+            await owner.append(offset, size=1000)
+        owner.journal.release(1, 100)
+        owned = owner.mirrored.owned
+        assert owned is not None
+        for mirror in hosts[1], hosts[2]:
+            copy = mirror.mirrored.copies.copy(owner.id)
+            assert copy is not None
+            files = copy.files
+            await until(partial(_is_trimmed, files, owned.owner), "it has let go")
+        await until(lambda: len(list(owner.path.glob("log-*"))) <= 2, "the own log is trimmed")
+
+
+async def test_a_record_goes_when_all_of_its_journal_is_in_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sava.mirroring.mirrored.TIDY_S", 0.05)
+    async with Hosts(3, tmp_path, options=OPTIONS) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        await owner.append(0)
+        before = owner.id
+        await owner.mirrored.lost()
+        owner.register()
+        await hosts.recover(before, through=hosts[1])
+        async with asyncio.timeout(20):
+            await owner.journal.has_life()
+        await asyncio.sleep(0.2)
+        assert before in await hosts.records.of(owner.broker), "a topic still needs it"
+        owner.journal.release(1, 1)
+        await until(lambda: before not in hosts.records.known(), "its record is gone")
+        for mirror in hosts[1], hosts[2]:
+            assert before in mirror.mirrored.copies.journals
+            await mirror.mirrored.copies.sweep(hosts.records)
+            assert mirror.mirrored.copies.journals == [
+                each for each in mirror.mirrored.copies.journals if each != before
+            ]
+
+
+async def test_a_fence_that_comes_while_the_journal_is_being_opened_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule: the record is written, and its answer is on the way; a coordinator that takes the owner for
+    gone asks this disk, which has nothing yet. The journal must not begin behind that answer."""
+    async with Hosts(1, tmp_path) as hosts:
+        host = hosts[0]
+        real, is_written, go_on = hosts.records.open, asyncio.Event(), asyncio.Event()
+
+        async def slowly(journal: JournalId, record: JournalRecord) -> int:
+            revision = await real(journal, record)
+            is_written.set()
+            await go_on.wait()
+            return revision
+
+        monkeypatch.setattr(hosts.records, "open", slowly)
+        host.register()
+        await asyncio.wait_for(is_written.wait(), 20)
+        closed = await hosts.recover(host.id, through=host)
+        go_on.set()
+        await until(lambda: host.renewals, "another registration is asked for")
+        assert not host.journal.is_alive
+        assert closed.end == closed.fragments[0].start
+        monkeypatch.undo()
+        await host.mirrored.lost()
+        await host.begin()
+        await host.append(0)
+
+
+async def test_a_fence_that_comes_while_the_life_is_being_ended_hears_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule: the registration is lost, and what is queued is still on its way to the disk; a coordinator
+    asks this disk. Taken for a journal that has not begun, it would be told that there is nothing here."""
+    async with Hosts(1, tmp_path) as hosts:
+        host = hosts[0]
+        await host.begin()
+        await host.append(0)
+        real, is_asked, go_on = host.journal.drained, asyncio.Event(), asyncio.Event()
+
+        async def slowly() -> int:
+            is_asked.set()
+            await go_on.wait()
+            return await real()
+
+        monkeypatch.setattr(host.journal, "drained", slowly)
+        losing = asyncio.create_task(host.mirrored.lost())
+        await asyncio.wait_for(is_asked.wait(), 20)
+        fence = Fence(host.id, host.storage, 1)
+        asking = asyncio.create_task(
+            host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=20)
+        )
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        go_on.set()
+        answer = await asking
+        await losing
+        assert isinstance(answer, Fenced)
+        assert answer.copy is not None
+        assert answer.copy.end >= host.journal._end > answer.copy.base

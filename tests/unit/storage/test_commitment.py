@@ -1,0 +1,290 @@
+"""A journal that waits for others: nothing is told before it is committed, and everything in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sava.records import RecordBatch
+from sava.storage.commitment import NotCommittable
+from sava.storage.errors import Fenced
+from sava.storage.journal import Journal, JournalOptions
+from sava.wal import DiskFull, LocalDisk, LogClosed
+from tests.unit.storage.brokers import TOPIC, Cluster
+
+
+class Mirrors:
+    """``Commitment``: as far as the test says."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.own = 0
+        self.refuses = False
+        self.is_degraded = False
+        self.floor = 1 << 62
+        self.asked: list[int] = []
+
+    def check(self) -> None:
+        if self.refuses:
+            raise NotCommittable("too few")
+
+    def durable(self, end: int) -> int:
+        self.own = end
+        return self.position
+
+    def trimmable(self, floor: int) -> int:
+        self.asked.append(floor)
+        return self.floor
+
+
+class Ended(Exception):
+    pass
+
+
+def batch(base: int, *, topic: int = 1, epoch: int = 1, size: int = 100) -> RecordBatch:
+    encoded = RecordBatch.encode([b"x" * size], publish_time=1, producer_id=9, base_sequence=base)
+    return encoded.assigned(topic_id=topic, epoch=epoch, base_offset=base)
+
+
+class Answers:
+    """Of a journal, in the order in which they come."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.told: list[tuple[int, type[BaseException] | None]] = []
+
+    def append(self, base: int, *, topic: int = 1, epoch: int = 1, size: int = 100) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: BaseException | None) -> None:
+            self.told.append((base, type(outcome) if outcome is not None else None))
+            future.set_result(None)
+
+        self.journal.append(batch(base, topic=topic, epoch=epoch, size=size), done)
+        return future
+
+
+def fill_disk(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise DiskFull("full")
+
+    for name in ("write", "write_durably"):
+        monkeypatch.setattr(journal._log._file, name, refuse)
+
+
+def log_files(path: Path) -> int:
+    return len(list(path.glob("log-*")))
+
+
+@asynccontextmanager
+async def opened(path: Path, mirrors: Mirrors) -> AsyncIterator[Answers]:
+    failures: list[BaseException] = []
+    journal = await Journal.open(
+        LocalDisk(path),
+        broker="a",
+        options=JournalOptions(file_bytes=4096),
+        is_mirrored=True,
+        fail=failures.append,
+    )
+    await journal.begin_life(mirrors)
+    try:
+        yield Answers(journal)
+    finally:
+        await journal.close()
+    assert not failures
+
+
+async def test_durable_is_not_committed(tmp_path: Path) -> None:
+    mirrors = Mirrors()
+    async with opened(tmp_path, mirrors) as answers:
+        first, second = answers.append(0), answers.append(1)
+        middle = (await answers.journal.drained()) - 8
+        assert mirrors.own > middle
+        assert answers.told == []
+        assert not answers.journal.index(1)
+        answers.journal.committed(middle)
+        await first
+        assert answers.told == [(0, None)], "the second ends behind what is committed"
+        assert answers.journal.index(1).ranges == [(0, 1)]
+        answers.journal.committed(mirrors.own)
+        await second
+        assert answers.journal.index(1).ranges == [(0, 2)]
+
+
+async def test_a_refused_frame_is_told_behind_the_ones_before_it_and_the_door_opens_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule: a is durable here, not yet elsewhere; b finds the disk full. Told b first, the topic would
+    give out a's offset again."""
+    mirrors = Mirrors()
+    async with opened(tmp_path, mirrors) as answers:
+        journal = answers.journal
+        first = answers.append(0)
+        end = await journal.drained()
+        fill_disk(journal, monkeypatch)
+        second = answers.append(1)
+        await journal.drained()
+        assert answers.told == []
+        with pytest.raises(DiskFull):
+            answers.append(1)
+        monkeypatch.undo()
+        with pytest.raises(DiskFull):
+            answers.append(1)  # nobody was told of the refusal yet
+        journal.committed(end)
+        await asyncio.gather(first, second)
+        assert answers.told == [(0, None), (1, DiskFull)]
+        await journal.drained()
+        again = answers.append(1)
+        journal.committed(await journal.drained())
+        await again
+        assert journal.index(1).ranges == [(0, 2)]
+
+
+async def test_the_end_of_a_life_fails_what_is_in_flight_and_no_topic_goes_on(tmp_path: Path) -> None:
+    mirrors = Mirrors()
+    async with opened(tmp_path, mirrors) as answers:
+        journal = answers.journal
+        journal.fence(1, 1)
+        durable = answers.append(0)
+        await journal.drained()
+        queued = answers.append(1)
+        journal.end_life(Ended())
+        await asyncio.gather(durable, queued)
+        assert answers.told == [(0, Ended), (1, Ended)]
+        with pytest.raises(Ended):
+            answers.append(2)
+        assert not journal.is_alive
+        await journal.drained()
+        await journal.begin_life(mirrors)
+        with pytest.raises(Fenced):
+            answers.append(0, epoch=1)
+        journal.fence(1, 2)
+        mirrors.position = 1 << 62
+        await answers.append(0, epoch=2)
+        assert answers.told[-1] == (0, None)
+
+
+async def test_what_waits_for_room_is_refused_when_the_life_ends(tmp_path: Path) -> None:
+    async with opened(tmp_path, Mirrors()) as answers:
+        journal = answers.journal
+        size = 10 << 20
+        answers.append(0, size=size)
+        waiting = asyncio.create_task(journal.reserve(size))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        journal.end_life(Ended())
+        await waiting
+        with pytest.raises(Ended):
+            answers.append(1)
+
+
+async def test_appends_are_refused_at_the_door_while_nothing_could_be_committed(tmp_path: Path) -> None:
+    mirrors = Mirrors()
+    async with opened(tmp_path, mirrors) as answers:
+        mirrors.refuses = True
+        with pytest.raises(NotCommittable):
+            answers.append(0)
+        mirrors.refuses, mirrors.position = False, 1 << 62
+        await answers.append(0)
+
+
+async def test_the_log_is_trimmed_as_far_as_the_record_allows(tmp_path: Path) -> None:
+    mirrors = Mirrors()
+    mirrors.position = 1 << 62
+    async with opened(tmp_path, mirrors) as answers:
+        journal = answers.journal
+        for base in range(100):
+            await answers.append(base)
+        files = log_files(tmp_path)
+        mirrors.floor = 0
+        journal.release(1, 100)
+        await journal.drained()
+        assert log_files(tmp_path) == files
+        assert mirrors.asked
+        mirrors.floor = 1 << 62
+        journal.trim()
+        await journal.drained()
+        assert log_files(tmp_path) < files
+
+
+async def test_what_nobody_acknowledged_is_left_out_after_a_restart(tmp_path: Path) -> None:
+    mirrors = Mirrors()
+    async with opened(tmp_path, mirrors) as answers:
+        first = answers.append(0)
+        closed = await answers.journal.drained()
+        answers.append(1)
+        end = await answers.journal.drained()
+        answers.journal.committed(closed)
+        await first
+    failures: list[BaseException] = []
+    journal = await Journal.open(LocalDisk(tmp_path), broker="a", void=[(closed, end)], fail=failures.append)
+    try:
+        assert journal.index(1).ranges == [(0, 1)]
+        assert journal.known_producers(1).next_sequence(9) == 1
+    finally:
+        await journal.close()
+
+
+async def test_closing_tells_whoever_waits(tmp_path: Path) -> None:
+    async with opened(tmp_path, Mirrors()) as answers:
+        waiting = answers.append(0)
+        await answers.journal.close()
+        await waiting
+        assert answers.told == [(0, LogClosed)]
+
+
+async def test_a_frame_that_found_the_disk_full_does_not_shut_the_door_for_the_next_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirrors = Mirrors()
+    async with opened(tmp_path, mirrors) as answers:
+        journal = answers.journal
+        durable = answers.append(0)
+        await journal.drained()
+        fill_disk(journal, monkeypatch)
+        refused = answers.append(1)
+        await journal.drained()
+        monkeypatch.undo()
+        journal.end_life(Ended())
+        await asyncio.gather(durable, refused)
+        assert answers.told == [(0, Ended), (1, DiskFull)]
+        await journal.drained()
+        mirrors.position = 1 << 62
+        await journal.begin_life(mirrors)
+        await answers.append(0, epoch=2)
+        assert answers.told[-1] == (0, None)
+
+
+async def test_whoever_waits_for_a_life_that_will_not_be_is_told(tmp_path: Path) -> None:
+    """Schedule: a topic is being opened and waits for the journal; the registration is lost, and everything
+    that is being opened is waited for before the broker registers anew. Both would wait for ever."""
+    async with opened(tmp_path, Mirrors()) as answers:
+        journal = answers.journal
+        journal.end_life(Ended())
+        waiting = asyncio.create_task(journal.has_life())
+        await asyncio.sleep(0)
+        journal.fail_waiting(Ended())
+        with pytest.raises(Ended):
+            await waiting
+        later = asyncio.create_task(journal.has_life())
+        await asyncio.sleep(0)
+        await journal.begin_life(Mirrors())
+        await later
+
+
+async def test_an_answer_is_degraded_if_it_was_so_when_it_was_given(tmp_path: Path) -> None:
+    """And stays so: what was acknowledged on one disk is not on two because later messages are."""
+    mirrors = Mirrors()
+    mirrors.position = 1 << 62
+    async with Cluster(tmp_path).broker() as broker:
+        await broker.journal.begin_life(mirrors)
+        log = await broker.open_topic(TOPIC, epoch=1)
+        for state in (False, True, True, False, True, False):
+            mirrors.is_degraded = state
+            await log.append(RecordBatch.encode([b"a", b"b"], publish_time=1))
+            assert [log.is_degraded(log.next_offset - 2), log.is_degraded(log.next_offset - 1)] == [state] * 2
+        assert [offset for offset in range(12) if log.is_degraded(offset)] == [8, 9], "the last ones in a row"
