@@ -34,7 +34,7 @@ class Mirrors:
 
     def durable(self, end: int) -> int:
         self.own = end
-        return self.position
+        return min(end, self.position)
 
     def trimmable(self, floor: int) -> int:
         self.asked.append(floor)
@@ -209,6 +209,42 @@ async def test_the_log_is_trimmed_as_far_as_the_record_allows(tmp_path: Path) ->
         journal.trim()
         await journal.drained()
         assert log_files(tmp_path) < files
+
+
+async def test_a_journal_of_which_nothing_is_needed_holds_no_notes_either(tmp_path: Path) -> None:
+    """What everything was released by lies behind it. Nobody needs it, and a quiet journal gets nothing that
+    would lie behind it again."""
+    mirrors = Mirrors()
+    mirrors.position = 1 << 62
+    async with opened(tmp_path, mirrors) as answers:
+        journal = answers.journal
+        await answers.append(0)
+        await answers.append(0, topic=2)
+        journal.release(1, 1)
+        journal.release(2, 1)
+        end = await journal.drained()
+        assert (journal.floor, journal.held_bytes) == (end, 0)
+        assert mirrors.asked[-1] == end
+
+
+async def test_a_frame_is_needed_though_it_is_committed_before_the_loop_has_heard_of_it(
+    tmp_path: Path,
+) -> None:
+    """Schedule: everything is released; a frame is on its way. The writer's thread has synced it, and a
+    mirror says that it is committed, before the loop runs what the writer has left for it."""
+    mirrors = Mirrors()
+    async with opened(tmp_path, mirrors) as answers:
+        journal = answers.journal
+        before = await journal.drained()
+        frame = answers.append(0)
+        while journal._log.durable_end == before:
+            pass  # the loop must not run
+        journal.committed(journal._log.durable_end)
+        assert journal.floor == before
+        mirrors.position = 1 << 62
+        await frame
+        assert journal.index(1).ranges == [(0, 1)]
+        assert journal.floor == before
 
 
 async def test_what_nobody_acknowledged_is_left_out_after_a_restart(tmp_path: Path) -> None:
