@@ -45,8 +45,14 @@ class MirroredBrokers(TrappedBrokers):
             if not member.is_owner and member.broker_id
         ]
 
-    async def mirrored(self, *, copies: int = 3) -> None:
-        """Until every broker that runs writes a journal that so many disks hold."""
+    async def disk_of(self, broker: BrokerProcess) -> str:
+        owner = await self.id_of(broker)
+        members = [member for each in await self.journals() for member in each.members]
+        return next(member.storage_id for member in members if member.broker_id == owner)
+
+    async def mirrored(self, *, copies: int = 3, without: str = "") -> None:
+        """Until every broker that runs writes a journal that so many disks hold, and not this one: a record
+        names a disk that is lost until its owner has found out."""
 
         async def are_complete() -> bool:
             open_ones = [each for each in await self.journals() if each.state == "open"]
@@ -54,7 +60,9 @@ class MirroredBrokers(TrappedBrokers):
             full = {
                 each.broker_id
                 for each in open_ones
-                if each.write_quorum >= copies and len(each.fragments[-1].storage_ids) >= copies
+                if each.write_quorum >= copies
+                and len(each.fragments[-1].storage_ids) >= copies
+                and without not in each.fragments[-1].storage_ids
             }
             return ids <= full
 

@@ -230,10 +230,11 @@ async def a_mirror_loses_its_disk_and_then_the_owner_dies(cluster: MirroredBroke
     """The new disk is not taken for the old one, which would say that it has nothing."""
     owner, target, _ = await cluster.roles()
     async with traffic(cluster, topic, owner) as load:
+        lost = await cluster.disk_of(target)
         await die(target)
         await cluster.lose_disk(target)
         await target.start()
-        await cluster.mirrored()
+        await cluster.mirrored(without=lost)
         await load.progressed(30)
         await die(owner)
         await cluster.until_served(topic, but_not=owner)

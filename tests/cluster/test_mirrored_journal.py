@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from sava.errors import SavaError
+from sava.proto import admin_pb2 as admin
 from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
+from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
 
 TOPIC = "/default/mirrored"
@@ -69,6 +71,30 @@ async def test_a_mirror_that_stands_still_holds_nobody_up_and_is_taken_again(tmp
                     if len(found) > sent:
                         break
             assert found == list(range(sent + 1))
+
+
+async def test_a_broker_is_removed_while_it_holds_copies_and_then_the_owner_dies(tmp_path: Path) -> None:
+    """The copies that left with it are not needed: another disk has taken its place."""
+    async with MirroredBrokers(4, tmp_path) as cluster:
+        await cluster.all_running()
+        await cluster.create(TOPIC)
+        owner = await cluster.by_id((await cluster.served(TOPIC)).broker_id)
+        leader = await cluster.leader()
+        removed = next(each for each in await cluster.mirrors_of(owner) if each is not leader)
+        async with cluster.sava_client() as client, Workload(client, TOPIC) as load:
+            await load.progressed(30)
+            lost = await cluster.disk_of(removed)
+            request = admin.RemoveNodeRequest(addr=removed.raft_address, force=True)
+            await leader.client.call(leader.client.cluster.RemoveNode, request, timeout=20)
+            removed.kill()
+            await removed.ended()
+            await cluster.mirrored(without=lost)
+            await load.progressed(30)
+            owner.kill()
+            await owner.ended()
+            await cluster.until_served(TOPIC, but_not=owner)
+            await load.progressed(30)
+            await load.finish()
 
 
 @pytest.mark.parametrize("degraded", ["refuse", "allow"])

@@ -63,6 +63,12 @@ class ConsumerOptions:
         )
 
 
+CLOSE_S: Final = 5.0
+"""For acks to be stored when a consumer is closed. A cluster that has lost its majority stores none for as
+long as that is so, and whoever leaves, perhaps because of that, is not to wait for it: acks that are not
+stored cost a delivery, and ``flush`` is for those who want to know."""
+
+
 class Consumer:
     """Made by ``Client.consumer``. Owned by one event loop.
 
@@ -118,13 +124,13 @@ class Consumer:
             )
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Send all acks, wait until they are stored (at most ``timeout`` seconds, by default the client's),
+        """Send all acks, wait until they are stored (at most ``timeout`` seconds, by default ``CLOSE_S``),
         and leave the subscription. Messages that are not acked go to others."""
         self._is_closed = True
         self._error = Closed(f"the consumer of {self.topic} is closed")
         await cancelled(self._watch)
         try:
-            async with asyncio.timeout(self._connection.timeout if timeout is None else timeout):
+            async with asyncio.timeout(CLOSE_S if timeout is None else timeout):
                 await asyncio.gather(*(feed.flush() for feed in self._feeds.values()))
         except (TimeoutError, SavaError):
             pass  # what is not stored is delivered again

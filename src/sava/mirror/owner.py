@@ -176,7 +176,10 @@ class Owner:
         """Want other members from the commit position on; supersedes what was wanted before, which may
         happen all the same. The own disk alone with ``qa`` 1 is the degraded mode. ``asked``: see
         ``record.changed``. Raises JournalFenced, WrongStep."""
-        self._want(steps.changed(self.record, self.commit, members, qa=qa, asked=asked))
+        other = steps.changed(self.record, self.commit, members, qa=qa, asked=asked)
+        # Of what is in segments nobody needs to know who had it; if nothing is written for long, nobody else
+        # would say so.
+        self._want(steps.dropped(other, self._covered))
 
     def covered(self, floor: int) -> None:
         """Everything before ``floor`` is in registered segments. Wants fragments to be dropped from the

@@ -248,8 +248,18 @@ class Journal:
         complete()
         if self._commitment is not None and self._uncommitted:
             # Another thread's, but a fact: it only grows, and only after a sync.
-            self._uncommitted.tell(self._commitment.durable(self._log.durable_end))
+            self._tell(self._commitment.durable(self._log.durable_end))
         self._room.wake()
+
+    def _tell(self, position: int) -> None:
+        """What lies before the position is committed."""
+        self._uncommitted.tell(position)
+        if not self._reserved and position > self._end:
+            # Notes. While a frame is in flight this would say nothing: it can be committed before this thread
+            # hears of it, and is in no index until then.
+            self._end = position
+            if not self._topics:
+                self._raise_floor()
 
     def _answered(
         self,
@@ -387,7 +397,7 @@ class Journal:
 
     def committed(self, position: int) -> None:
         """The commitment has moved to this position."""
-        self._uncommitted.tell(position)
+        self._tell(position)
         self._room.wake()
 
     def end_life(self, why: BaseException) -> None:
@@ -471,6 +481,9 @@ class Journal:
         if index is not None and not index:
             del self._topics[topic_id]
             self._producers.pop(topic_id, None)
+        self._raise_floor()
+
+    def _raise_floor(self) -> None:
         floor = self._lowest_needed()
         if floor > self._floor:
             self._floor = floor

@@ -95,6 +95,7 @@ class MemoryBroker(rpc.StreamsServicer):
         self.refuse_opening: Fault | None = None
         self.max_message_size = 0
         self.is_degraded = False
+        self.stores_acks = True
         self.metadata: list[tuple[str, str]] = []
         self.openings: list[Any] = []
         self.received: list[tuple[int, int]] = []
@@ -322,7 +323,7 @@ class MemoryBroker(rpc.StreamsServicer):
                         self.acks.append(list(flat))
                         for start, end in zip(flat[::2], flat[1::2], strict=True):
                             topic.acked.update(range(start, end))
-                        if request.acks.receipt:
+                        if request.acks.receipt and self.stores_acks:
                             async with writing:
                                 await context.write(pb.SubscribeResponse(acks_stored=request.acks.receipt))
                     case "nacks":

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sava.client import Client, Closed, Consumer, ConsumerReplaced, Message, Refused, TopicUnknown
+from sava.client import Client, Closed, Consumer, ConsumerReplaced, Message, Refused, Timeout, TopicUnknown
+from sava.client import consumer as consumer_module
 from sava.client import partitions as partition_watch
 from sava.proto import streams_pb2 as pb
 from tests.unit.client.server import AWAY, MemoryBroker, refused
@@ -217,6 +218,23 @@ async def test_a_replaced_consumer_ends(client: Client, broker: MemoryBroker) ->
         with pytest.raises(ConsumerReplaced):
             await take(consumer, 1)
         await consumer.flush()
+
+
+async def test_closing_does_not_wait_long_for_acks_that_nobody_stores(
+    client: Client, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker is there, and its cluster has lost its majority: positions are not written. The client's own
+    timeout is for finding brokers, and may be minutes."""
+    monkeypatch.setattr(consumer_module, "CLOSE_S", 0.2)
+    await publish(client, b"a")
+    broker.stores_acks = False
+    async with client.consumer(TOPIC, subscription="s") as consumer:
+        await consumer.ack(await anext(consumer))
+        with pytest.raises(Timeout):
+            await consumer.flush(timeout=0.1)
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < client._connection.timeout / 2
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("sava ")]
 
 
 async def test_closing_ends_the_iteration(client: Client, broker: MemoryBroker) -> None:

@@ -72,6 +72,20 @@ def test_degraded_acknowledges_nothing_before_the_record_says_so() -> None:
     assert core.commit == 10
 
 
+def test_a_change_forgets_fragments_of_which_everything_is_in_segments() -> None:
+    """The journal is quiet, and nothing will be trimmed that could tell the record of it later."""
+    core = owner()
+    core.appended(100)
+    durable(core, own=100, a=100)
+    core.covered(100)
+    assert core.wanted is None
+    core.change((OWN, B, C), qa=2)
+    assert core.wanted is not None
+    assert [part.start for part in core.wanted.fragments] == [100]
+    core.stored(core.wanted, 2)
+    assert core.floor == 100
+
+
 def test_a_cluster_that_grew_and_shrank_again_is_degraded() -> None:
     """One broker, then three, then one: the record must not say of the last what it said of the first."""
     core = Owner(JOURNAL, opened(0, (OWN,), qw=1, qa=1, by="me"), 1)

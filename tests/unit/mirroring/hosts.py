@@ -88,6 +88,9 @@ class Gate:
         self.is_closed = False
         self.is_silent = False
         """What arrives is lost."""
+        self.held: list[tuple[_Accepted, bytes]] = []
+        """What has arrived on connections that are delayed."""
+        self._delayed: set[_Accepted] = set()
         self.address = ""
 
     async def listen(self) -> None:
@@ -114,6 +117,21 @@ class Gate:
     def heal(self) -> None:
         self.is_closed = self.is_silent = False
 
+    def delay(self) -> None:
+        """What arrives on the connections of this moment is on its way until ``arrive``."""
+        self._delayed = set(self._open)
+
+    def is_delaying(self, connection: _Accepted, data: bytes) -> bool:
+        if connection in self._delayed:
+            self.held.append((connection, data))
+        return connection in self._delayed
+
+    def arrive(self) -> None:
+        self._delayed.clear()
+        held, self.held = self.held, []
+        for connection, data in held:
+            connection.data_received(data)
+
     async def close(self) -> None:
         self.cut()
         if self._server is not None:
@@ -136,7 +154,7 @@ class _Accepted(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._gate.is_silent or self._transport is None:
+        if self._gate.is_silent or self._transport is None or self._gate.is_delaying(self, data):
             return
         try:
             payloads = self._reader.feed(data)

@@ -125,6 +125,25 @@ async def test_a_mirror_that_is_gone_is_replaced_and_the_new_one_gets_what_is_no
         await gone.open()
 
 
+async def test_the_record_of_a_quiet_journal_names_only_those_who_mirror_it_now(tmp_path: Path) -> None:
+    """Its messages are all in segments, and then its mirrors change, again and again. A recovery would ask
+    for everybody who was ever named."""
+    async with Hosts(4, tmp_path) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        await owner.append(0)
+        owner.journal.release(1, 1)
+        owned = owner.mirrored.owned
+        assert owned is not None
+        for _ in range(3):
+            gone = next(host for host in hosts.hosts if host.storage == owned.owner.record.last.members[1])
+            hosts.town.go(gone.storage)
+            await until(lambda left=gone: left.storage not in owned.owner.record.storages, "it is forgotten")
+            gone.come()
+        assert len(owned.owner.record.fragments) == 1
+        await owner.append(1)
+
+
 async def test_a_mirror_that_does_not_come_forward_is_left_out_and_taken_again(tmp_path: Path) -> None:
     async with Hosts(3, tmp_path) as hosts:
         await hosts.begin()

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sava.metadata.errors import Unavailable
 from sava.metadata.memory import MemoryStore
 from sava.mirror import JournalId, JournalRecord, Range, StorageId
 from sava.mirror import record as steps
@@ -19,6 +20,7 @@ from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.keys import state_key
 from sava.storage.objectstore import ObjectStore
+from sava.storage.orphans import sweep
 from sava.storage.replay import BATCH, DISOWNED
 from sava.storage.segment import SegmentReader
 from sava.storage.types import OriginMark, TopicKey, TopicState
@@ -334,6 +336,34 @@ async def test_whoever_is_second_finds_what_the_first_has_registered(story: Stor
     assert done.topics == ["/default/orders"]
     assert await story.payloads() == numbers(0, 10)
     assert (await story.state()).sealed
+
+
+async def test_an_object_that_was_put_and_not_registered_is_nobody_s(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who salvages dies between the two. The journal still has the messages, and whoever is next puts them
+    once more; the first object is named by nothing, and removed in time."""
+    await story.claim()
+    story.append(frame(ORDERS, 0, 10))
+    await story.close_journal()
+    with monkeypatch.context() as patched:
+
+        async def die(*_: object, **__: object) -> None:
+            raise Unavailable("gone")
+
+        patched.setattr(Catalog, "register", die)
+        done = await story.run()
+    assert done.failed == {"/default/orders": "gone"}
+    assert ((await story.state()).end, list(await story.records.of(1))) == (0, [FIRST])
+    assert (await story.run()).topics == ["/default/orders"]
+    assert await story.payloads() == numbers(0, 10)
+    catalog = Catalog(story.metadata, ORDERS)
+    (segment,) = await catalog.segments()
+    put = [info.key async for info in story.objects.list("topics")]
+    swept = await sweep(catalog, story.objects, now_ms=1 << 50)
+    assert [info.key for info in swept] == [key for key in put if key != segment.key]
+    assert len(put) == 2
+    assert await story.payloads() == numbers(0, 10)
 
 
 async def test_parts_are_read_from_whoever_has_them(story: Story) -> None:

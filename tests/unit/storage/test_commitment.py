@@ -13,8 +13,9 @@ from sava.records import RecordBatch
 from sava.storage.commitment import NotCommittable
 from sava.storage.errors import Fenced
 from sava.storage.journal import Journal, JournalOptions
+from sava.storage.retention import RetentionPolicy
 from sava.wal import DiskFull, LocalDisk, LogClosed
-from tests.unit.storage.brokers import TOPIC, Cluster
+from tests.unit.storage.brokers import TOPIC, Cluster, append_each, contents, expected, numbered
 
 
 class Mirrors:
@@ -34,7 +35,7 @@ class Mirrors:
 
     def durable(self, end: int) -> int:
         self.own = end
-        return self.position
+        return min(end, self.position)
 
     def trimmable(self, floor: int) -> int:
         self.asked.append(floor)
@@ -211,6 +212,42 @@ async def test_the_log_is_trimmed_as_far_as_the_record_allows(tmp_path: Path) ->
         assert log_files(tmp_path) < files
 
 
+async def test_a_journal_of_which_nothing_is_needed_holds_no_notes_either(tmp_path: Path) -> None:
+    """What everything was released by lies behind it. Nobody needs it, and a quiet journal gets nothing that
+    would lie behind it again."""
+    mirrors = Mirrors()
+    mirrors.position = 1 << 62
+    async with opened(tmp_path, mirrors) as answers:
+        journal = answers.journal
+        await answers.append(0)
+        await answers.append(0, topic=2)
+        journal.release(1, 1)
+        journal.release(2, 1)
+        end = await journal.drained()
+        assert (journal.floor, journal.held_bytes) == (end, 0)
+        assert mirrors.asked[-1] == end
+
+
+async def test_a_frame_is_needed_though_it_is_committed_before_the_loop_has_heard_of_it(
+    tmp_path: Path,
+) -> None:
+    """Schedule: everything is released; a frame is on its way. The writer's thread has synced it, and a
+    mirror says that it is committed, before the loop runs what the writer has left for it."""
+    mirrors = Mirrors()
+    async with opened(tmp_path, mirrors) as answers:
+        journal = answers.journal
+        before = await journal.drained()
+        frame = answers.append(0)
+        while journal._log.durable_end == before:
+            pass  # the loop must not run
+        journal.committed(journal._log.durable_end)
+        assert journal.floor == before
+        mirrors.position = 1 << 62
+        await frame
+        assert journal.index(1).ranges == [(0, 1)]
+        assert journal.floor == before
+
+
 async def test_what_nobody_acknowledged_is_left_out_after_a_restart(tmp_path: Path) -> None:
     mirrors = Mirrors()
     async with opened(tmp_path, mirrors) as answers:
@@ -288,3 +325,35 @@ async def test_an_answer_is_degraded_if_it_was_so_when_it_was_given(tmp_path: Pa
             await log.append(RecordBatch.encode([b"a", b"b"], publish_time=1))
             assert [log.is_degraded(log.next_offset - 2), log.is_degraded(log.next_offset - 1)] == [state] * 2
         assert [offset for offset in range(12) if log.is_degraded(offset)] == [8, 9], "the last ones in a row"
+
+
+async def test_an_owner_that_was_replaced_shows_what_was_committed_and_nothing_else(tmp_path: Path) -> None:
+    """Schedule: a broker is cut off with a message in flight, and does not know that its journal was closed
+    without it and that its topic goes on elsewhere. Who reads from it sees old messages, and none that the
+    topic does not have; nothing that it writes takes effect."""
+    mirrors, cluster = Mirrors(), Cluster(tmp_path)
+    mirrors.position = 1 << 62
+    async with cluster.broker("a") as old, cluster.broker("b") as new:
+        await old.journal.begin_life(mirrors)
+        zombie = await old.open_topic(TOPIC, epoch=1)
+        await append_each(zombie, 0, 3)
+        await zombie._parts.uploader.flush(zombie._backlog, 3)
+        mirrors.position = await old.journal.drained()
+        in_flight = await zombie.begin(numbered(3, 4))
+        await old.journal.drained()
+        # Who salvages the journal finds nothing beyond the segments.
+        await cluster.catalog().seal(epoch=1, end=3, producers=(), origins=())
+        log = await new.open_topic(TOPIC, epoch=2)
+        assert await log.append(RecordBatch.encode([b"another"], publish_time=1)) == 3
+
+        beyond = asyncio.create_task(zombie.wait_beyond(3))
+        assert await contents(zombie) == expected(0, 3)
+        assert (zombie.next_offset, in_flight.done(), beyond.done()) == (3, False, False)
+        with pytest.raises(Fenced):
+            await zombie.enforce_retention(RetentionPolicy(max_bytes=1), now_ms=1 << 50)
+        old.journal.end_life(Ended())
+        with pytest.raises(Fenced):
+            await zombie.append(numbered(3, 4))
+        with pytest.raises(Fenced):
+            await beyond
+        assert await contents(log) == [*expected(0, 3), "another"]
