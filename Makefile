@@ -23,11 +23,11 @@ $(READY): pyproject.toml constraints.txt
 
 ## make test     the default suite, in JOBS=3 processes: most of its time is waiting
 test: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 ## make test-long  the tests that are longer with SAVA_LONG=1 (200 SIGKILLs instead of 20)
 test-long: $(READY)
-	SAVA_LONG=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $$(grep -rl --include='test_*.py' tests.long tests)
+	SAVA_LONG=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $$(grep -rl --include='test_*.py' tests.long tests)
 
 ## make chaos    three brokers under load, at least 30 of them killed, paused, wiped or cut off; nothing acknowledged is lost
 chaos: $(READY)
@@ -56,9 +56,9 @@ mutants: $(READY)
 bench: $(READY)
 	$(BIN)/python -m bench --write
 
-## make demo     a three-node cluster, what it survives, and what was measured
+## make demo     two clusters, a topic moved and a broker killed under load, Spark, a copy, DuckDB: measured. ARGS=--keep leaves them running
 demo: $(READY)
-	$(BIN)/python -m examples.demo
+	$(BIN)/python -m examples.demo $(ARGS)
 
 ## make docs     write the pages of docs/reference from the code
 docs: $(READY)

@@ -8,6 +8,10 @@ each would compile all of Sava first, which takes as long as all the rest of a b
 
 Hypothesis judges no example by its time: on a shared machine any of them may stand still for a second. What
 hangs is ended by pytest's own timeout. With ``SAVA_LONG=1`` there are many more examples.
+
+Of several processes each takes whole files, so that servers which a file's tests share are started once. All
+tests with Spark are one process's: each Java takes a core for seconds before it does anything. Long files
+come first, small ones fill the end.
 """
 
 from __future__ import annotations
@@ -18,15 +22,33 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import uvloop
 from hypothesis import settings
 
 from tests.long import IS_LONG
 
+TESTS = Path(__file__).parent
+
 settings.register_profile("sava", deadline=None, max_examples=300 if IS_LONG else 40)
 settings.load_profile("sava")
+
+
+ORDER = ("spark", "cluster", "compat", "integration", "chaos", "sim", "mirror_sim", "mutants", "unit")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return ORDER.index(item.path.relative_to(TESTS).parts[0])
+
+    for item in items:
+        is_spark = place(item) == ORDER.index("spark")
+        item.add_marker(pytest.mark.xdist_group("spark" if is_spark else str(item.path.relative_to(TESTS))))
+    items.sort(key=place)
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[[], Any]]:

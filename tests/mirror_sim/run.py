@@ -19,6 +19,7 @@ from sava.mirror.recovery import Loss
 from sava.mirror.types import Range
 from tests.mirror_sim.clients import Prober, Producer
 from tests.mirror_sim.controller import Attempt
+from tests.mirror_sim.copies import durable_note
 from tests.mirror_sim.knobs import Knobs, draw
 from tests.mirror_sim.nemesis import Nemesis
 from tests.mirror_sim.world import MS, World
@@ -152,7 +153,12 @@ def forgo_tails(world: World) -> None:
             end = here or next((each.frame.position for each in batches if each.frame.position > tail.at), 0)
             lost = Range(tail.at, end or tail.record.end)
             there = [storage for storage in tail.sources if storage in world.disks]
-            if not any(world.oracle.holds(each, journal, *lost) for each in there):
+            notes = [durable_note(world.disks[each], journal) for each in there]
+            floor = max((note.floor for note in notes if note is not None), default=0)
+            if floor > tail.at:  # a disk that was not heard when the journal was closed knows better
+                tail.at = min(floor, tail.record.end)
+                tail.ask()
+            elif not any(world.oracle.holds(each, journal, *lost) for each in there):
                 world.count("parts lost after closing")
                 world.oracle.gave_up(journal, (lost,), None)
                 tail.at = lost.end
