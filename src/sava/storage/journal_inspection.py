@@ -158,15 +158,17 @@ class StoppedJournal:
 
     @property
     def topics(self) -> list[TopicFrames]:
+        held = self._found.holdings
         return [
             TopicFrames(topic_id, index.ranges, index.bytes_from(0))
-            for topic_id, index in sorted(self._found.topics.items())
+            for topic_id in sorted(held.topic_ids)
+            if (index := held.index(topic_id))
         ]
 
     def read(self, topic_id: int, start: int | None, end: int | None = None) -> Iterator[RecordBatch]:
         """Batches that cover exactly ``start .. end``: by default from the first that is held, and to the end
         of the stretch without a gap. Raises NotInJournal."""
-        index = self._found.topics.get(topic_id) or JournalIndex()
+        index = self._found.holdings.index(topic_id)
         position = index.start if start is None else start
         stop = next((stop for first, stop in index.ranges if first <= position < stop), None)
         if stop is None or (end is not None and not position <= end <= stop):

@@ -16,8 +16,8 @@ from typing import Final
 
 from sava.errors import CallerError
 from sava.records import peek_header
-from sava.storage.journal_index import JournalCorrupt, JournalIndex
-from sava.storage.producers import ProducerTable
+from sava.storage.holdings import Holdings
+from sava.storage.journal_index import JournalCorrupt
 from sava.wal import LogClosed, Record
 
 BATCH: Final = 1
@@ -40,8 +40,7 @@ class Replay:
         """``void``: from where to where the log holds frames that were never acknowledged, and are not
         history: whoever ended their life of the journal did so without them."""
         self.void = void
-        self.topics: dict[int, JournalIndex] = {}
-        self.producers: dict[int, ProducerTable] = {}
+        self.holdings = Holdings()
         self.is_unwanted = False
         """Set by the event loop: nobody waits for the scan any more."""
 
@@ -55,26 +54,11 @@ class Replay:
                 header = peek_header(record.payload)
             except CallerError as error:  # no client is to blame for what stands in our own journal
                 raise JournalCorrupt(f"the frame at {record.position}: {error}") from error
-            topic_id = header.topic_id
-            if topic_id not in self.topics:
-                self.topics[topic_id] = JournalIndex()
-                self.producers[topic_id] = ProducerTable()
-            self.topics[topic_id].add(header, record.position)
-            self.producers[topic_id].follow(header)
-        elif record.kind in (RELEASED, DISOWNED):
-            self._take_note(record)
+            self.holdings.add(header, record.position)
+            self.holdings.follow(header)
+        elif record.kind == RELEASED:
+            self.holdings.drop_before(*unpack_note(record.payload))
+        elif record.kind == DISOWNED:
+            self.holdings.drop_from(*unpack_note(record.payload))
         else:
             raise JournalCorrupt(f"the frame at {record.position} is of a kind unknown here: {record.kind}")
-
-    def _take_note(self, record: Record) -> None:
-        topic_id, offset = unpack_note(record.payload)
-        index = self.topics.get(topic_id)
-        if index is None:
-            return
-        if record.kind == RELEASED:
-            index.drop_before(offset)
-        else:
-            index.drop_from(offset)
-            self.producers[topic_id] = ProducerTable()
-        if not index:
-            del self.topics[topic_id], self.producers[topic_id]
