@@ -182,7 +182,15 @@ class DispatchMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
         timeout = self.core.spec.failure_policy.ack_timeout_ms / 1000
+        # Also for what was answered before it was fetched: it shows as well that nobody reads.
+        stalled = [
+            member
+            for member, queue in self.queues.items()
+            if any(flight.since + timeout <= self.now for flight in queue if not flight.is_void)
+        ]
         self.core.tick(self.now)
+        for member in stalled:
+            self.take_back(member)
         for offset, info in enumerate(self.infos):
             if info.holder is not None and info.since + timeout <= self.now:
                 if info.is_fetched:
