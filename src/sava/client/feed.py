@@ -191,8 +191,7 @@ class Feed:
         """One stream, from its opening to its end, which is always an error."""
         target = await self._route.find()
         async with open_stream(self._connection, "Subscribe", target) as stream:
-            await stream.write(pb.SubscribeRequest(open=self._opening))
-            opened = (await stream.first()).opened
+            opened = (await stream.open(pb.SubscribeRequest(open=self._opening))).opened
             self._reliable = opened.reliable
             self._voided = self._book.rewind()
             self._consumed = 0

@@ -252,8 +252,7 @@ class Lane:
         """One stream, from its opening to its end, which is always an error."""
         target = await self._route.find()
         async with open_stream(self._connection, "Publish", target) as stream:
-            await stream.write(pb.PublishRequest(open=self._opening))
-            opened = (await stream.first()).opened
+            opened = (await stream.open(pb.PublishRequest(open=self._opening))).opened
             self._is_open = True
             self._stream = stream
             self._failure = None

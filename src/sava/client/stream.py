@@ -43,10 +43,12 @@ class Stream:
         except StopAsyncIteration:
             raise Unavailable(f"broker {self._target} has ended the stream") from None
 
-    async def first(self) -> Any:
-        """The answer to the request that opens a stream; it has a deadline."""
+    async def open(self, request: Any) -> Any:
+        """The answer to the request that opens a stream. Both have one deadline: a request waits for a
+        connection, and a broker that stands still accepts connections."""
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await self.write(request)
                 return await self.receive()
         except TimeoutError:
             raise Unavailable(f"broker {self._target} did not answer within {OPEN_TIMEOUT_S} s") from None

@@ -165,8 +165,7 @@ class Chain:
         stub = self._connection.stub(address, rpc.ReplicaStub)
         call = stub.Append(timeout=self._left(life_until), metadata=await self._connection.metadata())
         self._stream = Stream(call, address)
-        await self._stream.write(self._opening)
-        opened: pb.ChainOpened = (await self._stream.first()).opened
+        opened: pb.ChainOpened = (await self._stream.open(self._opening)).opened
         self._failure = None
         self.progress.is_known, self.progress.position = opened.is_known, opened.position
         self.progress.kept_position = opened.kept_position
