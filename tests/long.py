@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 
 IS_LONG = os.environ.get("SAVA_LONG", "") not in ("", "0")
 
 
-def only_long(why: str) -> Any:
+def only_long(why: str) -> pytest.MarkDecorator:
     """Leave the test out of ``make test``."""
     return pytest.mark.skipif(not IS_LONG, reason=f"{why}: SAVA_LONG=1")

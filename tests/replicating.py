@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,15 +17,17 @@ import grpc
 from grpc import aio
 
 from sava.blocking import Client
+from sava.client import Tls
+from sava.config import Auth
 from sava.pipeline.link import Access
 from sava.pipeline.replicate.control import AdminControl
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.job import Edges, LinkJob
 from sava.pipeline.replicate.work import Outcome, Share
-from sava.proto import pipelines_pb2, topics_admin_pb2
+from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.records import Message
-from sava.services.admin_client import AdminClient
+from sava.services.admin_client import PLAIN, AdminClient
 from tests.cluster.harness import until
 from tests.integration.harness import sava
 from tests.ports import free_ports
@@ -34,17 +37,20 @@ READY_S = 60.0
 
 
 class Side:
-    """One cluster, through its admin port."""
+    """One cluster, through its admin port. ``auth``: certificates of its own."""
 
-    def __init__(self, broker: Standalone) -> None:
+    def __init__(self, broker: Standalone, auth: Auth = PLAIN) -> None:
         self.broker = broker
+        self.auth = auth
+        files = auth.tls
+        self.tls = Tls(files.ca_file, files.cert_file, files.key_file) if files is not None else None
 
     @property
     def service(self) -> str:
         return f"127.0.0.1:{self.broker.port}"
 
     async def call(self, service: str, method: str, request: Any) -> Any:
-        async with AdminClient(self.broker.admin) as client:
+        async with AdminClient(self.broker.admin, self.auth) as client:
             return await client.call(getattr(getattr(client, service), method), request, timeout=30)
 
     async def replication(self, method: str, request: Any) -> Any:
@@ -117,14 +123,17 @@ class Side:
 
     # -- messages ------------------------------------------------------------------------------
 
+    def client(self) -> Client:
+        return Client(self.broker.url, tls=self.tls, timeout=30)
+
     def publish(self, name: str, payloads: Sequence[str]) -> None:
         """To a plain topic, or to one partition."""
-        with Client(self.broker.url, timeout=30) as client, client.producer(name) as producer:
+        with self.client() as client, client.producer(name) as producer:
             producer.send_many([payload.encode() for payload in payloads])
 
     def read(self, name: str) -> list[Message]:
         """Everything that is in a plain topic, or in one partition, now."""
-        with Client(self.broker.url, timeout=30) as client, client.reader(name, end="latest") as reader:
+        with self.client() as client, client.reader(name, end="latest") as reader:
             return list(reader)
 
     def payloads(self, name: str) -> list[str]:
@@ -188,9 +197,9 @@ class Told(logging.Handler):
     def _written(self) -> Iterator[str]:
         for file in self.files:
             for line in file.read_text().splitlines():
-                words = line.split(" ", 3)  # time, level, logger, text
-                if len(words) == 4:
-                    yield f"{words[1]} {words[3]}"
+                words = line.split(" ", 4)  # time, level, broker, logger, text
+                if len(words) == 5:
+                    yield f"{words[1]} {words[4]}"
 
     def __enter__(self) -> Self:
         logger = logging.getLogger("sava.pipeline.replicate")
@@ -202,14 +211,18 @@ class Told(logging.Handler):
         logging.getLogger("sava.pipeline.replicate").removeHandler(self)
 
 
-class Gate(grpc.GenericRpcHandler):
-    """In front of a cluster's client port, call by call: lets them pass, denies them, or does something
-    first. Closed, it cannot be reached."""
+class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
+    """In front of the client port of a cluster of one broker, call by call: lets them pass, denies them, or
+    does something first. Who looks up a topic is told that it is here. Closed, it cannot be reached."""
 
     def __init__(self, upstream: str) -> None:
         (self._port,) = free_ports(1)
         self.service_address = f"127.0.0.1:{self._port}"
         self.is_denying = False
+        self.token = ""
+        """That a call must show; empty: any, or none."""
+        self.shown: Counter[tuple[str, str]] = Counter()
+        """How often which method was called, and with which token."""
         self.before: dict[str, Callable[[], Awaitable[None]]] = {}
         """By the name of the method; done once."""
         self._upstream = upstream
@@ -232,8 +245,15 @@ class Gate(grpc.GenericRpcHandler):
     def service(self, handler_call_details: Any) -> Any:
         """Calls of all kinds look the same on the wire."""
         method: str = handler_call_details.method
+        scheme, _, token = (
+            dict(handler_call_details.invocation_metadata).get("authorization", "").partition(" ")
+        )
+        assert scheme in ("", "Bearer")
+        self.shown[method.rpartition("/")[2], token] += 1
 
         async def passed(requests: Any, context: Any) -> AsyncIterator[bytes]:
+            if self.token and token != self.token:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not one of this cluster")
             if self.is_denying:
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this cluster may not replicate here")
             if (first := self.before.pop(method.rpartition("/")[2], None)) is not None:
@@ -241,9 +261,15 @@ class Gate(grpc.GenericRpcHandler):
             call = self._channel.stream_stream(method)(requests)
             try:
                 async for response in call:
-                    yield response
+                    yield self._here(response) if method.endswith("/LookUp") else response
             except aio.AioRpcError as error:
                 context.set_trailing_metadata(tuple(error.trailing_metadata()))
                 await context.abort(error.code(), error.details())
 
         return grpc.stream_stream_rpc_method_handler(passed)
+
+    def _here(self, response: bytes) -> bytes:
+        found = streams_pb2.LookUpResponse.FromString(response)
+        for partition in found.partitions:
+            partition.address = self.service_address
+        return found.SerializeToString()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -11,11 +12,11 @@ from tests.cluster.harness import Brokers
 
 
 class NamedBrokers(Brokers):
-    def __init__(self, name: str, directory: Path, *, size: int = 2) -> None:
+    def __init__(self, name: str, directory: Path, *, size: int = 2, **settings: dict[str, Any]) -> None:
         directory.mkdir()
-        super().__init__(size, directory)
-        settings = yaml.safe_load(self._config.read_text())
-        self._config.write_text(yaml.safe_dump({**settings, "cluster_name": name}))
+        super().__init__(size, directory, **settings)
+        written = yaml.safe_load(self._config.read_text())
+        self._config.write_text(yaml.safe_dump({**written, "cluster_name": name}))
         self.name = name
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sava.proto import topics_admin_pb2 as pb
+from sava.services.admin_client import PLAIN
 from sava.storage.link_cursors import link_cursor
 from tests.cluster.harness import until
 from tests.long import only_long
@@ -35,6 +36,7 @@ class Quick(Standalone):
         directory.mkdir()
         super().__init__(
             directory,
+            PLAIN,
             SAVA__CLUSTER_NAME="east",
             SAVA__STORAGE__UPLOAD_INTERVAL_SECONDS="1",
             SAVA__POLICIES__RETENTION_SIZE_MB="1",

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from sava.cli import pipeline_files
-from sava.client.connection import Connection
+from sava.client.connection import Connection, Tls
 from sava.client.loop_thread import LoopThread
 from sava.proto import pipelines_pb2 as pb
 from sava.proto.pipelines_pb2_grpc import PipelinesStub
+from tests.spark.processes import has_started, of_session, running
 
 ROOT = Path(__file__).parents[2]
 READY_S = 200.0
@@ -78,28 +79,35 @@ class RunnerProcess:
         self._process.terminate()
         return self._process.wait(timeout=READY_S)
 
+    def ended(self) -> int:
+        """The exit code, when it ends by itself."""
+        return self._process.wait(timeout=READY_S)
+
+    def parts(self, program: str) -> list[int]:
+        """Processes that it has started, with this word in their command."""
+        return [pid for pid in running(program) if has_started({self.pid}, pid)]
+
     def sweep(self) -> None:
         """Whatever is left of it. For the end of a test."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        for pid in of_session(self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
     def wait_gone(self) -> None:
         """Until nothing of it runs any more: neither Java nor Python's workers."""
         deadline = time.monotonic() + GONE_S
-        with suppress(ProcessLookupError):
-            while True:
-                os.killpg(self._process.pid, 0)
-                assert time.monotonic() < deadline, f"something of {self.log.stem} runs after {GONE_S:g} s"
-                time.sleep(0.1)
+        while left := of_session(self.pid):
+            assert time.monotonic() < deadline, f"of {self.log.stem} {left} run after {GONE_S:g} s"
+            time.sleep(0.1)
 
 
 class Pipelines:
     """The pipelines of a cluster, by its admin port: starting a command for each look would take longer than
     what is looked at."""
 
-    def __init__(self, admin: str) -> None:
-        self._connection = Connection(admin, token=None, tls=None, timeout=CALL_S)
+    def __init__(self, admin: str, tls: Tls | None = None) -> None:
+        self._connection = Connection(admin, token=None, tls=tls, timeout=CALL_S)
         self._loop = LoopThread("pipelines of a test")
 
     def close(self) -> None:
@@ -127,7 +135,7 @@ class Pipelines:
         return [each.spec.name for each in found.pipelines]
 
     def status(self, name: str) -> pb.PipelineStatus:
-        found = self._call("ListPipelines", pb.ListPipelinesRequest())
+        found: pb.ListPipelinesResponse = self._call("ListPipelines", pb.ListPipelinesRequest())
         (status,) = [each.status for each in found.pipelines if each.spec.name == name]
         return status
 

@@ -21,6 +21,7 @@ from typing import Self
 
 from sava.pipeline.launch import find_java, spark_home
 from tests.ports import free_ports
+from tests.spark.processes import has_started
 
 REPOSITORY = Path(__file__).parents[2]
 START_TIMEOUT_S = 90.0
@@ -74,11 +75,7 @@ class SparkCluster:
     def runs(self, pid: int) -> bool:
         """Whether the process is one of an executor of this cluster, and nobody else's."""
         workers = {process.pid for name, process in self._processes.items() if name != "master"}
-        while pid > 1:
-            pid = parent_of(pid)
-            if pid in workers:
-                return True
-        return False
+        return has_started(workers, pid)
 
     def _start(self, name: str, kind: str, *arguments: str) -> None:
         command = [str(spark_home() / "bin" / "spark-class"), f"{DAEMON}.{kind}", "--host", "127.0.0.1"]
@@ -117,12 +114,3 @@ class SparkCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def parent_of(pid: int) -> int:
-    """0 when there is no such process."""
-    try:
-        # The name of a program may hold spaces and parentheses; what follows it does not.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

@@ -14,7 +14,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,8 +28,9 @@ from tests.cluster.test_replication_retention import Quick
 from tests.long import only_long
 from tests.replicas import Load, differences, payload
 from tests.replicating import Side
+from tests.spark.processes import has_started, running
 from tests.spark.runner_process import RunnerProcess
-from tests.spark.standalone_spark import REPOSITORY, SparkCluster, parent_of
+from tests.spark.standalone_spark import REPOSITORY, SparkCluster
 from tests.standalone import Standalone
 
 T = TypeVar("T")
@@ -38,6 +39,9 @@ CHAOS_S = float(os.environ.get("SAVA_CHAOS_S", "180"))
 pytestmark = [only_long("Spark, and minutes of it"), pytest.mark.timeout(1200 + 3 * CHAOS_S)]
 QUIET_S = 400.0
 RUNNERS = 2
+AMID = 0.2
+"""Of all messages, so many are to be copied while things are killed: more is left to those that have just
+been started."""
 ORDERS, PRICES = "/default/orders", "/default/prices"
 NAMES = [f"{ORDERS}-part-0", f"{ORDERS}-part-1", f"{ORDERS}-part-2", PRICES]
 ON_CLUSTER = {
@@ -110,25 +114,26 @@ class World:
     # -- killing -------------------------------------------------------------------------------
 
     def kill_runner(self, chance: random.Random) -> bool:
-        if not self._may_kill_runner():
+        if not self._is_at_work():
             return False
         chance.choice(self.alive).kill()
         return True
 
     def kill_java(self, chance: random.Random) -> bool:
         """That of a runner, which ends with it."""
-        return self._may_kill_runner() and self._kill_one(chance, "org.apache.spark.deploy.SparkSubmit")
+        return self._is_at_work() and self._kill_one(chance, "org.apache.spark.deploy.SparkSubmit")
 
-    def _may_kill_runner(self) -> bool:
-        """If something was copied since the last time. To start one takes longer than all the rest, and on a
-        crowded machine there would be nothing but starts."""
+    def _is_at_work(self) -> bool:
+        """Whether something was copied since it was last asked: by whoever asks before he kills what takes
+        long to start, runners and executors. Killed whenever it is there, it would be starting all the time,
+        and what is to be shown is that it dies in the midst of its work."""
         copied = sum(self.ends(self.west).values())
         is_further = copied > self._copied
         self._copied = max(self._copied, copied)
         return is_further
 
     def kill_executor(self, chance: random.Random) -> bool:
-        return self._kill_one(chance, "CoarseGrainedExecutorBackend")
+        return self._is_at_work() and self._kill_one(chance, "CoarseGrainedExecutorBackend")
 
     def kill_worker(self, chance: random.Random) -> bool:
         """A Python process in which tasks run, or the one that makes them."""
@@ -152,12 +157,7 @@ class World:
         """Whether a runner of this test, or a worker of its Spark, has started it."""
         if self._cluster is not None and self._cluster.runs(pid):
             return True
-        runners = {runner.pid for runner in self.alive}
-        while pid > 1:
-            pid = parent_of(pid)
-            if pid in runners:
-                return True
-        return False
+        return has_started({runner.pid for runner in self.alive}, pid)
 
     @staticmethod
     def _bounce(broker: Standalone, chance: random.Random) -> bool:
@@ -191,6 +191,17 @@ class World:
             return self.do(self._ends(side))
         except SavaError:
             return {}
+
+    def copied(self) -> int:
+        """Messages at the target, as soon as that can be told."""
+        found: dict[str, int] = {}
+
+        def is_told() -> bool:
+            found.update(self.ends(self.west))
+            return bool(found)
+
+        self.until(is_told, "the target tells what it has")
+        return sum(found.values())
 
     def positions(self) -> dict[str, int]:
         """As they were reported."""
@@ -243,15 +254,6 @@ def named(directory: Path) -> Standalone:
     )
 
 
-def running(program: str) -> Iterator[int]:
-    """Processes with this word in their command."""
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            with suppress(OSError):
-                if program.encode() in (place / "cmdline").read_bytes():
-                    yield int(place.name)
-
-
 def publish(world: World, names: Sequence[str], start: int, end: int) -> None:
     for name in names:
         world.east.publish(name, [payload("east", number).decode() for number in range(start, end)])
@@ -271,18 +273,21 @@ def test_whatever_is_killed_each_message_is_copied_once_and_in_order(tmp_path: P
         load = Load("east", world.east.broker.url, NAMES, seed, pause_s=0.3)
         world.keep_runners()
         world.until(lambda: any(world.positions().values()), "something is copied")
+        before = world.copied()
         over = time.monotonic() + CHAOS_S
         while time.monotonic() < over:
             world.keep_runners()
             time.sleep(chance.uniform(0, 6))
             world.trouble(chance)
-        load.stop()
-        copied = sum(world.ends(world.west).values())
         world.keep_runners()
+        amid = world.copied() - before
+        load.stop()
+        published = sum(load.published.values())
         world.until(lambda: world.positions() == world.ends(world.east) != {}, "all is copied")
         print(f"killed: {dict(world.kills)}; {len(world.runners)} runners had a part in it")
-        print(f"{sum(load.published.values())} messages, {copied} of them copied before it was quiet")
+        print(f"{published} messages, {amid} of them copied between the first and the last kill")
         assert all(load.published.values())
+        assert amid >= AMID * published, "what is killed must be at work"
         world.check(load.published)
         world.verify(load.published)
 

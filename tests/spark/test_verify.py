@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 
 import pytest
 from pyspark.sql import SparkSession
 
 from sava.blocking import Client
+from sava.broker.stretches import Source, Stretch
+from sava.client.loop_thread import LoopThread
 from sava.pipeline.link import Access, Link
 from sava.pipeline.replicate.target import Target
-from sava.pipeline.replicate.verify import Finding, Question, Side, Verdict, verify
+from sava.pipeline.replicate.verify import FINDINGS, Finding, Question, Side, Verdict, verify
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
-from tests.replica_client import ChainStream, Source, Stretch, replica
+from tests.long import only_long
+from tests.replica_client import ChainStream, replica
+from tests.replicating import RunningLink
+from tests.replicating import Side as Cluster
 from tests.standalone import Standalone
 
 EAST, WEST = "east", "west"
@@ -103,7 +109,7 @@ def numbered(count: int) -> list[bytes]:
 
 @pytest.fixture
 def pair(clusters: tuple[Standalone, Standalone], request: pytest.FixtureRequest) -> Pair:
-    return Pair(clusters, f"/default/{request.node.name}")
+    return Pair(clusters, f"/default/{request.node.name.replace('[', '-').rstrip(']')}")
 
 
 def test_a_true_copy(spark: SparkSession, pair: Pair) -> None:
@@ -155,3 +161,94 @@ def test_messages_of_the_replica_itself_are_its_own_affair(
         producer.send(b"published at west")
     pair.put(list(enumerate(numbered(5))), 5)
     assert pair.verify(spark, 5).is_equal
+
+
+# -- the command -----------------------------------------------------------------------------
+
+
+class Command:
+    """``sava replication verify`` of a topic that a link goes on copying."""
+
+    def __init__(self, clusters: tuple[Standalone, Standalone], topic: str) -> None:
+        self.topic = topic
+        self._east, self._west = map(Cluster, clusters)
+        self._loop = LoopThread("clusters")
+        self._loop.run(self._east.add(WEST, self._west.service))
+        self._loop.run(self._east.replicate(topic))
+        self.link = RunningLink(self._east)
+
+    def close(self) -> None:
+        self.link.stop()
+        self._loop.run(self._east.clear(self.topic))
+        self._loop.close()
+
+    def until_copied(self, end: int) -> None:
+        """In the eyes of the cluster, which is what is compared."""
+
+        def position() -> int:
+            (found,) = self._loop.run(self._east.status(self.topic))
+            return max((each.position for each in found.partitions), default=0)
+
+        self.link.wait(lambda: position() == end, f"{end} are copied", timeout=60)
+
+    def __call__(self, *options: str, code: int) -> tuple[str, str]:
+        words = ("replication", "verify", self.topic, "--remote", WEST, "--master", "local[2]", *options)
+        return self._loop.run(self._east.command(*words, code=code))
+
+
+@pytest.fixture
+def command(clusters: tuple[Standalone, Standalone], pair: Pair) -> Iterator[Command]:
+    made = Command(clusters, pair.topic)
+    yield made
+    made.close()
+
+
+@only_long("each starts a Spark of its own")
+@pytest.mark.timeout(400)
+def test_the_command_says_that_a_true_copy_is_one(pair: Pair, command: Command) -> None:
+    pair.publish(numbered(30))
+    command.until_copied(30)
+    out, _ = command("-o", "json", code=0)
+    (verdict,) = json.loads(out)
+    assert (verdict["partition"], verdict["start"], verdict["end"]) == (0, 0, 30)
+    assert (verdict["compared"], verdict["examples"]) == (30, [])
+    assert not any(verdict[what] for what in FINDINGS)
+
+
+@only_long("each starts a Spark of its own")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("what", ["missing", "different", "repeated"])
+def test_the_command_says_which_message_is_wrong(
+    clusters: tuple[Standalone, Standalone], pair: Pair, what: str
+) -> None:
+    """What was put there before the link has come, as nobody should, the link does not touch."""
+    pair.publish(numbered(20))
+    copies = list(enumerate(numbered(20)))
+    if what == "missing":
+        pair.put(copies[:7] + copies[8:], 20)
+    elif what == "different":
+        pair.put([*copies[:7], (7, b"something else"), *copies[8:]], 20)
+    else:
+        pair.put(copies, 20)
+        pair.smuggle([copies[7]])
+    command = Command(clusters, pair.topic)
+    try:
+        pair.publish(numbered(10))
+        command.until_copied(30)
+        if what == "missing":  # as a table
+            out, err = command(code=1)
+            assert ["0", "0..30", "29", "1", "0", "0", "0", "0", "0"] in [
+                row.split() for row in out.splitlines()
+            ]
+            assert "partition 0: missing: offset 7 of east" in out
+            assert f"topic {pair.topic} at west is not what it is here: partition 0" in err
+            return
+        out, _ = command("-o", "json", code=1)
+        (verdict,) = json.loads(out)
+        wrong = {name: verdict[name] for name in FINDINGS if verdict[name]}
+        # A second copy behind the others is not in their order either.
+        assert wrong == {what: 1} | ({"out_of_order": 1} if what == "repeated" else {})
+        assert {"what": what, "cluster": EAST, "offset": 7} in verdict["examples"]
+        assert verdict["compared"] == 30
+    finally:
+        command.close()

@@ -6,9 +6,11 @@ nobody from copying what is known to be wanted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from sava.client.connection import Tls
+from sava.errors import RetryableError
 from sava.pipeline.link import Access
 from sava.pipeline.replicate.work import LinkEnds
 from sava.pipeline.runner.admin_calls import AdminCalls
@@ -45,6 +47,33 @@ class AdminControl:
 
     def close(self) -> None:
         self._calls.close()
+
+
+class BrokersReplaced(RetryableError):
+    """None of the brokers is there any more that were there when the link began."""
+
+
+class FollowingControl:
+    """Ends a link that has outlived all brokers of its cluster. Its own connections may have learned of
+    others, but processes that are started for its tasks know the addresses that it began with, and no more:
+    it is to be begun again with new ones."""
+
+    def __init__(self, control: Control, service: str, now: Callable[[], str]) -> None:
+        """Client addresses, with commas between: of the beginning, and ``now``; empty: not known."""
+        self._control = control
+        self._service = service
+        self._now = now
+        self.report, self.close = control.report, control.close
+
+    def link(self, remote: str) -> pb.Link:
+        """Raises BrokersReplaced."""
+        now = self._now()
+        if now and not set(now.split(",")) & set(self._service.split(",")):
+            raise BrokersReplaced(
+                f"the brokers that the link began with ({self._service}) are all gone, and others have come "
+                f"({now}); it is begun again with these"
+            )
+        return self._control.link(remote)
 
 
 def ends_of(link: pb.Link, source: Access) -> LinkEnds:

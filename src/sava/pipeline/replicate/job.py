@@ -44,7 +44,7 @@ from sava.pipeline.replicate.watching import Asking, Question, Watching
 from sava.pipeline.replicate.work import LinkEnds
 from sava.pipeline.runner.control import UNKNOWN_LAG
 from sava.pipeline.runner.kinds import End, Job, Progress
-from sava.pipeline.runner.queries import brief
+from sava.pipeline.spark_errors import brief
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import Mismatch, Settings, State

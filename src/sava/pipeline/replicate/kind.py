@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sava.client.connection import Tls
 from sava.client.errors import Unavailable
 from sava.pipeline.link import Access
-from sava.pipeline.replicate.control import AdminControl
+from sava.pipeline.replicate.control import AdminControl, FollowingControl
 from sava.pipeline.replicate.job import Edges, LinkJob
 from sava.pipeline.replicate.rounds import SparkEngine
 from sava.pipeline.runner.kinds import Job, Kind, SettingsInvalid
@@ -24,7 +24,8 @@ SOURCE_S: Final = 5.0
 
 
 class Replicate(Kind):
-    """``admin``: addresses of the admin port; ``service``: those of clients, as far as they are known."""
+    """``admin``: addresses of the admin port; ``service``: those of clients, as far as they are known. Both
+    are asked for again and again: brokers come and go."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Replicate(Kind):
         service: Callable[[], str],
         *,
         runner: str,
-        admin: str,
+        admin: Callable[[], str],
         tls: Tls | None,
     ) -> None:
         self._spark = spark
@@ -49,7 +50,7 @@ class Replicate(Kind):
         if not service:
             raise Unavailable("it is not known yet where brokers are")
         edges = Edges(
-            control=AdminControl(self._admin, tls=self._tls),
+            control=FollowingControl(AdminControl(self._admin(), tls=self._tls), service, self._service),
             engine=SparkEngine(self._spark, name),
             source=source_access(service, self._tls),
         )

@@ -33,9 +33,9 @@ from sava.pipeline.replicate.chains import Stretch
 from sava.pipeline.replicate.partitions import PartitionState, Step
 from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
-from sava.pipeline.runner.queries import brief
 from sava.pipeline.source.history import History
 from sava.pipeline.source.planning import WORTH_A_TASK, Piece
+from sava.pipeline.spark_errors import brief
 from sava.proto import replica_pb2
 from sava.proto.replication_pb2 import LinkTopic
 

@@ -39,6 +39,11 @@ class AdminControl:
         """Client addresses of the brokers, with commas between; empty: not known yet."""
         return self._calls.service
 
+    @property
+    def admin(self) -> str:
+        """Admin addresses, also of brokers that have come since this was made."""
+        return self._calls.admin
+
     def close(self) -> None:
         self._calls.close()
 

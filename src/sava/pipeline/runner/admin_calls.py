@@ -28,11 +28,17 @@ class AdminCalls:
     def __init__(self, addresses: str, *, tls: Tls | None = None, name: str = "sava runner") -> None:
         self.service = ""
         """Client addresses of the brokers, with commas between; empty: not known yet."""
+        self._scheme = "https://" if "https://" in addresses else ""
         self._connection = Connection(addresses, token=None, tls=tls, timeout=CALL_S)
         self._known = list(self._connection.targets)
         self._turn = 0
         self._ask_addresses_at = 0.0
         self._loop = LoopThread(name)
+
+    @property
+    def admin(self) -> str:
+        """Admin addresses, with commas between: those that were given, and those that were found since."""
+        return ",".join(f"{self._scheme}{target}" for target in self._known)
 
     def close(self) -> None:
         self._loop.run(self._connection.close())

@@ -13,7 +13,6 @@ import re
 import secrets
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,14 +23,13 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from sava.client.connection import Tls
 from sava.client.errors import ClientError
-from sava.errors import HostError
 from sava.pipeline.launch import DEFAULT_MASTER
 from sava.pipeline.runner.admin import TTL_S, AdminControl
 from sava.pipeline.runner.custom import Custom
 from sava.pipeline.runner.hosted import STUCK_S
 from sava.pipeline.runner.kinds import Kind
 from sava.pipeline.runner.runner import NotStopped, Runner
-from sava.pipeline.session import open_session
+from sava.pipeline.session import JavaGone, java_of_spark, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,10 +42,6 @@ KINDS: Final = ("custom", "replicate")
 LOST: Final = 70
 """Exit code: a pipeline could not be stopped before its claim ended, or Java has ended by itself. Whoever
 started this process may start it again."""
-
-
-class JavaGone(HostError):
-    """Java was killed, or ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +59,17 @@ class RunnerOptions:
 
 
 def run(options: RunnerOptions) -> int:
-    """Until a signal. The exit code. Raises JavaMissing, SparkMissing."""
+    """Until a signal. The exit code. Raises JavaMissing, SparkMissing, SparkRefused."""
     early = threading.Event()
     for number in SIGNALS:
         signal.signal(number, lambda *_: early.set())
-    spark = open_session("sava pipelines", options.master, conf=options.conf, python_path=options.python_path)
+    try:
+        spark = open_session(
+            "sava pipelines", options.master, conf=options.conf, python_path=options.python_path
+        )
+    except JavaGone as error:
+        log.critical("pipelines: %s", error)
+        return LOST
     name = f"{_host()}-{os.getpid()}-{secrets.token_hex(3)}"
     control = AdminControl(
         options.admin, name, kinds=KINDS, only=options.only, tls=options.tls, ttl_s=options.ttl_s
@@ -88,11 +88,11 @@ def run(options: RunnerOptions) -> int:
     log.info("pipelines: this runner is ready runner=%s master=%s", name, spark.sparkContext.master)
     try:
         while not runner.is_done:
-            _require_java(spark)
+            _require_java()
             runner.step()
             time.sleep(STEP_S)
     except NotStopped as error:
-        _end_at_once(error, spark)
+        _end_at_once(error)
     except JavaGone as error:
         log.critical("pipelines: %s", error)
         with suppress(ClientError):
@@ -116,10 +116,13 @@ def _kinds(
     def service() -> str:
         return control.service
 
+    def admin() -> str:
+        return control.admin
+
     access = _certificates(options.tls)
     return {
         "custom": Custom(session, service, options.checkpoints, access=access),
-        "replicate": Replicate(session, service, runner=runner, admin=options.admin, tls=options.tls),
+        "replicate": Replicate(session, service, runner=runner, admin=admin, tls=options.tls),
     }
 
 
@@ -131,23 +134,18 @@ def _certificates(tls: Tls | None) -> dict[str, str]:
     return {name: str(file) for name, file in files.items() if file is not None}
 
 
-def _require_java(spark: SparkSession) -> None:
-    java = _java(spark)
+def _require_java() -> None:
+    java = java_of_spark()
     if java is not None and java.poll() is not None:
         raise JavaGone(
             f"Spark's Java has ended with code {java.returncode}, and with it all queries; start it again"
         )
 
 
-def _java(spark: SparkSession) -> subprocess.Popen[bytes] | None:
-    """None: it is not a child of this process."""
-    return getattr(spark.sparkContext._gateway, "proc", None)
-
-
-def _end_at_once(error: NotStopped, spark: SparkSession) -> NoReturn:
+def _end_at_once(error: NotStopped) -> NoReturn:
     """Nothing is waited for: what still runs, runs in Java, and must not a moment longer."""
     log.critical("pipelines: %s", error)
-    if (java := _java(spark)) is not None:
+    if (java := java_of_spark()) is not None:
         java.kill()
     os._exit(LOST)
 

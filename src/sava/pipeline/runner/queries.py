@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from sava.pipeline.positions import Part, to_offsets
 from sava.pipeline.runner.kinds import End, Job, Progress
 from sava.pipeline.runner.lag import Behind, Lag
 from sava.pipeline.source.topics import Topics
+from sava.pipeline.spark_errors import brief
 from sava.pipeline.tails import Extent
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 STOPPING_LOOK_S: Final = 0.1
 RATE_S: Final = 10.0
-MAX_ERROR: Final = 500
 
 Prepare = Callable[[SparkSession], DataStreamWriter]
 """All but the start. May wait for brokers, and may take long."""
@@ -270,13 +269,3 @@ def _position(text: str | Mapping[str, Any] | None) -> Mapping[Part, int] | None
         return to_offsets(json.loads(text) if isinstance(text, str) else text or {}) or None
     except (ValueError, AttributeError):
         return None
-
-
-def brief(error: Exception) -> str:
-    """One line. Spark's texts hold the traces of two languages; what was raised last in Python is what the
-    user can do something about."""
-    text = str(error).partition("JVM stacktrace")[0].strip() or type(error).__name__
-    text = re.sub(r"^An error occurred while calling \S+\s+: ", "", text)
-    raised = re.findall(r"^([\w.]+(?:: .+)?)$", text, re.MULTILINE) if "Traceback (most" in text else []
-    line = raised[-1] if raised else text.splitlines()[0]
-    return line if len(line) <= MAX_ERROR else f"{line[: MAX_ERROR - 1]}…"

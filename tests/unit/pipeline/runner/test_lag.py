@@ -6,7 +6,8 @@ from typing import Any
 
 from sava.pipeline.positions import Part
 from sava.pipeline.runner.lag import MAX_SAMPLES, Behind, Lag
-from sava.pipeline.runner.queries import MAX_ERROR, Seen, brief
+from sava.pipeline.runner.queries import Seen
+from sava.pipeline.spark_errors import MAX_ERROR, brief
 from sava.pipeline.tails import Extent
 
 A, B = Part("/default/a", 0), Part("/default/b", 0)

@@ -1,0 +1,100 @@
+"""The cluster that sends gets other brokers, until none is left of those that a link began with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sava.blocking import Client
+from sava.client.errors import ClientError
+from tests.cluster.harness import until
+from tests.cluster.sites import NamedBrokers
+from tests.integration.harness import BrokerProcess
+from tests.long import only_long
+from tests.replicating import Side
+from tests.spark.runner_process import Pipelines, RunnerProcess
+from tests.standalone import Standalone
+
+LINK = "replicate-west"
+ORDERS = "/default/orders"
+NAMES = [f"{ORDERS}-part-0", f"{ORDERS}-part-1"]
+WAIT_S = 200.0
+
+
+def publish(broker: BrokerProcess, start: int, end: int) -> None:
+    with Client(broker.client_url, timeout=60) as client:
+        for name in NAMES:
+            with client.producer(name) as producer:
+                producer.send_many([f"{name} {number}".encode() for number in range(start, end)])
+
+
+async def replace(east: NamedBrokers, old: BrokerProcess) -> BrokerProcess:
+    """As an operator does it: a new broker joins, the old one is drained, removed and stopped."""
+    new = await east.join()
+    await east.command("cluster", "add-node", "--addr", new.raft_address)
+
+    async def is_voter() -> bool:
+        code, _, _ = await east.command("cluster", "promote-node", "--addr", new.raft_address, check=False)
+        return code == 0
+
+    await until(is_voter, "the new broker has caught up", timeout=60)
+    await east.registered([new])
+    await east.command("brokers", "drain", str(await east.id_of(old)))
+    await east.command("cluster", "transfer-leader", "--to", str(await east.id_of(new)))
+    await east.command("cluster", "remove-node", "--node-id", str(await east.id_of(old)))
+    assert await old.stop() == 0
+    return new
+
+
+@only_long("a broker is replaced, and a runner is started")
+@pytest.mark.timeout(600)
+async def test_a_link_goes_on_when_all_brokers_it_began_with_are_replaced(tmp_path: Path) -> None:
+    """A link knows the addresses of its beginning; its connections learn of others while some of those
+    answer. The processes of its tasks do not live as long: one that is started after the change has only what
+    it is told."""
+    (tmp_path / "west").mkdir()
+    # Journals are not mirrored: what becomes of mirrors when brokers are removed is not the link's affair.
+    alone = {"write_quorum": 1, "ack_quorum": 1}
+    async with NamedBrokers("east", tmp_path / "east", size=1, journal=alone) as east:
+        with Standalone(tmp_path / "west", SAVA__CLUSTER_NAME="west") as broker:
+            west = Side(broker)
+            await west.ready()
+            old = east.brokers[0]
+            await east.create(ORDERS, partitions=2)
+            await asyncio.to_thread(publish, old, 0, 100)
+            await east.command("remotes", "add", "west", "--service", west.service)
+            await east.command("replication", "set", "default", "--remote", "west")
+
+            def copied() -> dict[str, list[str]]:
+                with suppress(ClientError):  # there is no such topic yet
+                    return {name: west.payloads(name) for name in NAMES}
+                return {}
+
+            async def has(count: int) -> bool:
+                found = await asyncio.to_thread(copied)
+                return all(len(found.get(name, [])) >= count for name in NAMES)
+
+            runner = RunnerProcess(tmp_path, old.admin, "runner")
+            try:
+                await until(lambda: has(100), "the first are copied", timeout=WAIT_S)
+                new = await replace(east, old)
+                for pid in runner.parts("pyspark.daemon"):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                await asyncio.to_thread(publish, new, 100, 200)
+                await until(lambda: has(200), f"the link goes on: {runner.said}", timeout=WAIT_S)
+                found = await asyncio.to_thread(copied)
+                assert found == {name: [f"{name} {number}" for number in range(200)] for name in NAMES}
+                pipelines = Pipelines(new.admin)
+                state = await asyncio.to_thread(pipelines.status, LINK)
+                await asyncio.to_thread(pipelines.close)
+                assert (state.state, state.restarts) == ("running", 1)
+                assert "are all gone, and others have come" in runner.log.read_text()
+                assert await asyncio.to_thread(runner.stop) == 0, runner.said
+            finally:
+                runner.sweep()
