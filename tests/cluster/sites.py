@@ -12,11 +12,12 @@ from tests.cluster.harness import Brokers
 
 
 class NamedBrokers(Brokers):
-    def __init__(self, name: str, directory: Path, *, size: int = 2, **settings: dict[str, Any]) -> None:
+    def __init__(self, name: str, directory: Path, *, size: int = 2, **sections: Any) -> None:
+        """``sections`` of the configuration."""
         directory.mkdir()
-        super().__init__(size, directory, **settings)
+        super().__init__(size, directory)
         written = yaml.safe_load(self._config.read_text())
-        self._config.write_text(yaml.safe_dump({**written, "cluster_name": name}))
+        self._config.write_text(yaml.safe_dump({**written, **sections, "cluster_name": name}))
         self.name = name
 
     @property

@@ -27,6 +27,7 @@ import typer.main
 from sava.cli.main import app
 from sava.client import Client
 from tests.integration.harness import sava
+from tests.long import only_long
 from tests.ports import free_ports
 from tests.standalone import Standalone
 
@@ -179,6 +180,7 @@ def test_the_unit_of_the_install_page_is_the_one_of_the_repository() -> None:
     assert blocks("install.md", "ini") == [(ROOT / "deploy" / "systemd" / "sava.service").read_text()]
 
 
+@only_long("Spark is started twice, on ground that the demo covers")
 @pytest.mark.timeout(600)
 def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
     """Two clusters, a runner and a query of Spark: as a newcomer sees it, but for the ports."""

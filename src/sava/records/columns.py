@@ -98,7 +98,7 @@ _FIELDS: Final = {spec.name: pa.field(spec.name, spec.type, not spec.is_required
 _ZEROS: Final = pa.py_buffer(bytes(8 * (MAX_COUNT + 1)))
 """Stands for the buffers of any column of nulls, so that one costs the same however long it is. The pages of
 a large zeroed allocation exist only when touched."""
-_NO_TEXT: Final = pa.array([], TEXT)
+_NO_TEXT: Final = pa.nulls(0, TEXT)
 
 
 class Column(NamedTuple):

@@ -140,6 +140,7 @@ async def test_a_mirror_that_has_no_room_is_replaced(tmp_path: Path) -> None:
         assert owned is not None
         full = owned.owner.record.last.members[1]
         stream = owned._streams[full]
+        await until(lambda: stream.is_joined, "it takes what is written, which forgets refusals")
         stream.refusal = Refusal.FULL
         await until(lambda: full not in owned.owner.record.last.members, "it is replaced")
         assert len(owned.owner.record.last.members) == 3
