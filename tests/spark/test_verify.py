@@ -34,6 +34,8 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Standal
         Standalone(places[EAST], SAVA__CLUSTER_NAME=EAST) as east,
         Standalone(places[WEST], SAVA__CLUSTER_NAME=WEST) as west,
     ):
+        east.ready()
+        west.ready()
         yield east, west
 
 

@@ -167,6 +167,7 @@ class LinkJob(Job):
         while self._rounds.is_any:
             if self._stop_now.is_set():
                 self._rounds.stop()
+            self._rounds.cancel_overdue(time.monotonic())
             self._hear(STEP_S)
         self._hear(0.0)
         if not self._stop_now.is_set() and self._failure is None:

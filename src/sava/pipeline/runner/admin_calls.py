@@ -17,8 +17,9 @@ from sava.client.loop_thread import LoopThread
 from sava.pipeline.runner.control import CALL_S
 from sava.proto import brokers_pb2, brokers_pb2_grpc
 
-ADDRESSES_S: Final = 15.0
-"""So often it is asked which brokers there are."""
+ADDRESSES_S: Final = 2.0
+"""So often it is asked which brokers there are. A broker that takes the place of the only one that is known
+must be heard of before that has gone, and to move its topics takes no longer than a few seconds."""
 ATTEMPT_S: Final = CALL_S / 2
 
 

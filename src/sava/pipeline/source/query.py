@@ -43,6 +43,7 @@ class Query:
         self._topics = Topics(self._link, options.topics)
         self._topics.look_up()
         self._history = History(self._link)
+        self._beginning: dict[Part, int] | None = None
         self._extents: dict[Part, Extent] = {}
         self._shrunk: dict[Part, float] = {}
         """Since when a partition is said to end before where the query is."""
@@ -54,7 +55,11 @@ class Query:
         self._report = Errand("report progress", self._report_progress, every_s=REPORT_EVERY_S)
 
     def beginning(self) -> dict[Part, int]:
-        return resolve(self._link, self._options.start, self._topics.names, "startingOffsets")
+        """The same for as long as the query runs: Spark asks for the first batch's end, and again for its
+        beginning when it is planned. A message that comes in between has moved the end of the topic."""
+        if self._beginning is None:
+            self._beginning = resolve(self._link, self._options.start, self._topics.names, "startingOffsets")
+        return self._beginning
 
     def stop_at_present_end(self) -> None:
         names = self._topics.look_up()

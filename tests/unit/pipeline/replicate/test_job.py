@@ -11,6 +11,7 @@ import pytest
 
 from sava.client.errors import Refused, TopicUnknown, Unavailable
 from sava.pipeline.link import Access, Extent, Link
+from sava.pipeline.replicate import rounds
 from sava.pipeline.replicate.job import Edges, LinkJob
 from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.work import Errand, Outcome, Share
@@ -424,6 +425,32 @@ def test_a_link_that_is_refused_has_failed(world: World) -> None:
     assert job.end is not None
     assert job.end.error == "there is no remote west"
     until(lambda: world.cluster.is_closed, "nothing is left open")
+
+
+def test_a_round_that_does_not_end_keeps_no_failed_link_from_ending(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task hangs; the link fails for another reason, and waits for its rounds. Nobody plans any more, so
+    nobody else would notice that one of them does not end."""
+    begun = threading.Event()
+
+    def before(shares: Sequence[Share]) -> None:
+        begun.set()
+        assert world.engine.cancelled.wait(2 * WAIT_S)
+        raise RuntimeError("cancelled")
+
+    job = world.start()
+    world.copied()
+    world.engine.before = before
+    world.cluster.publish(NAMES[0], 5)
+    assert begun.wait(WAIT_S)
+    world.cluster.failure = Refused("there is no remote west", "remote_unknown")
+    until(lambda: world.cluster.is_closed, "it has failed")
+    assert job.end is None
+    monkeypatch.setattr(rounds, "OVERDUE_S", 0.0)
+    until(lambda: job.end is not None, "it ends")
+    assert job.end is not None
+    assert job.end.error == "there is no remote west"
 
 
 def test_it_stops_after_the_rounds_that_are_under_way(world: World) -> None:
