@@ -28,9 +28,9 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     ),
     _Mirror(
         "j2c",
-        "a journal of a cluster that grew and shrank again says that it has all the copies it should have",
+        "a journal of a cluster that grew says that it has all the copies it should have when it has not",
         f"{MIRROR}/record.py",
-        "        qa=max(record.qa, asked[1]),\n",
+        "        qa=asked[1] or record.qa,\n",
         "",
         tests=("tests/unit/mirror",),
     ),

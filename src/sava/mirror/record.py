@@ -97,9 +97,9 @@ def changed(
     asked: tuple[int, int] = (0, 0),
 ) -> JournalRecord:
     """Other members from ``start`` on, which must be committed. ``asked``: how many disks should hold the
-    journal from now on, and how many of them before anything is acknowledged. That may be more than before
-    and never less: a cluster of one that grew to three and shrank again would otherwise be taken for one that
-    is complete."""
+    journal from now on, and how many of them before anything is acknowledged, if that is another number than
+    before. It is not what there happens to be: a cluster of three of which two have died would otherwise be
+    taken for one that is complete."""
     _require(record, "change its mirrors", JournalState.OPEN)
     if members[:1] != record.last.members[:1]:
         raise WrongStep("change its mirrors", "the owner's disk is not the first member")
@@ -110,8 +110,8 @@ def changed(
     return msgspec.structs.replace(
         record,
         fragments=(*kept, _fragment(start, members, qa)),
-        qw=max(record.qw, asked[0]),
-        qa=max(record.qa, asked[1]),
+        qw=asked[0] or record.qw,
+        qa=asked[1] or record.qa,
     )
 
 

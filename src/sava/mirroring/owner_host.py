@@ -17,8 +17,8 @@ both others to recover. If even then fewer disks are left than an acknowledgemen
 or, if the configuration allows it, the journal goes on degraded, which the record says before the first
 message is acknowledged that way. When more brokers come, they are taken.
 
-The number of copies is never lowered silently: what was reached once within this life is asked for from then
-on.
+The number of copies is never lowered silently: what was asked for once within this life is asked for from
+then on, whoever dies. An operator who removes a broker from the cluster says that there are fewer now.
 """
 
 from __future__ import annotations
@@ -112,6 +112,9 @@ class OwnedJournal:
         """Until when."""
         self._qw, self._qa = record.qw, record.qa
         """How many there should be, as far as was asked for in this life."""
+        self._size = 0
+        """Of the cluster, when it was last looked at."""
+        self._has_shrunk = False
         self._short_since = 0.0
         self._is_over = False
         self._woken = asyncio.Event()
@@ -264,8 +267,7 @@ class OwnedJournal:
         if self._neighbours.find(self.owner.own) is None:
             return  # this broker's view of the others is not up to date
         record, current = self.owner.record, self.owner.record.last
-        qw, qa = self._options.quorums(max(self._brokers(), len(self._neighbours.all())))
-        self._qw, self._qa = asked = max(self._qw, qw), max(self._qa, qa)
+        asked = self._qw, self._qa = self._asked()
         members, qa = (self.owner.own, *self._chosen(current.members[1:])), self._qa
         if len(members) < qa and self._options.may_degrade:
             qa = len(members)
@@ -282,6 +284,17 @@ class OwnedJournal:
             )
             self.owner.change(members, qa=qa, asked=asked)
             self._follow_members()
+
+    def _asked(self) -> tuple[int, int]:
+        """How many disks should have the journal, and how many before a message is acknowledged."""
+        size, registered = self._brokers(), len(self._neighbours.all())
+        qw, qa = self._options.quorums(max(size, registered))
+        self._has_shrunk |= size < self._size
+        self._size = size
+        if not self._has_shrunk:
+            return max(self._qw, qw), max(self._qa, qa)
+        self._has_shrunk = registered > size  # until those that were removed are gone
+        return qw, qa
 
     def _chosen(self, current: tuple[StorageId, ...]) -> tuple[StorageId, ...]:
         now = self._loop.time()

@@ -99,7 +99,7 @@ def test_a_cluster_that_grew_and_shrank_again_is_degraded() -> None:
     assert (core.record.qw, core.record.qa, core.record.is_degraded) == (3, 2, False)
     core.appended(20)
     durable(core, own=20)
-    core.change((OWN,), qa=1, asked=(1, 1))
+    core.change((OWN,), qa=1)
     assert core.wanted is not None
     core.stored(core.wanted, 3)
     assert core.commit == 20

@@ -229,6 +229,28 @@ async def test_a_single_broker_acknowledges_alone_until_others_come(tmp_path: Pa
             await owner.append(offset)
 
 
+async def test_fewer_copies_are_asked_for_when_a_broker_was_removed_and_not_when_it_died(
+    tmp_path: Path,
+) -> None:
+    """Of two brokers one dies: nothing is acknowledged. An operator removes it: the other is all there is."""
+    async with Hosts(2, tmp_path, options=MirrorOptions(mirror_timeout_s=0.5)) as hosts:
+        owner, other = hosts[0], hosts[1]
+        await hosts.begin()
+        await owner.append(0)
+        record = await hosts.record(owner)
+        assert (record.qw, record.qa) == (2, 2)
+        hosts.town.go(other.storage)
+        other.gate.cut()
+        waiting = asyncio.ensure_future(owner.append(1))
+        done, _ = await asyncio.wait({waiting}, timeout=2)
+        assert not done
+        assert await hosts.record(owner) == record
+        hosts.size = 1
+        await asyncio.wait_for(waiting, 20)
+        record = await hosts.record(owner)
+        assert (record.qw, record.qa, record.is_degraded) == (1, 1, False)
+
+
 async def test_a_cluster_of_one_that_grew_is_degraded_when_the_others_are_gone(tmp_path: Path) -> None:
     """And says so in the record, for whoever asks about the journal and was not there before."""
     options = MirrorOptions(mirror_timeout_s=0.5, may_degrade=True)
