@@ -26,6 +26,7 @@ from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
 from tests.integration.links import JOURNALS, RAFT
+from tests.long import only_long
 
 ROW_S = 120.0
 
@@ -387,6 +388,7 @@ async def test_whatever_happens_to_one_of_three_nothing_acknowledged_is_lost(tmp
         await run_all(cluster, OF_THREE)
 
 
+@only_long("five brokers")
 @pytest.mark.timeout(len(OF_FIVE) * ROW_S)
 async def test_whatever_happens_to_two_of_five_nothing_acknowledged_is_lost_unawares(tmp_path: Path) -> None:
     async with MirroredBrokers(5, tmp_path) as cluster:

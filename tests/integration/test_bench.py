@@ -18,6 +18,7 @@ import pytest
 from sava.client import Client
 from tests.children import start_child
 from tests.integration.harness import sava
+from tests.long import IS_LONG
 from tests.standalone import Standalone
 
 
@@ -109,7 +110,7 @@ async def test_a_rate_is_kept(broker: Standalone) -> None:
     assert 590 <= made["published"]["count"] <= 601
 
 
-@pytest.mark.parametrize("operation", ["put", "get", "local-get", "txn"])
+@pytest.mark.parametrize("operation", ["put", "get", "local-get", "txn"] if IS_LONG else ["get", "txn"])
 async def test_the_metadata_store_is_called_and_left_clean(broker: Standalone, operation: str) -> None:
     _, out, _ = await sava(
         *("bench", "metadata", "--operation", operation, "--count", "200", "--callers", "4", "--keys", "10"),
