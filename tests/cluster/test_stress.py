@@ -98,6 +98,7 @@ async def test_a_journal_of_long_ago_is_not_taken_for_the_end(trio: Brokers) -> 
         assert await read(client, TOPIC) == list(range(60))
 
 
+@only_long("brokers, for a while")
 async def test_several_moves_in_a_row_without_messages(trio: Brokers) -> None:
     await trio.create(TOPIC)
     async with trio.sava_client() as client:
@@ -110,6 +111,7 @@ async def test_several_moves_in_a_row_without_messages(trio: Brokers) -> None:
         assert await read(client, TOPIC) == list(range(10))
 
 
+@only_long("brokers, for a while")
 async def test_a_name_starts_anew_after_moves_and_a_deletion(tmp_path: Path) -> None:
     """Every broker had the deleted topic once, and some of it is in every journal; the topic of the same name
     begins at 0 wherever it goes, and the subscription of the old one is gone."""
@@ -144,6 +146,7 @@ async def test_a_topic_that_is_deleted_while_it_moves_is_gone(tmp_path: Path, ch
 # -- moves -------------------------------------------------------------------------------------
 
 
+@only_long("brokers, for a while")
 @pytest.mark.timeout(LONG_S)
 async def test_many_moves_under_load(trio: Brokers) -> None:
     await trio.create(TOPIC)
@@ -244,6 +247,7 @@ async def _unload_to(cluster: Brokers, target: BrokerProcess) -> None:
 # -- drains ------------------------------------------------------------------------------------
 
 
+@only_long("brokers, for a while")
 @pytest.mark.timeout(LONG_S)
 async def test_a_broker_with_many_topics_is_drained_under_load(trio: Brokers) -> None:
     full, *others = trio.brokers

@@ -18,7 +18,7 @@ import pytest
 from sava.client import Client
 from tests.children import start_child
 from tests.integration.harness import sava
-from tests.long import IS_LONG
+from tests.long import IS_LONG, only_long
 from tests.standalone import Standalone
 
 
@@ -93,6 +93,7 @@ async def test_a_doctored_stream_is_noticed(broker: Standalone) -> None:
     assert used["messages"] == {"received": 1005, **CLEAN, "lost": 1, "duplicates": 5, "reordered": 1}
 
 
+@only_long("more of the same")
 async def test_latency_is_told_for_both_ways(broker: Standalone) -> None:
     _, told, _ = await bench(
         broker, "latency", "/default/both", "--rate", "500", "--duration", "1", "--partitions", "2"
@@ -123,6 +124,7 @@ async def test_the_metadata_store_is_called_and_left_clean(broker: Standalone, o
     assert json.loads(left) == []
 
 
+@only_long("more of the same")
 async def test_csv_is_a_header_and_a_row(broker: Standalone) -> None:
     _, out, _ = await sava(
         "bench", "produce", "/default/csv", "--count", "10", "-o", "csv", "--service", broker.url

@@ -124,6 +124,7 @@ def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
     assert "namespace shop deleted" in output
 
 
+@only_long("a session of its own")
 @pytest.mark.timeout(180)
 def test_the_commands_of_the_subscriptions_page_work(tmp_path: Path) -> None:
     output = session("subscriptions.md", tmp_path, **own_ports())
@@ -132,6 +133,7 @@ def test_the_commands_of_the_subscriptions_page_work(tmp_path: Path) -> None:
     assert "subscription billing of /default/orders moved, at offset 0" in output
 
 
+@only_long("a session of its own")
 @pytest.mark.timeout(180)
 def test_the_commands_of_the_schemas_page_work(tmp_path: Path) -> None:
     output = session("schemas.md", tmp_path, **own_ports())
@@ -150,6 +152,7 @@ def test_the_commands_of_the_replication_page_work(tmp_path: Path) -> None:
     assert "remote west removed" in output
 
 
+@only_long("a session of its own")
 @pytest.mark.timeout(180)
 def test_the_commands_of_the_diagnosis_page_work(tmp_path: Path) -> None:
     output = session("diagnosis.md", tmp_path, **own_ports())
@@ -159,6 +162,7 @@ def test_the_commands_of_the_diagnosis_page_work(tmp_path: Path) -> None:
     assert "sava_raft_is_leader 1.0" in output
 
 
+@only_long("a session of its own")
 @pytest.mark.timeout(180)
 def test_the_commands_of_the_migration_page_work(tmp_path: Path) -> None:
     output = session("danube.md", tmp_path, **own_ports())

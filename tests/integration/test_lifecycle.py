@@ -12,6 +12,7 @@ from sava.metadata.errors import IdentityConflict, InvalidRequest, NotInitialize
 from sava.proto import admin_pb2 as pb
 from sava.raft.errors import MembershipRefused
 from tests.integration.harness import BrokerProcess, Cluster, sava
+from tests.long import only_long
 
 
 async def change(broker: BrokerProcess, method: str, request: object) -> object:
@@ -49,6 +50,7 @@ async def test_init_is_idempotent_and_refuses_another_list(tmp_path: Path) -> No
         assert (await first.http("/readyz"))[0] == 200
 
 
+@only_long("three brokers")
 async def test_init_with_a_node_down_changes_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     async with Cluster(3, tmp_path) as cluster:
         first, _, third = cluster.brokers
@@ -132,6 +134,7 @@ async def test_remove_a_follower_then_the_leader_itself(trio: Cluster) -> None:
         await change(third, "RemoveNode", pb.RemoveNodeRequest(node_id=await third.node_id(), force=True))
 
 
+@only_long("three brokers")
 async def test_remove_is_refused_when_the_rest_would_be_no_majority(trio: Cluster) -> None:
     leader = await trio.leader()
     dead, alive = (broker for broker in trio.brokers if broker is not leader)
@@ -146,6 +149,7 @@ async def test_remove_is_refused_when_the_rest_would_be_no_majority(trio: Cluste
     await alive.put("/x", b"1")
 
 
+@only_long("three brokers")
 async def test_leadership_can_be_handed_over(trio: Cluster) -> None:
     follower = await trio.follower()
     target = await follower.node_id()
