@@ -3,7 +3,7 @@ PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3.13 python3,$(she
 BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 2000
-JOBS ?= 3
+JOBS ?= 4
 
 .PHONY: help setup test test-long chaos test-spark lint sim mutants bench demo docs proto clean
 
@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	@sh tools/java.sh
 	@touch $@
 
-## make test     the default suite, in JOBS=3 processes: most of its time is waiting
+## make test     the default suite, in JOBS=4 processes: most of its time is waiting
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
@@ -44,7 +44,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-## make sim      the deterministic simulator: SEEDS=2000 JOBS=3
+## make sim      the deterministic simulator: SEEDS=2000 JOBS=4
 sim: $(READY)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --jobs $(JOBS)
 
