@@ -119,6 +119,18 @@ def test_where_it_begins(
     assert begin(monkeypatch, Table((10, 20, 30), (0, 0, 7)), **options).beginning() == expected
 
 
+def test_a_message_that_comes_while_the_first_batch_is_planned_does_not_move_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark asks where the stream begins (30), and how far the first batch goes (30); a message comes; Spark
+    asks again where the stream begins, to plan the batch: at 31 the topic would seem to end before it."""
+    table = Table((10, 20, 30))
+    query = begin(monkeypatch, table)
+    first = query.beginning()
+    table.extents_of[f"{TOPIC}-part-0"] = Extent(10, 20, 31)
+    assert query.beginning() == first == {P0: 30}
+
+
 @pytest.mark.parametrize(
     ("offsets", "error"),
     [
