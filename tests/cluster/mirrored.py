@@ -30,9 +30,9 @@ class MirroredBrokers(TrappedBrokers):
         response = await client.call(client.journals.ListJournals, pb.ListJournalsRequest(), timeout=CALL_S)
         return list(response.journals)
 
-    async def journal_of(self, broker: BrokerProcess) -> pb.Journal:
+    async def journal_of(self, broker: BrokerProcess, *, through: BrokerProcess | None = None) -> pb.Journal:
         """The newest one."""
-        client = self.running[0].client
+        client = (through or self.running[0]).client
         request = pb.DescribeJournalRequest(broker_id=await self.id_of(broker))
         found: pb.Journal = await client.call(client.journals.DescribeJournal, request, timeout=CALL_S)
         return found

@@ -11,11 +11,11 @@ from sava.mirror.errors import TailBroken
 from sava.mirror.messages import Bytes, Checked, Durable, Fenced, Message, Read, Refused, Trim
 from sava.mirror.record import JournalRecord, JournalState
 from sava.mirror.recovery import Phase, Recovery
-from sava.mirror.tails import is_settled, tail_of
 from sava.mirror.types import JournalId, StorageId
 from tests.mirror_sim.copies import Batch, parse
 from tests.mirror_sim.records import TopicRecord, TopicState, journal_key, topic_key
 from tests.mirror_sim.store import Held, Key, Outcome
+from tests.mirror_sim.tails import is_settled, tail_of
 
 if TYPE_CHECKING:
     from tests.mirror_sim.broker import Broker

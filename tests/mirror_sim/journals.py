@@ -10,12 +10,12 @@ from sava.mirror.errors import JournalFenced, WrongStep
 from sava.mirror.messages import Append, Durable, Join, Joined, Refusal, Refused
 from sava.mirror.owner import Owner
 from sava.mirror.record import JournalRecord
-from sava.mirror.tails import Frame, lowest_needed
 from sava.mirror.types import JournalId, StorageId
 from tests.mirror_sim.copies import Batch, encode_batch
 from tests.mirror_sim.hosting import Host
 from tests.mirror_sim.records import TopicRecord, TopicState, journal_key, topic_key
 from tests.mirror_sim.store import Outcome
+from tests.mirror_sim.tails import Frame, lowest_needed
 
 if TYPE_CHECKING:
     from tests.mirror_sim.broker import Broker

@@ -164,18 +164,18 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "j8",
         "a topic goes on before its journal is closed",
-        f"{MIRROR}/tails.py",
-        "    return record.state is JournalState.CLOSED\n",
-        "    return record.state is not JournalState.OPEN\n",
-        seeds=50,
+        "sava/mirroring/salvage.py",
+        "            if stored.record.state is not JournalState.CLOSED:\n",
+        "            if stored.record.state is JournalState.OPEN:\n",
+        tests=("tests/unit/mirroring/test_salvage.py",),
     ),
     _Mirror(
         "j8b",
         "a topic goes on at the end of its segments, whatever the journal holds",
-        f"{MIRROR}/tails.py",
-        "        tail.append(frame)\n",
-        "",
-        seeds=50,
+        "sava/mirroring/tails.py",
+        "        return max((frame.end for frame in self.frames), default=self.state.end)\n",
+        "        return self.state.end\n",
+        tests=("tests/unit/mirroring/test_salvage.py",),
     ),
     _Mirror(
         "j9",
@@ -196,10 +196,11 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "j10",
         "a frame that is in no registered segment is trimmed",
-        f"{MIRROR}/tails.py",
-        "if frame.end > registered.get(frame.topic, 0))\n",
-        "if frame.start > registered.get(frame.topic, 0))\n",
-        seeds=50,
+        "sava/storage/journal_index.py",
+        "            run.cut(max(0, bisect_right(run.bases, offset) - 1), len(run.bases))\n\n"
+        "    def drop_from",
+        "            run.cut(bisect_right(run.bases, offset), len(run.bases))\n\n    def drop_from",
+        tests=("tests/unit/storage",),
     ),
     _Mirror(
         "j10b",

@@ -10,7 +10,6 @@ it, finds out how far it goes, and *closes* it there.
     owner       which bytes go to which mirror, what is committed, changing mirrors
     member      one disk's copy: in order, without gaps, never for an owner that was fenced
     recovery    fence, count, choose the end, check, write back, close
-    tails       what a closed journal holds of each topic, and what may be trimmed
     messages    what they say to each other
 
 Each of the three roles is a state machine that is told what happened and says what is to be done. Whoever

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sava.mirror.errors import TailBroken, WrongStep
+from sava.mirror.errors import WrongStep
 from sava.mirror.messages import Bytes, Check, Checked, CopyState, Durable, Fence, Fenced, Read, WriteBack
 from sava.mirror.record import JournalRecord, JournalState, changed, claimed, closed, opened
 from sava.mirror.recovery import Loss, Phase, Recovery
-from sava.mirror.tails import Frame, tail_of
 from sava.mirror.types import JournalId, Range, StorageId
 
 JOURNAL = JournalId(1, 1)
@@ -122,10 +121,3 @@ def test_closed_is_final_and_closing_needs_a_claim() -> None:
     ):
         with pytest.raises(WrongStep):
             step()
-
-
-def test_a_tail_begins_at_the_segments_and_has_no_hole() -> None:
-    frames = [Frame(7, 2, 0, 5, 0), Frame(8, 1, 0, 9, 10), Frame(7, 2, 5, 6, 20), Frame(7, 2, 6, 8, 30)]
-    assert [frame.position for frame in tail_of(frames, 7, 2, 5)] == [20, 30]
-    with pytest.raises(TailBroken):
-        tail_of([frames[0], frames[3]], 7, 2, 0)

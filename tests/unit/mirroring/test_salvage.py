@@ -263,13 +263,17 @@ async def test_disowned_frames_are_not_history(story: Story) -> None:
     assert await story.payloads() == numbers(0, 7)
 
 
-async def test_nothing_is_done_while_a_journal_of_the_disk_is_not_closed(story: Story) -> None:
+@pytest.mark.parametrize("is_claimed", [False, True], ids=["open", "recovering"])
+async def test_nothing_is_done_while_a_journal_of_the_disk_is_not_closed(
+    story: Story, is_claimed: bool
+) -> None:
     """Its frames of a later epoch would be cut off."""
     await story.claim(epoch=1)
     story.append(frame(ORDERS, 0, 10))
     await story.close_journal(FIRST)
     await story.claim(epoch=3)
-    await story.records.open(SECOND, steps.opened(900, (story.origin, HERE), qw=2, qa=2, by="owner"))
+    going_on = steps.opened(900, (story.origin, HERE), qw=2, qa=2, by="owner")
+    await story.records.open(SECOND, steps.claimed(going_on, "c") if is_claimed else going_on)
     with pytest.raises(NotClosed, match="1/9"):
         await story.run()
     assert not (await story.state()).sealed

@@ -1,15 +1,11 @@
 """Tails: what a closed journal holds of each topic beyond its segments, and what a journal need not keep.
 
-A topic goes on elsewhere at the end of what was acknowledged, and only the closed journal knows that:
+The simulator's own, for topics that have one journal at a time; a broker's is ``sava.mirroring.tails``, which
+reads real records of several lives, and what a broker trims is in ``sava.storage.holdings``. So the simulator
+shows that the protocol keeps what these rules ask for; that brokers keep the rules is for the tests of those.
 
     segments       0 ────────────── 40
     journal              30 ──────────────── 55 (closed)          the topic goes on at 55
-
-Whoever has the journal's bytes uploads 40..55 as segments and seals the topic at 55. Sealed at 40, or before
-the journal was closed, the next owner would give out 40 a second time.
-
-The other way round a frame may leave the journal when a segment that holds it is *registered*: an object that
-was put into the store and is not named by anything is nobody's.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ from typing import NamedTuple
 
 from sava.mirror.errors import TailBroken
 from sava.mirror.record import JournalRecord, JournalState
-from sava.mirror.types import JournalId
 
 
 class Frame(NamedTuple):
@@ -58,10 +53,3 @@ def lowest_needed(frames: Iterable[Frame], registered: Mapping[int, int], end: i
     none. A topic that is not in ``registered`` has none."""
     needed = (frame.position for frame in frames if frame.end > registered.get(frame.topic, 0))
     return min(needed, default=end)
-
-
-def unsettled(journals: Mapping[JournalId, JournalRecord], broker: int) -> list[JournalId]:
-    """The journals of a broker that have to be closed before its topics can go on elsewhere."""
-    return sorted(
-        journal for journal, record in journals.items() if journal.broker == broker and not is_settled(record)
-    )
