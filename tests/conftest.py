@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 import uvloop
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.long import IS_LONG
 
@@ -40,15 +41,17 @@ settings.load_profile("sava")
 ORDER = ("spark", "cluster", "compat", "integration", "chaos", "sim", "mirror_sim", "mutants", "unit")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> int:
-        return ORDER.index(item.path.relative_to(TESTS).parts[0])
+    items.sort(key=lambda item: ORDER.index(item.path.relative_to(TESTS).parts[0]))
 
-    for item in items:
-        is_spark = place(item) == ORDER.index("spark")
-        item.add_marker(pytest.mark.xdist_group("spark" if is_spark else str(item.path.relative_to(TESTS))))
-    items.sort(key=place)
+
+class _ByFile(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else nodeid.split("::", 1)[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _ByFile(config, log)
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[[], Any]]:

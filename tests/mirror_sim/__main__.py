@@ -15,7 +15,8 @@ from collections import Counter
 from dataclasses import replace
 
 from tests.mirror_sim.knobs import FAULTS, Knobs, draw
-from tests.mirror_sim.run import RunResult, run_seed
+from tests.mirror_sim.run import run_seed
+from tests.sim.result import RunResult
 
 
 def main(arguments: list[str] | None = None) -> int:

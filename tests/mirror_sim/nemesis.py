@@ -130,7 +130,7 @@ class Nemesis:
         if self._wipes < MAX_WIPES and self._world.knobs.brokers > 1:
             self._wipes += 1
             self._did("wipe", target.id)
-            self._world.oracle.damaged()
+            self._world.oracle.lost_disk()
             target.wipe()
             self._world.after(rng.randrange(50, 1500) * MS, target.start)
 
@@ -185,7 +185,6 @@ class Nemesis:
         return world.oracle.holds(storage, journal, start, end)
 
     def _flip(self, rng: Random, target: Broker, journal: JournalId, base: int, position: int) -> None:
-        self._world.oracle.rotten.add((target.storage, journal))
-        self._world.oracle.damaged()
+        self._world.oracle.rotted(target.storage, journal, position)
         directory = target.disk.directory(directory_of(journal))
         directory.flip_bit(f"data-{base}", position - base, rng.randrange(8))

@@ -41,7 +41,8 @@ class Oracle:
         self.acked_end: dict[JournalId, int] = defaultdict(int)
         self.closed: dict[JournalId, JournalRecord] = {}
         self._fences: dict[tuple[StorageId, JournalId], int] = {}
-        self.rotten: set[tuple[StorageId, JournalId]] = set()
+        self.rotten: dict[tuple[StorageId, JournalId], int] = {}
+        """Copies with flipped bits, and where the first is. Behind it a restart may take all for torn."""
         self._damaged_at = -RECENT_US
         self._given_up: set[JournalId] = set()
         self.registered: dict[int, dict[int, int]] = defaultdict(dict)
@@ -86,8 +87,9 @@ class Oracle:
             )
 
     def _held(self, storage: StorageId, journal: JournalId, start: int, end: int) -> bool:
-        if (storage, journal) in self.rotten or storage not in self.world.disks:
-            return True  # it was there, before the disk was damaged
+        """Or was, before the disk was damaged."""
+        if storage not in self.world.disks or end > self.rotten.get((storage, journal), end):
+            return True
         return self.holds(storage, journal, start, end)
 
     def holds(self, storage: StorageId, journal: JournalId, start: int, end: int) -> bool:
@@ -200,20 +202,25 @@ class Oracle:
                 raise Violation("J7", f"{journal}: {start}..{record.end} is on {held} only when it is closed")
 
     def _check_readable(self, journal: JournalId, record: JournalRecord) -> None:
+        storages = list(dict.fromkeys((*record.holders, *record.storages)))
         if self.world.now - self._damaged_at < RECENT_US:
-            return
-        there = [
-            each for each in dict.fromkeys((*record.holders, *record.storages)) if each in self.world.disks
-        ]
+            has = self._held
+        else:
+            has, storages = self.holds, [each for each in storages if each in self.world.disks]
         for batch in self.batches[journal]:
             start, end = batch.frame.position, batch.position_end
             is_needed = record.floor <= start and end <= record.end
-            if is_needed and not any(self.holds(each, journal, start, end) for each in there):
+            if is_needed and not any(has(each, journal, start, end) for each in storages):
                 raise Violation("J7", f"{journal} is closed, and nobody has {start}..{end} of it")
 
-    def damaged(self) -> None:
-        """A disk was lost or has rotted just now."""
+    def lost_disk(self) -> None:
+        """Just now."""
         self._damaged_at = self.world.now
+
+    def rotted(self, storage: StorageId, journal: JournalId, position: int) -> None:
+        """Just now."""
+        self._damaged_at = self.world.now
+        self.rotten[storage, journal] = min(position, self.rotten.get((storage, journal), position))
 
     def _topic_changed(self, topic: int, before: TopicRecord, after: TopicRecord) -> None:
         if after.epoch < before.epoch or after.end < before.end:
@@ -275,7 +282,11 @@ class Oracle:
                 )
 
     def _in_journal(self, journal: JournalId, topic: int, offset: int) -> int | None:
+        """What was written there, if a disk still has it."""
+        record: JournalRecord = self.world.store.get(("journal", journal)).value
+        there = [each for each in record.storages if each in self.world.disks]
         for batch in self.batches[journal]:
+            start, end = batch.frame.position, batch.position_end
             if (batch.frame.topic, batch.frame.start) == (topic, offset):
-                return batch.hash
+                return batch.hash if any(self.holds(each, journal, start, end) for each in there) else None
         return None

@@ -7,11 +7,7 @@ within what the operator was told. At the end every acknowledged message is read
 
 from __future__ import annotations
 
-import time
-import traceback
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from sava.mirror.quorum import recovery_quorum
 from sava.mirror.record import JournalState
@@ -24,53 +20,19 @@ from tests.mirror_sim.knobs import Knobs, draw
 from tests.mirror_sim.nemesis import Nemesis
 from tests.mirror_sim.world import MS, World
 from tests.sim.history import Violation
+from tests.sim.result import RunResult, result_of
 
 HEAL_MS = 40_000
 PATIENCE_MS = 4_000
 """So long after healing everybody who will ever answer has answered."""
 
 
-@dataclass(slots=True)
-class RunResult:
-    seed: int
-    failure: str = ""
-    rule: str = ""
-    hash: int = 0
-    virtual_ms: int = 0
-    events: int = 0
-    cpu_s: float = 0.0
-    counts: Counter[str] = field(default_factory=Counter)
-    recent: list[str] = field(default_factory=list)
-    traceback: str = ""
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.failure)
-
-
 def run_seed(
     seed: int, *, knobs: Knobs | None = None, trace: Callable[[str], None] | None = None, recent: int = 60
 ) -> RunResult:
-    started = time.process_time()
     world = World(knobs or draw(seed))
     world.schedule.trace = trace
-    result = RunResult(seed)
-    try:
-        simulate(world)
-    except Violation as violation:
-        result.failure, result.rule = str(violation), violation.rule
-    except Exception as error:  # noqa: BLE001 (whatever escapes the code under test is a finding)
-        result.failure, result.rule = f"{type(error).__name__}: {error}", "exception"
-        result.traceback = traceback.format_exc()
-    if result.failed:
-        result.recent = world.schedule.recent(recent)
-        result.recent.append(world.describe())
-    result.hash = world.schedule.hash
-    result.virtual_ms = world.schedule.now_ms
-    result.events = world.schedule.events
-    result.counts = world.counts
-    result.cpu_s = time.process_time() - started
-    return result
+    return result_of(seed, world, simulate, recent=recent)
 
 
 def simulate(world: World) -> None:

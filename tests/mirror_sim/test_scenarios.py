@@ -242,7 +242,7 @@ def test_a_bit_flips_below_the_watermark_of_a_mirror() -> None:
     mirror.stop(CrashPolicy.LOSE)
     directory = mirror.disk.directory(f"{story.journal.id.broker}-{story.journal.id.incarnation}")
     directory.flip_bit("data-0", 300)
-    story.world.oracle.rotten.add((mirror.storage, story.journal.id))
+    story.world.oracle.rotted(mirror.storage, story.journal.id, 300)
     mirror.start()
     story.run(300)
     story.owner.stop(None)

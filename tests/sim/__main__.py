@@ -15,7 +15,8 @@ import time
 from collections import Counter
 
 from tests.sim.knobs import FAULTS, Knobs, draw
-from tests.sim.run import RunResult, run_seed
+from tests.sim.result import RunResult
+from tests.sim.run import run_seed
 from tests.sim.shrink import shrink
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tests.sim.knobs import FAULTS, Knobs
-from tests.sim.run import RunResult, run_seed
+from tests.sim.result import RunResult
+from tests.sim.run import run_seed
 
 
 def shrink(knobs: Knobs, failure: RunResult, say: Callable[[str], None]) -> tuple[Knobs, RunResult]:

@@ -146,40 +146,20 @@ class ClosedJournal:
             return await self._peers.ask(storage, message, origin=origin_of(self.record), timeout=timeout)
 
 
-class _Memory:
-    """Bytes as ``wal`` reads files."""
-
-    name = "received bytes"
+class _Received:
+    """Bytes as ``wal`` reads them."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def size(self) -> int:
-        return len(self._data)
-
     def read(self, offset: int, length: int) -> bytes:
         return self._data[offset : offset + length] if offset or length < len(self._data) else self._data
-
-    def write(self, offset: int, buffers: object) -> int:
-        raise NotImplementedError
-
-    def write_durably(self, offset: int, data: bytes) -> None:
-        raise NotImplementedError
-
-    def truncate(self, size: int) -> None:
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        return
 
 
 def parse(data: bytes, position: int, origin: StorageId) -> tuple[list[Record], int]:
     """The callers' records in these bytes, which begin with a record at ``position`` and hold whole ones, and
     where the next one begins. Raises LogCorrupt."""
-    file, seed, records = _Memory(data), seed_of(origin), []
+    file, seed, records = _Received(data), seed_of(origin), []
     at = 0
     while at < len(data):
         before = at
@@ -192,7 +172,7 @@ def parse(data: bytes, position: int, origin: StorageId) -> tuple[list[Record], 
             # A file of the log begins here, with a header that tells the seed.
             header = read_frame(file, base=position, offset=at, end=len(data), seed=0)
             if header is None or header[1] != HEADER:
-                raise LogCorrupt("journal", file.name, position + at, "no intact record")
+                raise LogCorrupt("journal", "received bytes", position + at, "no intact record")
             at = header[5] - position
         assert at > before
     return records, position + at

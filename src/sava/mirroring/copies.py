@@ -132,7 +132,7 @@ class Copy:
         if error is None:
             answers = self.member.done(work.number)
         elif isinstance(error, DiskFull):
-            log.warning("journals: no room for the copy of %s: %s", self.member.journal, error)
+            log.warning("journals: no room for a copy journal=%s error=%s", self.member.journal, error)
             answers = self.member.refuse(work.number)
         else:
             self._failed(error)
@@ -287,7 +287,7 @@ class Copies:
             intact = await loop.run_in_executor(self._threads, check)
         bad = tuple(without(whole, intact))
         if bad:
-            log.warning("journals: parts of the copy of %s are damaged: %s", message.journal, bad)
+            log.warning("journals: a copy is damaged journal=%s parts=%s", message.journal, bad)
         reply(Checked(message.journal, self.storage, message.start, message.end, bad))
 
     def forget_owner(self, reply: Reply) -> None:
@@ -322,7 +322,7 @@ class Copies:
         if copy is not None:
             await copy.settle()
             await asyncio.get_running_loop().run_in_executor(self._threads, self._delete, copy.files)
-            log.info("journals: the copy of %s is deleted", journal)
+            log.info("journals: a copy is deleted journal=%s", journal)
 
     def _delete(self, files: CopyFiles) -> None:
         files.delete()

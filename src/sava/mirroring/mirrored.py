@@ -143,7 +143,7 @@ class MirroredJournal:
             except (SavaError, TimeoutError, OSError) as error:
                 if str(error) != reason:
                     reason = str(error)
-                    log.warning("journals: %d is not open yet: %s", incarnation, reason)
+                    log.warning("journals: not open yet incarnation=%d error=%s", incarnation, reason)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_RETRY_S)
 
@@ -185,7 +185,7 @@ class MirroredJournal:
         await self._journal.begin_life(self.owned, [batch for _, batches in adopted for batch in batches])
         for life, _ in adopted:
             self._lives.keep(msgspec.structs.replace(life, adopted=await self._journal.drained()))
-        log.info("journals: %s is open from %d on, on %s", journal, start, ", ".join(members))
+        log.info("journals: open journal=%s from=%d disks=%s", journal, start, ",".join(members))
 
     async def _closed_ones(self, journal: JournalId) -> Mapping[JournalId, Stored]:
         """The records of this disk's earlier journals, when all of them are closed."""
@@ -208,7 +208,7 @@ class MirroredJournal:
                     return earlier
                 if not is_told:
                     is_told = True
-                    log.info("journals: waiting for the end of %s", ", ".join(going_on))
+                    log.info("journals: waiting for the end of others journals=%s", ",".join(going_on))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_AGAIN_S):
                         await changed.wait()
@@ -244,7 +244,7 @@ class MirroredJournal:
         found: list[RecordBatch] = []
         async for records in closed.records(start, end):
             found += [RecordBatch.parse(each.payload) for each in records if each.kind == BATCH]
-        log.info("journals: %d batches of %s come from other disks", len(found), journal)
+        log.info("journals: read from other disks journal=%s batches=%d", journal, len(found))
         return found
 
     async def _members(self) -> tuple[tuple[StorageId, ...], int, int]:
@@ -278,7 +278,7 @@ class MirroredJournal:
                 self._renew(f"journal {journal} exists already")
                 raise
             except (SavaError, TimeoutError) as error:
-                log.info("journals: the record of %s is written again: %s", journal, error)
+                log.info("journals: a record is written again journal=%s error=%s", journal, error)
                 await asyncio.sleep(RETRY_S)
 
     def _check_not_ended(self, journal: JournalId) -> None:
@@ -374,7 +374,7 @@ class MirroredJournal:
                 self._fail(error)
                 return
             except (SavaError, TimeoutError) as error:
-                log.info("journals: earlier ones were not looked through: %s", error)
+                log.info("journals: earlier ones were not looked through error=%s", error)
 
     async def _forget_earlier(self) -> None:
         """Of the journals whose messages are all in registered segments."""
@@ -394,4 +394,4 @@ class MirroredJournal:
             if life.void is not None and await self._journal.first() < life.void[1]:
                 continue  # the next start must know what to leave out
             self._lives.forget(life.incarnation)
-            log.info("journals: %s is in segments, and forgotten", journal)
+            log.info("journals: all is in segments, and it is forgotten journal=%s", journal)

@@ -166,7 +166,7 @@ class OwnedJournal:
     def _end(self) -> None:
         if not self._is_over:
             self._is_over = True
-            log.warning("journals: %s was fenced", self.owner.journal)
+            log.warning("journals: fenced journal=%s", self.owner.journal)
             self._fenced()
 
     def _follow_members(self) -> None:
@@ -208,7 +208,9 @@ class OwnedJournal:
                 for stream in self._streams.values():
                     stream.trim()
             except (SavaError, TimeoutError) as error:
-                log.warning("journals: mirrors of %s were not looked after: %s", self.owner.journal, error)
+                log.warning(
+                    "journals: mirrors were not looked after journal=%s error=%s", self.owner.journal, error
+                )
                 await asyncio.sleep(STORE_RETRY_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(TEND_S):
@@ -276,11 +278,10 @@ class OwnedJournal:
         is_as_wished = (set(members), qa) == (set(current.members), current.qa)
         if not is_as_wished or asked != (record.qw, record.qa):
             log.info(
-                "journals: %s is to be on %d disks, %d to acknowledge: %s",
+                "journals: other mirrors are wanted journal=%s ack_quorum=%d disks=%s",
                 self.owner.journal,
-                len(members),
                 qa,
-                ", ".join(members),
+                ",".join(members),
             )
             self.owner.change(members, qa=qa, asked=asked)
             self._follow_members()
@@ -332,7 +333,7 @@ class OwnedJournal:
                 found = changed.found
                 self.owner.found(*(found if found is not None else (None, 0)))
             except (SavaError, TimeoutError) as error:
-                log.info("journals: the record of %s is written again: %s", self.owner.journal, error)
+                log.info("journals: a record is written again journal=%s error=%s", self.owner.journal, error)
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
             else:
@@ -340,7 +341,9 @@ class OwnedJournal:
             if self.owner.record.last != before:
                 self.changes += 1
                 log.info(
-                    "journals: %s is on %s", self.owner.journal, ", ".join(self.owner.record.last.members)
+                    "journals: mirrors changed journal=%s disks=%s",
+                    self.owner.journal,
+                    ",".join(self.owner.record.last.members),
                 )
             self._follow_members()
             self._heard()

@@ -94,7 +94,7 @@ class Stream:
                     pause, reason = PAUSE_MIN_S, ""
                 if str(error) != reason:
                     reason = str(error)
-                    log.info("journals: no stream to disk %s: %s", self.storage, reason or "no answer")
+                    log.info("journals: no stream disk=%s error=%s", self.storage, reason or "no answer")
             finally:
                 self._joined.clear()
                 self._owner.disconnected(self.storage)
@@ -176,7 +176,7 @@ class Stream:
         try:
             data = await asyncio.get_running_loop().run_in_executor(None, read)
         except SavaError as error:
-            log.warning("journals: the own log cannot be read back at %d: %s", start, error)
+            log.warning("journals: the own log cannot be read back position=%d error=%s", start, error)
             data = b""
         finally:
             self._reading = None

@@ -16,17 +16,21 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class File(Protocol):
+class Readable(Protocol):
+    """Bytes that records are read from: a file, or what was received of one."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes; fewer only at the end."""
+        ...
+
+
+class File(Readable, Protocol):
     """An open file. Owned by one thread at a time."""
 
     @property
     def name(self) -> str: ...
 
     def size(self) -> int: ...
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes; fewer only at the end of the file."""
-        ...
 
     def write(self, offset: int, buffers: Sequence[bytes | memoryview]) -> int:
         """Write all buffers, in order, starting at ``offset``; returns the bytes written (always all of

@@ -36,7 +36,7 @@ from typing import Final
 import google_crc32c
 import msgspec
 
-from sava.wal.disk import File
+from sava.wal.disk import File, Readable
 
 Buffers = Sequence[bytes | memoryview]
 """Pieces of one payload; whatever lends its memory will do. A memoryview is copied for its checksum, because
@@ -174,14 +174,14 @@ def read_header(file: File, start: int) -> Identity | None:
         return None
 
 
-def read_frame(file: File, *, base: int, offset: int, end: int, seed: int) -> Frame | None:
+def read_frame(file: Readable, *, base: int, offset: int, end: int, seed: int) -> Frame | None:
     """The record at ``offset`` of a file that starts at position ``base``; None when there is no valid
     one."""
     return next(read_frames(file, base=base, offset=offset, end=end, seed=seed, chunk=4096), None)
 
 
 def read_frames(
-    file: File, *, base: int, offset: int, end: int, seed: int, chunk: int = _CHUNK
+    file: Readable, *, base: int, offset: int, end: int, seed: int, chunk: int = _CHUNK
 ) -> Iterator[Frame]:
     """Valid records from ``offset`` up to ``end``, stopping before the first that is not valid."""
     unpack, checksum = _FRAME.unpack_from, crc32c
@@ -207,7 +207,7 @@ def read_frames(
         yield position, kind, durable, incarnation, payload, position + size
 
 
-def read_stream(file: File, *, base: int, offset: int, end: int, seed: int) -> Iterator[Frame]:
+def read_stream(file: Readable, *, base: int, offset: int, end: int, seed: int) -> Iterator[Frame]:
     """As ``read_frames``, over bytes that have files' headers among the records: a copy of a log."""
     while True:
         for frame in read_frames(file, base=base, offset=offset, end=end, seed=seed):
@@ -220,7 +220,7 @@ def read_stream(file: File, *, base: int, offset: int, end: int, seed: int) -> I
         offset = header[5] - base
 
 
-def find_witness(file: File, *, base: int, offset: int, end: int, seed: int) -> int | None:
+def find_witness(file: Readable, *, base: int, offset: int, end: int, seed: int) -> int | None:
     """Position of a valid record behind the bad one at ``offset`` that knew the bad one to be durable, or
     None."""
     lost = base + offset
@@ -228,7 +228,7 @@ def find_witness(file: File, *, base: int, offset: int, end: int, seed: int) -> 
     return next((frame[0] for frame in behind if frame[2] > lost), None)
 
 
-def find_frames(file: File, *, base: int, offset: int, end: int, seed: int) -> Iterator[Frame]:
+def find_frames(file: Readable, *, base: int, offset: int, end: int, seed: int) -> Iterator[Frame]:
     """Valid records from ``offset`` on, whatever lies between them."""
     while offset + FRAME_BYTES <= end:
         words = file.read(offset + 8, min(_CHUNK, (end - offset - 8) & ~7))
