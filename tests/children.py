@@ -13,6 +13,8 @@ import subprocess
 from collections.abc import Mapping
 from typing import IO
 
+from tests.forks import Forked
+
 PIPE = subprocess.PIPE
 
 
@@ -47,7 +49,7 @@ class _Output(asyncio.StreamReaderProtocol):
 
 
 class Child:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Forked) -> None:
         self._process = process
         self._outputs: list[tuple[asyncio.BaseTransport, _Output]] = []
         self._waiting: asyncio.Future[int] | None = None
@@ -122,6 +124,24 @@ async def start_child(
     process = subprocess.Popen(  # noqa: ASYNC220 (that is the point)
         command, stdin=stdin, stdout=stdout, stderr=stderr, env=env
     )
+    return await _connected(process, limit)
+
+
+async def start_sava(
+    *arguments: str,
+    module: str = "sava.cli",
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    env: Mapping[str, str] | None = None,
+    limit: int = 1 << 16,
+) -> Child:
+    """``python -m sava.cli``, or another program that is mostly Sava."""
+    process = Forked(module, arguments, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+    return await _connected(process, limit)
+
+
+async def _connected(process: subprocess.Popen[bytes] | Forked, limit: int) -> Child:
     child = Child(process)
     await child.connect(limit)
     return child

@@ -8,8 +8,6 @@ share a broker.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +19,7 @@ from sava.config import Auth
 from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_admin_pb2_grpc as admin_rpc
 from sava.services.admin_client import PLAIN
+from tests.forks import Forked
 from tests.ports import free_ports
 
 START_TIMEOUT_S = 30.0
@@ -55,7 +54,7 @@ class Standalone:
             *("--port", str(client), "--admin-port", str(admin_port)),
             *("--raft-port", str(raft), "--http-port", str(http)),
         ]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -71,7 +70,7 @@ class Standalone:
             self.stop()
 
     @property
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> Forked:
         assert self._process is not None, "not started"
         return self._process
 
@@ -89,8 +88,9 @@ class Standalone:
 
     def start(self) -> None:
         with self.log.open("ab") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", self.module, "broker", *self._arguments],
+            self._process = Forked(
+                self.module,
+                ["broker", *self._arguments],
                 stderr=stderr,
                 env={**os.environ, **self.environment},
             )

@@ -97,6 +97,25 @@ class Brokers(Cluster):
                 return broker
         raise AssertionError(f"nobody has the id {broker_id}")
 
+    async def replace(self, old: BrokerProcess) -> BrokerProcess:
+        """As an operator does it: a new broker joins, the old one is drained, removed and stopped."""
+        new = await self.join()
+        await self.command("cluster", "add-node", "--addr", new.raft_address)
+
+        async def is_voter() -> bool:
+            code, _, _ = await self.command(
+                "cluster", "promote-node", "--addr", new.raft_address, check=False
+            )
+            return code == 0
+
+        await until(is_voter, "the new broker has caught up", timeout=60)
+        await self.registered([new])
+        await self.command("brokers", "drain", str(await self.id_of(old)))
+        await self.command("cluster", "transfer-leader", "--to", str(await self.id_of(new)))
+        await self.command("cluster", "remove-node", "--node-id", str(await self.id_of(old)))
+        assert await old.stop() == 0
+        return new
+
     async def list_brokers(self, *, through: BrokerProcess | None = None) -> list[brokers_pb.Broker]:
         client = (through or self.running[0]).client
         response = await client.call(

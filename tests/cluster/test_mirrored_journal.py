@@ -103,6 +103,31 @@ async def test_a_broker_is_removed_while_it_holds_copies_and_then_the_owner_dies
             await load.finish()
 
 
+async def test_a_single_broker_is_replaced_by_another(tmp_path: Path) -> None:
+    """For a while there are two, and two copies. The one that stays needs no second one any more, and nothing
+    is left of the journals of the one that has gone."""
+    async with MirroredBrokers(1, tmp_path) as cluster:
+        await cluster.create(TOPIC)
+        old = cluster.brokers[0]
+        async with cluster.sava_client() as client, client.producer(TOPIC) as producer:
+            assert [await producer.send(b"%d" % number) for number in range(50)] == list(range(50))
+        new = await cluster.replace(old)
+        async with cluster.sava_client([new]) as client:
+            async with client.producer(TOPIC) as producer:
+                assert await producer.send(b"50") == 50
+            async with client.reader(TOPIC, start=0, end="latest") as reader:
+                assert [int(message.payload) async for message in reader] == list(range(51))
+
+        async def is_alone() -> bool:
+            found = [
+                (each.broker_id, each.state, each.write_quorum, len(each.fragments[-1].storage_ids))
+                for each in await cluster.journals()
+            ]
+            return found == [(await cluster.id_of(new), "open", 1, 1)]
+
+        await until(is_alone, "the one journal is that of the new broker, on its disk")
+
+
 @pytest.mark.parametrize("degraded", ["refuse", "allow"])
 async def test_when_fewer_disks_are_there_than_were_asked_for(tmp_path: Path, degraded: str) -> None:
     """All three are to have a message before it is acknowledged, and one of them is killed."""

@@ -33,24 +33,6 @@ def publish(broker: BrokerProcess, start: int, end: int) -> None:
                 producer.send_many([f"{name} {number}".encode() for number in range(start, end)])
 
 
-async def replace(east: NamedBrokers, old: BrokerProcess) -> BrokerProcess:
-    """As an operator does it: a new broker joins, the old one is drained, removed and stopped."""
-    new = await east.join()
-    await east.command("cluster", "add-node", "--addr", new.raft_address)
-
-    async def is_voter() -> bool:
-        code, _, _ = await east.command("cluster", "promote-node", "--addr", new.raft_address, check=False)
-        return code == 0
-
-    await until(is_voter, "the new broker has caught up", timeout=60)
-    await east.registered([new])
-    await east.command("brokers", "drain", str(await east.id_of(old)))
-    await east.command("cluster", "transfer-leader", "--to", str(await east.id_of(new)))
-    await east.command("cluster", "remove-node", "--node-id", str(await east.id_of(old)))
-    assert await old.stop() == 0
-    return new
-
-
 @only_long("a broker is replaced, and a runner is started")
 @pytest.mark.timeout(600)
 async def test_a_link_goes_on_when_all_brokers_it_began_with_are_replaced(tmp_path: Path) -> None:
@@ -58,9 +40,7 @@ async def test_a_link_goes_on_when_all_brokers_it_began_with_are_replaced(tmp_pa
     answer. The processes of its tasks do not live as long: one that is started after the change has only what
     it is told."""
     (tmp_path / "west").mkdir()
-    # Journals are not mirrored: what becomes of mirrors when brokers are removed is not the link's affair.
-    alone = {"write_quorum": 1, "ack_quorum": 1}
-    async with NamedBrokers("east", tmp_path / "east", size=1, journal=alone) as east:
+    async with NamedBrokers("east", tmp_path / "east", size=1) as east:
         with Standalone(tmp_path / "west", SAVA__CLUSTER_NAME="west") as broker:
             west = Side(broker)
             await west.ready()
@@ -82,7 +62,7 @@ async def test_a_link_goes_on_when_all_brokers_it_began_with_are_replaced(tmp_pa
             runner = RunnerProcess(tmp_path, old.admin, "runner")
             try:
                 await until(lambda: has(100), "the first are copied", timeout=WAIT_S)
-                new = await replace(east, old)
+                new = await east.replace(old)
                 for pid in runner.parts("pyspark.daemon"):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)

@@ -17,7 +17,6 @@ import asyncio
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ import yaml
 from sava.config import Auth
 from sava.proto import admin_pb2 as pb
 from sava.services.admin_client import PLAIN, AdminClient
-from tests.children import PIPE, Child, start_child
+from tests.children import PIPE, Child, start_sava
 from tests.integration.links import Links
 from tests.ports import free_ports
 
@@ -47,15 +46,7 @@ def storage_in(directory: Path) -> dict[str, str]:
 async def sava(*arguments: str, admin: str = "", check: bool = True) -> tuple[int, str, str]:
     """Run the ``sava`` command; returns exit code, stdout, stderr."""
     environment = {**os.environ, "SAVA_ADMIN": admin} if admin else dict(os.environ)
-    process = await start_child(
-        sys.executable,
-        "-m",
-        "sava.cli",
-        *arguments,
-        stdout=PIPE,
-        stderr=PIPE,
-        env=environment,
-    )
+    process = await start_sava(*arguments, stdout=PIPE, stderr=PIPE, env=environment)
     try:
         out, err = await process.communicate()
     except asyncio.CancelledError:
@@ -123,12 +114,10 @@ class BrokerProcess:
         assert not self.is_running
         await self._drop_client()
         self.lines = []
-        self._process = await start_child(
-            sys.executable,
-            "-m",
-            self._module,
+        self._process = await start_sava(
             "broker",
             *self._arguments,
+            module=self._module,
             stderr=PIPE,
             env={**os.environ, **self._environment, **environment},
         )

@@ -131,6 +131,27 @@ def test_a_message_that_comes_while_the_first_batch_is_planned_does_not_move_its
     assert query.beginning() == first == {P0: 30}
 
 
+@pytest.mark.parametrize("options", [{}, {"startingOffsets": '{"/default/t": {"0": -1}}'}])
+def test_a_query_that_is_killed_in_its_first_batch_begins_where_it_began(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    """Spark writes down the first batch's end, and is killed; five messages come; the next process is asked
+    where the stream begins (35) and to plan a batch from there to 30. Then the five are read."""
+    table = Table((10, 20, 30))
+    query = begin(monkeypatch, table, **options)
+    first = query.beginning()
+    table.extents_of[f"{TOPIC}-part-0"] = Extent(10, 20, 32)
+    kept = latest(query, first)
+    assert kept == first == {P0: 30}
+    table.extents_of[f"{TOPIC}-part-0"] = Extent(10, 20, 35)
+    again = begin(monkeypatch, table, **options)
+    assert again.plan(again.beginning(), kept) == []
+    assert latest(again, kept) == {P0: 35}
+    (share,) = again.plan(kept, {P0: 35})
+    assert [(piece.start, piece.end) for piece in share.pieces] == [(30, 35)]
+    assert latest(query, first) == {P0: 35}
+
+
 @pytest.mark.parametrize(
     ("offsets", "error"),
     [

@@ -9,6 +9,11 @@ from sava.pipeline.options import EARLIEST, LATEST, Instant, OptionError, Positi
 from sava.pipeline.positions import Part, to_positions
 
 
+def begins_at_end(position: Position) -> bool:
+    """Whether it is another offset with every message that comes."""
+    return position == "latest" or (isinstance(position, Mapping) and LATEST in position.values())
+
+
 def resolve(link: Link, position: Position, names: Mapping[Part, str], option: str) -> dict[Part, int]:
     """Of every partition. ``option`` is the one that offsets by partition were given by. Raises OptionError
     when it leaves out a partition, or names one that is not read or an offset that does not exist yet."""

@@ -18,7 +18,7 @@ from sava.pipeline.link import Extent, Link
 from sava.pipeline.options import SourceOptions
 from sava.pipeline.positions import Part
 from sava.pipeline.source.admission import admit
-from sava.pipeline.source.beginnings import resolve
+from sava.pipeline.source.beginnings import begins_at_end, resolve
 from sava.pipeline.source.errors import CREATED_ANEW, DELETED, TOPIC_GONE, DataLost
 from sava.pipeline.source.history import History
 from sava.pipeline.source.planning import Piece, Share, shares
@@ -44,6 +44,8 @@ class Query:
         self._topics.look_up()
         self._history = History(self._link)
         self._beginning: dict[Part, int] | None = None
+        self._is_beginning = begins_at_end(options.start)
+        """Until the first batch of a stream that begins at the end of a topic."""
         self._extents: dict[Part, Extent] = {}
         self._shrunk: dict[Part, float] = {}
         """Since when a partition is said to end before where the query is."""
@@ -56,7 +58,11 @@ class Query:
 
     def beginning(self) -> dict[Part, int]:
         """The same for as long as the query runs: Spark asks for the first batch's end, and again for its
-        beginning when it is planned. A message that comes in between has moved the end of the topic."""
+        beginning when it is planned. A message that comes in between has moved the end of the topic.
+
+        A checkpoint holds ends of batches only, so a query that is killed before its first batch is done asks
+        anew, and the end of the topic has moved on. Therefore a stream that begins there has a first batch
+        without messages: its end is the beginning, and is kept."""
         if self._beginning is None:
             self._beginning = resolve(self._link, self._options.start, self._topics.names, "startingOffsets")
         return self._beginning
@@ -87,6 +93,9 @@ class Query:
             ends = self.ends()
         else:
             ends = dict(self._target)
+        if self._is_beginning and start == self._beginning:
+            self._is_beginning = False
+            return dict(start)
         begins = {part: self._begin(part, start, end) for part, end in ends.items()}
         names = self._topics.names
         admitted = admit(
@@ -178,6 +187,8 @@ class Query:
                 continue
             extent = self._extents[part]
             first = extent.start if begin is None else begin
+            if first > stop and start == self._beginning:
+                continue  # the first batch again, which ends where the stream began
             if first > stop:
                 first = self._lost(part, first, stop, extent.start, CREATED_ANEW)
             elif first < extent.start:
