@@ -97,8 +97,9 @@ class Brokers(Cluster):
                 return broker
         raise AssertionError(f"nobody has the id {broker_id}")
 
-    async def replace(self, old: BrokerProcess) -> BrokerProcess:
-        """As an operator does it: a new broker joins, the old one is drained, removed and stopped."""
+    async def replace(self, old: BrokerProcess, *, pause_s: float = 0.0) -> BrokerProcess:
+        """As an operator does it: a new broker joins, the old one is drained, removed and stopped. In between
+        he looks at what has come of it for ``pause_s``."""
         new = await self.join()
         await self.command("cluster", "add-node", "--addr", new.raft_address)
 
@@ -110,6 +111,7 @@ class Brokers(Cluster):
 
         await until(is_voter, "the new broker has caught up", timeout=60)
         await self.registered([new])
+        await asyncio.sleep(pause_s)
         await self.command("brokers", "drain", str(await self.id_of(old)))
         await self.command("cluster", "transfer-leader", "--to", str(await self.id_of(new)))
         await self.command("cluster", "remove-node", "--node-id", str(await self.id_of(old)))

@@ -169,6 +169,7 @@ class Host:
             if work.base is not None and self.copy.note is not None and self.copy.note.base is not None:
                 self.copy._open(self.copy.note.base)
             self.copy.cut(self.member.durable_end)
+            self.copy.sync()
         except DiskFailed:
             self.broker.die("a cut failed")
             return

@@ -288,5 +288,5 @@ class Oracle:
         for batch in self.batches[journal]:
             start, end = batch.frame.position, batch.position_end
             if (batch.frame.topic, batch.frame.start) == (topic, offset):
-                return batch.hash if any(self.holds(each, journal, start, end) for each in there) else None
+                return batch.hash if any(self._held(each, journal, start, end) for each in there) else None
         return None

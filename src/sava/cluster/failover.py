@@ -18,6 +18,11 @@ that is there keeps its topics: its broker serves them from its own bytes.
 **The number of a journal is its broker's registration.** So a broker that came back within the time of its
 lease, or that lost the lease and got another, has left a journal that nobody continues, and it is recovered
 like that of a dead one. That the registration has another number by then is a condition of the claim.
+
+**What nobody needs is not waited for.** A broker that was drained and taken away may have been the only one
+that had its journal. Once that is claimed, no topic has anything in it if none is its broker's, so that none
+can be taken up there any more, and no state that is not sealed names its disk: whatever was acknowledged is
+in segments. Then it is closed without the parts that cannot be had, and no operator is asked.
 """
 
 from __future__ import annotations
@@ -47,6 +52,7 @@ from sava.mirroring.coordinator import Coordinator
 from sava.mirroring.ports import Peers, Stored
 from sava.mirroring.records import RecordCorrupt, Records
 from sava.mirroring.salvage import NotClosed, Salvage
+from sava.storage.leftovers import named_states
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +62,8 @@ FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 30.0
 DISKS: Final = 2
 """Salvaged at a time."""
+LOOK_S: Final = 10.0
+"""So often all topics are looked through for a journal that waits."""
 TURN_S: Final = 30.0
 """After so long the next of those who have a copy tries, too: the first may not reach the object store."""
 
@@ -83,6 +91,8 @@ class _Work:
     failures: int = 0
     retry_at: float = 0.0
     error: str = ""
+    looked_at: float = 0.0
+    """When it was last asked whether anybody needs what it waits for."""
 
     @property
     def is_running(self) -> bool:
@@ -214,6 +224,26 @@ class Failover:
                 if not work.is_running and work.retry_at <= time.monotonic():
                     work.coordinator = self._coordinator(journal, stored, term)
                     work.task = self._begin(self._run_recovery(journal, work), f"recovery of {journal}")
+        for journal, stored in known.items():
+            if self._is_waiting(journal):
+                await self._forgo(journal, stored)
+
+    async def _forgo(self, journal: JournalId, stored: Stored) -> None:
+        """Close it with what is there, if nobody needs the rest."""
+        work, coordinator = self._recovering[journal], self.recovery(journal)
+        loss = coordinator.loss() if coordinator is not None else None
+        if coordinator is None or loss is None or time.monotonic() < work.looked_at + LOOK_S:
+            return
+        work.looked_at = time.monotonic()
+        try:
+            states = await named_states(self._store)
+        except FAILURES as error:
+            log.info("failover: topics were not looked through journal=%s error=%s", journal, error)
+            return
+        origin = origin_of(stored.record)
+        is_named = any(state.storage_id == origin and not state.sealed for state in states.values())
+        if not is_named and not self._view.owned_by(journal.broker):
+            coordinator.give_up(loss, why="no topic needs it")
 
     async def _stop_recoveries(self) -> None:
         tasks = [work.task for work in self._recovering.values() if work.task is not None]

@@ -91,7 +91,7 @@ class Losses:
         """Accept exactly this loss; False if it is not what would be lost now. Raises as ``prospect``."""
         stored = await self._stuck(journal)
         if stored.record.state is not JournalState.CLOSED:
-            return self._recovery(journal).give_up(loss)
+            return self._recovery(journal).give_up(loss, why="by an operator")
         if await self._missing(journal, stored) != loss:
             return False
         forgone = steps.forgone(stored.record, loss.missing)

@@ -118,11 +118,11 @@ class Coordinator:
         """What closing the journal with what is there would cost; None: it goes on by itself."""
         return self._recovery.loss() if self._recovery is not None else None
 
-    def give_up(self, loss: Loss) -> bool:
-        """An operator accepts exactly this loss; False if it is no longer what would be lost."""
+    def give_up(self, loss: Loss, *, why: str) -> bool:
+        """Somebody accepts exactly this loss; False if it is no longer what would be lost."""
         if self._recovery is None or not self._recovery.give_up(loss):
             return False
-        log.warning("journals: an operator gave up messages journal=%s loss=%s", self.journal, loss)
+        log.warning("journals: given up, %s journal=%s loss=%s", why, self.journal, loss)
         self._changed.set()
         return True
 

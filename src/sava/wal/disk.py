@@ -34,7 +34,8 @@ class File(Readable, Protocol):
 
     def write(self, offset: int, buffers: Sequence[bytes | memoryview]) -> int:
         """Write all buffers, in order, starting at ``offset``; returns the bytes written (always all of
-        them). Raises DiskFull with the file cut back to its former size, or DiskFailed."""
+        them). Raises DiskFailed, or DiskFull with the file cut back to its former size, durably: records that
+        were refused must not come back with a power cut, where others have been written since."""
         ...
 
     def write_durably(self, offset: int, data: bytes) -> None:

@@ -77,6 +77,7 @@ class LocalFile:
         except OSError as error:
             if error.errno in _NO_ROOM:
                 self.truncate(former)
+                self.sync()
                 raise DiskFull(f"{self._path}: {error.strerror}") from error
             raise DiskFailed(f"{self._path}: cannot write at {offset}: {error.strerror}") from error
 

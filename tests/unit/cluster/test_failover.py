@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sava.broker import specs
+from sava.cluster import failover as failover_module
 from sava.cluster import records as cluster_records
 from sava.cluster.errors import JournalUnknown, NothingToGiveUp, NotLeader
 from sava.cluster.failover import Failover
@@ -226,6 +227,20 @@ async def test_what_would_be_lost_is_told_and_given_up_only_if_it_is_the_same(st
     story.disks.known.add(THERE)  # a second disk, to hold what is left
     await story.until_removed()
     assert (await story.state()).end == 6
+
+
+async def test_what_no_topic_needs_is_not_waited_for(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker was drained and taken away, and with it the only copy of its journal's first part. The topic
+    has been sealed; as long as it was not, the recovery waited."""
+    monkeypatch.setattr(failover_module, "LOOK_S", 0.1)
+    story.disks.lose(THERE)
+    story.disks.copies[HERE, story.journal].data = bytearray(story.writing.bytes(0, story.positions[6]))
+    await story.lose_owner()
+    await story.until(lambda: story.failover.waiting)
+    await asyncio.sleep(0.3)
+    assert story.failover.waiting
+    await Catalog(story.store, ORDERS).seal(epoch=1, end=0, producers=(), origins=())
+    await story.until_removed()
 
 
 async def test_a_part_that_is_lost_after_closing_is_told_and_given_up_as_well(story: Story) -> None:

@@ -114,8 +114,8 @@ async def test_an_operator_may_give_up_exactly_what_was_shown(story: Story) -> N
     await until(lambda: any(isinstance(message, Check) for _, message in story.disks.asked))
     loss = coordinator.loss()
     assert loss is not None
-    assert not coordinator.give_up(type(loss)((Range(0, 8),), loss.unknown_from, loss.silent))
-    assert coordinator.give_up(loss)
+    assert not coordinator.give_up(type(loss)((Range(0, 8),), loss.unknown_from, loss.silent), why="test")
+    assert coordinator.give_up(loss, why="test")
     # Two must hold it before it is closed, and only one disk is there.
     story.disks.known.add(C)
     record = await running

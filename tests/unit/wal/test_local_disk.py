@@ -77,12 +77,16 @@ def test_much_is_written_in_calls_of_a_megabyte(tmp_path: Path, monkeypatch: pyt
 def test_no_room_in_a_later_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = LocalDisk(tmp_path).open("f", create=True)
     file.write(0, [b"before"])
-    calls = [os.pwritev, failing(errno.ENOSPC)]
+    calls, sizes, sync = [os.pwritev, failing(errno.ENOSPC)], [], os.fdatasync
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", lambda *call: calls.pop(0)(*call))
+        patch.setattr(
+            "sava.wal.local_disk._fdatasync", lambda fd: sizes.append((sync(fd), os.fstat(fd).st_size)[1])
+        )
         with pytest.raises(DiskFull):
             file.write(6, [bytes(3 << 20)])
     assert calls == []
+    assert sizes == [6], "what was refused would be back after a power cut"
     assert file.read(0, 100) == b"before"
     file.close()
 

@@ -38,6 +38,7 @@ REPORT_S: Final = 2.0
 STARTS: Final = 2
 """Pipelines that are being started at a time. Each start brings several processes of Python, for which Spark
 waits ten seconds and no longer: of a dozen at once on a few cores none would be in time, again and again."""
+TELL_S: Final = 60.0
 LEAVE_S: Final = 10.0
 """At the end, when nothing runs any more: so long it tries to tell the cluster."""
 
@@ -74,7 +75,8 @@ class Runner:
         self._peers: Sequence[Peer] = ()
         self._free = Free()
         self._poll_at = 0.0
-        self._is_heard = True
+        self._tell_at = 0.0
+        """When it is said again that the cluster does not answer."""
         self._unknown: set[str] = set()
         self._stops = 0
         """How often it was asked to stop. All that other threads, and signals, may touch."""
@@ -102,11 +104,11 @@ class Runner:
         try:
             self._talk()
         except ClientError as error:
-            if self._is_heard:
+            if self._clock() >= self._tell_at:
                 log.warning("pipelines: the cluster does not answer error=%s", error)
-            self._is_heard = False
+                self._tell_at = self._clock() + TELL_S
         else:
-            self._is_heard = True
+            self._tell_at = 0.0
         self._enforce()
 
     def _step_hosted(self) -> None:
