@@ -133,6 +133,7 @@ class _Server:
             [sys.executable, "-m", "tests.forks", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            cwd=Path(__file__).parents[1],
         )
         theirs.close()
         atexit.register(self.close)
