@@ -3,14 +3,12 @@ It is the ``sava`` command otherwise."""
 
 from __future__ import annotations
 
-from sava.broker.upkeep import TopicsOptions
+from sava.broker.topics import Topics, TopicsOptions
+from sava.cli.main import main
 
 if __name__ == "__main__":
-    # Before anything is imported that makes the options.
-    defaults = TopicsOptions.__init__.__kwdefaults__
+    defaults = Topics.__init__.__kwdefaults__
     assert defaults is not None
-    defaults["retention_interval_s"] = 0.3
-
-    from sava.cli.main import main
-
+    assert "options" in defaults
+    defaults["options"] = TopicsOptions(retention_interval_s=0.3)
     main()
