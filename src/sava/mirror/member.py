@@ -271,7 +271,8 @@ class Member:
             self._note = work.note
             self._trimmed = self._note.floor
         said: list[Message] = []
-        if work.writes:
+        if work.writes or work.base is not None:
+            # Also of a copy that has only begun: while nothing is written, its owner would take it for stuck.
             said.append(Durable(self.journal, self.storage, end))
         said += [Fenced(self.journal, self.storage, epoch, self._copy_state()) for epoch in asked]
         return said

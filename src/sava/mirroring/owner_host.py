@@ -301,6 +301,12 @@ class OwnedJournal:
         now = self._loop.time()
         for storage in current:
             if self._is_failing(storage, now):
+                if storage not in self._avoided:
+                    log.info(
+                        "journals: a mirror does not keep up journal=%s disk=%s durable=%d own=%d joined=%s",
+                        *(self.owner.journal, storage, self.owner.durable_end(storage)),
+                        *(self.owner.durable_end(self.owner.own), self._streams[storage].is_joined),
+                    )
                 self._avoided[storage] = now + AVOID_S
         self._avoided = {storage: until for storage, until in self._avoided.items() if until > now}
         candidates = self._neighbours.all()

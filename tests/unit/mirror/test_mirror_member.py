@@ -125,6 +125,8 @@ def test_a_copy_that_the_owner_cannot_continue_begins_anew() -> None:
     work = member.poll()
     assert work is not None
     assert work.base == 50
+    # Nothing may follow for long: an owner that heard no more would take the mirror for stuck, and drop it.
+    assert member.done(work.number) == [Durable(JOURNAL, DISK, 50)]
 
 
 def test_a_new_beginning_that_finds_no_room_leaves_the_old_copy_as_it_was() -> None:
