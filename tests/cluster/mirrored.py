@@ -68,6 +68,15 @@ class MirroredBrokers(TrappedBrokers):
 
         await until(are_complete, f"all journals are on {copies} disks")
 
+    async def forgotten(self, broker: BrokerProcess) -> None:
+        """Until nothing is left of its earlier journals, which are on other disks than the one it writes."""
+        owner = await self.id_of(broker)
+
+        async def are_gone() -> bool:
+            return all(each.state == "open" for each in await self.journals() if each.broker_id == owner)
+
+        await until(are_gone, "the earlier journals are forgotten", timeout=90)
+
     async def all_running(self) -> None:
         await super().all_running()
         await self.mirrored(copies=min(3, len(self.brokers)))

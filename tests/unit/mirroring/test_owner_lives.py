@@ -419,7 +419,10 @@ async def test_a_record_goes_when_all_of_its_journal_is_in_segments(
         await hosts.begin()
         owner = hosts[0]
         await owner.append(0)
-        before = owner.id
+        before, mirrors = owner.id, (hosts[1], hosts[2])
+        await until(
+            lambda: all(before in mirror.mirrored.copies.journals for mirror in mirrors), "both have a copy"
+        )
         await owner.mirrored.lost()
         owner.register()
         await hosts.recover(before, through=hosts[1])
@@ -429,7 +432,7 @@ async def test_a_record_goes_when_all_of_its_journal_is_in_segments(
         assert before in await hosts.records.of(owner.broker), "a topic still needs it"
         owner.journal.release(1, 1)
         await until(lambda: before not in hosts.records.known(), "its record is gone")
-        for mirror in hosts[1], hosts[2]:
+        for mirror in mirrors:
             assert before in mirror.mirrored.copies.journals
             await mirror.mirrored.copies.sweep(hosts.records)
             assert mirror.mirrored.copies.journals == [
