@@ -90,9 +90,9 @@ class CopyFiles:
     @classmethod
     def create(cls, disk: Disk, origin: StorageId, journal: JournalId, *, file_bytes: int = 0) -> CopyFiles:
         """Nothing is durable before the first work is done. Raises DiskFull."""
+        for name in disk.list():
+            disk.remove(name)  # begun once, and without a note: nothing of it was ever told to anybody
         files = cls(disk, origin, Note(journal=journal), file_bytes=file_bytes)
-        with suppress(FileMissing):
-            disk.remove(_NOTE_FILE)  # begun once, and never used
         files._note_file = disk.open(_NOTE_FILE, create=True)
         files._note_file.write(0, [bytes(2 * SLOT_BYTES)])
         files._has_new_names = True

@@ -36,7 +36,7 @@ from sava.mirror import (
 )
 from sava.mirroring import copy_files
 from sava.mirroring.copies import Copies
-from sava.mirroring.copy_files import CopyFiles
+from sava.mirroring.copy_files import CopyFiles, directory_name
 from sava.mirroring.stretches import Stretches
 from sava.wal import DiskFull, LocalDisk, Log, LogCorrupt, LogOptions
 from sava.wal.format import record_bytes
@@ -116,6 +116,21 @@ async def joined(copies: Copies, owner: Owner) -> Said:
     if answer.durable < answer.end:
         assert (await said.the_next(Durable)).end == answer.end
     return said
+
+
+async def test_a_copy_that_was_begun_and_never_noted_is_begun_again(tmp_path: Path) -> None:
+    """Its file is made, the process is killed before the first note, and the owner joins the next one at the
+    same place: the file that is there must not stop the broker, at every start."""
+    owner = Owner(tmp_path / "owner", 10)
+    async with opened(tmp_path / "mirror") as copies:
+        disk = copies._disk.directory(directory_name(JOURNAL))
+        begun = CopyFiles.create(disk, owner.origin, JOURNAL)
+        begun._begin(START)
+        begun.close()
+    async with opened(tmp_path / "mirror") as copies:
+        said = await joined(copies, owner)
+        copies.receive(owner.origin, owner.append(0, 10), said)
+        assert (await said.the_next(Durable)).end == owner.end
 
 
 async def test_it_holds_the_same_bytes_at_the_same_positions(tmp_path: Path) -> None:
