@@ -25,6 +25,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "            self._advance(message.storage, message.durable)\n",
         "            pass\n",
         seeds=200,
+        tests=("tests/unit/mirror",),
     ),
     _Mirror(
         "j2c",

@@ -32,6 +32,17 @@ def test_committed_is_what_enough_disks_have_the_own_among_them() -> None:
     assert core.commit == 80
 
 
+def test_what_was_said_on_a_connection_that_broke_is_said_again_by_the_next_one() -> None:
+    """The mirror's answer is lost; nothing new is written; what waits is committed when it joins again."""
+    core = owner()
+    core.appended(100)
+    durable(core, own=100)
+    core.disconnected(A)
+    core.join(A)
+    core.receive(Joined(JOURNAL, A, 100, 100))
+    assert core.commit == 100
+
+
 def test_a_change_under_way_needs_the_old_members_and_the_new_ones() -> None:
     """The change may have happened: a recovery would then ask own, b and c, and none of them has 120."""
     core = owner()
