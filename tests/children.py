@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import subprocess
 from collections.abc import Mapping
-from typing import IO
+from typing import IO, TypedDict, Unpack
 
 from tests.forks import Forked
 
@@ -113,32 +113,25 @@ async def _all_of(reader: asyncio.StreamReader | None) -> bytes:
     return await reader.read() if reader is not None else b""
 
 
-async def start_child(
-    *command: str,
-    stdin: int | None = None,
-    stdout: int | None = None,
-    stderr: int | None = None,
-    env: Mapping[str, str] | None = None,
-    limit: int = 1 << 16,
-) -> Child:
-    process = subprocess.Popen(  # noqa: ASYNC220 (that is the point)
-        command, stdin=stdin, stdout=stdout, stderr=stderr, env=env
-    )
+class Surroundings(TypedDict, total=False):
+    """What a child is given; what is left out it has in common with this process."""
+
+    stdin: int | None
+    stdout: int | None
+    stderr: int | None
+    env: Mapping[str, str] | None
+
+
+async def start_child(*command: str, limit: int = 1 << 16, **given: Unpack[Surroundings]) -> Child:
+    process = subprocess.Popen(command, **given)  # noqa: ASYNC220 (that is the point)
     return await _connected(process, limit)
 
 
 async def start_sava(
-    *arguments: str,
-    module: str = "sava.cli",
-    stdin: int | None = None,
-    stdout: int | None = None,
-    stderr: int | None = None,
-    env: Mapping[str, str] | None = None,
-    limit: int = 1 << 16,
+    *arguments: str, module: str = "sava.cli", limit: int = 1 << 16, **given: Unpack[Surroundings]
 ) -> Child:
     """``python -m sava.cli``, or another program that is mostly Sava."""
-    process = Forked(module, arguments, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
-    return await _connected(process, limit)
+    return await _connected(Forked(module, arguments, **given), limit)
 
 
 async def _connected(process: subprocess.Popen[bytes] | Forked, limit: int) -> Child:

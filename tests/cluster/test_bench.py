@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
 from tests.integration.harness import sava
 
@@ -24,7 +25,11 @@ async def test_a_load_goes_on_when_its_broker_is_killed(tmp_path: Path) -> None:
                 "bench", "produce", TOPIC, *("--count", "4000", "--rate", "400", "--duration", "60"), *service
             )
         )
-        await asyncio.sleep(4)
+
+        async def is_under_way() -> bool:
+            return (await cluster.describe(TOPIC)).next_offset > 200
+
+        await until(is_under_way, "a load of some messages")
         assert not producing.done()
         owner.kill()
         made = json.loads((await producing)[1])

@@ -12,7 +12,7 @@ import yaml
 
 from sava.errors import SavaError
 from sava.pipeline.link import Access
-from tests.cluster.harness import Brokers
+from tests.cluster.harness import Brokers, until
 from tests.copier import Copier, Site, numbered, payloads
 from tests.long import IS_LONG
 
@@ -60,6 +60,11 @@ async def test_topics_move_while_they_are_copied(tmp_path: Path) -> None:
                     await chance.choice(clusters).move(TOPIC)
                 except SavaError as error:
                     print("not moved:", error)
+
+            async def are_many() -> bool:
+                return work.done() or copying.published > 1000
+
+            await until(are_many, "more than 1,000 messages")
         finally:
             copying.is_over = True
             await work

@@ -20,9 +20,9 @@ lease, or that lost the lease and got another, has left a journal that nobody co
 like that of a dead one. That the registration has another number by then is a condition of the claim.
 
 **What nobody needs is not waited for.** A broker that was drained and taken away may have been the only one
-that had its journal. Once that is claimed, no topic has anything in it if none is its broker's, so that none
-can be taken up there any more, and no state that is not sealed names its disk: whatever was acknowledged is
-in segments. Then it is closed without the parts that cannot be had, and no operator is asked.
+that had its journal. If it is a member of the cluster no more, it cannot take up a topic again; if no topic
+is its, and no state that is not sealed names its disk, whatever was acknowledged is in segments. Then it is
+closed without the parts that cannot be had, and no operator is asked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Set
+from collections.abc import Callable, Coroutine, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -138,6 +138,7 @@ class Failover:
         salvage: Salvage,
         leadership: Leadership,
         *,
+        is_member: Callable[[int], bool],
         broker: int,
         own: StorageId,
     ) -> None:
@@ -148,6 +149,7 @@ class Failover:
         self._peers = peers
         self._salvage = salvage
         self._leadership = leadership
+        self._is_member = is_member
         self._broker = broker
         self._own = own
         self._term = 0
@@ -232,7 +234,9 @@ class Failover:
         """Close it with what is there, if nobody needs the rest."""
         work, coordinator = self._recovering[journal], self.recovery(journal)
         loss = coordinator.loss() if coordinator is not None else None
-        if coordinator is None or loss is None or time.monotonic() < work.looked_at + LOOK_S:
+        if coordinator is None or loss is None or self._is_member(journal.broker):
+            return
+        if time.monotonic() < work.looked_at + LOOK_S:
             return
         work.looked_at = time.monotonic()
         try:

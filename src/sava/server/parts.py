@@ -222,6 +222,12 @@ def _voters(node: RaftNode) -> int:
     return len(core.membership.voters) if core is not None else 0
 
 
+def _is_member(node: RaftNode, broker: int) -> bool:
+    """Of the cluster, registered or not; everybody is while that is not known."""
+    core = node.core_status
+    return core is None or broker in core.membership.members
+
+
 def _addresses(node: RaftNode) -> Mapping[int, str]:
     """Under which the members of the cluster know one another."""
     core = node.core_status
@@ -321,6 +327,7 @@ async def open_parts(
         mirrored.peers,
         Salvage(journals, mirrored.peers, store, objects, own=mirrored.storage),
         leading,
+        is_member=lambda each: _is_member(node, each),
         broker=broker,
         own=mirrored.storage,
     )

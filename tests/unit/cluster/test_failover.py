@@ -54,6 +54,7 @@ class Story:
         self.neighbours = Registered(self.view, self.records)
         self.disks = Disks()
         self.leading = Leading()
+        self.members = {1, 2, 3}
         self.writing = Writing(path)
         self.journal = JournalId(1, 0)
         self.positions: list[int] = []
@@ -65,6 +66,7 @@ class Story:
             self.disks,
             Salvage(self.records, self.disks, self.store, ObjectStore.open("memory://"), own=HERE),
             self.leading,
+            is_member=lambda broker: broker in self.members,
             broker=2,
             own=HERE,
         )
@@ -231,15 +233,20 @@ async def test_what_would_be_lost_is_told_and_given_up_only_if_it_is_the_same(st
 
 async def test_what_no_topic_needs_is_not_waited_for(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker was drained and taken away, and with it the only copy of its journal's first part. The topic
-    has been sealed; as long as it was not, the recovery waited."""
+    has been sealed; as long as it was not, or the broker was a member, the recovery waited."""
     monkeypatch.setattr(failover_module, "LOOK_S", 0.1)
     story.disks.lose(THERE)
     story.disks.copies[HERE, story.journal].data = bytearray(story.writing.bytes(0, story.positions[6]))
     await story.lose_owner()
     await story.until(lambda: story.failover.waiting)
+    story.members.remove(1)
     await asyncio.sleep(0.3)
     assert story.failover.waiting
+    story.members.add(1)
     await Catalog(story.store, ORDERS).seal(epoch=1, end=0, producers=(), origins=())
+    await asyncio.sleep(0.3)
+    assert story.failover.waiting
+    story.members.remove(1)
     await story.until_removed()
 
 
