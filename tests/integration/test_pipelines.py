@@ -194,7 +194,7 @@ def test_a_runner_that_is_killed_is_followed_by_another(
     assert first.startswith("p")
     alive.remove("a")  # as by kill -9: it says nothing any more
     _until(lambda: len(kinds["b"].running) == 4, act=step)
-    assert {each["holder"] for each in sava("list")} == {"b"}
+    _until(lambda: {each["holder"] for each in sava("list")} == {"b"}, act=step)
     _until(lambda: {each["state"] for each in sava("status")} == {"running"}, act=step)
     assert sum(each["rows"] for each in sava("status")) == 5, "what was done counts"
 

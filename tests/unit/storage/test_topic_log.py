@@ -243,7 +243,8 @@ async def test_appends_wait_when_the_journal_is_full_of_what_cannot_be_uploaded(
         await asyncio.wait(tasks, timeout=0.3)
         done = sum(task.done() for task in tasks)
         assert 20 < done < 60
-        assert broker.journal.held_bytes < 21_000
+        # What was on its way takes its headers and paddings with it; all of them are more than 50,000 bytes.
+        assert broker.journal.held_bytes < 25_000
         assert isinstance(cluster.store, DownStore)
         cluster.store.is_down = False
         assert await asyncio.gather(*tasks) == list(range(100))
