@@ -163,3 +163,39 @@ async def test_when_fewer_disks_are_there_than_were_asked_for(tmp_path: Path, de
                 await producer.send(b"on three again")
             assert not producer.degraded
         assert not (await cluster.journal_of(owner)).degraded
+
+
+@pytest.mark.parametrize("degraded", ["refuse", "allow"])
+async def test_an_owner_dies_when_every_disk_was_to_have_a_copy(tmp_path: Path, degraded: str) -> None:
+    """Its journal cannot be written back to three disks, for two are left, and nothing is missing on them.
+    With fewer copies allowed it goes on by itself, else when an operator says so; then it can be read."""
+    journal = {"write_quorum": 3, "ack_quorum": 3, "degraded": degraded, "mirror_timeout_seconds": 1}
+    async with MirroredBrokers(3, tmp_path, journal=journal) as cluster:
+        await cluster.mirrored()
+        await cluster.create(TOPIC)
+        owner = await cluster.by_id((await cluster.served(TOPIC)).broker_id)
+        async with cluster.sava_client() as client, client.producer(TOPIC) as producer:
+            for number in range(20):
+                await producer.send(b"%d" % number)
+        dead = await cluster.journal_of(owner)
+        name = f"{dead.broker_id}/{dead.incarnation}"
+        owner.kill()
+        await owner.ended()
+        leader = await cluster.leader()
+
+        async def is_waiting() -> bool:
+            found = {each.broker_id: each.status for each in await cluster.journals(through=leader)}
+            return "waits for 1 more disks" in found.get(dead.broker_id, "")
+
+        if degraded == "refuse":
+            await until(is_waiting, "the recovery says that it waits")
+            _, told, _ = await cluster.command("journals", "recover", name)
+            assert "nothing; until its messages are in segments" in told
+            assert await is_waiting(), "that was only a question"
+            await cluster.command("journals", "recover", name, "--yes")
+        await cluster.until_served(TOPIC, but_not=owner)
+        async with (
+            cluster.sava_client(cluster.running) as client,
+            client.reader(TOPIC, start=0, end="latest") as reader,
+        ):
+            assert [int(message.payload) async for message in reader] == list(range(20))

@@ -149,7 +149,7 @@ def _show_loss(journal: str, told: pb.RecoverJournalResponse) -> None:
     if loss.HasField("unknown_from"):
         print_line(f"  whatever was acknowledged from position {loss.unknown_from} on")
     if not loss.missing and not loss.HasField("unknown_from"):
-        print_line("  nothing")
+        print_line("  nothing; until its messages are in segments, fewer disks have them than were asked for")
     print_line("")
     print_table(
         ("TOPIC", "IN SEGMENTS", "KEPT UP TO", "LOST"),
@@ -169,7 +169,7 @@ def _facts(journal: pb.Journal) -> list[tuple[str, object]]:
         ("state", journal.state),
         ("status", journal.status),
         ("copies", f"{journal.write_quorum}, of which {journal.ack_quorum} before an acknowledgement"),
-        ("degraded", "yes: one copy is enough" if journal.degraded else "no"),
+        ("degraded", f"yes: {_fewest(journal)} is enough" if journal.degraded else "no"),
     ]
     if journal.HasField("positions"):
         at = journal.positions
@@ -188,6 +188,11 @@ def _facts(journal: pb.Journal) -> list[tuple[str, object]]:
     if journal.error:
         facts.append(("error", journal.error))
     return facts
+
+
+def _fewest(journal: pb.Journal) -> str:
+    enough = journal.fragments[-1].ack_quorum
+    return "one copy" if enough == 1 else f"{enough} copies"
 
 
 def _name(journal: pb.Journal) -> str:

@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from sava.broker.cursors import report_failure
@@ -45,7 +46,7 @@ from sava.errors import SavaError
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
 from sava.metadata.store import MetadataStore
-from sava.mirror import JournalId, JournalState, Phase, StorageId
+from sava.mirror import JournalId, JournalState, StorageId
 from sava.mirroring.choice import choose
 from sava.mirroring.closed import origin_of
 from sava.mirroring.coordinator import Coordinator
@@ -139,6 +140,7 @@ class Failover:
         leadership: Leadership,
         *,
         is_member: Callable[[int], bool],
+        may_degrade: bool,
         broker: int,
         own: StorageId,
     ) -> None:
@@ -150,6 +152,7 @@ class Failover:
         self._salvage = salvage
         self._leadership = leadership
         self._is_member = is_member
+        self._may_degrade = may_degrade
         self._broker = broker
         self._own = own
         self._term = 0
@@ -231,10 +234,15 @@ class Failover:
                 await self._forgo(journal, stored)
 
     async def _forgo(self, journal: JournalId, stored: Stored) -> None:
-        """Close it with what is there, if nobody needs the rest."""
+        """Close it with what is there, if nobody needs the rest, or all that is missing is a second copy."""
         work, coordinator = self._recovering[journal], self.recovery(journal)
         loss = coordinator.loss() if coordinator is not None else None
-        if coordinator is None or loss is None or self._is_member(journal.broker):
+        if coordinator is None or loss is None:
+            return
+        if self._may_degrade and not loss.missing and loss.unknown_from is None:
+            coordinator.give_up(loss, why="fewer copies are allowed")
+            return
+        if self._is_member(journal.broker):
             return
         if time.monotonic() < work.looked_at + LOOK_S:
             return
@@ -264,8 +272,8 @@ class Failover:
     def _coordinator(self, journal: JournalId, stored: Stored, term: int) -> Coordinator:
         key = cluster_records.registration_key(journal.broker)
         is_gone = Compare(key, Target.LEASE, Relation.NOT_EQUAL, journal.incarnation)
-        spares = choose(
-            self._neighbours.all(),
+        spares = partial(
+            choose,
             own=origin_of(stored.record),
             keep=(),
             avoid=frozenset(stored.record.storages),
@@ -278,7 +286,7 @@ class Failover:
             name=f"broker-{self._broker}",
             conditions=(is_gone,),
             term=term,
-            spares=spares,
+            spares=lambda: spares(self._neighbours.all()),
         )
 
     async def _run_recovery(self, journal: JournalId, work: _Work) -> None:
@@ -382,11 +390,6 @@ class Failover:
         return task
 
     # -- for operators -----------------------------------------------------------------------
-
-    def phase(self, journal: JournalId) -> Phase | None:
-        """Of a recovery that runs here."""
-        coordinator = self.recovery(journal)
-        return coordinator.phase if coordinator is not None else None
 
     def trouble(self, journal: JournalId, origin: StorageId) -> str:
         """Why the last attempt at the journal, or at its disk, came to nothing."""

@@ -1,11 +1,13 @@
 """Losses: what an operator may give up so that topics go on, and what it would cost.
 
-A journal of a broker that is gone can wait for disks for ever, at two places:
+A journal of a broker that is gone can wait for disks for ever, at three places:
 
 * its *recovery* has too few answers to know how far it goes, or nobody has a part of it intact;
+* all of it is there, and too few disks can take the copies that are written back before it is closed: nothing
+  is lost by going on, unless the disks that have it are lost before its messages are in segments;
 * it is *closed*, and before its topics were salvaged the last disk that had some part was lost, too.
 
-Both are decided alike. First it is told which positions are missing, and what that means for each topic; then
+All are decided alike. First it is told which positions are missing, and what that means for each topic; then
 exactly this loss is accepted, or nothing happens, because it is not the same any more: a disk has come back.
 """
 

@@ -82,10 +82,9 @@ def opened(
     start: int, members: tuple[StorageId, ...], *, qw: int, qa: int, by: str, is_degraded: bool = False
 ) -> JournalRecord:
     """A new journal from ``start`` on; ``members`` begins with the owner's disk, and may name disks that are
-    not there at the moment. ``is_degraded``: one copy is enough to begin with."""
-    return JournalRecord(
-        fragments=(_fragment(start, members, 1 if is_degraded else qa),), qw=qw, qa=qa, by=by
-    )
+    not there at the moment. ``is_degraded``: as many copies as there are members are enough to begin with."""
+    enough = min(qa, len(members)) if is_degraded else qa
+    return JournalRecord(fragments=(_fragment(start, members, enough),), qw=qw, qa=qa, by=by)
 
 
 def changed(

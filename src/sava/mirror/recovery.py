@@ -11,7 +11,9 @@
 
 **Unknown is not empty.** A member that does not answer may hold acknowledged bytes. Fewer answers than needed
 mean waiting, for as long as it takes; ``waiting_for`` says for whom. Two disks lost of three is such a case:
-nothing is invented, and an operator may decide (``loss``, ``give_up``).
+nothing is invented, and an operator may decide (``loss``, ``give_up``). One disk's word does not suffice
+where two acknowledged, not even the owner's, which has all that was acknowledged: a disk that lost its last
+records cannot tell that from a write that was cut short.
 
 **Bad is not the end.** A record that does not verify is looked for on the other disks. If none has it intact,
 it is waited for, with one exception: when so many members say that they never had it that it cannot have been
@@ -21,6 +23,9 @@ acknowledged, the journal ends before it.
 the journal is closed, so they must not disappear with one disk then:
 
     a holds 120, b holds 100; closed at 120 without writing back; a consumer reads 120; a burns down → lost
+
+If there are not so many disks that can take it, it waits here as well. Nothing is missing then, and whoever
+accepts fewer copies for the time until all of it is in segments may say so, in the same way.
 
 **Two coordinators** cannot harm each other: each claim has its own epoch, a disk that was fenced by the later
 one refuses the earlier one's bytes, and only one can close. The later one may find another end than the
@@ -56,6 +61,8 @@ from sava.mirror.record import JournalRecord, JournalState
 from sava.mirror.types import JournalId, Range, StorageId, without
 
 READ_BYTES = 1 << 20
+STALLED = 4
+"""So many times nobody could take what is to be written back: that is how it is for now."""
 
 
 class Phase(StrEnum):
@@ -78,7 +85,7 @@ class Loss:
     unknown_from: int | None
     """From here on anything may have been acknowledged, because too few members answer."""
     silent: tuple[StorageId, ...]
-    """Disks whose answer would help."""
+    """Disks whose answer would help, or that would help by taking a copy."""
 
 
 class Recovery:
@@ -106,6 +113,8 @@ class Recovery:
         self._end = 0
         self._lost: tuple[Range, ...] = ()
         self._is_given_up = False
+        self._stalls = 0
+        """How often it was tried again since the last piece was written back."""
         self._written: dict[StorageId, int] = {}
         """Durable ends of copies that were written back to."""
         self._copying: tuple[StorageId, StorageId, int] | None = None
@@ -151,9 +160,15 @@ class Recovery:
         known = (*self.record.storages, *self._spares)
         self._spares += tuple(spare for spare in spares if spare not in known)
 
-    def retry(self) -> None:
-        """Ask again whoever has not answered."""
+    def ask_again(self) -> None:
+        """Whoever has not answered at all, while others are at work."""
         if self.phase in (Phase.FENCE, Phase.CHECK, Phase.WRITE_BACK):
+            self._fence()
+
+    def retry(self) -> None:
+        """Ask again whoever has not answered, or was not done; nobody is at work."""
+        if self.phase in (Phase.FENCE, Phase.CHECK, Phase.WRITE_BACK):
+            self._stalls += self.phase is Phase.WRITE_BACK
             # Whoever has not answered now may never do: another may be able to, and the next time these.
             self._unable = set(self._copying[:2]) if self._copying is not None else set()
             self._copying = None
@@ -186,6 +201,7 @@ class Recovery:
     def _fenced(self, message: Fenced) -> None:
         if message.epoch == self._epoch and message.storage not in self._copies:
             self._copies[message.storage] = message.copy
+            self._stalls = 0
             self._check()
 
     def _check(self) -> None:
@@ -343,6 +359,7 @@ class Recovery:
     def _written_back(self, message: Durable) -> None:
         if message.storage in self._copies:
             self._written[message.storage] = max(message.end, self._written.get(message.storage, 0))
+            self._stalls = 0
             if self._copying is not None and message.storage == self._copying[1]:
                 self._repaired(message.storage, self._copying[2])
                 self._copying = None
@@ -363,13 +380,18 @@ class Recovery:
 
     @property
     def answers_needed(self) -> int:
-        """How many more members of the last fragment must answer."""
+        """How many more members of the last fragment must answer, or how many more disks take a copy."""
+        if self.phase is Phase.WRITE_BACK:
+            return max(0, self.record.last.qa - len(self._holders()))
         answered = sum(1 for member in self.record.last.members if member in self._copies)
         return max(0, recovery_quorum(self.record.last) - answered)
 
     def loss(self) -> Loss | None:
         """What giving up would cost now; None if there is nothing to give up: the recovery goes on by
         itself, or has not yet heard from those who will answer."""
+        if self.phase is Phase.WRITE_BACK and self._stalls >= STALLED:
+            lacking = [storage for storage in self._copies if storage not in self._holders()]
+            return Loss(self._lost, None, tuple(dict.fromkeys((*self.waiting_for, *lacking))))
         if self.phase not in (Phase.FENCE, Phase.CHECK) or self._wanted is not None:
             return None
         end = self._greatest_end

@@ -1,7 +1,8 @@
 """Choice: which disks mirror a journal. Pure: neighbours in, disks out.
 
 A mirror that does its work stays: each change of mirrors is a write to the metadata store and a copy of what
-is not yet committed. Of the others, in this order:
+is not yet committed. Only if it shares a rack, and somebody is there in a rack that has no copy, that one
+takes its place: racks may have come after the journal was opened. Of the others, in this order:
 
 * a rack that neither the owner nor a mirror chosen before is in: what takes a rack away (a switch, a power
   supply) must not take every copy. A broker without a label is in a rack of its own, unknown to be shared.
@@ -32,6 +33,8 @@ def choose(
     kept = [by_storage[storage] for storage in dict.fromkeys(keep) if storage in by_storage]
     chosen = [each for each in kept if each.storage not in avoid][:count]
     fresh = [each for each in by_storage.values() if each not in kept and each.storage not in avoid]
+    if len(chosen) == count:
+        _spread(chosen, fresh, owner)
     while len(chosen) < count and fresh:
         best = min(fresh, key=lambda each: _rank(each, owner, chosen))
         fresh.remove(best)
@@ -40,10 +43,25 @@ def choose(
     return tuple(each.storage for each in (chosen + doubtful)[:count])
 
 
+def _spread(chosen: list[Neighbour], fresh: Sequence[Neighbour], owner: Neighbour | None) -> None:
+    """Leave out one that shares its rack, if there is somebody in another one."""
+    racks = {each.rack for each in (*chosen, *([owner] if owner is not None else []))}
+    if not any(each.rack and each.rack not in racks for each in fresh):
+        return
+    for each in reversed(chosen):
+        others = [other for other in chosen if other is not each]
+        if _is_shared(each, owner, others):
+            chosen.remove(each)
+            return
+
+
+def _is_shared(each: Neighbour, owner: Neighbour | None, chosen: Sequence[Neighbour]) -> bool:
+    others = [*([owner] if owner is not None else []), *chosen]
+    return bool(each.rack) and any(each.rack == other.rack for other in others)
+
+
 def _rank(
     each: Neighbour, owner: Neighbour | None, chosen: Sequence[Neighbour]
 ) -> tuple[bool, int, bool, int]:
-    others = [*([owner] if owner is not None else []), *chosen]
-    is_shared = bool(each.rack) and any(each.rack == other.rack for other in others)
     own_id = owner.broker if owner is not None else 0
-    return is_shared, each.mirrored, each.broker < own_id, each.broker
+    return _is_shared(each, owner, chosen), each.mirrored, each.broker < own_id, each.broker

@@ -3,12 +3,13 @@
 The state machine says what to store and whom to ask; here are the tasks, the deadlines, and the patience:
 
 * a question that is under way is not asked a second time: a check of a long copy takes its seconds;
-* whoever did not answer is asked again, for as long as the recovery lasts: a broker may come back in a minute
-  or in a week, and its answer may be the one that is missing;
+* whoever did not answer is asked again, for as long as the recovery lasts and whatever others are at: a
+  broker may come back in a minute or in a week, and its answer may be the one that is missing; and whoever
+  has come to the cluster meanwhile may take a copy;
 * a write whose outcome is not known is repeated: one of the two happens, and the other finds its record.
 
 It waits for ever if too few answer. What that means for the messages, and for an operator who cannot wait,
-is said by ``loss``.
+is said by ``loss``, once everybody was asked: a disk that is about to answer has lost nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from sava.errors import SavaError
@@ -79,19 +80,22 @@ class Coordinator:
         name: str,
         conditions: Sequence[Compare] = (),
         term: int = 0,
-        spares: Sequence[StorageId] = (),
+        spares: Callable[[], Sequence[StorageId]] = tuple,
     ) -> None:
         """``name`` is the coordinator's, for people. ``conditions`` must hold when the claim is written,
-        ``term`` (if any) when anything is. ``spares`` may hold a copy if too few members are left."""
+        ``term`` (if any) when anything is. ``spares`` (at the time) may hold a copy if too few members are
+        left."""
         self.journal = journal
         self._records = records
         self._peers = peers
         self._by = f"{name}-{uuid.uuid4().hex[:12]}"
         self._conditions = tuple(conditions)
         self._term = term
-        self._spares = tuple(spares)
+        self._spares = spares
         self._recovery: Recovery | None = None
         self._asking: dict[Message, asyncio.Task[None]] = {}
+        self._asked: set[Message] = set()
+        """Fences and checks that had their answer or their deadline."""
         self._changed = asyncio.Event()
         self._began = time.monotonic()
         self._told: tuple[StorageId, ...] = ()
@@ -116,11 +120,14 @@ class Coordinator:
 
     def loss(self) -> Loss | None:
         """What closing the journal with what is there would cost; None: it goes on by itself."""
-        return self._recovery.loss() if self._recovery is not None else None
+        is_asking = any(
+            message not in self._asked for message in self._asking if isinstance(message, (Fence, Check))
+        )
+        return self._recovery.loss() if self._recovery is not None and not is_asking else None
 
     def give_up(self, loss: Loss, *, why: str) -> bool:
         """Somebody accepts exactly this loss; False if it is no longer what would be lost."""
-        if self._recovery is None or not self._recovery.give_up(loss):
+        if self._recovery is None or loss != self.loss() or not self._recovery.give_up(loss):
             return False
         log.warning("journals: given up, %s journal=%s loss=%s", why, self.journal, loss)
         self._changed.set()
@@ -135,7 +142,7 @@ class Coordinator:
         if found is None or found.record.state is JournalState.CLOSED:
             return found.record if found is not None else None
         recovery = self._recovery = Recovery(
-            self.journal, found.record, found.revision, by=self._by, spares=self._spares
+            self.journal, found.record, found.revision, by=self._by, spares=self._spares()
         )
         try:
             while recovery.phase not in (Phase.CLOSED, Phase.OVERTAKEN):
@@ -156,7 +163,10 @@ class Coordinator:
             async with asyncio.timeout(RETRY_S):
                 await self._changed.wait()
         except TimeoutError:
-            if not self._is_busy:
+            recovery.offer(self._spares())
+            if self._is_busy:
+                recovery.ask_again()
+            else:
                 recovery.retry()
             self._tell(recovery)
         self._changed.clear()
@@ -214,18 +224,21 @@ class Coordinator:
             self._changed.set()
         finally:
             del self._asking[message]
+            if isinstance(message, (Fence, Check)):
+                self._asked.add(message)
 
     def _tell(self, recovery: Recovery) -> None:
         """Once for everybody that is waited for."""
-        waiting = recovery.waiting_for
-        if recovery.loss() is None or self.seconds < TOLD_AFTER_S or waiting == self._told:
+        loss = self.loss()
+        if loss is None or self.seconds < TOLD_AFTER_S or loss.silent == self._told:
             return
-        self._told = waiting
+        self._told = loss.silent
         log.warning(
-            "journals: a recovery waits for disks that do not answer journal=%s needed=%d disks=%s; "
-            "`sava journals recover %s` tells what would be lost without them",
+            "journals: a recovery waits for disks journal=%s phase=%s needed=%d disks=%s; "
+            "`sava journals recover %s` tells what it would cost to go on without them",
             self.journal,
+            recovery.phase.value,
             recovery.answers_needed,
-            ",".join(waiting),
+            ",".join(loss.silent),
             self.journal,
         )

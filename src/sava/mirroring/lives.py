@@ -93,12 +93,17 @@ class Lives:
             self._lives = {life.incarnation: life for life in kept.lives}
 
     def belong_to(self, storage: StorageId, found_end: int) -> None:
-        """The log is open: it ended at ``found_end``. Lives of another disk's log are nobody's."""
+        """The log is open: it ended at ``found_end``. Lives of another disk's log are nobody's.
+
+        A life whose end was not written down ended where the next one began, at the latest. The messages of
+        that one must not become void with it."""
         if self._storage != storage:
             self._storage, self._lives = storage, {}
-        for life in list(self._lives.values()):
+        end = found_end
+        for life in reversed(list(self._lives.values())):
             if life.end is None:
-                self.keep(msgspec.structs.replace(life, end=max(life.start, found_end)))
+                self.keep(msgspec.structs.replace(life, end=max(life.start, end)))
+            end = min(end, life.start)
 
     @property
     def void(self) -> list[tuple[int, int]]:

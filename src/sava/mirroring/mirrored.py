@@ -45,7 +45,7 @@ from sava.mirroring.wire import Door
 from sava.records import RecordBatch
 from sava.storage.journal import Journal
 from sava.storage.replay import BATCH
-from sava.wal import LocalDisk
+from sava.wal import DiskFull, LocalDisk
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,8 @@ class MirroredJournal:
         self.owned: OwnedJournal | None = None
         """The life that goes on."""
         self._degraded_before = 0.0
+        self._ended: dict[int, Ended] = {}
+        """Lives that are over, until that is written down."""
         self._needs_replay = False
         self._beginning: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
@@ -148,6 +150,7 @@ class MirroredJournal:
                 pause = min(2 * pause, LONGEST_RETRY_S)
 
     async def _try_begin(self, journal: JournalId) -> None:
+        self._write_ends()
         earlier = await self._closed_ones(journal)
         adopted = await self._settle(earlier)
         members, qw, qa = await self._members()
@@ -253,6 +256,7 @@ class MirroredJournal:
         changed = asyncio.Event()
         end = self._neighbours.listen(changed.set)
         deadline = asyncio.get_running_loop().time() + self._options.mirror_timeout_s
+        is_told = False
         try:
             while True:
                 changed.clear()
@@ -262,6 +266,13 @@ class MirroredJournal:
                 is_late = asyncio.get_running_loop().time() > deadline
                 if 1 + len(chosen) >= qa or (self._options.may_degrade and is_late):
                     return (self.storage, *chosen), qw, qa
+                if is_late and not is_told:
+                    is_told = True
+                    log.warning(
+                        "journals: waiting for mirrors: %d disks must have a message, and %d are there; "
+                        "no topic is served before",
+                        *(qa, 1 + len(chosen)),
+                    )
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_AGAIN_S):
                         await changed.wait()
@@ -302,6 +313,8 @@ class MirroredJournal:
         """End this life, if it goes on; where it ended."""
         async with self._stopping:  # whoever else ends it has written down where, when this goes on
             life = self._lives.get(incarnation)
+            if incarnation in self._ended:
+                return self._ended[incarnation]
             is_unborn = incarnation == self._incarnation and self.owned is None
             if is_unborn and life is not None and life.end is None:
                 return Ended(life.start, life.start)  # it has yet to begin, and will find that it was ended
@@ -338,6 +351,7 @@ class MirroredJournal:
     async def _stop_now(self, why: BaseException) -> Ended | None:
         owned, self.owned = self.owned, None
         if owned is None:
+            self._end_unborn()
             return None
         owned.stop()
         self._degraded_before += owned.degraded_s
@@ -345,11 +359,32 @@ class MirroredJournal:
         end = await self._journal.drained()
         await self._journal.set_tap(None)
         self._needs_replay = True
-        life = self._lives.get(owned.owner.journal.incarnation)
-        if life is not None and life.end is None:
-            self._lives.keep(msgspec.structs.replace(life, end=end))
+        ended = self._ended[owned.owner.journal.incarnation] = Ended(end, owned.owner.commit)
+        self._try_to_write_ends()
         await owned.close()
-        return Ended(end, owned.owner.commit)
+        return ended
+
+    def _end_unborn(self) -> None:
+        """The registration was lost while its journal was being opened. The record may be there, so somebody
+        will ask where the life ended: where it was to begin."""
+        life = self._lives.get(self._incarnation)
+        if life is not None and life.end is None:
+            self._ended.setdefault(self._incarnation, Ended(life.start, life.start))
+            self._try_to_write_ends()
+
+    def _try_to_write_ends(self) -> None:
+        try:
+            self._write_ends()
+        except DiskFull as error:
+            log.warning("journals: the end of a life is not written down yet error=%s", error)
+
+    def _write_ends(self) -> None:
+        """Before the next life begins. Raises DiskFull."""
+        for incarnation, ended in list(self._ended.items()):
+            life = self._lives.get(incarnation)
+            if life is not None and life.end is None:
+                self._lives.keep(msgspec.structs.replace(life, end=ended.end))
+            del self._ended[incarnation]
 
     async def close(self) -> None:
         """Before the journal is closed. What is in flight fails; topics are closed by then."""

@@ -45,7 +45,7 @@ from sava.mirroring.lives import Life, Lives
 from sava.mirroring.stretches import Stretches
 from sava.mirroring.tasks import spawn
 from sava.storage.journal import Journal
-from sava.wal import PositionOutside
+from sava.wal import DiskFull, PositionOutside
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Ended(NamedTuple):
 
 
 EndLife = Callable[[int], Awaitable[Ended | None]]
-"""End the life of this incarnation if it goes on; None: it does not."""
+"""End the life of this incarnation if it goes on; None: its end is written down already."""
 
 
 class OwnDisk:
@@ -136,17 +136,22 @@ class OwnDisk:
                 self._commits[incarnation] = ended.commit
                 life = msgspec.structs.replace(life, end=ended.end)
             promised = msgspec.structs.replace(life, fence=message.epoch)
-            if promised != self._lives.get(incarnation):
-                self._lives.keep(promised)
+            try:
+                if promised != self._lives.get(incarnation):
+                    self._lives.keep(promised)
+            except DiskFull as error:
+                log.warning("journals: a fence is not answered journal=%s error=%s", message.journal, error)
+                return  # it is asked again
         self.fences += 1
         # What was written back may be there as a copy, which obeys the same epoch.
         self._copies.receive(origin, message, partial(self._fenced, message, reply))
 
     def _fenced(self, message: Fence, reply: Reply, answer: Message) -> None:
         life = self._life(message.journal)
-        if not isinstance(answer, Fenced) or life is None or life.end is None:
+        if not isinstance(answer, Fenced) or life is None:
             reply(answer)
             return
+        assert life.end is not None, "whoever ends a life says where"
         behind = answer.copy.end if answer.copy is not None else 0
         floor = min(max(life.start, self._journal.floor), life.end)
         commit = self._commits.get(life.incarnation, 0)

@@ -45,7 +45,9 @@ log = logging.getLogger(__name__)
 TEND_S: Final = 0.25
 STORE_RETRY_S: Final = 0.2
 AVOID_S: Final = 10.0
-"""A mirror that failed is not chosen again for so long, unless nobody else is left."""
+"""A mirror that did not keep up is not chosen again for so long, unless nobody else is left."""
+REFUSED_S: Final = 60.0
+"""The same for one that refused: a full disk is not empty a moment later."""
 GRACE_S: Final = 1.0
 """Too few mirrors may be connected for so long before appends are refused: connections break and heal."""
 
@@ -61,9 +63,10 @@ class MirrorOptions:
     """How much may be on its way to one mirror, and how much is kept in memory for all of them."""
 
     def quorums(self, brokers: int) -> tuple[int, int]:
-        """For a cluster of so many brokers: 1/1, 2/2, 3/2."""
-        qw = self.write_quorum or max(1, min(brokers, 3))
-        return qw, min(self.ack_quorum or 2, qw)
+        """For a cluster of so many brokers: 1/1, 2/2, 3/2. What is configured stays as it is: if there are
+        not so many disks, that is told."""
+        qw = max(self.write_quorum or min(brokers, 3), self.ack_quorum, 1)
+        return qw, self.ack_quorum or min(2, qw)
 
 
 class OwnedJournal:
@@ -307,7 +310,7 @@ class OwnedJournal:
                         *(self.owner.journal, storage, self.owner.durable_end(storage)),
                         *(self.owner.durable_end(self.owner.own), self._streams[storage].is_joined),
                     )
-                self._avoided[storage] = now + AVOID_S
+                self._avoided[storage] = now + (REFUSED_S if self._has_refused(storage) else AVOID_S)
         self._avoided = {storage: until for storage, until in self._avoided.items() if until > now}
         candidates = self._neighbours.all()
         keep = [storage for storage in current if storage not in self._avoided]
@@ -315,13 +318,16 @@ class OwnedJournal:
         chosen = self._choose(candidates, own=self.owner.own, keep=keep, avoid=others, count=self._qw - 1)
         return tuple(storage for storage in chosen if storage not in others)
 
+    def _has_refused(self, storage: StorageId) -> bool:
+        return self._streams[storage].refusal in (Refusal.FULL, Refusal.OTHER_DISK)
+
     def _is_failing(self, storage: StorageId, now: float) -> bool:
         stream = self._streams.get(storage)
         if stream is None:
             return False
         if self._neighbours.find(storage) is None:
             return False  # gone, so it is no candidate either; when it is back, it may be chosen at once
-        if stream.refusal in (Refusal.FULL, Refusal.OTHER_DISK):
+        if self._has_refused(storage):
             return True
         if self.owner.durable_end(storage) >= self.owner.durable_end(self.owner.own) and stream.is_joined:
             stream.progress_at = now

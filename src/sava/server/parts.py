@@ -216,10 +216,10 @@ def mirror_options(journal: Journal) -> MirrorOptions:
     )
 
 
-def _voters(node: RaftNode) -> int:
-    """How many brokers the cluster has, registered or not."""
+def _members(node: RaftNode) -> int:
+    """How many brokers the cluster has, registered or not, those included that do not vote yet."""
     core = node.core_status
-    return len(core.membership.voters) if core is not None else 0
+    return len(core.membership.members) if core is not None else 0
 
 
 def _is_member(node: RaftNode, broker: int) -> bool:
@@ -268,7 +268,7 @@ async def open_parts(
         neighbours=neighbours,
         choose=choose,
         door=JournalDoor(config.auth, lambda: node.info().cluster),
-        brokers=lambda: _voters(node),
+        brokers=lambda: _members(node),
         options=mirror_options(config.journal),
         renew=lambda reason: registrar.renew(reason),
         fail=node.fail,
@@ -328,6 +328,7 @@ async def open_parts(
         Salvage(journals, mirrored.peers, store, objects, own=mirrored.storage),
         leading,
         is_member=lambda each: _is_member(node, each),
+        may_degrade=config.journal.degraded == "allow",
         broker=broker,
         own=mirrored.storage,
     )

@@ -106,8 +106,11 @@ class JournalsService(rpc.JournalsServicer):
             return "served by its broker" if origin is not None else "its topics go to others"
         if self._failover.is_continued(journal):
             return "written" if record.state is JournalState.OPEN else "about to be ended"
-        phase = self._failover.phase(journal)
-        return f"recovery: {phase.value}" if phase is not None else "to be recovered"
+        coordinator = self._failover.recovery(journal)
+        if coordinator is None:
+            return "recovery: by the leader"
+        needed = coordinator.answers_needed if coordinator.loss() is not None else 0
+        return f"recovery: {coordinator.phase.value}" + (f", waits for {needed} more disks" if needed else "")
 
     def _member(self, storage: StorageId, origin: StorageId, record: JournalRecord) -> pb.JournalMember:
         neighbour = self._neighbours.find(storage)

@@ -20,7 +20,7 @@ from sava.cluster.records import Registration
 from sava.cluster.view import ClusterView
 from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
-from sava.mirror import JournalId, JournalState, Message, Range, Read, StorageId
+from sava.mirror import JournalId, JournalState, Message, Range, Read, StorageId, WriteBack
 from sava.mirror import record as steps
 from sava.mirroring.ports import PeerUnreachable
 from sava.mirroring.records import Records
@@ -67,6 +67,7 @@ class Story:
             Salvage(self.records, self.disks, self.store, ObjectStore.open("memory://"), own=HERE),
             self.leading,
             is_member=lambda broker: broker in self.members,
+            may_degrade=False,
             broker=2,
             own=HERE,
         )
@@ -213,7 +214,7 @@ async def test_what_would_be_lost_is_told_and_given_up_only_if_it_is_the_same(st
     story.disks.lose(THERE)
     story.disks.copies[HERE, story.journal].data = bytearray(story.writing.bytes(0, story.positions[6]))
     await story.lose_owner()
-    await story.until(lambda: story.failover.phase(story.journal) is not None)
+    await story.until(lambda: story.failover.recovery(story.journal) is not None)
 
     found = await told(story)
     assert found.loss.unknown_from == story.positions[6]
@@ -248,6 +249,30 @@ async def test_what_no_topic_needs_is_not_waited_for(story: Story, monkeypatch: 
     assert story.failover.waiting
     story.members.remove(1)
     await story.until_removed()
+
+
+@pytest.mark.parametrize("may_degrade", [True, False])
+async def test_all_that_is_missing_is_a_second_copy(story: Story, may_degrade: bool) -> None:
+    """The owner's disk is gone, and one of the two mirrors cannot take what only the other has. With fewer
+    copies allowed, the journal is closed; else it waits, an operator is told that nothing would be lost, and
+    may go on."""
+    story.failover._may_degrade = may_degrade
+    story.disks.copies[THERE, story.journal].data = bytearray(story.writing.bytes(0, story.positions[6]))
+
+    async def nobody_takes(storage: StorageId, message: Message) -> None:
+        if isinstance(message, WriteBack):
+            raise PeerUnreachable(f"disk {storage} is full")
+
+    story.disks.before = nobody_takes
+    await story.lose_owner()
+    if not may_degrade:
+        await story.until(lambda: story.failover.waiting)
+        found = await story.losses.prospect(story.journal)
+        assert (found.loss.missing, found.loss.unknown_from, found.answers_needed) == ((), None, 1)
+        assert [(each.kept, each.found) for each in found.topics] == [(10, 0)]
+        assert await story.losses.give_up(story.journal, found.loss)
+    await story.until_removed()
+    assert (await story.state()).end == 10
 
 
 async def test_a_part_that_is_lost_after_closing_is_told_and_given_up_as_well(story: Story) -> None:

@@ -7,7 +7,7 @@ import pytest
 from sava.mirror.errors import WrongStep
 from sava.mirror.messages import Bytes, Check, Checked, CopyState, Durable, Fence, Fenced, Read, WriteBack
 from sava.mirror.record import JournalRecord, JournalState, changed, claimed, closed, opened
-from sava.mirror.recovery import Loss, Phase, Recovery
+from sava.mirror.recovery import STALLED, Loss, Phase, Recovery
 from sava.mirror.types import JournalId, Range, StorageId
 
 JOURNAL = JournalId(1, 1)
@@ -121,3 +121,36 @@ def test_closed_is_final_and_closing_needs_a_claim() -> None:
     ):
         with pytest.raises(WrongStep):
             step()
+
+
+def test_what_no_second_disk_can_take_waits_and_an_operator_may_go_on() -> None:
+    """Three of three must have a message, and one of the three is gone: nothing is missing but a third copy.
+    That is told after some attempts, and going on without it is accepted like a loss. A disk that has come
+    to the cluster ends the waiting by itself."""
+    for helper in ("operator", "disk"):
+        core = recovery(opened(0, (OWN, A, B), qw=3, qa=3, by="owner"))
+        for storage in (A, B):
+            answer(core, storage, 100)
+            check(core, storage, 100)
+        assert (core.phase, core.answers_needed) == (Phase.WRITE_BACK, 1)
+        assert core.loss() is None
+        for _ in range(STALLED):
+            core.retry()
+        loss = core.loss()
+        assert loss == Loss((), None, (OWN,))
+        if helper == "operator":
+            assert core.give_up(loss)
+            assert core.wanted is not None
+            assert (core.wanted.end, core.wanted.holders, core.wanted.lost) == (100, (A, B), ())
+            continue
+        core.poll()
+        core.offer((C,))
+        core.retry()
+        assert Fence(JOURNAL, C, 1) in core.poll()
+        core.receive(Fenced(JOURNAL, C, 1, None))
+        assert core.loss() is None
+        assert Read(JOURNAL, A, 0, 100, 1 << 20) in core.poll()
+        core.receive(Bytes(JOURNAL, A, 0, bytes(100)))
+        core.receive(Durable(JOURNAL, C, 100))
+        assert core.wanted is not None
+        assert core.wanted.holders == (A, B, C)

@@ -82,3 +82,15 @@ def test_brokers_that_start_together_do_not_all_choose_the_same(size: int) -> No
         for each in chosen(brokers, own=own):
             loads[each] = loads.get(each, 0) + 1
     assert set(loads.values()) == {2}
+
+
+def test_racks_that_come_later_get_a_copy() -> None:
+    """One mirror at a time, and nobody is given up for nothing."""
+    brokers = [disk(1, "r1"), disk(2, "r1"), disk(3, "r1")]
+    assert chosen(brokers, keep="d2 d3") == ["d2", "d3"]
+    brokers += [disk(4, "r2"), disk(5, "r3")]
+    assert chosen(brokers, keep="d2 d3") == ["d2", "d4"]
+    assert chosen(brokers, keep="d2 d4") == ["d4", "d5"]
+    assert chosen(brokers, keep="d4 d5") == ["d4", "d5"]
+    assert chosen(brokers, keep="d2 d3", avoid="d4 d5") == ["d2", "d3"]
+    assert chosen([*brokers[:2], disk(4, "r2")], keep="d2") == ["d2", "d4"]

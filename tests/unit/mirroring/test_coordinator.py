@@ -10,7 +10,19 @@ import pytest
 
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
-from sava.mirror import Check, Fence, JournalId, JournalState, Message, Phase, Range, StorageId
+from sava.mirror import (
+    Check,
+    Fence,
+    JournalId,
+    JournalState,
+    Message,
+    Phase,
+    Range,
+    Refusal,
+    Refused,
+    StorageId,
+    WriteBack,
+)
 from sava.mirror import record as steps
 from sava.mirroring.coordinator import Coordinator
 from sava.mirroring.ports import RecordChanged
@@ -206,3 +218,54 @@ async def test_a_question_under_way_is_not_asked_twice(story: Story, monkeypatch
     assert await story.coordinator().run() is not None
     assert checks == 2
     assert sum(isinstance(message, Fence) for _, message in story.disks.asked if _ in (B, C)) == 2
+
+
+async def test_a_disk_that_hangs_holds_up_nobody_who_comes_back(story: Story) -> None:
+    """Schedule: b answers the fence and hangs in its check; then the owner's disk is back. It is asked while
+    b is at work, and the journal is closed with what c and it have."""
+    story.disks.put(B, JOURNAL, story.data)
+    story.disks.put(C, JOURNAL, story.cut(5))
+    is_hanging = asyncio.Event()
+
+    async def hang(storage: StorageId, message: Message) -> None:
+        if storage == B and isinstance(message, Check):
+            is_hanging.set()
+            await asyncio.get_running_loop().create_future()
+
+    story.disks.before = hang
+    coordinator = story.coordinator()
+    running = asyncio.create_task(coordinator.run())
+    await is_hanging.wait()
+    await asyncio.sleep(0.1)
+    assert coordinator.loss() is None, "what is being looked for is not lost"
+    story.disks.put(OWN, JOURNAL, story.data)
+    record = await running
+    assert record is not None
+    assert (record.end, record.lost) == (story.end, ())
+
+
+async def test_a_disk_that_comes_to_the_cluster_takes_the_copy_that_is_missing(story: Story) -> None:
+    """Schedule: the owner is gone, b has all of the journal and c's disk is full; d joins."""
+    story.disks.put(B, JOURNAL, story.data)
+    story.disks.put(C, JOURNAL, story.cut(5))
+    answer = story.disks.ask
+
+    async def full(storage: StorageId, message: Message, *, origin: StorageId, timeout: float) -> Message:
+        if storage == C and isinstance(message, WriteBack):
+            return Refused(JOURNAL, C, Refusal.FULL, message.epoch)
+        return await answer(storage, message, origin=origin, timeout=timeout)
+
+    story.disks.ask = full  # type: ignore[method-assign]
+    spares: list[StorageId] = []
+    coordinator = Coordinator(JOURNAL, story.records, story.disks, name="test", spares=lambda: spares)
+    running = asyncio.create_task(coordinator.run())
+    await until(lambda: coordinator.loss() is not None)
+    loss = coordinator.loss()
+    assert loss is not None
+    assert (loss.missing, loss.unknown_from, set(loss.silent)) == ((), None, {OWN, C})
+    assert (coordinator.phase, coordinator.answers_needed) == (Phase.WRITE_BACK, 1)
+    story.disks.known.add(StorageId("d"))
+    spares.append(StorageId("d"))
+    record = await running
+    assert record is not None
+    assert set(record.holders) == {B, StorageId("d")}

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from sava.mirror import Fence, Fenced, JournalId, JournalRecord, JournalState, Owner
+from sava.mirror import Fence, Fenced, JournalId, JournalRecord, JournalState, Owner, StorageId
 from sava.mirror.errors import JournalFenced
 from sava.mirroring.copy_files import CopyFiles
+from sava.mirroring.lives import Life, Lives
 from sava.mirroring.owner_host import MirrorOptions
+from sava.mirroring.ports import PeerUnreachable
 from sava.storage.commitment import NotCommittable
+from sava.wal import DiskFull, LocalDisk
 from tests.unit.mirroring.hosts import OPTIONS, Host, Hosts, until
 
 
@@ -500,3 +503,102 @@ async def test_a_fence_that_comes_while_the_life_is_being_ended_hears_where_it_e
         assert isinstance(answer, Fenced)
         assert answer.copy is not None
         assert answer.copy.end >= host.journal._end > answer.copy.base
+
+
+async def test_a_life_that_never_began_takes_nothing_of_the_next_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule: the record is written, and the registration is lost before its answer is here. The broker
+    registers anew; only then it is asked about the first journal, which ends where it was to begin. Messages
+    of the second one stand behind that place. They are void for nobody, whenever the broker starts again."""
+    async with Hosts(1, tmp_path) as hosts:
+        host = hosts[0]
+        real, is_written = hosts.records.open, asyncio.Event()
+
+        async def never(journal: JournalId, record: JournalRecord) -> int:
+            await real(journal, record)
+            is_written.set()
+            return await asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr(hosts.records, "open", never)
+        host.register()
+        first = host.id
+        await asyncio.wait_for(is_written.wait(), 20)
+        await host.mirrored.lost()
+        monkeypatch.undo()
+        host.register()
+        second = host.id
+        closed = await hosts.recover(first, through=host)
+        assert closed.end == closed.fragments[0].start
+        await host.journal.has_life()
+        for offset in range(3):
+            await host.append(offset)
+        await host.stop()
+        await host.open()
+        host.register()
+        third = host.id
+        await hosts.recover(second, through=host)
+        await host.journal.has_life()
+        await host.mirrored.lost()
+        host.register()
+        await hosts.recover(third, through=host)
+        await host.journal.has_life()
+        assert host.journal.index(1).ranges == [(0, 3)]
+
+
+def test_a_life_without_an_end_ended_where_the_next_one_began(tmp_path: Path) -> None:
+    """As an earlier version, or a disk that was full, may have left it."""
+    lives = Lives(LocalDisk(tmp_path))
+    lives.belong_to(StorageId("disk"), 0)
+    for incarnation, start in ((1, 100), (2, 100), (3, 500)):
+        lives.keep(Life(incarnation=incarnation, start=start))
+    found = Lives(LocalDisk(tmp_path))
+    found.belong_to(StorageId("disk"), 900)
+    assert [(life.start, life.end) for life in found] == [(100, 100), (100, 500), (500, 900)]
+
+
+async def test_a_full_disk_cannot_say_that_there_is_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule: the registration is lost while the disk is so full that the end of the life cannot be written
+    down. Whoever asks hears nothing until there is room, and then where it ended."""
+    async with Hosts(1, tmp_path) as hosts:
+        host = hosts[0]
+        await host.begin()
+        await host.append(0)
+        end = await host.journal.drained()
+
+        def full(lives: Lives, _: object) -> None:
+            raise DiskFull("no room")
+
+        monkeypatch.setattr(Lives, "_store", full)
+        await host.mirrored.lost()
+        fence = Fence(host.id, host.storage, 1)
+        with pytest.raises(PeerUnreachable):
+            await host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=0.3)
+        monkeypatch.undo()
+        answer = await host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=20)
+        assert isinstance(answer, Fenced)
+        assert answer.copy is not None
+        assert answer.copy.end == end
+
+
+@pytest.mark.parametrize(
+    ("configured", "brokers", "expected"),
+    [
+        ((0, 0), 1, (1, 1)),
+        ((0, 0), 2, (2, 2)),
+        ((0, 0), 9, (3, 2)),
+        ((5, 0), 1, (5, 2)),
+        ((1, 0), 3, (1, 1)),
+        ((0, 2), 1, (2, 2)),
+        ((0, 3), 2, (3, 3)),
+        ((0, 5), 5, (5, 5)),
+        ((0, 1), 3, (3, 1)),
+    ],
+)
+def test_what_is_configured_is_never_lowered(
+    configured: tuple[int, int], brokers: int, expected: tuple[int, int]
+) -> None:
+    options = MirrorOptions(write_quorum=configured[0], ack_quorum=configured[1])
+    assert options.quorums(brokers) == expected
