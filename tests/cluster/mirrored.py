@@ -12,7 +12,7 @@ from typing import Any
 from sava.proto import journals_pb2 as pb
 from tests.cluster.harness import CALL_S, until
 from tests.cluster.trapped import TrappedBrokers
-from tests.integration.harness import BrokerProcess
+from tests.integration.harness import BrokerProcess, sava
 
 SERVED_S = 25.0
 
@@ -103,6 +103,25 @@ class MirroredBrokers(TrappedBrokers):
         """Of its messages, and of the copies that it kept: the metadata store is on another one."""
         assert not broker.is_running
         await asyncio.to_thread(shutil.rmtree, broker.data_dir / "journal")
+
+    async def begin_anew(self, broker: BrokerProcess) -> None:
+        """It has lost all that it had, its name included. As an operator does it: the one that it was is
+        removed when its topics are gone, and the empty one is added."""
+        assert not broker.is_running
+        gone = await self.id_of(broker)
+        await asyncio.to_thread(shutil.rmtree, broker.data_dir)
+        del self._ids[broker.number]
+        there, address = self.running[0].admin, ("--addr", broker.raft_address)
+        await self._until_done(there, "remove-node", "--node-id", str(gone))
+        await broker.start()
+        await self._until_done(there, "add-node", *address)
+        await self._until_done(there, "promote-node", *address)
+
+    async def _until_done(self, admin: str, *words: str) -> None:
+        async def is_done() -> bool:
+            return (await sava("cluster", *words, admin=admin, check=False))[0] == 0
+
+        await until(is_done, f"sava cluster {' '.join(words)}", timeout=60)
 
     async def asked(self, broker: BrokerProcess) -> str:
         """``sava journals recover``, without ``--yes``, or why there is nothing to tell."""

@@ -1,5 +1,6 @@
 """Three brokers under load, and everything that may happen to one of them, again and again: SIGKILL, SIGSTOP,
-its disk lost, its network cut in part or whole; now and then all of them are killed at once.
+its disk lost, all of its data lost, its network cut in part or whole; now and then all of them are killed at
+once.
 
 Zero acknowledged messages are lost, no offset has two payloads, each producer's messages are there once and
 in order: ``workload`` compares all of it in the end. ``make chaos`` does it until at least thirty processes
@@ -49,7 +50,8 @@ class Chaos:
         troubles: list[tuple[int, Callable[[BrokerProcess], Awaitable[None]]]] = [
             (5, self._kill),
             (2, self._pause),
-            (3, self._lose_disk),
+            (2, self._lose_disk),
+            (2, self._lose_everything),
             (3, self._cut),
             (1, self._kill_all),
         ]
@@ -87,15 +89,26 @@ class Chaos:
             broker.resume()
 
     async def _lose_disk(self, broker: BrokerProcess) -> None:
+        """Of messages; the metadata store is on another one."""
+        if await self._die_and_lose(broker):
+            await self._cluster.lose_disk(broker)
+        await self._for_a_while()
+        await broker.start()
+
+    async def _lose_everything(self, broker: BrokerProcess) -> None:
+        """An operator removes what is gone, and adds the empty broker at the same address."""
+        if await self._die_and_lose(broker):
+            await self._cluster.begin_anew(broker)
+        else:
+            await broker.start()
+
+    async def _die_and_lose(self, broker: BrokerProcess) -> bool:
         may_lose = False
         with contextlib.suppress(SavaError):
             may_lose = await self._may_lose(broker)
         await self._die(broker)
-        if may_lose:
-            await self._cluster.lose_disk(broker)
-            self.lost_disks += 1
-        await self._for_a_while()
-        await broker.start()
+        self.lost_disks += may_lose
+        return may_lose
 
     async def _cut(self, broker: BrokerProcess) -> None:
         links = self._cluster.links

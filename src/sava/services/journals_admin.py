@@ -139,12 +139,12 @@ class JournalsService(rpc.JournalsServicer):
 
 def _add_own_positions(own: OwnedJournal, described: pb.Journal) -> None:
     owner = own.owner
-    durable = owner.durable_end(owner.own)
+    durable = max(owner.durable_end(owner.own), owner.commit)  # the own disk has what is committed
     described.positions.CopyFrom(
         pb.JournalPositions(floor=owner.floor, committed=owner.commit, durable=durable, end=owner.end)
     )
     for member in described.members:
-        member.durable = owner.durable_end(StorageId(member.storage_id))
+        member.durable = durable if member.is_owner else owner.durable_end(StorageId(member.storage_id))
         member.behind = max(0, owner.end - member.durable)
 
 
