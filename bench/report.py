@@ -12,6 +12,7 @@ from typing import Final, Literal
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 HEAD: Final = ("| | Sava | beside | ratio | target | |", "|---|---|---|---|---|---|")
 
@@ -156,7 +157,8 @@ class Report:
             f"{met} of {len(judged)} targets met." + (" Quick run: rough figures." if self.quick else "")
         )
         for fault in self.faults:
-            console.print(f"[red]broke off[/] {fault.section}: {fault.reason}", highlight=False)
+            # A reason is an error's text, which may look like markup.
+            console.print(Text.assemble(("broke off", "red"), f" {fault.section}: {fault.reason}"))
 
     def as_markdown(self) -> str:
         lines = [*HEAD, *(row.line() for row in self.rows)]

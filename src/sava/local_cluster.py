@@ -26,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -50,6 +51,10 @@ STOP_TIMEOUT_S: Final = 20.0
 """A broker bounds its own end by less."""
 RUNNER_STOP_TIMEOUT_S: Final = 50.0
 """A runner lets batches end before it does."""
+FIRST_DELAY_S: Final = 1.0
+LONGEST_DELAY_S: Final = 60.0
+"""Before a runner is started again, twice as long each time. One that has run for the longest begins with the
+first again."""
 CALL_TIMEOUT_S: Final = 5.0
 POLL_S: Final = 0.05
 PORTS_TRIED: Final = 1000
@@ -99,14 +104,57 @@ class LocalProcess:
         if self._process is not None:
             self._process.send_signal(number)
 
+    @property
+    def code(self) -> int | None:
+        """With which it has ended."""
+        return self._process.poll() if self._process is not None else None
+
+    @property
+    def how(self) -> str:
+        """It ended, in words."""
+        code = self.code
+        if code and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with code {code}"
+
     def end(self) -> str:
         """How it ended, and the last that it said."""
-        code = self._process.returncode if self._process is not None else None
-        how = (
-            f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
-        )
         lines = self.log.read_text(errors="replace").splitlines()
-        return f"{self.name} {how}; the end of {self.log}: {lines[-1] if lines else '(empty)'}"
+        return f"{self.name} {self.how}; the end of {self.log}: {lines[-1] if lines else '(empty)'}"
+
+
+class LocalRunner(LocalProcess):
+    """What does pipelines. It ends by itself when its Java has died, or when a query cannot be stopped, and
+    is started again then, as after a kill. One that was told to end (code 0) stays away."""
+
+    def __init__(self, root: Path, command: list[str]) -> None:
+        super().__init__("the runner of pipelines", root / "pipelines.log", command)
+        self._started_at = 0.0
+        self._delay = FIRST_DELAY_S
+        self._again_in: float | None = None
+        """Since it has ended; None: it is not to be started again."""
+        self._ended_at = 0.0
+
+    @property
+    def how(self) -> str:
+        again = f" and is started again in {self._again_in:g} s" if self._again_in is not None else ""
+        return f"{super().how}{again}"
+
+    def start(self) -> None:
+        self._started_at, self._again_in = time.monotonic(), None
+        super().start()
+
+    def note_end(self) -> None:
+        if self.code == 0:
+            return
+        self._ended_at = time.monotonic()
+        if self._ended_at - self._started_at >= LONGEST_DELAY_S:
+            self._delay = FIRST_DELAY_S
+        self._again_in, self._delay = self._delay, min(2 * self._delay, LONGEST_DELAY_S)
+
+    def start_if_due(self) -> None:
+        if self._again_in is not None and time.monotonic() >= self._ended_at + self._again_in:
+            self.start()
 
 
 class LocalBroker(LocalProcess):
@@ -163,7 +211,7 @@ class LocalCluster:
         """Processes whose end was told."""
         self._has_runner = pipelines
         self.brokers: list[LocalBroker] = []
-        self.runner: LocalProcess | None = None
+        self.runner: LocalRunner | None = None
         self.cluster_id = ""
 
     @property
@@ -196,21 +244,26 @@ class LocalCluster:
             self.runner = self._new_runner()
             self.runner.start()
 
-    def _new_runner(self) -> LocalProcess:
+    def _new_runner(self) -> LocalRunner:
         admin = ",".join(broker.admin for broker in self.brokers)
         command = [
             *(sys.executable, "-P", "-m", "sava.cli", "pipelines", "run", "--admin", admin),
             *("--checkpoints", str(self.root / "checkpoints")),
         ]
-        return LocalProcess("the runner of pipelines", self.root / "pipelines.log", command)
+        return LocalRunner(self.root, command)
 
     async def next_end(self) -> LocalProcess:
-        """A process that has ended, by itself or by somebody else's hand, and was not told of yet."""
+        """A process that has ended, by itself or by somebody else's hand, and was not told of yet. Meanwhile
+        a runner is started again when it is time."""
         while True:
             for process in self._processes:
                 if not process.is_running and process.pid not in self._told:
                     self._told.add(process.pid)
+                    if process is self.runner:
+                        self.runner.note_end()
                     return process
+            if self.runner is not None:
+                self.runner.start_if_due()
             await asyncio.sleep(POLL_S)
 
     async def stop(self) -> list[LocalProcess]:

@@ -13,6 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from sava.pipeline.spark_errors import brief
 from tests.integration.harness import sava
 from tests.long import only_long
 from tests.spark.sink_driver import start_query
@@ -106,8 +107,13 @@ def test_a_writer_with_a_new_checkpoint_is_refused_with_the_way_out(
     plan["checkpoint"] = str(tmp_path / "another")
     with pytest.raises(StreamingQueryException) as refused:
         run(spark, plan)
-    assert f"batch 0 of writer {plan['options']['writerId']} is not published" in str(refused.value)
+    writer = plan["options"]["writerId"]
+    assert f"batch 0 of writer {writer} is not published" in brief(refused.value)
+    assert f"`sava writers forget {writer}`" in brief(refused.value)
     assert written(broker, topic) == expected
+    asyncio.run(sava("writers", "forget", writer, admin=broker.admin))
+    run(spark, plan)
+    assert written(broker, topic) == expected + expected
 
 
 @only_long("more of the same")

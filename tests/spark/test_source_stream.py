@@ -13,6 +13,7 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
+from sava.pipeline.spark_errors import brief
 from tests.long import only_long
 from tests.spark.source_topics import Seen, extent, fill, follow, new_topic, stored, until
 from tests.standalone import Standalone
@@ -170,8 +171,10 @@ def test_a_batch_that_failed_is_repeated_as_it_was(
 
     stream = follow(spark, broker, topic=topic, **EARLIEST)
     query = stream.writeStream.foreachBatch(fail).option("checkpointLocation", str(tmp_path)).start()
-    with pytest.raises(StreamingQueryException, match="refused 20"):
+    with pytest.raises(StreamingQueryException) as caught:
         query.awaitTermination(60)
+    assert brief(caught.value) == "RuntimeError: refused 20"
+    assert query.lastProgress is None, "Spark tells of no batch that has failed"
     fill(broker, topic, range(20, 50))
     seen, _ = run_to_end(spark, broker, tmp_path, topic=topic, **EARLIEST)
     assert [len(batch) for batch in seen.batches] == [20, 30]
@@ -255,15 +258,24 @@ def test_progress_is_seen_at_the_cluster(spark: SparkSession, broker: Standalone
             "option maxMessagesPerTrigger is 'many': a whole number from 1 on",
         ),
         ({"maxMessagesPerTriger": "5"}, "did you mean maxMessagesPerTrigger?"),
-        ({"topic": "/default/nowhere"}, "there is no topic /default/nowhere"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(
     spark: SparkSession, broker: Standalone, tmp_path: Path, options: dict[str, str], expected: str
 ) -> None:
-    topic = {"topic": new_topic()} | options
-    if "nowhere" not in topic["topic"]:
-        fill(broker, topic["topic"], [0])
+    topic = new_topic()
+    fill(broker, topic, [0])
     with pytest.raises(PySparkException) as caught:
-        Seen().start(follow(spark, broker, **topic), tmp_path).awaitTermination(60)
+        Seen().start(follow(spark, broker, topic=topic, **options), tmp_path).awaitTermination(60)
     assert any(line.startswith("sava.") and expected in line for line in str(caught.value).splitlines())
+
+
+def test_a_missing_topic_is_what_its_runner_tells_of(
+    spark: SparkSession, broker: Standalone, tmp_path: Path
+) -> None:
+    with pytest.raises(StreamingQueryException) as caught:
+        Seen().start(follow(spark, broker, topic="/default/nowhere"), tmp_path).awaitTermination(60)
+    assert brief(caught.value) == (
+        "sava.pipeline.source.errors.SourceRefused: "
+        "there is no topic /default/nowhere: create it, or name another one"
+    )

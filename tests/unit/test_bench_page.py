@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bench import page, setting
 from bench.__main__ import _command
@@ -111,6 +113,13 @@ def test_a_section_of_which_a_part_broke_off_says_so_in_the_table() -> None:
     assert "| publish | 5/s |" in text
     assert "| broke off: it ended: a / b | | | | | |" in text
     assert updated(text, broken, ORDER)[0] == text
+
+
+def test_a_reason_is_printed_as_it_is() -> None:
+    printed = io.StringIO()
+    reason = "cannot open [/tmp/x] at [fd00::1]:6650 :boom:"
+    report(sections=("puts",), faults=[Fault("puts", reason)]).print(Console(file=printed, width=160))
+    assert f"broke off puts: {reason}\n" in printed.getvalue()
 
 
 @pytest.mark.parametrize(

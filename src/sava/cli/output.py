@@ -13,9 +13,17 @@ from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
+
+def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console that prints what it is given. Names, values and errors are other people's text: rich would
+    take ``[fd00::1]`` for a style and leave it out, stumble over ``[/tmp/x]``, and make a picture of
+    ``:boom:``."""
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
 # Wider than any table: ids and names that are cut to the width of a terminal are of no use.
-_console = Console(highlight=False, soft_wrap=True, width=10_000)
-_errors = Console(stderr=True, highlight=False, soft_wrap=True)
+_console = plain_console(width=10_000)
+_errors = plain_console(stderr=True)
 
 _ID_FIELDS = frozenset(
     {"voters", "learners", "lease", "founders", "incarnation", "topic_ids", "remote_topic_ids"}
@@ -61,25 +69,25 @@ def text_of(value: bytes) -> str:
 
 
 def print_json(value: Any) -> None:
-    _console.print(json.dumps(value, indent=2, ensure_ascii=False), markup=False)
+    _console.print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_json_line(value: Any) -> None:
     """One line per event, for streams."""
-    _console.print(json.dumps(value, ensure_ascii=False), markup=False)
+    _console.print(json.dumps(value, ensure_ascii=False))
 
 
 def print_line(text: str) -> None:
-    _console.print(text, markup=False)
+    _console.print(text)
 
 
 def print_error(text: str) -> None:
-    _errors.print(f"sava: {text}", markup=False)
+    _errors.print(f"sava: {text}")
 
 
 def print_progress(text: str) -> None:
     """On stderr: what a command that takes its time has done so far."""
-    _errors.print(text, markup=False)
+    _errors.print(text)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -7,8 +7,10 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
-from rich.console import Console
 from rich.status import Status
+from rich.text import Text
+
+from sava.cli.output import plain_console
 
 QUIET_S: Final = 1.0
 """What takes no longer is not worth a line about its progress."""
@@ -18,7 +20,7 @@ LOG_INTERVAL_S: Final = 5.0
 
 class Progress:
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = plain_console(stderr=True)
         self._status: Status | None = None
         self._next = time.monotonic() + QUIET_S
 
@@ -40,11 +42,12 @@ class Progress:
         if not self.is_due:
             return
         if not self._console.is_terminal:
-            self._console.print(line, markup=False)
+            self._console.print(line)
             self._next = time.monotonic() + LOG_INTERVAL_S
             return
         self._next = time.monotonic() + SHOW_INTERVAL_S
+        text = Text(line)  # in a str a Status looks for markup, whatever its console is told
         if self._status is None:
-            self._status = self._console.status(line)
+            self._status = self._console.status(text)
             self._status.start()
-        self._status.update(line)
+        self._status.update(text)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
@@ -18,7 +17,7 @@ from sava import config as settings
 from sava.cli import storage_output as show
 from sava.cli.connection import DEFAULT_ADMIN, auth_from_environment
 from sava.cli.interrupts import run_to_end
-from sava.cli.output import Format, print_line
+from sava.cli.output import Format, plain_console, print_line
 from sava.config import Auth
 from sava.errors import HostError
 from sava.metadata.commands import KeyValue
@@ -197,7 +196,7 @@ def verify_journal(path: Path) -> bool:
 def _progress(total: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
     """How to tell that bytes were read, and how to print a line meanwhile. The bar is on stderr, if that is a
     terminal; a line for the same terminal must be printed through it."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = plain_console(stderr=True)
     columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
     with Progress(
         *columns,
@@ -211,7 +210,7 @@ def _progress(total: int) -> Iterator[tuple[Callable[[int], None], Callable[[str
 
         def say(line: str) -> None:
             if console.is_terminal and sys.stdout.isatty():
-                console.print(line, markup=False)
+                console.print(line)
             else:
                 print_line(line)
 

@@ -1,16 +1,29 @@
-"""A local cluster's directory: which ports are chosen, and what is refused before any process is started."""
+"""A local cluster's directory: which ports are chosen, and what is refused before any process is started; and
+a runner that ends."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from sava import local_cluster
-from sava.local_cluster import LAYOUT, Layout, LocalBroker, LocalCluster, LocalClusterFailed, Ports
+from sava.local_cluster import (
+    LAYOUT,
+    Layout,
+    LocalBroker,
+    LocalCluster,
+    LocalClusterFailed,
+    LocalRunner,
+    Ports,
+)
 from sava.wal.local_disk import LocalDisk
 from tests.ports import free_ports
 from tests.unit.cli.conftest import Sava
@@ -147,3 +160,67 @@ async def test_a_damaged_file_of_ports_is_not_guessed_at(tmp_path: Path) -> None
     (tmp_path / LAYOUT).write_text("{")
     with pytest.raises(LocalClusterFailed, match="cannot be read"):
         await _prepare(tmp_path)
+
+
+# -- a runner that ends ----------------------------------------------------------------------------
+
+ENDS = """
+import pathlib, sys, time
+code = int(pathlib.Path(sys.argv[1]).read_text())
+print("no Java", flush=True)
+if code < 0:
+    time.sleep(600)
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+async def with_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalCluster]:
+    """It ends with the code that the file ``code`` has; -1: it goes on."""
+    monkeypatch.setattr(local_cluster, "FIRST_DELAY_S", 0.1)
+    cluster = LocalCluster(tmp_path, pipelines=True)
+    cluster.runner = LocalRunner(tmp_path, [sys.executable, "-c", ENDS, str(tmp_path / "code")])
+    yield cluster
+    await cluster.stop()
+    assert not cluster.runner.is_running
+
+
+async def test_a_runner_that_ends_by_itself_is_started_again_after_longer_and_longer_pauses(
+    tmp_path: Path, with_runner: LocalCluster
+) -> None:
+    (tmp_path / "code").write_text("70")
+    assert with_runner.runner is not None
+    with_runner.runner.start()
+    pids = set()
+    for delay in ("0.1", "0.2", "0.4"):
+        ended = await with_runner.next_end()
+        pids.add(ended.pid)
+        assert ended.end() == (
+            f"the runner of pipelines ended with code 70 and is started again in {delay} s; "
+            f"the end of {tmp_path / 'pipelines.log'}: no Java"
+        )
+    assert len(pids) == 3
+
+
+async def test_a_runner_that_was_killed_is_started_again(tmp_path: Path, with_runner: LocalCluster) -> None:
+    (tmp_path / "code").write_text("-1")
+    runner = with_runner.runner
+    assert runner is not None
+    runner.start()
+    killed = runner.pid
+    os.kill(killed, signal.SIGKILL)
+    assert "was killed by SIGKILL and is started again in 0.1 s" in (await with_runner.next_end()).end()
+    (tmp_path / "code").write_text("70")
+    again = await with_runner.next_end()
+    assert (again.code, again.pid != killed) == (70, True)
+
+
+async def test_a_runner_that_was_told_to_end_stays_away(tmp_path: Path, with_runner: LocalCluster) -> None:
+    (tmp_path / "code").write_text("0")
+    assert with_runner.runner is not None
+    with_runner.runner.start()
+    ended = await with_runner.next_end()
+    assert "the runner of pipelines ended with code 0; the end of" in ended.end()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await with_runner.next_end()

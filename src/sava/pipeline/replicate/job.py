@@ -389,14 +389,16 @@ class LinkJob(Job):
         oldest = min((at for each in self._partitions if (at := each.oldest_us)), default=None)
         overdue = self._rounds.overdue(now)
         behind_s = max(0.0, time.time() - oldest / 1e6) if oldest is not None else 0.0
+        has_backlog = bool(overdue) or any(partition.is_wanting for partition in self._partitions)
         return Progress(
             is_running=True,
+            has_worked=self._errands_done > 0 or not has_backlog,
             rows=self._rows,
             rate=sum(partition.rate(now)[0] for partition in self._partitions),
             batch=0 if overdue else self._rounds_done,
             lag_messages=sum(each or 0 for each in backlogs) if is_known else UNKNOWN_LAG,
             lag_seconds=behind_s if is_known else UNKNOWN_LAG,
-            has_backlog=bool(overdue) or any(partition.is_wanting for partition in self._partitions),
+            has_backlog=has_backlog,
             # A round that does not end although it was cancelled keeps its partitions for ever, whatever the
             # others do: only a new beginning of the whole link helps.
             pulse="overdue" if overdue else self._errands_done,

@@ -3,8 +3,12 @@
               ┌────────── waits longer each time ◀──────┐
               ▼                                         │
     start ▶ starting ▶ running ─ error, or stuck ▶ failing
-                          │
-                          └─ not wanted ▶ stopping ▶ stopped, to be released
+                        │  ▲                            │
+                        │  └──────── has worked ────────┘
+                        └─ not wanted ▶ stopping ▶ stopped, to be released
+
+What has failed is failing, with its error, until it has worked: a query starts well whatever its rows are,
+and one that fails with each first batch would otherwise seem to run half of the time, without an error.
 
 Owned by the runner's loop, and never waits: a job is asked, not waited for. The clock is a parameter.
 """
@@ -25,7 +29,7 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 60.0
-"""Between attempts. A job that has run for so long without an error begins with the first delay again."""
+"""Between attempts. A job that works and has run for so long begins with the first delay again."""
 STUCK_S: Final = 120.0
 TELL_S: Final = 30.0
 """So often a pipeline that does something says so in the log."""
@@ -107,6 +111,7 @@ class Hosted:
         if is_changed:
             log.info("pipelines: changed name=%s revision=%d", self.name, listed.revision)
             self._delay, self._retry_at = FIRST_DELAY_S, 0.0
+            self._error = ""  # of what it was before
             self.interrupt(now=False)
 
     def lose(self, why: str, now: float) -> None:
@@ -144,9 +149,10 @@ class Hosted:
         if end is not None:
             self._ended(end.error, now)
             return
-        if self._progress.is_running and not self._is_stopping:
+        is_well = self._progress.is_running and (self._progress.has_worked or not self._error)
+        if is_well and not self._is_stopping:
             self._enter("running")
-        if now - self._started_at >= LONGEST_DELAY_S:
+        if self._state == "running" and now - self._started_at >= LONGEST_DELAY_S:
             self._delay = FIRST_DELAY_S
         if self._is_stopping:
             self._stop_by = self._stop_by or now + PATIENCE_S

@@ -20,6 +20,8 @@ class SettingsInvalid(CallerError):
 class Progress(NamedTuple):
     is_running: bool = False
     """False: it is still being prepared."""
+    has_worked: bool = False
+    """Since the job began a batch has ended well, or there was nothing to do."""
     rows: int = 0
     """Since the job began."""
     rate: float = 0.0

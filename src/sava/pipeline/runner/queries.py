@@ -153,6 +153,7 @@ class QueryJob(Job):
             has_backlog = self._ends.has_grown or bool(query.status["isDataAvailable"])
         self._progress = Progress(
             is_running=not query.status["message"].startswith("Initializing"),
+            has_worked=seen.batch >= 0,  # Spark tells of batches that have ended, and now and then of none
             rows=seen.rows,
             rate=seen.rate(now),
             batch=max(seen.batch, 0),

@@ -260,6 +260,7 @@ def test_a_topic_is_created_recorded_copied_and_reported(world: World) -> None:
     until(lambda: job.progress.rows == 20, "it is counted")
     progress = job.progress
     assert (progress.is_running, progress.lag_messages, progress.has_backlog) == (True, 0, False)
+    assert progress.has_worked
     # Nothing was copied before the ids were on record.
     recorded = next(each for each in world.cluster.reports if each.topics[0].remote_topic_ids)
     assert all(each.messages == 0 for each in recorded.topics[0].partitions)

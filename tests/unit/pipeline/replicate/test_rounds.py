@@ -211,7 +211,7 @@ class TestRunning:
         rounds, done = made(Engine(run))
         rounds.start(Weight.LIGHT, [draft("a")], ENDS)
         broken = done.get(timeout=WAIT_S)
-        assert (broken.error, broken.outcomes) == ("Job aborted: executor lost", {})
+        assert (broken.error, broken.outcomes) == ("RuntimeError: Job aborted: executor lost", {})
         rounds.start(Weight.LIGHT, [draft("a")], ENDS)
         assert done.get(timeout=WAIT_S).error == ""
         rounds.close()
@@ -241,7 +241,7 @@ class TestRunning:
         rounds.cancel_overdue(later)
         rounds.cancel_overdue(later)
         assert engine.cancelled == [group]
-        assert done.get(timeout=WAIT_S).error == "cancelled"
+        assert done.get(timeout=WAIT_S).error == "RuntimeError: cancelled"
         rounds.close()
 
     def test_stopping_does_not_wait_for_a_source_that_does_not_answer(self) -> None:

@@ -27,7 +27,7 @@ class FakeJob(Job):
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         self.name, self.settings = name, settings
-        self.shown = Progress(is_running=True)
+        self.shown = Progress(is_running=True, has_worked=True)
         self.ended: End | None = None
         self.stops: list[bool] = []
         self.is_stubborn = False

@@ -7,7 +7,6 @@ from typing import Any
 from sava.pipeline.positions import Part
 from sava.pipeline.runner.lag import MAX_SAMPLES, Behind, Lag
 from sava.pipeline.runner.queries import Seen
-from sava.pipeline.spark_errors import MAX_ERROR, brief
 from sava.pipeline.tails import Extent
 
 A, B = Part("/default/a", 0), Part("/default/b", 0)
@@ -80,17 +79,3 @@ def test_a_position_of_something_else_is_none() -> None:
     seen.note(_progress(0, 1, "17"), 1.0)
     seen.note(_progress(1, 1, None), 1.0)
     assert seen.position is None
-
-
-def test_errors_of_spark_become_one_line() -> None:
-    text = (
-        "[STREAM_FAILED] Query x terminated\n  Traceback (most recent call last):\n"
-        '    File "a.py", line 1, in f\nsava.client.errors.Refused: writer copy is fenced\n\n'
-        "JVM stacktrace:\n at x"
-    )
-    assert brief(RuntimeError(text)) == "sava.client.errors.Refused: writer copy is fenced"
-    assert brief(RuntimeError("one\ntwo")) == "one"
-    java = "An error occurred while calling o3.start.\n: org.x.NotFound: [NOT_FOUND] none\n\tat org.x"
-    assert brief(RuntimeError(java)) == "org.x.NotFound: [NOT_FOUND] none"
-    assert brief(RuntimeError()) == "RuntimeError"
-    assert len(brief(RuntimeError("x" * 10_000))) == MAX_ERROR

@@ -108,8 +108,10 @@ def test_progress_is_what_spark_tells(spark: FakeSpark) -> None:
     job = _job(spark)
     _until(lambda: job.progress.is_running)
     assert job.progress.lag_messages == -1
+    assert not job.progress.has_worked
     spark.query.finish((0, 5))
     _until(lambda: job.progress.rows == 5)
+    assert job.progress.has_worked
     spark.query.finish((1, 5), (2, 5), (3, 10))
     _until(lambda: job.progress.rows == 25)
     assert job.progress.batch == 3
@@ -169,7 +171,7 @@ def test_a_query_that_fails_says_why(spark: FakeSpark) -> None:
     job = _job(spark)
     _until(spark.started.is_set)
     spark.query.fail(RuntimeError("no such topic\nand a long trace"))
-    _until(lambda: job.end == End("no such topic"))
+    _until(lambda: job.end == End("RuntimeError: no such topic"))
 
 
 def test_a_query_with_data_and_no_progress_has_a_backlog(spark: FakeSpark) -> None:

@@ -246,6 +246,29 @@ def test_a_failing_pipeline_is_tried_again_and_again_with_longer_pauses() -> Non
     assert kind.running, "after a long time without an error it is tried at once again"
 
 
+def test_what_fails_with_its_first_batch_is_failing_until_one_has_ended_well() -> None:
+    """A query starts well whatever its rows are. The first batch takes a while here, and then fails."""
+    hosts, job = _started()
+    kind, clock = hosts.kinds["a"], hosts.cluster.clock
+    kind.prepare = lambda job: setattr(job, "shown", Progress(is_running=True))
+    pauses = []
+    for _ in range(8):
+        job.ended = End("boom in the row")
+        failed_at = clock.now
+        while not kind.running:
+            hosts.pass_time(0.2)
+        pauses.append(clock.now - failed_at)
+        (job,) = kind.running
+        hosts.pass_time(LONGEST_DELAY_S + 5)
+        status = hosts.cluster.status("copy")
+        assert (status.state, status.last_error) == ("failing", "boom in the row")
+    assert pauses[-1] > 50 * FIRST_DELAY_S, "not tried at once again: it has done nothing yet"
+    job.shown = Progress(is_running=True, has_worked=True, rows=3)
+    hosts.pass_time(2)
+    status = hosts.cluster.status("copy")
+    assert (status.state, status.last_error, status.restarts) == ("running", "", 8)
+
+
 def test_pipelines_are_started_a_few_at_a_time() -> None:
     """Each brings several processes; a dozen at once on two cores and none is in time."""
     hosts = Hosts("a")
@@ -268,10 +291,12 @@ def test_settings_that_cannot_be_used_are_told_and_corrected_ones_used_at_once()
     hosts.cluster.apply("copy", wrong=True)
     hosts.pass_time(100)
     assert hosts.cluster.status("copy").last_error == "wrong settings"
+    hosts.kinds["a"].prepare = lambda job: setattr(job, "shown", Progress(is_running=True))
     hosts.cluster.apply("copy", right=True)
     hosts.pass_time(3)
     assert hosts.kinds["a"].running[0].settings == {"right": True}
-    assert hosts.cluster.status("copy").state == "running"
+    status = hosts.cluster.status("copy")
+    assert (status.state, status.last_error) == ("running", ""), "the error was that of the former settings"
 
 
 def test_rows_are_counted_over_restarts_and_runners() -> None:
