@@ -32,6 +32,17 @@ def test_the_page_is_what_the_code_says(name: str) -> None:
     assert page.read_text(encoding="utf-8") == PAGES[name](), f"{page} is stale: run `make docs`"
 
 
+def test_types_are_told_in_words() -> None:
+    keys = {key.path: key for _, _, keys in configuration.sections_of(Config) for key in keys}
+    assert keys["replication.max_backlog_gb"].kind == "number, above 0"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_shows_what_is_pythons_own(name: str) -> None:
+    found = re.findall(r"typing\.|FieldInfo|<class |<function |object at 0x", (DIRECTORY / name).read_text())
+    assert found == []
+
+
 def test_every_key_of_the_configuration_has_a_meaning() -> None:
     silent = [key.path for _, _, keys in configuration.sections_of(Config) for key in keys if not key.meaning]
     assert silent == []
