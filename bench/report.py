@@ -63,6 +63,9 @@ class Target:
     of_peer: bool = True
     is_aim: bool = False
 
+    def __str__(self) -> str:
+        return f"aim: {self.text}" if self.is_aim else self.text
+
     def is_met(self, sava: Quantity | None, peer: Quantity | None) -> bool | None:
         """None: it cannot be told, because one of the two was not measured."""
         if sava is None or (self.of_peer and (peer is None or not peer.value)):
@@ -170,7 +173,7 @@ def _cells(row: Row) -> Sequence[str]:
         str(row.sava) if row.sava else "–",
         f"{row.peer_name} {row.peer}" if row.peer else "–",
         f"{row.ratio:,.2f}×" if row.ratio is not None else "",
-        row.target.text if row.target else "",
+        str(row.target) if row.target else "",
     )
 
 

@@ -169,8 +169,8 @@ class Journal(Section):
 
 
 class Tls(Section):
-    """Files in PEM. All three together switch the Raft and admin ports to mutual TLS: both ends show a
-    certificate that ``ca_file`` signed."""
+    """Files in PEM. With ``mode: tls`` the client, admin and Raft ports speak mutual TLS: both ends show
+    a certificate that ``ca_file`` signed."""
 
     cert_file: Path
     """What this broker shows to others."""
@@ -182,7 +182,7 @@ class Tls(Section):
 
 class Auth(Section):
     mode: Literal["none", "tls"] = "none"
-    """``tls``: mutual TLS on the Raft and admin ports."""
+    """``tls``: mutual TLS on the client, admin and Raft ports. The HTTP port stays plain."""
     tls: Tls | None = None
 
     @model_validator(mode="after")

@@ -185,7 +185,7 @@ async def test_an_owner_dies_when_every_disk_was_to_have_a_copy(tmp_path: Path, 
 
         async def is_waiting() -> bool:
             found = {each.broker_id: each.status for each in await cluster.journals(through=leader)}
-            return "waits for 1 more disks" in found.get(dead.broker_id, "")
+            return "waits for 1 more disk" in found.get(dead.broker_id, "")
 
         if degraded == "refuse":
             await until(is_waiting, "the recovery says that it waits")

@@ -249,6 +249,13 @@ def test_every_block_is_run_by_a_test() -> None:
             assert Path(page).name in sources[test], f"{test} does not know of {page}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_loop_ends_also_when_the_page_is_repeated(page: str) -> None:
+    """A command that creates is refused from the second time on, and its loop would wait for ever."""
+    loops = re.findall(r"^until (sava [^;|]* create [^;]*);", (DOCS / page).read_text(), re.MULTILINE)
+    assert [loop for loop in loops if "--if-absent" not in loop] == []
+
+
 COMMANDS = typer.main.get_command(app)
 ELLIPSES = ("…", "...")
 

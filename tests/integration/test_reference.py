@@ -14,6 +14,8 @@ import yaml
 
 from sava.config import Config
 from sava.doctor.signs import SIGNS
+from sava.pipeline.runner.process import LOST
+from sava.server import EXIT_FAILED, EXIT_OK, EXIT_START
 from tools.reference import configuration
 from tools.reference.__main__ import PAGES
 from tools.reference.metrics import Described, metrics
@@ -30,6 +32,23 @@ def test_the_page_is_what_the_code_says(name: str) -> None:
     page = DIRECTORY / name
     assert page.exists(), "run `make docs`"
     assert page.read_text(encoding="utf-8") == PAGES[name](), f"{page} is stale: run `make docs`"
+
+
+def test_types_are_told_in_words() -> None:
+    keys = {key.path: key for _, _, keys in configuration.sections_of(Config) for key in keys}
+    assert keys["replication.max_backlog_gb"].kind == "number, above 0"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_shows_what_is_pythons_own(name: str) -> None:
+    found = re.findall(r"typing\.|FieldInfo|<class |<function |object at 0x", (DIRECTORY / name).read_text())
+    assert found == []
+
+
+def test_every_exit_code_is_told() -> None:
+    told = re.findall(r"^\* (\d+): ", (DIRECTORY / "cli.md").read_text(), re.MULTILINE)
+    codes = {EXIT_OK, EXIT_START, EXIT_FAILED, LOST, 2, 130}
+    assert {int(code) for code in told} == codes
 
 
 def test_every_key_of_the_configuration_has_a_meaning() -> None:

@@ -60,6 +60,15 @@ def test_a_run_is_written_with_all_that_was_asked_of_it() -> None:
     assert text.endswith(f"{END}\n\nAfter.\n")
 
 
+def test_an_aim_is_called_one() -> None:
+    """What is not promised must not look like a promise that was not kept."""
+    aim = Target("p50 at most 1 s", at_most=1.0, of_peer=False, is_aim=True)
+    shown = Row("replication", "lag", Quantity(2.0, "seconds"), None, aim).line()
+    assert shown.endswith("| aim: p50 at most 1 s | not reached |")
+    for target, verdict in re.findall(r"^\|.*\| ([^|]*) \| ([^|]*) \|$", PAGE.read_text(), re.MULTILINE):
+        assert target.startswith("aim: ") == (verdict in ("reached", "not reached"))
+
+
 def test_a_partial_run_leaves_the_other_sections_with_their_own_date_and_commit() -> None:
     both = report(row("puts", "put", 200, 100), row("spark", "read", 7), sections=("puts", "spark"))
     first, _ = updated(EMPTY, both, ORDER)

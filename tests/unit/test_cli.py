@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from sava.cli.connection import auth_from_environment
@@ -15,6 +19,7 @@ from sava.cli.main import app, main
 from sava.cli.output import as_dict
 from sava.config import ConfigInvalid
 from sava.proto import admin_pb2 as pb
+from tools.reference.cli import walk
 
 runner = CliRunner()
 
@@ -63,6 +68,29 @@ def test_every_command_explains_itself(arguments: list[str]) -> None:
 )
 def test_wrong_usage_is_exit_code_two(arguments: list[str]) -> None:
     assert runner.invoke(app, arguments).exit_code == 2
+
+
+def outputs() -> Iterator[tuple[str, Any]]:
+    """Of every command that has ``--output``."""
+    for name, command in walk(typer.main.get_command(app), "sava"):
+        for option in command.params:
+            if option.name == "output":
+                yield name, option
+
+
+def test_every_command_takes_the_formats_that_its_help_names() -> None:
+    assert len(dict(outputs())) > 50
+    wrong = {
+        name: option.help
+        for name, option in outputs()
+        if {*re.findall(r"json|table|raw|csv", option.help or "")}
+        != {each.value for each in type(option.default)}
+    }
+    assert wrong == {}
+
+
+def test_raw_is_refused_where_there_is_nothing_raw() -> None:
+    assert runner.invoke(app, ["topics", "list", "-o", "raw"]).exit_code == 2
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

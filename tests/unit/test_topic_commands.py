@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sava.cli import positions, producing
 from sava.cli.main import app
 from sava.cli.messages import Printer
-from sava.cli.output import Format
+from sava.cli.output import RawFormat
 from sava.records import Message
 
 runner = CliRunner()
@@ -130,14 +130,14 @@ def test_messages_are_printed_a_line_each(capsys: pytest.CaptureFixture[str]) ->
         Message(b"hello", key="k", attributes={"a": "1"}, offset=3, topic="/default/t", producer="p"),
         Message(b"\xff\x1b[31m", offset=4, topic="/default/t-part-2"),
     ]
-    Printer(Format.TABLE).show(messages)
+    Printer(RawFormat.TABLE).show(messages)
     header, first, second = capsys.readouterr().out.splitlines()
     assert header.split() == ["OFFSET", "PUBLISH_TIME", "KEY", "PRODUCER", "ATTRIBUTES", "PAYLOAD"]
     assert first.split() == ["3", "1970-01-01T00:00:00Z", "k", "p", "a=1", "hello"]
     assert second.split()[0] == "2:4"
     assert "\x1b" not in second
 
-    Printer(Format.JSON).show(messages)
+    Printer(RawFormat.JSON).show(messages)
     one, other = map(json.loads, capsys.readouterr().out.splitlines())
     assert (one["payload"], one["offset"], one["topic"]) == ("hello", 3, "/default/t")
     assert "payload" not in other

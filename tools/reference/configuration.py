@@ -7,7 +7,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Iterator
-from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -101,6 +101,10 @@ def _kind(field: FieldInfo) -> str:
 
 
 def _words(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        kind, *metadata = get_args(annotation)
+        bounds = _bounds([each for field in metadata for each in field.metadata])
+        return ", ".join((_words(kind), *bounds))
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{each}`" for each in get_args(annotation))
     if get_origin(annotation) in (Union, types.UnionType):

@@ -149,7 +149,7 @@ def _rows(
         )
         for peer, target in targets.items()
     ]
-    target = Target(f"aim: {aim:,.0f}/s", at_least=aim, of_peer=False, is_aim=True)
+    target = Target(f"{aim:,.0f}/s", at_least=aim, of_peer=False, is_aim=True)
     return [*rows, Row(SECTION, name, _rate(figure), None, target)]
 
 

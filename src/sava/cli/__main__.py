@@ -1,5 +1,17 @@
-"""``python -m sava.cli``: the command without its installed script."""
+"""Where the ``sava`` command begins, installed or as ``python -m sava.cli``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if sys.argv[1:2] not in (["broker"], ["up"]):
+    # What gRPC prints by itself, line after line of a handshake that fails, is told by the command's error,
+    # in words and once. A broker's log keeps it: it may be the only trace of a stranger who was turned away.
+    # gRPC reads this when it is imported, so it is set before anything else is.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from sava.cli.main import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ import typer
 
 from sava.cli import positions
 from sava.cli.connection import DEFAULT_SERVICE, ServiceOption
-from sava.cli.output import Format
+from sava.cli.output import RawFormat
 from sava.cli.subscriptions import Type
 
 IDLE_S: Final = 3.0
@@ -50,8 +50,8 @@ def consume(
         bool, typer.Option("--no-ack", help="Leave the messages to the subscription: they come again.")
     ] = False,
     output: Annotated[
-        Format, typer.Option("--output", "-o", help="json (a line each), table, or raw (payloads alone).")
-    ] = Format.TABLE,
+        RawFormat, typer.Option("--output", "-o", help="json (a line each), table, or raw (payloads alone).")
+    ] = RawFormat.TABLE,
     service: ServiceOption = DEFAULT_SERVICE,
 ) -> None:
     """Print the messages of TOPIC. With a subscription each is acked once it has been printed."""

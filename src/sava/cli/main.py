@@ -1,5 +1,6 @@
 """The ``sava`` command. Each file beside this one holds one group; this one joins them and turns errors
-into exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage."""
+into exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage, 130 ended by
+Ctrl-C. Brokers and runners have codes of their own beside these."""
 
 from __future__ import annotations
 

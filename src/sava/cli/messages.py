@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from sava.cli.output import Format, text_of
+from sava.cli.output import RawFormat, text_of
 from sava.cli.positions import instant
 
 if TYPE_CHECKING:  # it brings Arrow, which those who print something else do not need
@@ -29,17 +29,17 @@ _PARTITION: Final = re.compile(r"-part-(\d+)$")
 
 
 class Printer:
-    def __init__(self, output: Format) -> None:
+    def __init__(self, output: RawFormat) -> None:
         self._output = output
-        if output is Format.TABLE:
+        if output is RawFormat.TABLE:
             self._write([_line("OFFSET", "PUBLISH_TIME", "KEY", "PRODUCER", "ATTRIBUTES", "PAYLOAD")])
 
     def show(self, messages: Sequence[Message]) -> None:
-        if self._output is Format.RAW:
+        if self._output is RawFormat.RAW:
             sys.stdout.buffer.write(b"".join(message.payload + b"\n" for message in messages))
             sys.stdout.buffer.flush()
         else:
-            line = _json_line if self._output is Format.JSON else _table_line
+            line = _json_line if self._output is RawFormat.JSON else _table_line
             self._write([line(message) for message in messages])
 
     def _write(self, lines: Sequence[str]) -> None:

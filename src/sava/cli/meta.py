@@ -9,7 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, as_dict, print_json, print_json_line, print_line, print_table, text_of
+from sava.cli.output import (
+    Format,
+    RawFormat,
+    as_dict,
+    print_json,
+    print_json_line,
+    print_line,
+    print_table,
+    text_of,
+)
 from sava.errors import CallerError
 from sava.proto import admin_pb2 as pb
 from sava.services.admin_client import AdminClient
@@ -24,7 +33,10 @@ Local = Annotated[
         "--local", help="What the asked broker has applied, possibly old; works without a majority."
     ),
 ]
-Output = Annotated[Format, typer.Option("--output", "-o", help="json, table, or raw (values alone).")]
+Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
+ValuesOutput = Annotated[
+    RawFormat, typer.Option("--output", "-o", help="json, table, or raw (values alone).")
+]
 
 
 class NotFoundError(CallerError):
@@ -33,7 +45,7 @@ class NotFoundError(CallerError):
 
 @app.command()
 def get(
-    key: Key, local: Local = False, output: Output = Format.RAW, admin: AdminOption = DEFAULT_ADMIN
+    key: Key, local: Local = False, output: ValuesOutput = RawFormat.RAW, admin: AdminOption = DEFAULT_ADMIN
 ) -> None:
     """Print the value of KEY (linearizable unless --local)."""
     response = run(admin, lambda client: client.call(client.meta.Get, pb.GetRequest(key=key, local=local)))
@@ -47,7 +59,7 @@ def range_(
     prefix: Prefix,
     limit: Annotated[int, typer.Option(min=0, help="At most this many keys; 0 for all.")] = 0,
     local: Local = False,
-    output: Output = Format.TABLE,
+    output: ValuesOutput = RawFormat.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """List the keys under PREFIX, in order."""
@@ -150,11 +162,11 @@ def _show_event(event: pb.Event, output: Format) -> None:
         print_line(f"{event.revision} delete {event.key}")
 
 
-def _show(kvs: list[Any], output: Format, *, single: bool = False) -> None:
-    if output is Format.JSON:
+def _show(kvs: list[Any], output: RawFormat, *, single: bool = False) -> None:
+    if output is RawFormat.JSON:
         rows = [as_dict(kv) for kv in kvs]
         print_json(rows[0] if single else rows)
-    elif output is Format.RAW:
+    elif output is RawFormat.RAW:
         for kv in kvs:
             sys.stdout.buffer.write(kv.value + b"\n")
         sys.stdout.buffer.flush()

@@ -33,6 +33,13 @@ _ID_FIELDS = frozenset(
 class Format(StrEnum):
     JSON = "json"
     TABLE = "table"
+
+
+class RawFormat(StrEnum):
+    """Of commands that print what somebody has stored: its bytes alone, too."""
+
+    JSON = "json"
+    TABLE = "table"
     RAW = "raw"
 
 

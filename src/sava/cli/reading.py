@@ -14,7 +14,7 @@ from sava.cli.connection import run
 from sava.cli.consume import IDLE_S
 from sava.cli.interrupts import run_to_end
 from sava.cli.messages import Printer, reader_may_leave
-from sava.cli.output import Format
+from sava.cli.output import RawFormat
 from sava.cli.positions import Position
 from sava.client import Batch, Client, Message
 from sava.client.consumer import SubscriptionType
@@ -40,7 +40,7 @@ class Wanted:
     """End when nothing comes for so long; None: as is usual."""
     follow: bool
     """Never end by itself."""
-    output: Format
+    output: RawFormat
 
     @property
     def patience_s(self) -> float | None:
@@ -97,7 +97,7 @@ async def _read(client: Client, topic: str, wanted: Wanted) -> Countdown:
     return printer
 
 
-def peek(service: str, admin: str, topic: str, start: Position, limit: int, output: Format) -> None:
+def peek(service: str, admin: str, topic: str, start: Position, limit: int, output: RawFormat) -> None:
     """The first messages from ``start``; from "latest" the last ones."""
     if start != "latest":
         wanted = Wanted(start, limit, None, follow=False, output=output)

@@ -13,7 +13,7 @@ from sava.cli import positions
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
 from sava.cli.output import Format, print_json, print_line, print_table
 from sava.errors import CallerError
-from sava.pipeline.launch import DEFAULT_MASTER
+from sava.pipeline.launch import DEFAULT_MASTER, spark_home
 from sava.proto import brokers_pb2
 from sava.proto import replication_pb2 as pb
 from sava.services.admin_client import AdminClient
@@ -49,6 +49,7 @@ def verify(
 ) -> None:
     """Compare what was copied of TOPIC to a remote with what is there, by content, with Spark. Exit code 1 if
     anything is missing, different, repeated, out of order or too much."""
+    spark_home()  # whoever has no Spark is told so, and not which of the imports below fails first
     from sava.pipeline.replicate.verify import verify as compare
     from sava.pipeline.session import open_session
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, as_dict, print_json, print_line, print_table, text_of
+from sava.cli.output import Format, RawFormat, as_dict, print_json, print_line, print_table, text_of
 from sava.cli.positions import instant
 from sava.errors import CallerError
 from sava.proto import danube_schema_pb2 as pb
@@ -71,8 +71,8 @@ def get(
     subject: Subject,
     version: Annotated[int | None, typer.Option("--version", min=1, help="By default the latest.")] = None,
     output: Annotated[
-        Format, typer.Option("--output", "-o", help="json, table, or raw (the definition alone).")
-    ] = Format.TABLE,
+        RawFormat, typer.Option("--output", "-o", help="json, table, or raw (the definition alone).")
+    ] = RawFormat.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Show a version of SUBJECT with its definition."""
@@ -86,9 +86,9 @@ def get(
         return older
 
     response = run(admin, ask)
-    if output is Format.JSON:
+    if output is RawFormat.JSON:
         print_json(as_dict(response))
-    elif output is Format.RAW:
+    elif output is RawFormat.RAW:
         sys.stdout.buffer.write(response.schema_definition)
         sys.stdout.buffer.flush()
     else:

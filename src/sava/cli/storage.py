@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from sava.cli.output import Format
+from sava.cli.output import Format, RawFormat
 
 app = typer.Typer(help="Look at stored messages and verify them.", no_args_is_help=True)
 
@@ -38,7 +38,9 @@ Journal = Annotated[
     typer.Option("--journal", metavar="DIR", help="Look into the journal of a stopped broker instead."),
 ]
 Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
-DumpOutput = Annotated[Format, typer.Option("--output", "-o", help="json, table, or raw (payloads alone).")]
+DumpOutput = Annotated[
+    RawFormat, typer.Option("--output", "-o", help="json, table, or raw (payloads alone).")
+]
 
 
 @app.command()
@@ -92,7 +94,7 @@ def dump(
     url: Url = "",
     config: Config = None,
     admin: Admin = "",
-    output: DumpOutput = Format.JSON,
+    output: DumpOutput = RawFormat.JSON,
 ) -> None:
     """Print messages, in order."""
     from sava.cli import storage_work as work

@@ -10,7 +10,7 @@ import msgspec
 from rich.filesize import decimal
 
 from sava.cli.messages import Printer
-from sava.cli.output import Format, print_json, print_line, print_table
+from sava.cli.output import Format, RawFormat, print_json, print_line, print_table
 from sava.cli.positions import instant
 from sava.records import RecordBatch
 from sava.storage.inspection import TopicView
@@ -123,7 +123,7 @@ def journal(found: StoppedJournal, faults: Sequence[str], output: Format) -> Non
 class Messages:
     """Prints batches as they come, up to ``limit`` messages (0: all)."""
 
-    def __init__(self, output: Format, limit: int) -> None:
+    def __init__(self, output: RawFormat, limit: int) -> None:
         self._printer = Printer(output)
         self._left = limit or None
 

@@ -17,7 +17,7 @@ from sava import config as settings
 from sava.cli import storage_output as show
 from sava.cli.connection import DEFAULT_ADMIN, auth_from_environment
 from sava.cli.interrupts import run_to_end
-from sava.cli.output import Format, plain_console, print_line
+from sava.cli.output import Format, RawFormat, plain_console, print_line
 from sava.config import Auth
 from sava.errors import HostError
 from sava.metadata.commands import KeyValue
@@ -224,7 +224,7 @@ class Wanted(NamedTuple):
     start: int | None
     end: int | None
     limit: int
-    output: Format
+    output: RawFormat
 
 
 def dump(where: Place, topic: str, wanted: Wanted) -> None:

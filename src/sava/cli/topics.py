@@ -10,7 +10,7 @@ import typer
 from sava.cli import limits, positions, subscriptions
 from sava.cli.broker_names import id_of
 from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption, run
-from sava.cli.output import Format, as_dict, print_json, print_line, print_table
+from sava.cli.output import Format, RawFormat, as_dict, print_json, print_line, print_table
 from sava.errors import CallerError, RetryableError
 from sava.proto import topics_admin_pb2 as pb
 from sava.services.admin_client import AdminClient
@@ -244,8 +244,8 @@ def peek(
         typer.Option("--time", metavar="ISO", help="Instead: from the first message since this time."),
     ] = None,
     output: Annotated[
-        Format, typer.Option("--output", "-o", help="json (a line each), table, or raw (payloads alone).")
-    ] = Format.TABLE,
+        RawFormat, typer.Option("--output", "-o", help="json (a line each), table, or raw (payloads alone).")
+    ] = RawFormat.TABLE,
     service: ServiceOption = DEFAULT_SERVICE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Final, Self, cast
 import grpc
 from grpc import aio
 
+from sava.connecting import cause_of
 from sava.errors import CallerError, RetryableError, SavaError
 
 CODE_KEY: Final = "sava-code"
@@ -124,10 +125,9 @@ def error_of(error: aio.AioRpcError, target: str) -> ClientError:
     status = error.code()
     refusal = Denied if status in _DENIALS else Refused
     kind = _BY_CODE.get(code, refusal if status in _REFUSALS else Unavailable)
-    text = error.details() or error.code().name
     if code:
-        return kind(text, code)
-    return kind(f"broker {target}: {error.code().name}: {text.rsplit(': ', 1)[-1]}")
+        return kind(error.details() or status.name, code)
+    return kind(f"broker {target}: {status.name}: {cause_of(error.details())}")
 
 
 @contextmanager

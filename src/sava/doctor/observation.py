@@ -20,6 +20,7 @@ from sava.errors import SavaError
 from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, topics_admin_pb2
 from sava.services import security
 from sava.services.admin_client import AdminClient
+from sava.services.faults import NotReached
 
 CALL_S: Final = 5.0
 PROBE_S: Final = 20.0
@@ -69,6 +70,8 @@ class Observation:
     admin: str
     asked_error: str = ""
     """Why the broker that was asked first did not answer: then there is nothing else."""
+    asked_remedy: str = ""
+    """What to do about that, if it is known."""
     asked: admin_pb2.StatusResponse | None = None
     brokers: list[BrokerSeen] = field(default_factory=list)
     topics: list[topics_admin_pb2.TopicSummary] = field(default_factory=list)
@@ -109,6 +112,9 @@ class Looking:
                 seen.asked = await client.status(timeout=CALL_S)
                 request = brokers_pb2.ListBrokersRequest()
                 listed = (await client.call(client.brokers.ListBrokers, request, timeout=CALL_S)).brokers
+            except NotReached as error:
+                seen.asked_error, seen.asked_remedy = error.cause.text, error.cause.remedy
+                return seen
             except SavaError as error:
                 seen.asked_error = str(error)
                 return seen

@@ -41,7 +41,7 @@ def judged(seen: Observation, *, min_free: float) -> list[Finding]:
                 "reachability",
                 seen.admin,
                 f"no broker answers: {seen.asked_error}",
-                "start one, or name another with --admin HOST:PORT (or SAVA_ADMIN)",
+                seen.asked_remedy or "start one, or name another with --admin HOST:PORT (or SAVA_ADMIN)",
             )
         ]
     if seen.asked is not None and not seen.asked.cluster_id:

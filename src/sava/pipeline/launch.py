@@ -87,7 +87,9 @@ def program(
 def spark_home() -> Path:
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
-        raise SparkMissing("PySpark is not installed; install it with: pip install 'sava[spark]'")
+        raise SparkMissing(
+            "PySpark is not installed; install it with: pip install '.[spark]' (in a clone of Sava)"
+        )
     return Path(found.origin).parent
 
 

@@ -19,6 +19,7 @@ from grpc import aio
 
 from sava.broker.errors import NotOwner
 from sava.cluster.errors import NotLeader
+from sava.connecting import Cause, cause_of
 from sava.errors import CallerError, HostError, RetryableError, SavaError
 from sava.metadata import failures
 from sava.metadata.errors import OutcomeUnknown, Unavailable
@@ -45,13 +46,22 @@ class Relayed(SavaError):
         self.code = code if isinstance(code, str) else ""
 
 
+class NotReached(Unavailable):
+    """No connection came about; ``cause`` says why, as far as gRPC tells."""
+
+    def __init__(self, target: str, cause: Cause) -> None:
+        super().__init__(f"{target} cannot be reached: {cause}")
+        self.target = target
+        self.cause = cause
+
+
 def relayed(error: aio.AioRpcError, *, target: str) -> Relayed:
     trailing = cast(Trailing, tuple(error.trailing_metadata() or ()))
     answer = Relayed(error.code(), error.details() or error.code().name, trailing)
     if answer.code or answer.status not in _TRANSPORT:
         return answer
     # A broker that stops cancels calls; to a caller who did not, it is unavailable.
-    text = f"{target} did not answer: {answer.status.name.lower()}: {_brief(error.details())}"
+    text = f"{target} did not answer: {answer.status.name.lower()}: {cause_of(error.details()).text}"
     return Relayed(grpc.StatusCode.UNAVAILABLE, text, trailing)
 
 
@@ -129,11 +139,6 @@ def raised_by(error: aio.AioRpcError, *, target: str) -> SavaError:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return Unavailable(f"{target} did not answer within the deadline")
         case grpc.StatusCode.UNAVAILABLE:
-            return Unavailable(f"{target} cannot be reached: {_brief(error.details())}")
+            return NotReached(target, cause_of(error.details()))
         case status:
-            return SavaError(f"{target} failed with {status.name}: {_brief(error.details())}")
-
-
-def _brief(details: str | None) -> str:
-    """gRPC's own texts are long and repeat themselves; the last part names the cause."""
-    return (details or "no details").rsplit(": ", 1)[-1]
+            return SavaError(f"{target} failed with {status.name}: {cause_of(error.details()).text}")

@@ -110,7 +110,8 @@ class JournalsService(rpc.JournalsServicer):
         if coordinator is None:
             return "recovery: by the leader"
         needed = coordinator.answers_needed if coordinator.loss() is not None else 0
-        return f"recovery: {coordinator.phase.value}" + (f", waits for {needed} more disks" if needed else "")
+        waits = f", waits for {needed} more disk{'s' if needed > 1 else ''}" if needed else ""
+        return f"recovery: {coordinator.phase.value}{waits}"
 
     def _member(self, storage: StorageId, origin: StorageId, record: JournalRecord) -> pb.JournalMember:
         neighbour = self._neighbours.find(storage)

@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
+from sava.connecting import cause_of
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.replication.errors import RemoteDenied, RemoteRefused, RemoteUnreachable
@@ -103,7 +104,7 @@ async def _call(
 
 
 def _failure(target: str, error: aio.AioRpcError) -> RemoteUnreachable | RemoteDenied | RemoteRefused:
-    status, details = error.code(), (error.details() or "no details").rsplit(": ", 1)[-1]
+    status = error.code()
     if status in _DENIED:
         return RemoteDenied(f"{target} denies it: {error.details() or status.name.lower()}")
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -114,7 +115,7 @@ def _failure(target: str, error: aio.AioRpcError) -> RemoteUnreachable | RemoteD
             "older one's"
         )
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return RemoteUnreachable(f"{target} cannot be reached: {details}")
+        return RemoteUnreachable(f"{target} cannot be reached: {cause_of(error.details()).text}")
     return RemoteRefused(f"{target} refused with {status.name}: {error.details() or 'no details'}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -169,3 +170,12 @@ def test_a_deleted_topic_is_asked_for_again(cluster: FakeAdmin, sava: Sava) -> N
     cluster.answers["RecreateRemoteTopic"] = [pb.RecreateRemoteTopicResponse()]
     sava("replication recreate /default/orders --remote west")
     assert cluster.requests == [pb.RecreateRemoteTopicRequest(topic="/default/orders", remote="west")]
+
+
+def test_verify_without_pyspark_says_in_one_line_what_to_install(
+    sava: Sava, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "sava.pipeline.replicate.verify", raising=False)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    [line] = sava("replication verify /default/orders --remote west", code=1).err.splitlines()
+    assert "PySpark is not installed" in line

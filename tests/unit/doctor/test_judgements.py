@@ -71,6 +71,11 @@ def test_nobody_answers() -> None:
     only(Observation(admin="x:1", asked_error="refused"), Level.ERROR, "reachability", "no broker answers")
 
 
+def test_what_is_known_of_the_cause_is_the_remedy() -> None:
+    seen = Observation(admin="x:1", asked_error="it speaks without TLS", asked_remedy="do without TLS")
+    assert [finding.remedy for finding in troubles(seen)] == ["do without TLS"]
+
+
 def test_a_broker_that_waits_for_its_cluster() -> None:
     seen = Observation(admin="x:1", asked=admin_pb2.StatusResponse())
     only(seen, Level.ERROR, "leader", "belongs to no cluster")

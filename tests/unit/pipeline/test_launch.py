@@ -116,7 +116,7 @@ def test_the_service_may_stand_among_the_options_of_spark(home: str) -> None:
 
 def test_without_pyspark_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SparkMissing, match=r"pip install 'sava\[spark\]'"):
+    with pytest.raises(SparkMissing, match=r"pip install '\.\[spark\]'"):
         started("app.py")
 
 

@@ -1,0 +1,62 @@
+"""Why a call came to nothing, from the only thing that gRPC tells about it: a text for people.
+
+Texts are no contract, and nothing but other texts depends on what is recognised here: a cause that gRPC words
+otherwise one day is shown in gRPC's words. What must be named is a fault of TLS. The broker runs, so whoever
+reads "cannot be reached" looks in the wrong place; and gRPC ends the text of a failed handshake with "OK",
+the status of a check that was not the one that failed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_SHOW: Final = (
+    "name the certificates of its cluster: SAVA_TLS_CERT, SAVA_TLS_KEY and SAVA_TLS_CA of a command, "
+    "tls=Tls(...) of a client, and https:// in the address of a client port"
+)
+_PLAIN: Final = "do without TLS: none of SAVA_TLS_*, no tls=Tls(...), and http:// in the address"
+_NAME: Final = "use an address that the certificate names, or give the broker one that names this address"
+
+_BROKEN_OFF: Final = re.compile(r"failed to connect.*: (Socket closed|.*Connection reset by peer)$")
+_HANDSHAKE: Final = re.compile(r"OPENSSL_internal:(?P<fault>\w+)(?:: (?P<detail>.+))?$")
+_MISNAMED: Final = "Hostname Verification Check failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    text: str
+    remedy: str = ""
+    """What to do about it; empty if that does not follow from the cause."""
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.remedy}" if self.remedy else self.text
+
+
+def cause_of(details: str | None) -> Cause:
+    """Of a call that no broker answered. gRPC's texts are long and repeat themselves; the last part names the
+    cause."""
+    said = re.sub(r"(^|: )OK$", "", (details or "").strip())
+    if _BROKEN_OFF.search(said):
+        # A broker tells strangers nothing, not even that it wants TLS.
+        return Cause(
+            "it breaks connections off at once, as a broker with TLS does to whoever shows no certificate "
+            "that its authority has signed",
+            _SHOW,
+        )
+    if found := _HANDSHAKE.search(said):
+        return _handshake(found["fault"], found["detail"] or "")
+    if _MISNAMED in said:
+        return Cause("TLS: its certificate does not name this address", _NAME)
+    return Cause(said.rsplit(": ", 1)[-1] or "gRPC does not say why")
+
+
+def _handshake(fault: str, detail: str) -> Cause:
+    match fault:
+        case "WRONG_VERSION_NUMBER":
+            return Cause("TLS: it speaks without TLS", _PLAIN)
+        case "CERTIFICATE_VERIFY_FAILED":
+            return Cause(f"TLS: its certificate is not trusted here: {detail or 'not verified'}", _SHOW)
+        case _:
+            return Cause(f"TLS: {fault.replace('_', ' ').lower()}", _SHOW)
