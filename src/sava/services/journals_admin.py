@@ -109,9 +109,13 @@ class JournalsService(rpc.JournalsServicer):
         coordinator = self._failover.recovery(journal)
         if coordinator is None:
             return "recovery: by the leader"
-        needed = coordinator.answers_needed if coordinator.loss() is not None else 0
-        waits = f", waits for {needed} more disk{'s' if needed > 1 else ''}" if needed else ""
-        return f"recovery: {coordinator.phase.value}{waits}"
+        status = f"recovery: {coordinator.phase.value}"
+        if coordinator.loss() is None:
+            return status
+        needed = coordinator.answers_needed
+        return f"{status}, waits for " + (
+            f"{needed} more disk{'s' if needed > 1 else ''}" if needed else "a part that no disk has intact"
+        )
 
     def _member(self, storage: StorageId, origin: StorageId, record: JournalRecord) -> pb.JournalMember:
         neighbour = self._neighbours.find(storage)
