@@ -158,8 +158,10 @@ def consume(
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Consume and ack what is in TOPIC, and check what `sava bench produce` put there: nothing lost, nothing
-    twice, everything in order. Exit code 1 if it is not so. With --count or --duration, and when it is
-    interrupted, what is missing is *unread*, not lost: it may not have had its turn.
+    twice, everything in order. Exit code 1 if it is not so.
+
+    With --count or --duration, and when it is interrupted, what is missing counts as unread, not as lost: it
+    may not have had its turn.
 
     Latency is from when a message was due until it came here; it is true if both clocks are."""
     from sava.cli import benching

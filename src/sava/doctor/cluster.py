@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import sava
+from sava.doctor import journals
 from sava.doctor.findings import Finding, error, note, warning
 from sava.doctor.observation import BrokerSeen, Observation
 from sava.doctor.reach import days_left
@@ -36,8 +37,7 @@ def check_reachability(seen: Observation) -> Iterator[Finding]:
                 "reachability",
                 broker.name,
                 f"is a member of the cluster or owns topics ({broker.listed.topics}), and is not there",
-                "start it again; if it is gone for ever, `sava cluster remove-node --node-id "
-                f"{broker.listed.broker_id}`, after its topics have gone to others",
+                _without(seen, broker),
             )
             continue
         lost = [contact for contact in broker.contacts if contact.error]
@@ -83,6 +83,21 @@ def check_reachability(seen: Observation) -> Iterator[Finding]:
                 f"cannot serve: {broker.examination.ready_reason}",
                 "look into its log; it says what it waits for",
             )
+
+
+def _without(seen: Observation, broker: BrokerSeen) -> str:
+    """What to do about a broker that is not there."""
+    number = broker.listed.broker_id
+    removal = f"`sava cluster remove-node --node-id {number}`"
+    for journal in journals.waiting(seen):
+        if journal.broker_id == number:
+            return (
+                "start it again, with its disk: its topics wait, for too few of the disks that hold its "
+                f"journal are there; if they are lost for good, {journals.give_up(journal)}, and {removal} "
+                "removes it"
+            )
+    gone = ", when its topics have gone to others, which takes some seconds" if broker.listed.topics else ""
+    return f"start it again; if it is gone for ever, {removal}{gone}"
 
 
 def check_consensus(seen: Observation) -> Iterator[Finding]:
