@@ -19,6 +19,7 @@ CLOCK_S: Final = 0.5
 CATCHING_UP: Final = 1000
 """Entries that a broker may lag behind."""
 EXPIRY_DAYS: Final = 30.0
+WHEN_FULL: Final = "a broker whose disk is full refuses messages and changes until there is room again"
 CRITICAL: Final = 1 / 3
 """Of the room that should be free: below it there is no time left."""
 SETTING: Final = (
@@ -274,9 +275,9 @@ def _room_for(broker: BrokerSeen, use: str) -> str:
     if use == "journal" and held > 1 << 30:
         return (
             f"{held / 2**30:.1f} GiB of the journal are not in segments yet: see that the object store is "
-            "reached, and give the journal more room; a broker stops when its disk is full"
+            f"reached, and give the journal more room; {WHEN_FULL}"
         )
-    return "give it more room; a broker stops when its disk is full"
+    return f"give it more room; {WHEN_FULL}"
 
 
 def check_certificates(seen: Observation) -> Iterator[Finding]:
