@@ -11,6 +11,7 @@ beginning of each. ``SAVA_ROW`` is a regular expression for the names of those t
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import time
@@ -274,8 +275,19 @@ async def the_owner_and_a_mirror_are_lost_at_once(cluster: MirroredBrokers, topi
         assert "whatever was acknowledged from position" in told
         assert (await cluster.journal_of(owner)).state == "recovering"
         assert (await cluster.ownership(topic)).state.value == "orphan"
+        await _a_doctor_says_so(cluster, owner, topic)
         await mirror.start()
         await cluster.until_served(topic, but_not=owner)
+
+
+async def _a_doctor_says_so(cluster: MirroredBrokers, owner: BrokerProcess, topic: str) -> None:
+    journal = await cluster.journal_of(owner)
+    name = f"{journal.broker_id}/{journal.incarnation}"
+    _, out, _ = await cluster.command("doctor", "--watch", "0.1", "-o", "json", check=False)
+    said = {(each["check"], each["subject"]): each for each in json.loads(out)["findings"]}
+    for about in (("journals", f"journal {name}"), ("orphaned tails", topic)):
+        assert said[about]["level"] == "error"
+        assert f"`sava journals recover {name}`" in said[about]["remedy"]
 
 
 async def an_operator_gives_up_what_is_lost(cluster: MirroredBrokers, topic: str) -> None:

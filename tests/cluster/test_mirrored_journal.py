@@ -156,6 +156,8 @@ async def test_when_fewer_disks_are_there_than_were_asked_for(tmp_path: Path, de
                         await producer.send(b"on two")
                 assert not (await cluster.journal_of(owner)).degraded
                 assert (await cluster.journal_of(owner)).fragments[-1].ack_quorum == 3
+                _, told, _ = await cluster.command("doctor", "--watch", "0.1", check=False)
+                assert "it refuses messages" in told
         await killed.start()
         await _journal_is_on(cluster, owner, 3)
         async with cluster.sava_client([owner]) as client, client.producer(TOPIC) as producer:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import os
 import pty
+import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -16,7 +19,7 @@ from typing import Any
 import pytest
 
 from sava.client import Client
-from tests.children import start_child
+from tests.children import PIPE, Child, start_child, start_sava
 from tests.integration.harness import sava
 from tests.long import IS_LONG, only_long
 from tests.standalone import Standalone
@@ -49,7 +52,9 @@ async def subscriptions(broker: Standalone, topic: str) -> list[Any]:
     return listed
 
 
-CLEAN = {"lost": 0, "duplicates": 0, "reordered": 0, "late": 0, "foreign": 0, "uncertain": 0, "open_ended": 0}
+CLEAN = dict.fromkeys(
+    ("lost", "unread", "duplicates", "reordered", "late", "foreign", "uncertain", "open_ended"), 0
+)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +78,77 @@ async def test_what_was_produced_is_consumed_and_accounted_for(
     assert used["consumed"]["count"] == 3000
     assert used["messages"] == {"received": 3002, **CLEAN}
     assert await subscriptions(broker, topic) == []
+
+
+async def test_what_a_run_was_not_told_to_read_is_not_lost(broker: Standalone) -> None:
+    """One partition is read ahead of the others, so that much of what lies before it is missing."""
+    topic = "/default/much"
+    await produce(broker, topic, "--count", "9000", "--size", "100", "--partitions", "3", "--keys", "50")
+    for limit in (("--count", "2000"), ("--count", "2000", "--type", "shared", "--consumers", "3")):
+        _, used, _ = await bench(broker, "consume", topic, *limit)
+        assert used["consumed"]["count"] >= 2000
+        assert used["messages"]["unread"] > 0
+        assert used["messages"]["lost"] == 0
+    _, used, _ = await bench(broker, "consume", topic, "--count", "20000", "--idle", "1")
+    assert used["messages"] == {"received": 9001, **CLEAN}
+
+
+async def test_a_run_that_is_interrupted_shows_what_it_has_found(broker: Standalone) -> None:
+    async with AsyncExitStack() as stack:
+        runs = [
+            await stack.enter_async_context(running(broker, *arguments))
+            for arguments in (
+                ("produce", "/default/long", "--rate", "100", "--duration", "100"),
+                ("consume", "/default/ready", "--idle", "100"),
+                ("latency", "/default/both-ways", "--rate", "100", "--duration", "100"),
+                ("metadata", "--operation", "get", "--rate", "100", "--duration", "100", "--keys", "5"),
+            )
+        ]
+        told = await asyncio.gather(*(interrupted(run) for run in runs))
+    assert [each["load"] for each in told] == ["produce", "consume", "latency", "metadata"]
+    published, consumed, both, called = told
+    assert published["published"]["count"] > 0
+    assert consumed["consumed"]["count"] == 0
+    assert both["consumed"]["latency_ms"]["p99"] > 0
+    assert both["messages"]["lost"] == 0
+    assert called["done"]["count"] > 0
+    assert called["done"]["seconds"] > 0
+    assert await subscriptions(broker, "/default/both-ways") == []
+
+
+@asynccontextmanager
+async def running(broker: Standalone, *arguments: str) -> AsyncIterator[Child]:
+    process = await start_sava(
+        *("bench", *arguments, "-o", "json"),
+        stdout=PIPE,
+        stderr=PIPE,
+        env={**os.environ, "SAVA_SERVICE": broker.url, "SAVA_ADMIN": broker.admin},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+
+async def interrupted(process: Child) -> dict[str, Any]:
+    """When it has told for the first time how far it is."""
+    assert process.stderr is not None
+    assert await asyncio.wait_for(process.stderr.readline(), 60)
+    process.send_signal(signal.SIGINT)
+    out, err = await process.communicate()
+    assert process.returncode == 130, err.decode()
+    shown: dict[str, Any] = json.loads(out)
+    return shown
+
+
+async def test_a_topic_that_does_not_exist_is_complained_of_once(broker: Standalone) -> None:
+    code, out, err = await sava(
+        *("bench", "consume", "/default/none", "--service", broker.url, "--admin", broker.admin), check=False
+    )
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 1
+    assert "does not exist" in err
 
 
 async def test_a_doctored_stream_is_noticed(broker: Standalone) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,13 +113,21 @@ def test_the_alerts_watch_over_metrics_that_exist() -> None:
     check_names([rule["expr"] for rule in rules])
     assert {
         *("SavaNoLeader", "SavaReplicationDisconnected", "SavaBacklogWithoutProgress", "SavaDiskFilling"),
-        "SavaJournalDegraded",
+        *("SavaJournalDegraded", "SavaPublishingRefused", "SavaRecoveryWaiting", "SavaBrokerDown"),
     } <= {rule["alert"] for rule in rules}
     for rule in rules:
         assert rule["for"]
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["description"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, which comes with Prometheus")
+def test_the_alerts_fire_when_they_should() -> None:
+    ran = subprocess.run(
+        ["promtool", "test", "rules", "alerts_test.yaml"], cwd=ALERTS.parent, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_the_doctor_looks_at_metrics_that_exist() -> None:

@@ -50,6 +50,12 @@ Duration = Annotated[
     float | None,
     typer.Option("--duration", min=0.1, metavar="SECONDS", help=f"For so long. Default {SECONDS:g}."),
 ]
+ConsumeDuration = Annotated[
+    float | None,
+    typer.Option(
+        "--duration", min=0.1, metavar="SECONDS", help="At most so long. Without: until nothing comes."
+    ),
+]
 MessageCount = Annotated[
     int | None, typer.Option("--count", min=1, help="So many messages, instead of or within --duration.")
 ]
@@ -130,7 +136,7 @@ def produce(
 @app.command()
 def consume(
     topic: Topic,
-    duration: Duration = None,
+    duration: ConsumeDuration = None,
     count: MessageCount = None,
     idle: Annotated[
         float, typer.Option("--idle", min=0.1, metavar="SECONDS", help="End when nothing comes for so long.")
@@ -153,6 +159,9 @@ def consume(
 ) -> None:
     """Consume and ack what is in TOPIC, and check what `sava bench produce` put there: nothing lost, nothing
     twice, everything in order. Exit code 1 if it is not so.
+
+    With --count or --duration, and when it is interrupted, what is missing counts as unread, not as lost: it
+    may not have had its turn.
 
     Latency is from when a message was due until it came here; it is true if both clocks are."""
     from sava.cli import benching

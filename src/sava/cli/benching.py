@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import typer
@@ -13,13 +14,13 @@ from rich.filesize import decimal
 
 from sava.cli.bench import SECONDS, Output
 from sava.cli.client_port import tls_for
-from sava.cli.connection import auth_from_environment, run
+from sava.cli.connection import auth_from_environment
 from sava.cli.interrupts import run_to_end
 from sava.cli.output import print_json, print_line, print_progress, print_table
 from sava.cli.progress import Progress
-from sava.client import Client
+from sava.client import Client, TopicUnknown
 from sava.client.consumer import SubscriptionType
-from sava.errors import CallerError, RetryableError, SavaError
+from sava.errors import RetryableError, SavaError
 from sava.load import runs
 from sava.load.consuming import Consumption
 from sava.load.figures import Flow, Outcome
@@ -31,6 +32,8 @@ from sava.proto import topics_admin_pb2 as pb
 from sava.services.admin_client import AdminClient
 
 LARGEST: Final = 8 << 20
+
+Work = Callable[[runs.Tell], Coroutine[Any, Any, None]]
 
 
 class LoadNotBorne(RetryableError):
@@ -73,7 +76,8 @@ def consumption(topic: str, amount: Amount, *, subscription: str | None, **optio
 
 
 def produce(service: str, load: Production, output: Output) -> None:
-    _finish(_with_client(service, lambda client, tell: runs.run_produce(client, load, tell)), output)
+    run = runs.ProduceRun(load)
+    _carry_out(run, _with_client(service, run.go), output)
 
 
 def consume(service: str, admin: str, load: Consumption, output: Output, *, is_new: bool) -> None:
@@ -81,15 +85,13 @@ def consume(service: str, admin: str, load: Consumption, output: Output, *, is_n
     # at the beginning.
     from_start = is_new and load.start == "earliest"
     tally = Tally(by_key=load.type == "key_shared", from_start=from_start)
+    run = runs.ConsumeRun(load, tally, draw_run())
 
-    async def work(client: Client, tell: runs.Tell) -> Outcome:
-        try:
-            return await runs.run_consume(client, load, tally, draw_run(), tell)
-        finally:
-            if is_new:
-                await _forget(admin, load)
+    async def work(client: Client, tell: runs.Tell) -> None:
+        async with _forgetting(admin, load) if is_new else nullcontext():
+            await run.go(client, tell)
 
-    _finish(_with_client(service, work), output)
+    _carry_out(run, _with_client(service, work), output)
 
 
 def latency(
@@ -99,13 +101,13 @@ def latency(
         topic=load.topic, subscription=f"bench-{load.run:08x}", type=kind, consumers=consumers
     )
 
-    async def work(client: Client, tell: runs.Tell) -> Outcome:
-        try:
-            return await runs.run_latency(client, load, consumption, tell)
-        finally:
-            await _forget(admin, consumption)
+    run = runs.LatencyRun(load, consumption)
 
-    _finish(_with_client(service, work), output)
+    async def work(client: Client, tell: runs.Tell) -> None:
+        async with _forgetting(admin, consumption):
+            await run.go(client, tell)
+
+    _carry_out(run, _with_client(service, work), output)
 
 
 def metadata(
@@ -128,29 +130,56 @@ def metadata(
         seconds=amount.duration,
         rate=amount.rate,
     )
-    with Progress() as progress:
-        outcome = run(admin, lambda client: runs.run_metadata(client, load, progress.tell))
-    _finish(outcome, output)
+    run = runs.MetadataRun(load)
+
+    async def work(tell: runs.Tell) -> None:
+        async with AdminClient(admin, auth_from_environment()) as client:
+            await run.go(client, tell)
+
+    _carry_out(run, work, output)
 
 
-def _with_client(service: str, work: Callable[[Client, runs.Tell], Awaitable[Outcome]]) -> Outcome:
-    with Progress() as progress:
+def _with_client(service: str, work: Callable[[Client, runs.Tell], Awaitable[None]]) -> Work:
+    async def connected(tell: runs.Tell) -> None:
+        async with Client(service, tls=tls_for(service)) as client:
+            await work(client, tell)
 
-        async def connected() -> Outcome:
-            async with Client(service, tls=tls_for(service)) as client:
-                return await work(client, progress.tell)
+    return connected
 
-        return run_to_end(connected())
+
+def _carry_out(run: runs.Run, work: Work, output: Output) -> None:
+    """Raises LoadNotBorne when all has been shown; KeyboardInterrupt when what was found until then has."""
+    try:
+        with Progress() as progress:
+            run_to_end(work(progress.tell))
+    except KeyboardInterrupt:
+        _show(run.outcome(), output)
+        raise
+    outcome = run.outcome()
+    _show(outcome, output)
+    if complaint := outcome.complaint():
+        raise LoadNotBorne(f"run {outcome.run}: {complaint}")
+
+
+@asynccontextmanager
+async def _forgetting(admin: str, load: Consumption) -> AsyncIterator[None]:
+    """A subscription that nobody consumes keeps its topic from being trimmed, so a run leaves none."""
+    is_there = True
+    try:
+        yield
+    except TopicUnknown:
+        is_there = False
+        raise
+    finally:
+        if is_there:
+            await _forget(admin, load)
 
 
 async def _forget(admin: str, load: Consumption) -> None:
-    """A subscription that nobody consumes keeps its topic from being trimmed, so a run leaves none."""
     request = pb.DeleteSubscriptionRequest(topic=load.topic, subscription=load.subscription)
     try:
         async with AdminClient(admin, auth_from_environment()) as client:
             await client.call(client.subscriptions.DeleteSubscription, request)
-    except CallerError:
-        pass  # it did not come to that
     except SavaError as error:
         print_progress(f"sava: subscription {load.subscription} of {load.topic} was not deleted: {error}")
 
@@ -170,8 +199,7 @@ def _sizes(text: str) -> tuple[int, int]:
 # -- telling ---------------------------------------------------------------------------------
 
 
-def _finish(outcome: Outcome, output: Output) -> None:
-    """Raises LoadNotBorne when all has been shown."""
+def _show(outcome: Outcome, output: Output) -> None:
     if output is Output.JSON:
         print_json(outcome.as_dict())
     elif output is Output.CSV:
@@ -180,12 +208,10 @@ def _finish(outcome: Outcome, output: Output) -> None:
         writer.writerows([row.keys(), row.values()])
         sys.stdout.flush()
     else:
-        _show(outcome)
-    if complaint := outcome.complaint():
-        raise LoadNotBorne(f"run {outcome.run}: {complaint}")
+        _show_tables(outcome)
 
 
-def _show(outcome: Outcome) -> None:
+def _show_tables(outcome: Outcome) -> None:
     print_table(
         ("", "COUNT", "FAILED", "SECONDS", "PER_SECOND", "BYTES_PER_SECOND"),
         [
@@ -203,7 +229,7 @@ def _show(outcome: Outcome) -> None:
     if outcome.count is not None:
         print_line("")
         count = outcome.count
-        names = ("received", "lost", "duplicates", "reordered", "late", "foreign", "uncertain", "open_ended")
+        names = [each.name for each in fields(count)]
         print_table([name.upper() for name in names], [[f"{getattr(count, name):,}" for name in names]])
 
 

@@ -7,6 +7,7 @@ what to do about it.
 ``observation``   everything that is looked at, gathered at one time, and what moves at two
 ``cluster``       judgements about brokers: addresses, leader, terms, clocks, versions, disks
 ``contents``      judgements about what they keep: topics, subscriptions, object store
+``journals``      judgements about journals of brokers that are gone
 ``signs``         judgements about what brokers say of themselves in metrics
 ================  =====================================================================================
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import sava
+from sava.doctor import journals
 from sava.doctor.findings import Finding, error, note, warning
 from sava.doctor.observation import BrokerSeen, Observation
 from sava.doctor.reach import days_left
@@ -18,6 +19,7 @@ CLOCK_S: Final = 0.5
 CATCHING_UP: Final = 1000
 """Entries that a broker may lag behind."""
 EXPIRY_DAYS: Final = 30.0
+WHEN_FULL: Final = "a broker whose disk is full refuses messages and changes until there is room again"
 CRITICAL: Final = 1 / 3
 """Of the room that should be free: below it there is no time left."""
 SETTING: Final = (
@@ -36,8 +38,7 @@ def check_reachability(seen: Observation) -> Iterator[Finding]:
                 "reachability",
                 broker.name,
                 f"is a member of the cluster or owns topics ({broker.listed.topics}), and is not there",
-                "start it again; if it is gone for ever, `sava cluster remove-node --node-id "
-                f"{broker.listed.broker_id}`, after its topics have gone to others",
+                _without(seen, broker),
             )
             continue
         lost = [contact for contact in broker.contacts if contact.error]
@@ -83,6 +84,21 @@ def check_reachability(seen: Observation) -> Iterator[Finding]:
                 f"cannot serve: {broker.examination.ready_reason}",
                 "look into its log; it says what it waits for",
             )
+
+
+def _without(seen: Observation, broker: BrokerSeen) -> str:
+    """What to do about a broker that is not there."""
+    number = broker.listed.broker_id
+    removal = f"`sava cluster remove-node --node-id {number}`"
+    for journal in journals.waiting(seen):
+        if journal.broker_id == number:
+            return (
+                "start it again, with its disk: its topics wait, for too few of the disks that hold its "
+                f"journal are there; if they are lost for good, {journals.give_up(journal)}, and {removal} "
+                "removes it"
+            )
+    gone = ", when its topics have gone to others, which takes some seconds" if broker.listed.topics else ""
+    return f"start it again; if it is gone for ever, {removal}{gone}"
 
 
 def check_consensus(seen: Observation) -> Iterator[Finding]:
@@ -259,9 +275,9 @@ def _room_for(broker: BrokerSeen, use: str) -> str:
     if use == "journal" and held > 1 << 30:
         return (
             f"{held / 2**30:.1f} GiB of the journal are not in segments yet: see that the object store is "
-            "reached, and give the journal more room; a broker stops when its disk is full"
+            f"reached, and give the journal more room; {WHEN_FULL}"
         )
-    return "give it more room; a broker stops when its disk is full"
+    return f"give it more room; {WHEN_FULL}"
 
 
 def check_certificates(seen: Observation) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from sava.doctor import journals
 from sava.doctor.findings import Finding, error, note, warning
 from sava.doctor.observation import MAX_TOPICS, Observation
 from sava.proto import topics_admin_pb2 as pb
@@ -89,9 +90,8 @@ def _unserved(seen: Observation) -> Iterator[Finding]:
             yield error(
                 "orphaned tails",
                 topic.name,
-                f"its owner, broker {topic.broker_id}, is gone and alone knows the topic's end{reason}",
-                f"start broker {topic.broker_id} again with its disk; the topic goes on where it was, and no "
-                "acknowledged message is lost",
+                f"its owner, broker {topic.broker_id}, is gone, and nobody has taken it over yet{reason}",
+                _way_on(seen, topic.broker_id),
             )
         elif topic.state == "unassigned":
             yield error(
@@ -110,6 +110,21 @@ def _unserved(seen: Observation) -> Iterator[Finding]:
             )
 
 
+def _way_on(seen: Observation, owner: int) -> str:
+    """For a topic whose owner is gone: what was in no segment is on the mirrors of the owner's journal."""
+    for journal in journals.waiting(seen):
+        if journal.broker_id == owner:
+            return (
+                f"its last messages are in journal {journals.name_of(journal)}, which waits for disks that "
+                f"are gone: start broker {owner} or one of its mirrors again, with its disk; if they are "
+                f"lost for good, {journals.give_up(journal)}"
+            )
+    return (
+        "wait some seconds: it goes on elsewhere as soon as its owner's journal is recovered from the "
+        f"mirrors; if it stays so, `sava journals list` shows what becomes of the journals of {owner}"
+    )
+
+
 def _stays(first: pb.TopicDescription | None, second: pb.TopicDescription | None) -> bool:
     return (
         first is not None
@@ -119,6 +134,16 @@ def _stays(first: pb.TopicDescription | None, second: pb.TopicDescription | None
 
 
 def check_subscriptions(seen: Observation) -> Iterator[Finding]:
+    if seen.topics_error:
+        yield note("subscriptions", "cluster", "not known: topics cannot be listed")
+    wanted = [topic.name for topic in seen.topics if not topic.partitions][:MAX_TOPICS]
+    missed = [name for name in wanted if name not in seen.second]
+    if missed:
+        yield note(
+            "subscriptions",
+            "cluster",
+            f"not known for {len(missed)} of {len(wanted)} topics, such as {missed[0]}: nobody tells",
+        )
     for name, later in seen.second.items():
         earlier = seen.first.get(name)
         known = {each.subscription: each for each in earlier.subscriptions} if earlier is not None else {}
@@ -142,6 +167,8 @@ def _lag(
             "mend its consumer, or let such messages go to a dead-letter topic: "
             f"`sava subscriptions configure {topic} {now.subscription} --poison dead_letter …`",
         )
+    elif now.type == "link":
+        return  # it has no consumers; what replication says of itself tells whether it gets on
     elif before is None or not before.backlog or now.acked > before.acked or now.backlog < before.backlog:
         return  # it gets on, or there is nothing to do
     elif now.consumers:
@@ -162,6 +189,8 @@ def _lag(
 
 
 def check_client_view(seen: Observation) -> Iterator[Finding]:
+    if not seen.look_ups:
+        yield note("clients", "cluster", "not known: no broker tells a client address")
     known = {broker.listed.client_addr for broker in seen.brokers if broker.is_registered}
     for topic, answer in seen.look_ups.items():
         if isinstance(answer, str):

@@ -12,12 +12,13 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sava.client import Tls
+from sava.client import Refused, Tls
 from sava.client.connection import Connection
+from sava.client.errors import Denied
 from sava.config import Auth
 from sava.doctor.reach import Contact, contact, fetch
 from sava.errors import SavaError
-from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, topics_admin_pb2
+from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, journals_pb2, topics_admin_pb2
 from sava.services import security
 from sava.services.admin_client import AdminClient
 from sava.services.faults import NotReached
@@ -29,6 +30,8 @@ PARALLEL: Final = 16
 MAX_TOPICS: Final = 500
 """That are described one by one; of the others only the state is known."""
 MAX_LOOK_UPS: Final = 20
+NO_TOPIC: Final = "/default/doctor"
+"""What a client looks up where no topic is known. That there is none is an answer, too."""
 ALPN: Final = ("h2",)
 
 T = TypeVar("T")
@@ -80,6 +83,8 @@ class Observation:
     second: dict[str, topics_admin_pb2.TopicDescription] = field(default_factory=dict)
     """Topics that were described twice, ``waited_s`` apart."""
     waited_s: float = 0.0
+    journals: list[journals_pb2.Journal] = field(default_factory=list)
+    journals_error: str = ""
     service: str = ""
     look_ups: dict[str, str | list[tuple[str, str]]] = field(default_factory=dict)
     """Where a client is sent, by topic: partitions with addresses, or why it learned nothing."""
@@ -124,6 +129,7 @@ class Looking:
             self._tell(f"looking at {len(seen.brokers)} brokers")
             await asyncio.gather(*(self._visit(broker) for broker in seen.brokers))
             await self._look_at_topics(client, seen)
+            await self._list_journals(client, seen)
             await asyncio.gather(*(self._visit_again(broker) for broker in seen.brokers))
         await self._ask_as_client(seen)
         return seen
@@ -216,6 +222,16 @@ class Looking:
             except SavaError:
                 return None  # deleted meanwhile, or about to be served elsewhere
 
+    # -- journals ----------------------------------------------------------------------------
+
+    async def _list_journals(self, client: AdminClient, seen: Observation) -> None:
+        try:
+            request = journals_pb2.ListJournalsRequest()
+            listed = await client.call(client.journals.ListJournals, request, timeout=CALL_S)
+            seen.journals = list(listed.journals)
+        except SavaError as error:
+            seen.journals_error = str(error)
+
     # -- as a client -------------------------------------------------------------------------
 
     async def _ask_as_client(self, seen: Observation) -> None:
@@ -226,7 +242,10 @@ class Looking:
             return
         connection = Connection(seen.service, token=None, tls=self._access.tls, timeout=CALL_S)
         try:
-            for topic in [each.name for each in seen.topics if not each.partition_of][:MAX_LOOK_UPS]:
+            topics = [each.name for each in seen.topics if not each.partition_of][:MAX_LOOK_UPS]
+            if not topics:
+                seen.look_ups[NO_TOPIC] = await self._answer_to_none(connection)
+            for topic in topics:
                 try:
                     found = await connection.look_up(topic)
                     seen.look_ups[topic] = [(part.topic, part.address) for part in found.partitions]
@@ -236,6 +255,17 @@ class Looking:
                         break  # the first did not come through, so the others would not either
         finally:
             await connection.close()
+
+    async def _answer_to_none(self, connection: Connection) -> str | list[tuple[str, str]]:
+        try:
+            await connection.look_up(NO_TOPIC)
+        except Denied as error:
+            return str(error)
+        except Refused:
+            pass  # somebody knows that there is no such topic
+        except SavaError as error:
+            return str(error)
+        return []
 
 
 def parsed(page: str) -> Samples:

@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from sava.doctor import cluster, contents, signs
+from sava.doctor import cluster, contents, journals, signs
 from sava.doctor.findings import ORDER, Finding, Level, error, note
-from sava.doctor.observation import Access, Looking, Observation
+from sava.doctor.observation import Access, BrokerSeen, Looking, Observation
 
 Judgement = Callable[[Observation], Iterable[Finding]]
 
-FROM_BROKERS: Final = frozenset(
-    {"leader and terms", "clocks", "disks", "certificates", "object store", "metrics"}
-)
-"""What is not seen from outside."""
+FROM_BROKERS: Final[dict[str, Callable[[BrokerSeen], bool]]] = {
+    "leader and terms": lambda broker: broker.status is not None,
+    "clocks": lambda broker: broker.examination is not None,
+    "disks": lambda broker: broker.examination is not None,
+    "certificates": lambda broker: any(not contact.error for contact in broker.contacts),
+    "object store": lambda broker: broker.store is not None,
+    "metrics": lambda broker: bool(broker.metrics),
+}
+"""What each broker has to be asked for: whether this one has told it."""
 
 
 def judgements(min_free: float) -> dict[str, Judgement]:
@@ -28,6 +33,7 @@ def judgements(min_free: float) -> dict[str, Judgement]:
         "certificates": cluster.check_certificates,
         "object store": contents.check_store,
         "topics": contents.check_topics,
+        "journals": journals.check_journals,
         "subscriptions": contents.check_subscriptions,
         "clients": contents.check_client_view,
         "metrics": signs.check_signs,
@@ -46,14 +52,22 @@ def judged(seen: Observation, *, min_free: float) -> list[Finding]:
         ]
     if seen.asked is not None and not seen.asked.cluster_id:
         return list(cluster.check_consensus(seen))
-    is_answered = any(broker.examination is not None for broker in seen.brokers)
     found: list[Finding] = []
     for name, judge in judgements(min_free).items():
-        said = list(judge(seen))
-        if not said and name in FROM_BROKERS and not is_answered:
-            said = [note(name, "cluster", "not known: no broker could be asked")]
-        found += said or [Finding(Level.OK, name, "cluster", "nothing is wrong")]
+        found += list(judge(seen)) or [_nothing_found(name, seen)]
     return sorted(found, key=lambda finding: ORDER.index(finding.level))
+
+
+def _nothing_found(name: str, seen: Observation) -> Finding:
+    """Where nobody could look, nobody knows whether anything is wrong."""
+    brokers = len(seen.brokers)
+    looked = sum(map(FROM_BROKERS[name], seen.brokers)) if name in FROM_BROKERS else brokers
+    if not looked:
+        return note(name, "cluster", "not known: no broker could be asked")
+    if looked < brokers:
+        text = f"nothing is wrong with the {looked} of {brokers} brokers that could be asked"
+        return Finding(Level.OK, name, "cluster", text)
+    return Finding(Level.OK, name, "cluster", "nothing is wrong")
 
 
 async def visit(

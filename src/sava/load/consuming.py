@@ -63,37 +63,39 @@ class Receivers:
         await self._stack.aclose()
 
     @property
-    def seconds(self) -> float:
-        """From the first message to the last: waiting for what does not come is not part of a rate."""
-        return 0.0 if self._began is None else self._last - self._began
-
-    @property
     def idle_s(self) -> float:
         return time.perf_counter() - self._last
 
-    async def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Until the load's own end, or until ``is_over`` says so."""
+    async def run(self, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Until the load's own end, or until ``is_over`` says so. Returns whether everything was read:
+        nothing came any more, rather than that this was enough. What was left unread then is not lost."""
         self._last = time.perf_counter()
         end = None if self._load.seconds is None else time.perf_counter() + self._load.seconds
         async with asyncio.TaskGroup() as group:
-            for number, consumer in enumerate(self._consumers):
+            receiving = [
                 group.create_task(self._receive(number, consumer, end, is_over))
+                for number, consumer in enumerate(self._consumers)
+            ]
         await asyncio.gather(*(consumer.flush() for consumer in self._consumers))
+        return all(task.result() for task in receiving)
 
     async def _receive(
         self, number: int, consumer: Consumer, end: float | None, is_over: Callable[[], bool]
-    ) -> None:
-        while not self._has_ended(end) and not is_over():
+    ) -> bool:
+        while not self._is_enough(end):
+            if is_over() or self._is_idle:
+                return True
             batch = await consumer.receive_batch(self._left(), timeout=POLL_S)
             if batch is not None:
                 self._take(number, batch)
                 await consumer.ack(batch)
+        return False
 
-    def _has_ended(self, end: float | None) -> bool:
-        if end is not None and time.perf_counter() >= end:
-            return True
-        if self._left() == 0:
-            return True
+    def _is_enough(self, end: float | None) -> bool:
+        return self._left() == 0 or (end is not None and time.perf_counter() >= end)
+
+    @property
+    def _is_idle(self) -> bool:
         return self._load.idle_s is not None and self.idle_s >= self._load.idle_s
 
     def _left(self) -> int | None:
@@ -111,4 +113,6 @@ class Receivers:
         self._last = time.perf_counter()
         if self._began is None:
             self._began = self._last
+        # To the last message: waiting for what does not come is not part of a rate.
+        self._meter.seconds = self._last - self._began
         self._meter.add(len(payloads) - ends, sum(map(len, payloads)))

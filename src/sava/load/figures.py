@@ -101,6 +101,8 @@ class Meter:
         self.count = 0
         self.size = 0
         self.failed = 0
+        self.seconds = 0.0
+        """That it took; set by whoever does it, also when it is broken off."""
         self.latency = Histogram()
         self._errors: dict[str, int] = {}
 
@@ -115,11 +117,11 @@ class Meter:
             name = "others"
         self._errors[name] = self._errors.get(name, 0) + count
 
-    def flow(self, seconds: float) -> Flow:
+    def flow(self) -> Flow:
         return Flow(
             count=self.count,
             size=self.size,
-            seconds=seconds,
+            seconds=self.seconds,
             failed=self.failed,
             latency=self.latency.summary() if self.latency.count else {},
             errors=dict(self._errors),

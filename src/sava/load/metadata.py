@@ -48,20 +48,26 @@ class Callers:
         self._left = load.count
         self._value = random.randbytes(load.value_size)
 
-    async def run(self) -> float:
-        """Returns how long it took. The keys are gone afterwards."""
+    async def run(self) -> None:
+        """The keys are gone afterwards."""
         load = self._load
-        if load.operation in ("get", "local-get"):
-            await self._fill()
+        try:
+            if load.operation in ("get", "local-get"):
+                await self._fill()
+            await self._call_all()
+        finally:
+            request = pb.DeleteRequest(key=load.prefix, prefix=True)
+            await self._client.call(self._client.meta.Delete, request)
+
+    async def _call_all(self) -> None:
+        load = self._load
         until = float("inf") if load.seconds is None else time.time() + load.seconds
         pace = Pace(load.rate)
         began = time.perf_counter()
         try:
             await asyncio.gather(*(self._call(pace, until) for _ in range(load.callers)))
-            return time.perf_counter() - began
         finally:
-            request = pb.DeleteRequest(key=load.prefix, prefix=True)
-            await self._client.call(self._client.meta.Delete, request)
+            self._meter.seconds = time.perf_counter() - began
 
     async def _fill(self) -> None:
         numbers = iter(range(self._load.keys))

@@ -1,4 +1,5 @@
-"""The loads as a user asks for them: each from its parameters to its outcome."""
+"""The loads as a user asks for them: each from its parameters to its outcome, which is there at any time,
+so that whoever breaks a run off still learns what it has found."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sava.client import Client
 from sava.load.consuming import Consumption, Receivers
@@ -25,86 +26,128 @@ Tell = Callable[[str], None]
 """Takes a line about how far it is, now and then."""
 
 
-async def run_produce(client: Client, load: Production, tell: Tell) -> Outcome:
-    meter = Meter()
-    async with _telling(tell, lambda rate: f"published {_progress(meter, rate)}", meter):
-        _, seconds = await produce(client, load, meter)
-    return Outcome(
-        load="produce",
-        run=f"{load.run:08x}",
-        parameters=_parameters(load),
-        flows={"published": meter.flow(seconds)},
-    )
+class Run(Protocol):
+    def outcome(self) -> Outcome:
+        """What has been found so far; also when the run was broken off."""
 
 
-async def run_consume(client: Client, load: Consumption, tally: Tally, run: int, tell: Tell) -> Outcome:
-    meter = Meter()
-    async with (
-        _telling(tell, lambda rate: f"consumed {_progress(meter, rate)}{_faults(tally)}", meter),
-        Receivers(client, load, tally, meter) as receivers,
-    ):
-        await receivers.run()
-    return Outcome(
-        load="consume",
-        run=f"{run:08x}",
-        parameters=_parameters(load),
-        flows={"consumed": meter.flow(receivers.seconds)},
-        count=tally.count(),
-    )
+class ProduceRun:
+    def __init__(self, load: Production) -> None:
+        self._load = load
+        self._meter = Meter()
+
+    async def go(self, client: Client, tell: Tell) -> None:
+        meter = self._meter
+        async with _telling(tell, lambda rate: f"published {_progress(meter, rate)}", meter):
+            await produce(client, self._load, meter)
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            load="produce",
+            run=f"{self._load.run:08x}",
+            parameters=_parameters(self._load),
+            flows={"published": self._meter.flow()},
+        )
 
 
-async def run_latency(client: Client, load: Production, consumption: Consumption, tell: Tell) -> Outcome:
+class ConsumeRun:
+    def __init__(self, load: Consumption, tally: Tally, run: int) -> None:
+        self._load = load
+        self._tally = tally
+        self._run = run
+        self._meter = Meter()
+        self._is_all_read = False
+
+    async def go(self, client: Client, tell: Tell) -> None:
+        meter, tally = self._meter, self._tally
+        async with (
+            _telling(tell, lambda rate: f"consumed {_progress(meter, rate)}{_faults(tally)}", meter),
+            Receivers(client, self._load, tally, meter) as receivers,
+        ):
+            self._is_all_read = await receivers.run()
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            load="consume",
+            run=f"{self._run:08x}",
+            parameters=_parameters(self._load),
+            flows={"consumed": self._meter.flow()},
+            count=self._tally.count(is_all_read=self._is_all_read),
+        )
+
+
+class LatencyRun:
     """Publish and consume at the same time; consumers are there before the first message."""
-    published, consumed = Meter(), Meter()
-    tally = Tally(by_key=consumption.type == "key_shared", run=load.run)
-    async with client.producer(load.topic, reliable=load.reliable, partitions=load.partitions):
-        pass  # now there is such a topic to subscribe to
-    is_published = False
-    waits = replace(consumption, start="latest", count=None, seconds=None, idle_s=None)
 
-    def line(rate: float) -> str:
-        p99 = consumed.latency.percentile(99) / 1000
-        so_far = f"published {_progress(published, rate)}, consumed {consumed.count:,}"
-        return f"{so_far}, p99 {p99:.1f} ms{_faults(tally)}"
+    def __init__(self, load: Production, consumption: Consumption) -> None:
+        self._load = load
+        self._consumption = consumption
+        self._published, self._consumed = Meter(), Meter()
+        self._tally = Tally(by_key=consumption.type == "key_shared", run=load.run)
+        self._is_published = self._is_all_read = False
 
-    def is_over() -> bool:
-        return is_published and (tally.has_all() or receivers.idle_s >= DRAIN_S)
+    async def go(self, client: Client, tell: Tell) -> None:
+        load = self._load
+        async with client.producer(load.topic, reliable=load.reliable, partitions=load.partitions):
+            pass  # now there is such a topic to subscribe to
+        waits = replace(self._consumption, start="latest", count=None, seconds=None, idle_s=None)
+        async with (
+            _telling(tell, self._line, self._published),
+            Receivers(client, waits, self._tally, self._consumed) as receivers,
+        ):
+            await self._go_both_ways(client, receivers)
 
-    async with _telling(tell, line, published), Receivers(client, waits, tally, consumed) as receivers:
+    async def _go_both_ways(self, client: Client, receivers: Receivers) -> None:
+        def is_over() -> bool:
+            return self._is_published and (self._tally.has_all() or receivers.idle_s >= DRAIN_S)
+
         receiving = asyncio.create_task(receivers.run(is_over))
-        producing = asyncio.create_task(produce(client, load, published))
+        producing = asyncio.create_task(produce(client, self._load, self._published))
         try:
             await asyncio.wait((receiving, producing), return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():
                 receiving.result()  # it ends by itself only when it cannot go on
-            sent, seconds = await producing
-            for each in sent:
-                tally.sent(each.source, each.end, each.unacknowledged)
-            is_published = True
-            await receiving
+            for each in await producing:
+                self._tally.sent(each.source, each.end, each.unacknowledged)
+            self._is_published = True
+            self._is_all_read = await receiving
         finally:
             for task in (producing, receiving):
                 task.cancel()
             await asyncio.gather(producing, receiving, return_exceptions=True)
-    return Outcome(
-        load="latency",
-        run=f"{load.run:08x}",
-        parameters={**_parameters(load), **_parameters(consumption)},
-        flows={"published": published.flow(seconds), "consumed": consumed.flow(receivers.seconds)},
-        count=tally.count(),
-    )
+
+    def _line(self, rate: float) -> str:
+        p99 = self._consumed.latency.percentile(99) / 1000
+        so_far = f"published {_progress(self._published, rate)}, consumed {self._consumed.count:,}"
+        return f"{so_far}, p99 {p99:.1f} ms{_faults(self._tally)}"
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            load="latency",
+            run=f"{self._load.run:08x}",
+            parameters={**_parameters(self._load), **_parameters(self._consumption)},
+            flows={"published": self._published.flow(), "consumed": self._consumed.flow()},
+            count=self._tally.count(is_all_read=self._is_all_read),
+        )
 
 
-async def run_metadata(client: AdminClient, load: Calls, tell: Tell) -> Outcome:
-    meter = Meter()
-    async with _telling(tell, lambda rate: f"{load.operation}: {_progress(meter, rate, 'calls')}", meter):
-        seconds = await Callers(client, load, meter).run()
-    return Outcome(
-        load="metadata",
-        run=f"{load.run:08x}",
-        parameters=_parameters(load),
-        flows={"done": meter.flow(seconds)},
-    )
+class MetadataRun:
+    def __init__(self, load: Calls) -> None:
+        self._load = load
+        self._meter = Meter()
+
+    async def go(self, client: AdminClient, tell: Tell) -> None:
+        meter, operation = self._meter, self._load.operation
+        async with _telling(tell, lambda rate: f"{operation}: {_progress(meter, rate, 'calls')}", meter):
+            await Callers(client, self._load, meter).run()
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            load="metadata",
+            run=f"{self._load.run:08x}",
+            parameters=_parameters(self._load),
+            flows={"done": self._meter.flow()},
+        )
 
 
 @asynccontextmanager

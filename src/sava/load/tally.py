@@ -6,7 +6,9 @@ Each message has its producer's sequence. So the tally knows, without keeping me
 * **reordered**: a first arrival behind a later message of the same producer in the same lane. A lane is where
   the order is promised: one consumer's share of one partition, and with a key-shared subscription one key,
   whoever consumes it;
-* **lost**: a sequence that never came, below the end that the producer told.
+* **lost**: a sequence that never came, below the end that the producer told;
+* **unread**: the same, when consuming was ended before everything had been read. Partitions, and consumers
+  that share one, are not at the same place then, so what is missing may just not have had its turn.
 
 Which sequences came is kept in pages of one byte for each. A page that is full is let go. So memory grows
 with what is missing, not with what came; if that is too much, the oldest pages are given up: what comes for
@@ -39,6 +41,8 @@ class Count:
     received: int = 0
     """All of the load's messages, duplicates too."""
     lost: int = 0
+    unread: int = 0
+    """Did not come before consuming was ended: nobody knows whether it would have."""
     duplicates: int = 0
     reordered: int = 0
     late: int = 0
@@ -246,11 +250,13 @@ class Tally:
         """Whether nothing that producers were told to be durable is missing."""
         return not any(self._missing(account)[0] for account in self._accounts.values())
 
-    def count(self) -> Count:
+    def count(self, *, is_all_read: bool = True) -> Count:
         missing = [self._missing(account) for account in self._accounts.values()]
+        absent = sum(lost for lost, _ in missing)
         return Count(
             received=self.received,
-            lost=sum(lost for lost, _ in missing),
+            lost=absent if is_all_read else 0,
+            unread=0 if is_all_read else absent,
             duplicates=self._duplicates,
             reordered=self._reordered,
             late=self._late,

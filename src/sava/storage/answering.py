@@ -22,6 +22,7 @@ from typing import Final
 from sava.storage.commitment import Commitment, NotCommittable, Uncommitted
 from sava.storage.ordered_log import OrderedLog
 from sava.wal import Buffers, DiskFull, Done, Log, LogClosed, Record, Tap, Writer
+from sava.wal.fullness import Fullness
 from sava.wal.writer import Observe
 
 _UNBOUNDED: Final = 1 << 62
@@ -50,6 +51,7 @@ class Answering:
         self._fail = fail
         self._is_shut = False
         self._is_reopening = False
+        self._fullness = Fullness("journal", "messages are refused")
         self._uncommitted = Uncommitted()
         self._commitment: Commitment | None = None
         self._between_lives: BaseException | None = None
@@ -112,8 +114,11 @@ class Answering:
         """By the disk; others may be asked, too."""
         if isinstance(outcome, DiskFull):
             self._is_shut = True
+            self._fullness.refused(outcome)
         elif outcome is not None:
             self.failed(outcome)
+        elif self._fullness.is_full:
+            self._fullness.passed()
         if self._between_lives is not None:
             finish(outcome or self._between_lives)
         elif self._commitment is None:

@@ -8,10 +8,10 @@ import pytest
 from obstore.store import MemoryStore
 
 from sava.doctor.findings import Finding, Level
-from sava.doctor.observation import BrokerSeen, Observation, parsed
+from sava.doctor.observation import NO_TOPIC, BrokerSeen, Observation, parsed
 from sava.doctor.reach import Contact
 from sava.doctor.visit import judged
-from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, topics_admin_pb2
+from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, journals_pb2, topics_admin_pb2
 from sava.storage.objectstore import ObjectStore
 from sava.storage.probe import PREFIX, probe
 
@@ -40,6 +40,7 @@ def broker(number: int, *, voters: int = 3, term: int = 5, leader: int = 1) -> B
             disks=[doctor_pb2.DiskRoom(use="journal", path="/j", size=100, free=50)],
         ),
         store=doctor_pb2.StoreProbe(url="s3://x", store_id="s", reachable=True, puts_if_absent=True),
+        metrics={"sava_journal_open": [({}, 1.0)]},
     )
 
 
@@ -49,6 +50,7 @@ def cluster(*brokers: BrokerSeen) -> Observation:
         asked=admin_pb2.StatusResponse(cluster_id="c"),
         brokers=list(brokers) or [broker(number) for number in (1, 2, 3)],
         waited_s=3,
+        look_ups={NO_TOPIC: []},
     )
 
 
@@ -199,6 +201,7 @@ def test_many_topics_without_an_owner_are_not_all_named() -> None:
     seen.topics = [
         topics_admin_pb2.TopicSummary(name=f"/default/{number}", state="unassigned") for number in range(50)
     ]
+    seen.second = {topic.name: topics_admin_pb2.TopicDescription() for topic in seen.topics}
     found = troubles(seen)
     assert len(found) == 21
     assert "30 further topics" in found[-1].text
@@ -213,6 +216,124 @@ def test_signs_in_metrics() -> None:
         'sava_replication_disconnected_count{topic="/default/b",remote_cluster="west"} 0\n'
     )
     only(seen, Level.ERROR, "metrics", "2 partitions are not replicated to west")
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "way_out"),
+    [
+        ("sava_journal_refusing", "it refuses messages", "sava journals list"),
+        ("sava_journal_recoveries_waiting", "1 journals of brokers that are gone", "sava journals recover"),
+    ],
+)
+def test_what_a_journal_says_of_itself(metric: str, text: str, way_out: str) -> None:
+    seen = cluster()
+    seen.brokers[0].metrics = {metric: [({}, 1.0)]}
+    only(seen, Level.ERROR, "metrics", text)
+    assert way_out in troubles(seen)[0].remedy
+
+
+def journal(owner: int, *, there: set[int], state: str = "open") -> journals_pb2.Journal:
+    """On the disks of three brokers, of which two must have a message."""
+    holders = range(owner, owner + 3)
+    return journals_pb2.Journal(
+        broker_id=owner,
+        incarnation=7,
+        state=state,
+        write_quorum=3,
+        ack_quorum=2,
+        members=[
+            journals_pb2.JournalMember(
+                storage_id=f"disk-{each}", broker_id=each if each in there else 0, is_owner=each == owner
+            )
+            for each in holders
+        ],
+        fragments=[
+            journals_pb2.JournalFragment(
+                start=512, storage_ids=[f"disk-{each}" for each in holders], ack_quorum=2
+            )
+        ],
+    )
+
+
+def lost_owner(*, there: set[int]) -> Observation:
+    """Broker 4, mirrored by 5 and 6, is gone, and with it all but these of the three."""
+    seen = cluster()
+    gone = brokers_pb2.Broker(broker_id=4, status="unreachable", topics=1)
+    seen.brokers.append(BrokerSeen(listed=gone))
+    seen.topics = [topics_admin_pb2.TopicSummary(name="/default/a", state="orphan", broker_id=4)]
+    seen.second = {"/default/a": topics_admin_pb2.TopicDescription(state="orphan")}
+    seen.journals = [journal(1, there={1, 2, 3}), journal(4, there=there)]
+    return seen
+
+
+def test_two_disks_of_a_journal_are_gone() -> None:
+    found = troubles(lost_owner(there={6}))
+    assert [finding.check for finding in found] == ["reachability", "orphaned tails", "journals"]
+    for finding in found:
+        assert "`sava journals recover 4/7`" in finding.remedy
+        assert "start" in finding.remedy
+    assert "of the 3 disks that hold its end 1 are there (not disk-4, disk-5)" in found[-1].text
+
+
+@pytest.mark.parametrize("state", ["open", "recovering"])
+def test_a_journal_that_is_recovered_by_itself_needs_nobody(state: str) -> None:
+    seen = lost_owner(there={5, 6})
+    seen.journals[1].state = state
+    found = troubles(seen)
+    assert [finding.check for finding in found] == ["reachability", "orphaned tails"]
+    assert "when its topics have gone to others" in found[0].remedy
+    assert "wait some seconds" in found[1].remedy
+
+
+def test_a_journal_that_was_closed_waits_for_nobody() -> None:
+    seen = cluster()
+    seen.journals = [journal(4, there=set(), state="closed")]
+    assert troubles(seen) == []
+
+
+def test_what_was_not_looked_at_is_not_known() -> None:
+    seen = cluster()
+    seen.topics_error = seen.journals_error = "no majority"
+    seen.look_ups = {}
+    found = troubles(seen)
+    assert [(finding.level, finding.check) for finding in found] == [
+        (Level.ERROR, "topics"),
+        (Level.NOTE, "journals"),
+        (Level.NOTE, "subscriptions"),
+        (Level.NOTE, "clients"),
+    ]
+    assert all(finding.text.startswith("not known") for finding in found[1:])
+
+
+def test_topics_that_nobody_describes() -> None:
+    seen = cluster()
+    seen.topics = [topics_admin_pb2.TopicSummary(name=f"/default/{each}", state="open") for each in "abc"]
+    seen.second = {"/default/a": topics_admin_pb2.TopicDescription(state="open")}
+    only(seen, Level.NOTE, "subscriptions", "not known for 2 of 3 topics, such as /default/b")
+
+
+def test_what_some_brokers_did_not_tell_is_not_said_of_all() -> None:
+    seen = cluster()
+    for each in seen.brokers[1:]:
+        each.examination = each.store = None
+    for each in seen.brokers:
+        each.metrics = {}
+    said = {finding.check: finding for finding in judged(seen, min_free=0.15)}
+    assert said["disks"].level is Level.OK
+    assert "1 of 3 brokers" in said["disks"].text
+    assert (said["metrics"].level, said["clocks"].level) == (Level.NOTE, Level.OK)
+    assert said["versions"].text == "nothing is wrong"
+
+
+def test_what_a_link_keeps_for_another_cluster_has_no_consumer() -> None:
+    seen = cluster()
+    seen.topics = [topics_admin_pb2.TopicSummary(name="/default/a", state="open")]
+    waiting = topics_admin_pb2.SubscriptionDescription(subscription="sava-link.west", type="link", backlog=14)
+    seen.first = seen.second = {"/default/a": topics_admin_pb2.TopicDescription(subscriptions=[waiting])}
+    assert troubles(seen) == []
+    waiting.type = "shared"
+    seen.first = seen.second = {"/default/a": topics_admin_pb2.TopicDescription(subscriptions=[waiting])}
+    only(seen, Level.NOTE, "subscriptions", "it has no consumer")
 
 
 class Overwriting:

@@ -52,6 +52,17 @@ def test_without_the_last_message_nobody_knows_what_is_missing_behind_the_last_t
     assert (count.lost, count.open_ended) == (0, 1)
 
 
+def test_what_was_not_read_before_the_end_is_not_lost() -> None:
+    """Of two partitions one is read to its end, the other is only begun."""
+    tally, stream = Tally(), messages(100)
+    tally.take("a", [*stream[0::2], end(100)])
+    tally.take("b", stream[1:20:2])
+    count = tally.count(is_all_read=False)
+    assert (count.lost, count.unread) == (0, 40)
+    assert count.is_clean
+    assert tally.count().lost == 40
+
+
 def test_a_subscription_that_was_there_before_owes_nothing_of_before() -> None:
     tally = Tally(from_start=False)
     assert counted(tally, messages(100)[40:60], messages(100)[70:], [end(100)]).lost == 10

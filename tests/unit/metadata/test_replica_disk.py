@@ -197,7 +197,7 @@ def test_messages_keep_behind_what_is_being_written() -> None:
 # -- no room (S62) ---------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_refuses_proposals_serves_reads_and_recovers() -> None:
+def test_a_full_disk_refuses_proposals_serves_reads_and_recovers(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     (node,) = world.found("a")
     world.put(node, "/x", "1")
@@ -211,6 +211,8 @@ def test_a_full_disk_refuses_proposals_serves_reads_and_recovers() -> None:
     assert isinstance(error_of(refused), Unavailable)
     assert "disk is full" in refused.message
     assert not refused.maybe_applied
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "the disk is full, nothing can be changed" in caplog.text
     assert isinstance(world.answer(node.read_index()), ReadAt)
     assert node.get("/x") == b"1"
 

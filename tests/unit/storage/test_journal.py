@@ -15,7 +15,7 @@ from sava.records import RecordBatch
 from sava.storage.errors import Fenced
 from sava.storage.journal import Journal, JournalOptions
 from sava.storage.journal_index import JournalCorrupt
-from sava.wal import Disk, DiskFailed, DiskFull, ForeignLog, LocalDisk, LogClosed, LogCorrupt
+from sava.wal import Disk, DiskFailed, DiskFull, ForeignLog, LocalDisk, LogClosed, LogCorrupt, fullness
 from tests.sim.disk import CrashPolicy, SimDisk
 
 SMALL = JournalOptions(file_bytes=4096)
@@ -320,6 +320,25 @@ async def test_nothing_is_written_behind_a_refused_frame() -> None:
         assert await offsets(journal) == [0, 1]
     async with opened(sim, NO_ROOM) as journal:
         assert await offsets(journal) == [0, 1]
+
+
+async def test_a_full_disk_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "sava.wal.fullness")
+    sim = SimDisk(Random(1))
+    async with opened(sim, NO_ROOM) as journal:
+        sim.set_capacity(sim.used + 2000)
+        for _ in range(3):
+            with pytest.raises(DiskFull):
+                await append(journal, frame(0, size=5000))
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "the disk is full, messages are refused" in caplog.text
+        assert "behind a write" not in caplog.text, "the first is told of"
+        sim.set_capacity(None)
+        monkeypatch.setattr(fullness, "QUIET_S", 0.0)
+        await _until_accepting(journal)
+        assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 async def test_nothing_is_accepted_before_all_who_were_refused_know_it() -> None:

@@ -26,6 +26,7 @@ from sava.metadata.machine.state_machine import StateMachine
 from sava.raft.output import Output
 from sava.raft.types import SnapshotMeta
 from sava.wal.errors import DiskFull, LogBusy
+from sava.wal.fullness import Fullness
 from sava.wal.log import Buffers, Log
 
 MAX_GROUP = 256
@@ -81,6 +82,7 @@ class Persister:
         self.full: DiskFull | LogBusy | None = None
         """Why nothing can be written at present; until a write succeeds."""
         self._may_try = True
+        self._fullness = Fullness("raft", "nothing can be changed")
 
     @property
     def is_idle(self) -> bool:
@@ -176,6 +178,7 @@ class Persister:
         assert finished is not None
         if error is None:
             self.full = None
+            self._fullness.passed()
             machine, self._restored = self._restored, None
             return [Persisted(output, machine if output.install is not None else None) for output in finished]
         if isinstance(error, SnapshotCorrupt):
@@ -183,5 +186,7 @@ class Persister:
         if not isinstance(error, DiskFull | LogBusy):
             raise error
         self.full, self._may_try = error, False
+        if isinstance(error, DiskFull):
+            self._fullness.refused(error)
         self._queue.extendleft(reversed(finished))
         return []

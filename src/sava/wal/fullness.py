@@ -1,0 +1,54 @@
+"""Fullness: what the log of a broker says of a full disk. Whoever is refused is told each time; an operator
+is told once when it begins and once when it is over.
+
+On a nearly full disk small writes pass while large ones are refused, so one that passes is not the end:
+
+    refused  refused  passed  refused  passed ───── 10 s ───── passed
+    full                                                       room again
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sava.wal.errors import DiskFull
+
+log = logging.getLogger(__name__)
+
+QUIET_S: Final = 10.0
+"""Without a refusal."""
+
+
+class Fullness:
+    """Of one disk; owned by whoever is told of its writes."""
+
+    def __init__(self, part: str, trouble: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Of which part of the broker, and what that means for it."""
+        self._part = part
+        self._trouble = trouble
+        self._clock = clock
+        self._began: float | None = None
+        self._refused = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Nobody has said yet that there is room again."""
+        return self._began is not None
+
+    def refused(self, error: DiskFull) -> None:
+        self._refused = self._clock()
+        if self._began is None:
+            self._began = self._refused
+            first = error.__cause__ if isinstance(error.__cause__, DiskFull) else error
+            log.warning(
+                "%s: the disk is full, %s until there is room error=%s", self._part, self._trouble, first
+            )
+
+    def passed(self) -> None:
+        """A write did."""
+        if self._began is not None and (now := self._clock()) - self._refused >= QUIET_S:
+            log.info("%s: the disk has room again seconds=%.0f", self._part, now - self._began)
+            self._began = None
