@@ -39,7 +39,7 @@ class Sizes:
     batches: int
 
 
-FULL = Sizes(history=2_000_000, written=1_000_000, batches=30)
+FULL = Sizes(history=6_000_000, written=1_000_000, batches=30)
 QUICK = Sizes(history=500_000, written=300_000, batches=10)
 
 
