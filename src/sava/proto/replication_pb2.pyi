@@ -560,6 +560,7 @@ class LinkTopic(_message.Message):
     GROW_TO_FIELD_NUMBER: _builtins.int
     CONNECTED_COUNT_FIELD_NUMBER: _builtins.int
     DISCONNECTED_COUNT_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     remote: _builtins.str
     partition_count: _builtins.int
@@ -593,6 +594,10 @@ class LinkTopic(_message.Message):
     def start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """When the topic came under a policy with "latest": the ends of its partitions then."""
 
+    @_builtins.property
+    def begins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """By partition: where the copy begins, in offsets here. 0 also while that is not known."""
+
     def __init__(
         self,
         *,
@@ -611,10 +616,11 @@ class LinkTopic(_message.Message):
         grow_to: _builtins.int = ...,
         connected_count: _builtins.int = ...,
         disconnected_count: _builtins.int = ...,
+        begins: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected_count", b"connected_count", "disconnected_count", b"disconnected_count", "generation", b"generation", "grow_to", b"grow_to", "is_tombstone", b"is_tombstone", "partition_count", b"partition_count", "partitions", b"partitions", "policy", b"policy", "reliable", b"reliable", "remote", b"remote", "remote_topic_ids", b"remote_topic_ids", "schema_subject", b"schema_subject", "start_offsets", b"start_offsets", "topic", b"topic", "topic_ids", b"topic_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "connected_count", b"connected_count", "disconnected_count", b"disconnected_count", "generation", b"generation", "grow_to", b"grow_to", "is_tombstone", b"is_tombstone", "partition_count", b"partition_count", "partitions", b"partitions", "policy", b"policy", "reliable", b"reliable", "remote", b"remote", "remote_topic_ids", b"remote_topic_ids", "schema_subject", b"schema_subject", "start_offsets", b"start_offsets", "topic", b"topic", "topic_ids", b"topic_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -696,7 +702,7 @@ Global___LinkPartition: _TypeAlias = LinkPartition  # noqa: Y015
 
 @_typing.final
 class ReportLinkRequest(_message.Message):
-    """Of each topic: topic, topic_ids, generation, remote_topic_ids, is_tombstone and partitions."""
+    """Of each topic: topic, topic_ids, generation, remote_topic_ids, is_tombstone, begins and partitions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

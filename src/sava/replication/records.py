@@ -96,6 +96,9 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a policy that starts at the latest: the ends of the partitions when it came into force."""
     remote_topic_ids: tuple[int, ...] = ()
     """Of the topic there, by partition, when it was last seen."""
+    begins: tuple[int, ...] = ()
+    """Where the copy of each partition begins, in offsets here; 0 also while that is not known. Policies may
+    say something else by now: they are about what was never copied."""
     is_tombstone: bool = False
     """It was deleted there: neither created nor copied until somebody asks for it."""
     generation: int = 0

@@ -96,6 +96,7 @@ def _topic(topic: LinkTopic, schema_subject: str) -> pb.LinkTopic:
         start_offsets=topic.start_offsets,
         generation=record.generation,
         grow_to=topic.grow_to,
+        begins=record.begins,
     )
 
 
@@ -120,6 +121,7 @@ def told(message: pb.LinkTopic) -> Told:
         generation=message.generation,
         remote_topic_ids=tuple(message.remote_topic_ids),
         is_tombstone=message.is_tombstone,
+        begins=tuple(message.begins),
         partitions=tuple(
             PartitionReport(**{name: getattr(each, name) for name in REPORTED}) for each in message.partitions
         ),

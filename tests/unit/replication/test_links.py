@@ -396,6 +396,20 @@ async def test_tending_finds_what_was_set_while_nobody_led() -> None:
         assert made.reports.leading_since_ms > 0
 
 
+async def test_where_a_copy_begins_is_kept_over_policies_and_silence() -> None:
+    async with world() as made:
+        await made.add_remote()
+        await made.create()
+        await made.replicate()
+        await made.report(remote_topic_ids=(7,), begins=(5,))
+        await made.control.clear(Scope.parse("default"))
+        await made.replicate()
+        await made.report(remote_topic_ids=(7,))
+        record = made.record()
+        assert record is not None
+        assert record.begins == (5,)
+
+
 # -- asked for -------------------------------------------------------------------------------------
 
 

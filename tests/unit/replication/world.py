@@ -183,6 +183,7 @@ class World:
                 "generation": topic.record.generation,
                 "remote_topic_ids": (),
                 "is_tombstone": False,
+                "begins": (),
                 "partitions": partitions,
                 **more,
             }

@@ -98,6 +98,8 @@ class PartitionState:
         self.extent: Extent | None = None
         self.begin: int | None = None
         """Where the chain begins if it has not."""
+        self.recorded_begin = 0
+        """On record here: where it has begun, or is about to."""
         self.was_seen = False
         """The chain has been there: if it is not any more, something is wrong."""
         self.is_told = False
@@ -176,6 +178,18 @@ class PartitionState:
         return self.begin is None and not self.was_seen
 
     @property
+    def due_begin(self) -> int:
+        """What is to be on record of where the chain begins. Before it does, since nobody could tell
+        afterwards: the target knows only how far it is."""
+        if self.begin is None or self.was_seen or not self.is_told:
+            return self.recorded_begin
+        return self.begin
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.recorded_begin == self.due_begin
+
+    @property
     def backlog(self) -> int | None:
         """None: not known."""
         if self.extent is None or self.position is None:
@@ -237,6 +251,8 @@ class PartitionState:
             return ask
         if self._may_skip and (self.position < self.extent.start or self._is_short):
             return ask._replace(skips=True)
+        if not self.is_recorded:
+            return None
         if self.position < self.extent.start:
             self._lose(now, now_ms)
             return None
@@ -257,7 +273,7 @@ class PartitionState:
             return None
         if self._failure is not None and self._failure.retry_at is not None:
             return max(0.0, self._failure.retry_at - now)
-        if self._failure is None and self.backlog:
+        if self._failure is None and self.backlog and self.is_recorded:
             return self.throttle.due_in(self.backlog, now)
         return None
 

@@ -139,6 +139,8 @@ class LinkTopicState:
                 "there is",
                 now=now,
             )
+            if number < len(self.told.begins):
+                partition.recorded_begin = self.told.begins[number]
             if number in last:
                 partition.seed(last[number], is_same_target=bool(self._ids.get(number)))
             self.partitions.append(partition)
@@ -243,6 +245,8 @@ class LinkTopicState:
         if reported.generation == self._generation:
             self._recorded = _by_number(reported.remote_topic_ids)
             self._has_stone = reported.is_tombstone
+            for partition, begin in zip(self.partitions, reported.begins, strict=False):
+                partition.recorded_begin = begin
             self.settle()
 
     # -- what is told --------------------------------------------------------------------------
@@ -255,13 +259,18 @@ class LinkTopicState:
             generation=self._generation,
             remote_topic_ids=ids,
             is_tombstone=self._is_tombstone,
+            begins=[partition.due_begin for partition in self.partitions] if ids else (),
             partitions=[told for partition in self.partitions if (told := partition.report(now)) is not None],
         )
 
     @property
     def is_recorded(self) -> bool:
         """Nothing has to be written down before anything else."""
-        return self._recorded == self._ids and self._has_stone == self._is_tombstone
+        return (
+            self._recorded == self._ids
+            and self._has_stone == self._is_tombstone
+            and all(partition.is_recorded for partition in self.partitions)
+        )
 
     def look(self, now: float) -> bool:
         """Whether a partition has another state than at the last look. Says in the log what is not

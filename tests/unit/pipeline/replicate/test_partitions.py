@@ -90,6 +90,30 @@ class TestPlanning:
         state.see(Extent(5, 5, 10), 0.0, 0)  # retention goes on
         assert state.begin == 3
 
+    def test_a_chain_does_not_begin_before_it_is_on_record_where(self) -> None:
+        state = partition(start=3)
+        step = state.plan(0.0, 0)
+        assert step is not None
+        assert state.is_recorded, "the target has not been heard: the chain may have begun elsewhere"
+        state.begin_step(step, 0.0)
+        state.note(Outcome(name=NAME), 0.0, 0)
+        assert (state.is_recorded, state.due_begin) == (False, 3)
+        assert state.plan(0.0, 0) is None
+        assert state.due_in(0.0) is None
+        state.recorded_begin = 3
+        told(state, 10, messages=7)
+        assert (state.is_recorded, state.due_begin) == (True, 3)
+
+    def test_where_a_chain_has_begun_stays_on_record_whatever_the_policy_says_later(self) -> None:
+        state = partition(start=0)
+        state.recorded_begin = 3
+        told(state, 5)
+        assert (state.is_recorded, state.due_begin) == (True, 3)
+        state.renew()
+        state.start_at(0)
+        told(state, 5)  # it was begun again, and is still there
+        assert state.due_begin == 3
+
     def test_a_chain_that_was_reported_must_be_there(self) -> None:
         state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
         state.seed(pb.LinkPartition(position=5, end=9, messages=5), is_same_target=True)
