@@ -219,7 +219,7 @@ class Difference(_message.Message):
     topic: _builtins.str
     """The topic or namespace; empty: the remote as a whole."""
     what: _builtins.str
-    """unreachable, cluster, permission, namespace, missing, kind, partitions, schema"""
+    """unreachable, cluster, permission, namespace, missing, deleted, kind, partitions, schema"""
     local: _builtins.str
     remote: _builtins.str
     consequence: _builtins.str

@@ -39,6 +39,7 @@ from sava.metadata.commands import Compare, Delete, Operation, Put
 from sava.metadata.store import MetadataStore
 from sava.replication import policies, records, remotes
 from sava.replication.cursors import Cursor, LinkCursors, first_position
+from sava.replication.matrix import Known
 from sava.replication.policies import Held, Scope
 from sava.replication.records import LATEST, LinkRecord, PolicyRecord, RemoteRecord
 
@@ -200,6 +201,20 @@ class Links:
                 case (remote, topic, False):
                     record = specs.decode(kv, LinkRecord)
                     found[LinkName(remote, topic)] = Written(record, kv.mod_revision)
+        return found
+
+    def known(self, remote: str) -> dict[TopicName, Known]:
+        """What is remembered of topics at a remote, also of those that no policy asks for at present. Raises
+        RecordCorrupt."""
+        found = {}
+        for name, (record, _) in self.written().items():
+            spec = self._view.spec(name.topic)
+            if name.remote == remote and spec is not None and spec.topic_id == record.topic_id:
+                found[name.topic] = Known(
+                    topic_ids=record.remote_topic_ids,
+                    is_tombstone=record.is_tombstone,
+                    is_grown=record.is_wanted and spec.partitions > record.base_partitions,
+                )
         return found
 
     def _of_topics(self) -> dict[TopicName, Held]:

@@ -51,6 +51,7 @@ class FakeRemote:
             partitions=found.partitions if found else 0,
             reliable=found.reliable if found else True,
             missing=found.missing if found else (),
+            topic_ids=found.topic_ids if found else (),
         )
         return Shape(topic, there, self.subjects.get(topic, ""))
 
