@@ -232,6 +232,8 @@ class Control:
         _ = self._links.term
         topics = {each.name: each for each in self._links.topics() if each.name.remote == remote}
         named = {LinkName(remote, topic): each for topic, each in told.items()}
+        for name, each in named.items():
+            self._links.hear(name, each.generation)
         await self._reports.take(runner, named, topics)
 
     async def recreate(self, topic: TopicName, remote: str) -> None:
@@ -239,6 +241,7 @@ class Control:
         set after that, which is refused before. Raises NotLeader, LinkUnknown."""
         _ = self._links.term
         await self._reports.recreate(LinkName(check_name(remote, "remote"), topic.head))
+        await self._links.settle()
 
     def schema_subject(self, topic: TopicName) -> str:
         spec = self._view.spec(topic)

@@ -104,6 +104,8 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation: int = 0
     """Grows when somebody has asked for that. What a runner says that has not heard of it yet does not
     count."""
+    rewound: int = 0
+    """The generation for which everything that is to be copied again is kept again."""
 
 
 class PartitionReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -82,12 +82,18 @@ class FakePins:
         self._store = store
         self.trouble: Exception | None = None
         self.starts: dict[tuple[TopicName, str], Position] = {}
+        self.rewound: list[tuple[TopicName, str, Position]] = []
 
     async def pin(self, topic: TopicName, cursor: str, start: Position) -> None:
         if self.trouble is not None:
             raise self.trouble
         self.starts[topic, cursor] = start
         await self._store.put(specs.subscription_key(topic, cursor), b"{}")
+
+    async def rewind(self, topic: TopicName, cursor: str, start: Position) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.rewound.append((topic, cursor, start))
 
     async def unpin(self, topic: TopicName, cursor: str) -> None:
         if self.trouble is not None:

@@ -219,6 +219,9 @@ class LinkJob(Job):
         for told in link.topics:
             topic = before.pop(told.topic, None)
             if topic is not None and topic.is_about(told):
+                if told.generation > topic.told.generation:
+                    for partition in topic.partitions:
+                        self._cursors.begin_again(partition.name)
                 if topic.follow(told, now):
                     self._describe_soon()
             else:
@@ -319,11 +322,11 @@ class LinkJob(Job):
             if outcome is None:
                 partition.break_down(done.error or "its task has said nothing of it", now, now_ms)
                 continue
-            partition.note(outcome, now, now_ms)
+            counts = partition.note(outcome, now, now_ms)
             self._rows += outcome.messages
             if outcome.code in LOOK_AGAIN:
                 self._describe_soon()
-            if outcome.is_known and self._watching.watched.get(partition.name) is partition:
+            if counts and outcome.is_known and self._watching.watched.get(partition.name) is partition:
                 self._cursors.advance(partition.name, outcome.kept_position)
 
     def _question(self, now: float) -> None:

@@ -285,22 +285,23 @@ class PartitionState:
         if self._failure is not None:
             self.restarts += 1
 
-    def note(self, outcome: Outcome, now: float, now_ms: int) -> None:
-        """What became of the step."""
+    def note(self, outcome: Outcome, now: float, now_ms: int) -> bool:
+        """What became of the step; whether it counts: it was not begun again meanwhile."""
         self.is_under_way = False
         if self._planned_in != self._life:
-            return
+            return False
         advanced = self._advance(outcome, now)
         self.throttle.give_back(max(0, self._planned - advanced))
         self.is_suspect = self.is_alone = False
         self._is_short = outcome.code == "source_gone"
         if outcome.code:
             self.fail(outcome.code, outcome.reason, now, now_ms)
-            return
+            return True
         if self._planned and advanced > 0:
             self._may_skip = False
         self._failure = None
         self._delays.reset()
+        return True
 
     def break_down(self, reason: str, now: float, now_ms: int) -> None:
         """The round did not come to an end, or said nothing of it."""
