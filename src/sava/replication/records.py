@@ -60,6 +60,8 @@ class RemoteRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Files on the machines of brokers and runners."""
     tls_cert: str = ""
     tls_key: str = ""
+    max_rate: int = 0
+    """Messages a second, of all topics together; 0: no limit."""
     cluster_name: str
     """By its own word when it was added. Messages carry the names of the clusters that they have been in."""
     cluster_id: str
@@ -72,8 +74,6 @@ class PolicyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """None: not replicated, whatever the namespace says."""
     start: str = EARLIEST
     """``earliest``, ``latest``, or microseconds since 1970 UTC; for what was never copied."""
-    max_rate: int = 0
-    """Messages a second of one partition over one link; 0: no limit."""
     forward: bool = False
     """Pass on what came from other clusters."""
     subscriptions: tuple[str, ...] = ()

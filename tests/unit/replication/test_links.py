@@ -266,7 +266,7 @@ async def test_a_topic_created_before_its_policy_was_changed_is_copied_from_its_
         await made.replicate(start="latest")
         await made.create(partitions=2)
         made.ends = ends(10, 20)
-        await made.replicate(start="latest", max_rate=100)
+        await made.replicate(start="latest", forward=True)
         assert starts(made) == (0, 0)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sava.pipeline.positions import Part, part_name
-from sava.pipeline.replicate.pace import Delays
+from sava.pipeline.replicate.pace import Delays, Throttle
 from sava.pipeline.replicate.partitions import PartitionState
 from sava.proto import replica_pb2, replication_pb2
 from sava.replication.matrix import (
@@ -64,9 +64,13 @@ def there(remote: str, shape: replica_pb2.TopicShape) -> There:
 
 
 class LinkTopicState:
-    def __init__(self, told: replication_pb2.LinkTopic, remote: str, *, now: float) -> None:
+    def __init__(
+        self, told: replication_pb2.LinkTopic, remote: str, *, throttle: Throttle, now: float
+    ) -> None:
+        """``throttle``: of the link."""
         self.topic = told.topic
         self.remote = remote
+        self._throttle = throttle
         self.told = told
         self.partitions: list[PartitionState] = []
         self._generation = told.generation
@@ -119,8 +123,6 @@ class LinkTopicState:
             self._is_tombstone |= told.is_tombstone
             self._has_stone |= told.is_tombstone
         self._add_partitions(now)
-        for partition in self.partitions:
-            partition.throttle.set(told.policy.max_rate, now)
         if told.start_offsets:
             for partition, offset in zip(self.partitions, told.start_offsets, strict=False):
                 partition.start_at(offset)
@@ -137,6 +139,7 @@ class LinkTopicState:
                 self.told.topic_ids[number],
                 remedy=f"`sava replication recreate {self.topic} --remote {self.remote}` goes on with what "
                 "there is",
+                throttle=self._throttle,
                 now=now,
             )
             if number < len(self.told.begins):

@@ -308,6 +308,25 @@ def test_a_slow_partition_keeps_nobody_waiting(world: World) -> None:
     released.set()
 
 
+def test_all_partitions_share_the_rate_of_the_link(world: World) -> None:
+    world.cluster.link.remote.max_rate = 20
+    world.start()
+    until(lambda: sum(world.engine.positions.values()) == 20, "what may go at once is copied")
+    began = time.monotonic()
+    world.cluster.publish(NAMES[0], 5)
+    world.cluster.publish(NAMES[1], 5)
+    world.copied()
+    assert time.monotonic() - began > 0.2
+    assert max(len(range(*each)) for each in ranges(world)) <= 10
+    world.cluster.link.remote.max_rate = 0
+    world.cluster.publish(NAMES[0], 1000)
+    world.copied()
+
+
+def ranges(world: World) -> list[tuple[int, int]]:
+    return [(piece.start, piece.end) for errand in world.engine.errands for piece in errand.pieces]
+
+
 def test_the_chain_begins_where_the_policy_says_and_only_once(world: World) -> None:
     world.cluster.link.topics[0].policy.start = "1700000000000000"
     job = world.start()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sava.pipeline.link import Extent
+from sava.pipeline.replicate.pace import Throttle
 from sava.pipeline.replicate.topics import Creation, LinkTopicState, there
 from sava.pipeline.replicate.work import Outcome
 from sava.proto import replica_pb2
@@ -33,7 +34,7 @@ def shape(*topic_ids: int, partitions: int | None = None, **fields: Any) -> repl
 
 
 def topic(told: pb.LinkTopic | None = None) -> LinkTopicState:
-    made = LinkTopicState(told or link_topic(), "west", now=0.0)
+    made = LinkTopicState(told or link_topic(), "west", throttle=Throttle(0, 0.0), now=0.0)
     for partition in made.partitions:
         partition.see(Extent(0, 0, 0), 0.0, 0)
     return made
