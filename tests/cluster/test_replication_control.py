@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sava.errors import SavaError
+from sava.pipeline.link import Access, Link
 from sava.proto import replication_pb2 as pb
+from sava.proto import topics_admin_pb2
+from sava.storage.link_cursors import link_cursor
 from tests.cluster.harness import Brokers, until
 from tests.integration.harness import BrokerProcess
 from tests.standalone import Standalone
+
+CURSOR = link_cursor("west")
 
 
 @pytest.fixture
@@ -32,6 +39,17 @@ async def status(broker: BrokerProcess) -> pb.LinkTopic:
     return found
 
 
+async def replicate(first: BrokerProcess, second: BrokerProcess, west: Standalone) -> None:
+    async def is_added() -> bool:
+        await ask(first, "AddRemote", pb.Remote(name="west", service=f"127.0.0.1:{west.port}"))
+        return True
+
+    await until(is_added, "west is a remote")
+    policy = pb.ReplicationPolicy(remotes=["west"])
+    set_ = await ask(second, "SetReplication", pb.SetReplicationRequest(scope="default", policy=policy))
+    assert set_.is_set
+
+
 async def test_any_broker_answers_and_the_next_leader_knows_what_runners_have_reported(
     trio: Brokers, west: Standalone
 ) -> None:
@@ -41,14 +59,7 @@ async def test_any_broker_answers_and_the_next_leader_knows_what_runners_have_re
     leader = await trio.leader()
     first, second = (broker for broker in trio.running if broker is not leader)
 
-    async def is_added() -> bool:
-        await ask(first, "AddRemote", pb.Remote(name="west", service=f"127.0.0.1:{west.port}"))
-        return True
-
-    await until(is_added, "west is a remote")
-    policy = pb.ReplicationPolicy(remotes=["west"])
-    set_ = await ask(second, "SetReplication", pb.SetReplicationRequest(scope="default", policy=policy))
-    assert set_.is_set
+    await replicate(first, second, west)
     link: pb.Link = await ask(first, "GetLink", pb.GetLinkRequest(remote="west"))
     (topic,) = link.topics
     topic.partitions.add(state="active", position=7, end=7)
@@ -64,3 +75,43 @@ async def test_any_broker_answers_and_the_next_leader_knows_what_runners_have_re
         return True
 
     await until(is_known, "the next leader knows it")
+
+
+async def test_what_is_to_be_copied_again_is_kept_again_wherever_it_is_served(
+    trio: Brokers, west: Standalone
+) -> None:
+    """All was copied, and the copy deleted. Its cursors are at the end, and nobody is there to copy:
+    retention would remove what somebody has asked to be copied again."""
+    await trio.create("/default/orders", partitions=3)
+    parts = [f"/default/orders-part-{number}" for number in range(3)]
+    first, second, third = trio.running
+    async with trio.sava_client() as client:
+        for part in parts:
+            async with client.producer(part) as producer:
+                await producer.send_many([b"a", b"b"])
+    await replicate(first, second, west)
+
+    async def cursors() -> list[int]:
+        found = [await trio.describe(part) for part in parts]
+        return [each.cursor for described in found for each in described.subscriptions]
+
+    assert await cursors() == [0] * 3, "before anything is copied, all is kept"
+    link = Link.of(Access(",".join(broker.client_url for broker in trio.running)))
+    try:
+        ends = dict.fromkeys(parts, 2)
+        assert not await asyncio.to_thread(link.advance_all, CURSOR, ends, timeout_s=10.0)
+        assert await cursors() == [2] * 3
+        for broker in (first, second, third):  # also those that would pass it on
+            with pytest.raises(SavaError, match="are for the links of replication"):
+                await seek(broker, parts[0])
+        again = pb.RecreateRemoteTopicRequest(topic="/default/orders", remote="west")
+        await ask(third, "RecreateRemoteTopic", again)
+        assert await cursors() == [0] * 3
+    finally:
+        await asyncio.to_thread(link.close)
+
+
+async def seek(broker: BrokerProcess, topic: str) -> None:
+    earliest = topics_admin_pb2.StartPosition(earliest=True)
+    request = topics_admin_pb2.SeekSubscriptionRequest(topic=topic, subscription=CURSOR, position=earliest)
+    await broker.client.call(broker.client.subscriptions.SeekSubscription, request, timeout=30)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from sava.blocking import Client
 from sava.broker.stretches import Source, Stretch
+from sava.cli import replication_verify
+from sava.cli.replication_verify import question_of
 from sava.client.loop_thread import LoopThread
 from sava.pipeline.link import Access, Link
+from sava.pipeline.replicate.origins import REPLICATE
 from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.verify import FINDINGS, Finding, Question, Side, Verdict, verify
 from sava.records import Message, Origin, RecordBatch
+from sava.services.admin_client import PLAIN, AdminClient
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
 from tests.long import only_long
 from tests.replica_client import ChainStream, replica
@@ -105,6 +110,10 @@ class Pair:
         Link.of(Access(broker.url)).publish(self.topic, iter([batch]))
 
 
+def later(count: int) -> RecordBatch:
+    return RecordBatch.from_messages([Message(payload, "k", {}, TIME + 1) for payload in numbered(count)])
+
+
 def numbered(count: int) -> list[bytes]:
     return [f"message {number}".encode() for number in range(count)]
 
@@ -171,18 +180,25 @@ def test_messages_of_the_replica_itself_are_its_own_affair(
 class Command:
     """``sava replication verify`` of a topic that a link goes on copying."""
 
-    def __init__(self, clusters: tuple[Standalone, Standalone], topic: str) -> None:
+    def __init__(self, clusters: tuple[Standalone, Standalone], topic: str, **policy: Any) -> None:
         self.topic = topic
         self._east, self._west = map(Cluster, clusters)
         self._loop = LoopThread("clusters")
         self._loop.run(self._east.add(WEST, self._west.service))
-        self._loop.run(self._east.replicate(topic))
+        self.replicate(**policy)
         self.link = RunningLink(self._east)
 
     def close(self) -> None:
         self.link.stop()
         self._loop.run(self._east.clear(self.topic))
         self._loop.close()
+
+    def replicate(self, **policy: Any) -> None:
+        self._loop.run(self._east.replicate(self.topic, **policy))
+
+    def begins(self) -> list[int]:
+        (found,) = self._loop.run(self._east.status(self.topic))
+        return list(found.begins)
 
     def until_copied(self, end: int) -> None:
         """In the eyes of the cluster, which is what is compared."""
@@ -192,6 +208,17 @@ class Command:
             return max((each.position for each in found.partitions), default=0)
 
         self.link.wait(lambda: position() == end, f"{end} are copied", timeout=60)
+
+    def question(self) -> Question:
+        """What the command compares."""
+
+        async def ask() -> Question:
+            async with AdminClient(self._east.broker.admin, PLAIN) as client:
+                return question_of(
+                    self.topic, WEST, *await replication_verify.ask(client, self.topic, WEST), ""
+                )
+
+        return self._loop.run(ask())
 
     def __call__(self, *options: str, code: int) -> tuple[str, str]:
         words = ("replication", "verify", self.topic, "--remote", WEST, "--master", "local[2]", *options)
@@ -203,6 +230,44 @@ def command(clusters: tuple[Standalone, Standalone], pair: Pair) -> Iterator[Com
     made = Command(clusters, pair.topic)
     yield made
     made.close()
+
+
+def test_what_is_copied_is_expected_whatever_its_attributes_look_like(
+    spark: SparkSession, pair: Pair, command: Command
+) -> None:
+    """Spaces in the list of clusters; and attributes that say where a message comes from, of a producer to
+    whom they do not belong."""
+    pair.publish([b"0"], {REPLICATE: f"south,\t{WEST}"})
+    pair.publish([b"1"], {REPLICATE: f"south, {WEST}"})
+    pair.publish([b"2"], {REPLICATE: "south, southwest"})
+    pair.publish([b"3"], {PATH: WEST})
+    pair.publish([b"4"], {ORIGIN_TOPIC: "something"})
+    pair.publish([b"5"], {PATH: WEST, ORIGIN_TOPIC: "something"})
+    command.until_copied(6)
+    verdict = pair.verify(spark, 6)
+    assert (verdict.compared, verdict.examples) == (5, [])
+
+
+@pytest.mark.parametrize("start", ["latest", "time"])
+def test_a_copy_begins_where_its_policy_did(
+    spark: SparkSession, pair: Pair, clusters: tuple[Standalone, Standalone], start: str
+) -> None:
+    """Also if the policy says something else by now: that is for what was never copied."""
+    pair.publish(numbered(5))
+    at = "latest" if start == "latest" else str(TIME + 1)
+    command = Command(clusters, pair.topic, start=at)
+    try:
+        command.link.wait(lambda: command.begins() == [5], "it is known where the copy begins")
+        Link.of(Access(clusters[0].url)).publish(pair.topic, iter([later(3)]))
+        command.until_copied(8)
+        assert command.question().ranges == {0: (5, 8)}
+        command.replicate(start="earliest")
+        question = command.question()
+        assert question.ranges == {0: (5, 8)}
+        (verdict,) = verify(spark, question)
+        assert (verdict.compared, verdict.examples) == (3, [])
+    finally:
+        command.close()
 
 
 @only_long("each starts a Spark of its own")

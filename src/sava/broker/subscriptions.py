@@ -176,14 +176,26 @@ class Subscriptions:
     async def pin(self, name: str, start: Position) -> None:
         """A link's cursor: keep what is there from this position on, or the nearest one, until ``advance``
         says that it is copied. One that is there stays as it is."""
-        if isinstance(start, AtOffset):
-            start = AtOffset(min(max(start.offset, self._log.start_offset), self._log.next_offset))
         options = SubscribeOptions(
-            subscription=name, type=SubscriptionType.SHARED, consumer_name="", start=start
+            subscription=name, type=SubscriptionType.SHARED, consumer_name="", start=self._nearest(start)
         )
         self._check_open()
         if name not in self._live:
             await self._creating.run(name, partial(self._create, name, options))
+
+    async def rewind(self, name: str, start: Position) -> None:
+        """A link's cursor: keep what is there from this position on, or the nearest one, because it is to be
+        copied again. One that is not beyond stays as it is. Raises SubscriptionUnknown."""
+        subscription = self.need(name)
+        offset = await resolve(self._log, self._nearest(start))
+        if offset < subscription.cursor_offset:
+            await subscription.seek(offset)
+            await self.acks_stored(name)
+
+    def _nearest(self, start: Position) -> Position:
+        if isinstance(start, AtOffset):
+            return AtOffset(min(max(start.offset, self._log.start_offset), self._log.next_offset))
+        return start
 
     async def _create(self, name: str, options: SubscribeOptions, *, is_chosen: bool = True) -> None:
         """The subscription and its start, in one transaction. One that is there already stays as it is.

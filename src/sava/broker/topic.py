@@ -204,6 +204,10 @@ class Topic:
         """Keep messages for a link: see ``Subscriptions.pin``."""
         await self._need_reliable().pin(name, start)
 
+    async def rewind(self, name: str, start: Position) -> None:
+        """Keep messages for a link once more: see ``Subscriptions.rewind``."""
+        await self._need_reliable().rewind(name, start)
+
     async def unpin(self, name: str) -> None:
         """The link is gone."""
         with suppress(SubscriptionUnknown):

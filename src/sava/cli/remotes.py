@@ -44,13 +44,22 @@ def add(
     tls_ca: Annotated[str, typer.Option("--tls-ca", help=f"Whose signature the remote has: a {FILE}.")] = "",
     tls_cert: Annotated[str, typer.Option("--tls-cert", help=f"Shown to the remote: a {FILE}.")] = "",
     tls_key: Annotated[str, typer.Option("--tls-key", help=f"Of --tls-cert: a {FILE}.")] = "",
+    max_rate: Annotated[
+        int, typer.Option("--max-rate", min=0, help="Messages a second, of all topics together; 0: any.")
+    ] = 0,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Add the cluster at ADDRESSES as remote NAME, or give a remote new addresses. It must answer, and have
-    another cluster_name."""
+    """Add the cluster at ADDRESSES as remote NAME, or give a remote new addresses and all that goes with
+    them. It must answer, and have another cluster_name."""
     request = pb.Remote(
-        name=name, service=service, token=token, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key
+        name=name,
+        service=service,
+        token=token,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        max_rate=max_rate,
     )
     response = run(
         admin, lambda client: client.call(client.replication.AddRemote, request, timeout=ASK_TIMEOUT_S)
@@ -71,11 +80,12 @@ def list_(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> 
         print_json([as_dict(remote) for remote in response.remotes])
         return
     print_table(
-        ("NAME", "SERVICE", "CLUSTER", "CLUSTER_ID", "TLS"),
+        ("NAME", "SERVICE", "CLUSTER", "CLUSTER_ID", "TLS", "MAX_RATE"),
         [
             (
                 *(remote.name, remote.service, remote.cluster_name, remote.cluster_id),
                 "yes" if remote.tls_ca or remote.tls_cert or "https://" in remote.service else "-",
+                remote.max_rate or "any",
             )
             for remote in response.remotes
         ],

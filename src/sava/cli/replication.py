@@ -41,9 +41,6 @@ def set_(
     start: Annotated[
         str, typer.Option("--start", help=f"Where to begin with what was never copied: {START}.")
     ] = "earliest",
-    max_rate: Annotated[
-        int, typer.Option("--max-rate", min=0, help="Messages a second per remote and partition; 0: any.")
-    ] = 0,
     forward: Annotated[
         bool,
         typer.Option("--forward", help="Pass on what came from elsewhere, unless it has been there."),
@@ -66,7 +63,6 @@ def set_(
     policy = pb.ReplicationPolicy(
         remotes=remotes or [],
         start=_start(start),
-        max_rate=max_rate,
         forward=forward,
         subscriptions=subscriptions or [],
     )
@@ -171,7 +167,6 @@ def _show_policy(scope: str, response: pb.GetReplicationResponse) -> None:
     for name, value in (
         ("remotes", ", ".join(policy.remotes) or "none: it is not replicated"),
         ("start", start),
-        ("max_rate", policy.max_rate or "any"),
         ("forward", "yes" if policy.forward else "no"),
         ("subscriptions", ", ".join(policy.subscriptions) or "-"),
     ):

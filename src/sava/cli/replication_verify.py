@@ -53,8 +53,8 @@ def verify(
     from sava.pipeline.replicate.verify import verify as compare
     from sava.pipeline.session import open_session
 
-    link, status, service = run(admin, lambda client: _ask(client, topic, remote))
-    question = _question(topic, remote, link, status, service, since)
+    link, status, service = run(admin, lambda client: ask(client, topic, remote))
+    question = question_of(topic, remote, link, status, service, since)
     spark = open_session("sava replication verify", master)
     try:
         verdicts = compare(spark, question)
@@ -69,7 +69,7 @@ def verify(
         raise ReplicaDiffers(f"topic {topic} at {remote} is not what it is here: partition {numbers}")
 
 
-async def _ask(client: AdminClient, topic: str, remote: str) -> tuple[pb.Link, Any, str]:
+async def ask(client: AdminClient, topic: str, remote: str) -> tuple[pb.Link, Any, str]:
     """The link first: what is reported as copied after that is there."""
     link = await client.call(client.replication.GetLink, pb.GetLinkRequest(remote=remote))
     request = pb.GetReplicationStatusRequest(topic=topic, remote=remote)
@@ -81,17 +81,19 @@ async def _ask(client: AdminClient, topic: str, remote: str) -> tuple[pb.Link, A
     return link, status, service
 
 
-def _question(
+def question_of(
     topic: str, remote: str, link: pb.Link, status: pb.ReplicationStatus, service: str, since: str
 ) -> Question:
+    """What to compare: from where the copy of each partition begins up to what is reported as copied."""
     from sava.pipeline.replicate.verify import Question, Side
 
     known = next((each for each in link.topics if each.topic == topic), None)
     if known is None or not status.topics:
         raise NotReplicated(topic, remote)
     source = _access_here(service)
+    begins = dict(enumerate(status.topics[0].begins))
     ranges = {
-        each.partition: (0, each.position)
+        each.partition: (begins.get(each.partition, 0), each.position)
         for each in status.topics[0].partitions
         if each.partition < len(known.remote_topic_ids) and known.remote_topic_ids[each.partition]
     }
@@ -124,8 +126,8 @@ def _since(question: Question, since: str) -> dict[int, tuple[int, int]]:
     moment = positions.to_message(positions.parse_time(since)).publish_time
     link = Link.of(question.source.access)
     return {
-        partition: (link.offset_at(question.name(partition), moment), end)
-        for partition, (_, end) in question.ranges.items()
+        partition: (max(begin, link.offset_at(question.name(partition), moment)), end)
+        for partition, (begin, end) in question.ranges.items()
     }
 
 

@@ -30,6 +30,7 @@ class Remote(_message.Message):
     TLS_KEY_FIELD_NUMBER: _builtins.int
     CLUSTER_NAME_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    MAX_RATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     service: _builtins.str
     """Client addresses, with commas between."""
@@ -41,6 +42,8 @@ class Remote(_message.Message):
     cluster_name: _builtins.str
     """Known from the remote itself."""
     cluster_id: _builtins.str
+    max_rate: _builtins.int
+    """Messages a second, of all topics together; 0: no limit."""
     def __init__(
         self,
         *,
@@ -52,10 +55,11 @@ class Remote(_message.Message):
         tls_key: _builtins.str = ...,
         cluster_name: _builtins.str = ...,
         cluster_id: _builtins.str = ...,
+        max_rate: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_name", b"cluster_name", "name", b"name", "service", b"service", "tls_ca", b"tls_ca", "tls_cert", b"tls_cert", "tls_key", b"tls_key", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_name", b"cluster_name", "max_rate", b"max_rate", "name", b"name", "service", b"service", "tls_ca", b"tls_ca", "tls_cert", b"tls_cert", "tls_key", b"tls_key", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,7 +223,7 @@ class Difference(_message.Message):
     topic: _builtins.str
     """The topic or namespace; empty: the remote as a whole."""
     what: _builtins.str
-    """unreachable, cluster, permission, namespace, missing, kind, partitions, schema"""
+    """unreachable, cluster, permission, namespace, missing, deleted, kind, partitions, schema"""
     local: _builtins.str
     remote: _builtins.str
     consequence: _builtins.str
@@ -273,13 +277,10 @@ class ReplicationPolicy(_message.Message):
 
     REMOTES_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
-    MAX_RATE_FIELD_NUMBER: _builtins.int
     FORWARD_FIELD_NUMBER: _builtins.int
     SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
     start: _builtins.str
     """earliest, latest, or microseconds since 1970 UTC; for sources that were never copied."""
-    max_rate: _builtins.int
-    """Messages a second per link and topic partition; 0: no limit."""
     forward: _builtins.bool
     """Pass on what came from other clusters, unless it has been at the remote."""
     @_builtins.property
@@ -293,13 +294,12 @@ class ReplicationPolicy(_message.Message):
         *,
         remotes: _abc.Iterable[_builtins.str] | None = ...,
         start: _builtins.str = ...,
-        max_rate: _builtins.int = ...,
         forward: _builtins.bool = ...,
         subscriptions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward", b"forward", "max_rate", b"max_rate", "remotes", b"remotes", "start", b"start", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward", b"forward", "remotes", b"remotes", "start", b"start", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -560,6 +560,7 @@ class LinkTopic(_message.Message):
     GROW_TO_FIELD_NUMBER: _builtins.int
     CONNECTED_COUNT_FIELD_NUMBER: _builtins.int
     DISCONNECTED_COUNT_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     remote: _builtins.str
     partition_count: _builtins.int
@@ -593,6 +594,10 @@ class LinkTopic(_message.Message):
     def start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """When the topic came under a policy with "latest": the ends of its partitions then."""
 
+    @_builtins.property
+    def begins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """By partition: where the copy begins, in offsets here. 0 also while that is not known."""
+
     def __init__(
         self,
         *,
@@ -611,10 +616,11 @@ class LinkTopic(_message.Message):
         grow_to: _builtins.int = ...,
         connected_count: _builtins.int = ...,
         disconnected_count: _builtins.int = ...,
+        begins: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected_count", b"connected_count", "disconnected_count", b"disconnected_count", "generation", b"generation", "grow_to", b"grow_to", "is_tombstone", b"is_tombstone", "partition_count", b"partition_count", "partitions", b"partitions", "policy", b"policy", "reliable", b"reliable", "remote", b"remote", "remote_topic_ids", b"remote_topic_ids", "schema_subject", b"schema_subject", "start_offsets", b"start_offsets", "topic", b"topic", "topic_ids", b"topic_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "connected_count", b"connected_count", "disconnected_count", b"disconnected_count", "generation", b"generation", "grow_to", b"grow_to", "is_tombstone", b"is_tombstone", "partition_count", b"partition_count", "partitions", b"partitions", "policy", b"policy", "reliable", b"reliable", "remote", b"remote", "remote_topic_ids", b"remote_topic_ids", "schema_subject", b"schema_subject", "start_offsets", b"start_offsets", "topic", b"topic", "topic_ids", b"topic_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -696,7 +702,7 @@ Global___LinkPartition: _TypeAlias = LinkPartition  # noqa: Y015
 
 @_typing.final
 class ReportLinkRequest(_message.Message):
-    """Of each topic: topic, topic_ids, generation, remote_topic_ids, is_tombstone and partitions."""
+    """Of each topic: topic, topic_ids, generation, remote_topic_ids, is_tombstone, begins and partitions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -7,12 +7,12 @@ that it is meant so. A topic that is merely not there yet does not; it is create
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from sava.replication import matrix
 from sava.replication.errors import RemoteDenied, RemoteRefused, RemoteUnreachable
-from sava.replication.matrix import Here, Relation, Settings
+from sava.replication.matrix import Here, Known, Relation, Settings
 from sava.replication.records import RemoteRecord
 from sava.replication.remotes import Identity, Remotes, Shape
 
@@ -26,7 +26,7 @@ class Difference(NamedTuple):
     topic: str
     """Or the namespace, or nothing: it is about the remote as a whole."""
     what: str
-    """unreachable, cluster, permission, namespace, missing, kind, partitions, schema"""
+    """unreachable, cluster, permission, namespace, missing, deleted, kind, partitions, schema"""
     local: str
     remote: str
     consequence: str
@@ -45,8 +45,10 @@ async def compare(
     topics: Sequence[Local],
     namespaces: Sequence[str],
     settings: Settings,
+    known: Mapping[str, Known],
 ) -> list[Difference]:
-    """Everything in which the remote differs; empty: nothing keeps replication from copying all of it."""
+    """Everything in which the remote differs; empty: nothing keeps replication from copying all of it.
+    ``known``: what is remembered of topics there."""
     try:
         identity = (await remotes.ask(record)).identity
         shapes = await _describe(remotes, name, record, topics, namespaces)
@@ -65,7 +67,7 @@ async def compare(
     for local in topics:
         shape = by_topic[local.here.topic]
         if shape.there.namespace_exists:
-            found += topic_differences(local, shape, settings)
+            found += topic_differences(local, shape, settings, known.get(shape.topic, Known()))
     return found
 
 
@@ -95,11 +97,11 @@ def _namespace_exists(namespace: str, shapes: Sequence[Shape]) -> bool:
     return all(shape.there.namespace_exists for shape in shapes if shape.topic.startswith(f"/{namespace}/"))
 
 
-def topic_differences(local: Local, shape: Shape, settings: Settings) -> list[Difference]:
+def topic_differences(local: Local, shape: Shape, settings: Settings, known: Known) -> list[Difference]:
     """Of one topic, whose namespace is there."""
     here, there = local.here, shape.there
-    relation = matrix.relate(here, there, settings, matrix.Known())
-    verdict = matrix.decide(here, there, settings)
+    relation = matrix.relate(here, there, settings, known)
+    verdict = matrix.decide(here, there, settings, known)
     blocks = bool(verdict.disconnected)
     counts = matrix.spread(here.partitions), matrix.spread(there.partitions)
     found = []
@@ -111,6 +113,12 @@ def topic_differences(local: Local, shape: Shape, settings: Settings) -> list[Di
             found.append(Difference(here.topic, "missing", counts[0], "none", plan, blocks=False))
         case Relation.AWAITED:
             found.append(Difference(here.topic, "missing", counts[0], "none", verdict.reason, blocks=False))
+        case Relation.DELETED:
+            other = "another topic" if there.exists else "none"
+            found.append(Difference(here.topic, "deleted", counts[0], other, verdict.reason, blocks))
+        case Relation.GROWN:
+            plan = f"partitions will be added at {there.remote}, as they were here"
+            found.append(Difference(here.topic, "partitions", *counts, plan, blocks))
         case Relation.OTHER_KIND:
             kinds = matrix.kind(here.reliable), matrix.kind(there.reliable)
             found.append(Difference(here.topic, "kind", kinds[0], kinds[1], verdict.reason, blocks))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -26,7 +26,6 @@ from sava.metadata.store import MetadataStore
 from sava.replication import checks, policies, records
 from sava.replication.checks import Difference, Local
 from sava.replication.errors import (
-    LinkUnknown,
     RemoteDenied,
     RemoteRefused,
     RemoteUnknown,
@@ -125,7 +124,7 @@ class Control:
         wanted = {link.topic: each for link, each in self._links.wanted().items() if link.remote == name}
         topics = [self._local(topic, each.spec) for topic, each in sorted(wanted.items())]
         namespaces = sorted({topic.namespace for topic in wanted})
-        found = await checks.compare(self.remotes, name, record, topics, namespaces, self.settings)
+        found = await self._differences(name, record, topics, namespaces)
         return Tested(answer.identity, answer.round_trip_ms, "", found)
 
     # -- policies ----------------------------------------------------------------------------
@@ -162,11 +161,17 @@ class Control:
         known = {remote: await self.remotes.get(remote) for remote in policy.remotes}
         found = await asyncio.gather(
             *(
-                checks.compare(self.remotes, remote, record, topics, [scope.namespace], self.settings)
+                self._differences(remote, record, topics, [scope.namespace])
                 for remote, record in known.items()
             )
         )
         return dict(zip(known, found, strict=True))
+
+    async def _differences(
+        self, remote: str, record: RemoteRecord, topics: Sequence[Local], namespaces: Sequence[str]
+    ) -> list[Difference]:
+        known = {str(topic): each for topic, each in self._links.known(remote).items()}
+        return await checks.compare(self.remotes, remote, record, topics, namespaces, self.settings, known)
 
     async def _locals(self, scope: Scope) -> list[Local]:
         """The topics that the policy would be about, as they are here."""
@@ -227,16 +232,16 @@ class Control:
         _ = self._links.term
         topics = {each.name: each for each in self._links.topics() if each.name.remote == remote}
         named = {LinkName(remote, topic): each for topic, each in told.items()}
+        for name, each in named.items():
+            self._links.hear(name, each.generation)
         await self._reports.take(runner, named, topics)
 
     async def recreate(self, topic: TopicName, remote: str) -> None:
-        """Let a topic that was deleted at the remote be created and copied again. Raises NotLeader,
-        LinkUnknown."""
+        """Let a topic that was deleted at the remote be created and copied again; also if its policy is to be
+        set after that, which is refused before. Raises NotLeader, LinkUnknown."""
         _ = self._links.term
-        name = LinkName(check_name(remote, "remote"), topic.head)
-        if name not in self._links.wanted():
-            raise LinkUnknown(topic, remote)
-        await self._reports.recreate(name)
+        await self._reports.recreate(LinkName(check_name(remote, "remote"), topic.head))
+        await self._links.settle()
 
     def schema_subject(self, topic: TopicName) -> str:
         spec = self._view.spec(topic)

@@ -2,8 +2,8 @@
 
 A topic that comes under a policy gets a cursor for each remote, in each partition, by which retention spares
 what is not copied. It is there before anything is copied, since a remote may be down from the first day. The
-runner moves it on (``sava.pipeline.replicate.cursors``); when no policy wants the link any more it goes, and
-retention goes on as without it.
+runner moves it on (``sava.pipeline.replicate.cursors``); it goes back when somebody asks for a topic to be
+copied again; when no policy wants the link any more it goes, and retention goes on as without it.
 
 What is there is read from the metadata store, where subscriptions have their records, and compared with what
 is wanted in every pass; owners are asked only about differences. One that cannot be asked at present is asked
@@ -38,6 +38,8 @@ class Pins(Protocol):
     """The owners of topics."""
 
     async def pin(self, topic: TopicName, cursor: str, start: Position) -> None: ...
+
+    async def rewind(self, topic: TopicName, cursor: str, start: Position) -> None: ...
 
     async def unpin(self, topic: TopicName, cursor: str) -> None: ...
 
@@ -74,6 +76,14 @@ class LinkCursors:
             log.info("replication: keeps topic=%s for remote=%s from=%s", cursor.topic, cursor.remote, start)
 
         return await self._each([(cursor, partial(pin, cursor, start)) for cursor, start in missing])
+
+    async def rewind(self, wanted: Iterable[tuple[Cursor, Position]]) -> bool:
+        """What is behind these positions is to be copied again; whether all are where they should be. None is
+        moved forward, so it can be done again and again."""
+        rewind = self._pins.rewind
+        return await self._each(
+            [(cursor, partial(rewind, cursor.topic, cursor.name, start)) for cursor, start in wanted]
+        )
 
     async def remove(self, unwanted: Iterable[Cursor]) -> bool:
         """Those that are there; whether none is there then."""

@@ -39,6 +39,7 @@ from sava.metadata.commands import Compare, Delete, Operation, Put
 from sava.metadata.store import MetadataStore
 from sava.replication import policies, records, remotes
 from sava.replication.cursors import Cursor, LinkCursors, first_position
+from sava.replication.matrix import Known
 from sava.replication.policies import Held, Scope
 from sava.replication.records import LATEST, LinkRecord, PolicyRecord, RemoteRecord
 
@@ -115,6 +116,14 @@ class LinkTopic(NamedTuple):
         return first_position(self.wanted.policy.start, offsets[number] if offsets else None)
 
     @property
+    def cursors(self) -> list[tuple[Cursor, Position]]:
+        """What keeps messages for it, and from where on if none of it is copied."""
+        return [
+            (Cursor(self.name.remote, member), self.first(number))
+            for number, member in enumerate(self.members)
+        ]
+
+    @property
     def grow_to(self) -> int:
         partitions = self.wanted.spec.partitions
         return partitions if partitions > self.record.base_partitions else 0
@@ -152,6 +161,8 @@ class Links:
         self._extents = extents
         self._cursors = cursors
         self._passing = asyncio.Lock()
+        self._heard: dict[LinkName, int] = {}
+        """The generations that runners have told of."""
 
     # -- knowing -----------------------------------------------------------------------------
 
@@ -202,6 +213,20 @@ class Links:
                     found[LinkName(remote, topic)] = Written(record, kv.mod_revision)
         return found
 
+    def known(self, remote: str) -> dict[TopicName, Known]:
+        """What is remembered of topics at a remote, also of those that no policy asks for at present. Raises
+        RecordCorrupt."""
+        found = {}
+        for name, (record, _) in self.written().items():
+            spec = self._view.spec(name.topic)
+            if name.remote == remote and spec is not None and spec.topic_id == record.topic_id:
+                found[name.topic] = Known(
+                    topic_ids=record.remote_topic_ids,
+                    is_tombstone=record.is_tombstone,
+                    is_grown=record.is_wanted and spec.partitions > record.base_partitions,
+                )
+        return found
+
     def _of_topics(self) -> dict[TopicName, Held]:
         return {
             name: Held(specs.decode(kv, PolicyRecord), Scope(name.namespace, name), kv.mod_revision)
@@ -240,17 +265,40 @@ class Links:
             for start in range(0, len(changes), BATCH):
                 is_done &= await self._write(changes[start : start + BATCH], term)
             is_done &= await self._make_cursors()
+            await self._rewind_cursors(term)
             return await self._keep_pipelines({name.remote for name in wanted}) and is_done
 
     async def _make_cursors(self) -> bool:
         """Of what is written down by now: a pass that has just begun to want something knows where it starts.
         Whether all are there."""
         return await self._cursors.make(
-            (Cursor(topic.name.remote, member), topic.first(number))
-            for topic in self.topics()
-            if topic.is_ready
-            for number, member in enumerate(topic.members)
+            cursor for topic in self.topics() if topic.is_ready for cursor in topic.cursors
         )
+
+    async def _rewind_cursors(self, term: int) -> None:
+        """Of what is to be copied again. A runner that has not heard of that may still move them on, so they
+        are moved back in every pass until it has."""
+
+        async def rewind(topic: LinkTopic, revision: int) -> None:
+            name, record = topic.name, topic.record
+            is_heard = self._heard.get(name, 0) >= record.generation
+            if await self._cursors.rewind(topic.cursors) and is_heard:
+                done = msgspec.structs.replace(record, rewound=record.generation)
+                await self._write([_put(name, done, Written(record, revision))], term)
+
+        written = self.written()
+        self._heard = {name: each for name, each in self._heard.items() if name in written}
+        await asyncio.gather(
+            *(
+                rewind(topic, written[topic.name].revision)
+                for topic in self.topics()
+                if topic.is_ready and topic.record.rewound < topic.record.generation
+            )
+        )
+
+    def hear(self, name: LinkName, generation: int) -> None:
+        """A runner has told of the topic, in this generation."""
+        self._heard[name] = generation
 
     async def _remove_cursors(
         self, wanted: Mapping[LinkName, Wanted], written: Mapping[LinkName, Written]

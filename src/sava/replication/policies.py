@@ -79,7 +79,6 @@ def check(policy: PolicyRecord) -> PolicyRecord:
     return PolicyRecord(
         remotes=policy.remotes,
         start=start,
-        max_rate=policy.max_rate,
         forward=policy.forward,
         subscriptions=policy.subscriptions,
     )

@@ -60,6 +60,8 @@ class RemoteRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Files on the machines of brokers and runners."""
     tls_cert: str = ""
     tls_key: str = ""
+    max_rate: int = 0
+    """Messages a second, of all topics together; 0: no limit."""
     cluster_name: str
     """By its own word when it was added. Messages carry the names of the clusters that they have been in."""
     cluster_id: str
@@ -72,8 +74,6 @@ class PolicyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """None: not replicated, whatever the namespace says."""
     start: str = EARLIEST
     """``earliest``, ``latest``, or microseconds since 1970 UTC; for what was never copied."""
-    max_rate: int = 0
-    """Messages a second of one partition over one link; 0: no limit."""
     forward: bool = False
     """Pass on what came from other clusters."""
     subscriptions: tuple[str, ...] = ()
@@ -96,11 +96,16 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a policy that starts at the latest: the ends of the partitions when it came into force."""
     remote_topic_ids: tuple[int, ...] = ()
     """Of the topic there, by partition, when it was last seen."""
+    begins: tuple[int, ...] = ()
+    """Where the copy of each partition begins, in offsets here; 0 also while that is not known. Policies may
+    say something else by now: they are about what was never copied."""
     is_tombstone: bool = False
     """It was deleted there: neither created nor copied until somebody asks for it."""
     generation: int = 0
     """Grows when somebody has asked for that. What a runner says that has not heard of it yet does not
     count."""
+    rewound: int = 0
+    """The generation for which everything that is to be copied again is kept again."""
 
 
 class PartitionReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

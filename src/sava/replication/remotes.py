@@ -98,8 +98,8 @@ class Remotes:
     # -- changing ----------------------------------------------------------------------------
 
     async def add(self, name: str, remote: RemoteRecord) -> RemoteRecord:
-        """As it is remembered. One that is known gets the new addresses, token and files. Raises
-        RemoteRefused, RemoteUnreachable, RemoteDenied, InvalidName."""
+        """As it is remembered. One that is known gets the new addresses, token, files and rate.
+        Raises RemoteRefused, RemoteUnreachable, RemoteDenied, InvalidName."""
         key = records.remote_key(check_name(name, "remote"))
         if len(name.encode()) > MAX_NAME_BYTES:
             raise InvalidName(f"remote name {name[:20]!a}… is longer than {MAX_NAME_BYTES} bytes")

@@ -6,8 +6,8 @@ begins with what was written down, and gives runners the usual time to be heard 
 for gone.
 
 What a report says of the topic at the remote is written down before the report is answered, since everything
-depends on it: which topic it was, so that another one of the same name is recognised, and that it was
-deleted, so that it is not created again.
+depends on it: which topic it was, so that another one of the same name is recognised, that it was deleted, so
+that it is not created again, and where the copy begins, which nothing else tells.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Told(NamedTuple):
     generation: int
     remote_topic_ids: tuple[int, ...]
     is_tombstone: bool
+    begins: tuple[int, ...]
     partitions: tuple[PartitionReport, ...]
 
 
@@ -124,6 +125,7 @@ class Reports:
                 record,
                 remote_topic_ids=ids,
                 is_tombstone=record.is_tombstone or told.is_tombstone,
+                begins=told.begins or record.begins,
                 base_partitions=partitions if has_all and told.remote_topic_ids else record.base_partitions,
             )
 

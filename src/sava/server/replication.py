@@ -79,6 +79,16 @@ class OwnersPins:
             [topic], f"{SERVICE}CreateSubscription", request, pb.SubscriptionDescription, pin
         )
 
+    async def rewind(self, topic: TopicName, cursor: str, start: Position) -> None:
+        async def rewind(here: Topic, _: pb.SeekSubscriptionRequest) -> pb.SubscriptionDescription:
+            await here.rewind(cursor, start)
+            return pb.SubscriptionDescription()
+
+        request = pb.SeekSubscriptionRequest(subscription=cursor, position=start_message(start))
+        await self._topics.on_each(
+            [topic], f"{SERVICE}SeekSubscription", request, pb.SubscriptionDescription, rewind
+        )
+
     async def unpin(self, topic: TopicName, cursor: str) -> None:
         async def unpin(here: Topic, _: pb.DeleteSubscriptionRequest) -> pb.DeleteSubscriptionResponse:
             await here.unpin(cursor)

@@ -23,6 +23,7 @@ def remote_record(message: pb.Remote) -> RemoteRecord:
         tls_ca=message.tls_ca,
         tls_cert=message.tls_cert,
         tls_key=message.tls_key,
+        max_rate=message.max_rate,
         cluster_name="",
         cluster_id="",
     )
@@ -36,6 +37,7 @@ def remote(name: str, record: RemoteRecord, *, with_token: bool) -> pb.Remote:
         tls_ca=record.tls_ca,
         tls_cert=record.tls_cert,
         tls_key=record.tls_key,
+        max_rate=record.max_rate,
         cluster_name=record.cluster_name,
         cluster_id=record.cluster_id,
     )
@@ -49,7 +51,6 @@ def policy_record(message: pb.ReplicationPolicy) -> PolicyRecord:
     return PolicyRecord(
         remotes=tuple(message.remotes),
         start=message.start,
-        max_rate=message.max_rate,
         forward=message.forward,
         subscriptions=tuple(message.subscriptions),
     )
@@ -59,7 +60,6 @@ def policy(record: PolicyRecord) -> pb.ReplicationPolicy:
     return pb.ReplicationPolicy(
         remotes=record.remotes,
         start=record.start,
-        max_rate=record.max_rate,
         forward=record.forward,
         subscriptions=record.subscriptions,
     )
@@ -96,6 +96,7 @@ def _topic(topic: LinkTopic, schema_subject: str) -> pb.LinkTopic:
         start_offsets=topic.start_offsets,
         generation=record.generation,
         grow_to=topic.grow_to,
+        begins=record.begins,
     )
 
 
@@ -120,6 +121,7 @@ def told(message: pb.LinkTopic) -> Told:
         generation=message.generation,
         remote_topic_ids=tuple(message.remote_topic_ids),
         is_tombstone=message.is_tombstone,
+        begins=tuple(message.begins),
         partitions=tuple(
             PartitionReport(**{name: getattr(each, name) for name in REPORTED}) for each in message.partitions
         ),

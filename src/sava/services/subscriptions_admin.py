@@ -87,6 +87,11 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     ) -> pb.SubscriptionDescription:
         async with faults.told(context):
             name, position = TopicName.parse(request.topic), describe.position(request.position)
+            if is_link_cursor(request.subscription) and is_forwarded(context):  # the leader's: only back
+                topic = await self._parts.topics.get(name)
+                await topic.rewind(request.subscription, position)
+                return describe.subscription_description(topic, request.subscription)
+            check_unreserved(request.subscription)
             if await self._parts.is_partitioned(name):
                 _check_anywhere(name, position)
             parts = await self._parts.on_subscription(

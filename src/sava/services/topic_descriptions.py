@@ -15,7 +15,7 @@ from sava.broker.errors import MessageInvalid, SubscriptionUnknown
 from sava.broker.limits import Effective
 from sava.broker.names import TopicName
 from sava.broker.non_reliable import NonReliableSubscription
-from sava.broker.position import EARLIEST, LATEST, AtOffset, AtTime, Position
+from sava.broker.position import EARLIEST, LATEST, AtOffset, AtTime, End, Position
 from sava.broker.specs import (
     Backoff,
     CursorRecord,
@@ -130,8 +130,10 @@ def start_message(start: Position) -> pb.StartPosition:
             return pb.StartPosition(offset=offset)
         case AtTime(publish_time):
             return pb.StartPosition(publish_time=publish_time)
+        case End.EARLIEST:
+            return pb.StartPosition(earliest=True)
         case _:
-            return pb.StartPosition(earliest=start is EARLIEST, latest=start is LATEST)
+            return pb.StartPosition(latest=True)
 
 
 # -- topics and subscriptions --------------------------------------------------------------------

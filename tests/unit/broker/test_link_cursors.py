@@ -84,6 +84,29 @@ async def test_a_position_that_is_gone_or_to_come_is_the_nearest_one(world: Worl
         assert topic.describe().subscriptions[0].cursor == 2
 
 
+async def test_what_is_to_be_copied_again_is_kept_again(world: World) -> None:
+    async with world.topics(storage=EAGER) as topics:
+        topic = await topics.get_or_create(ORDERS, True)
+        await topics.registry.set_policy(ORDERS, NamespacePolicy(retention_time_minutes=1))
+        await topic.pin(WEST, EARLIEST)
+        await stored(topic, 4)
+        await topic.advance(WEST, 1)
+        assert await retained(topic) == 1
+        await topic.advance(WEST, 4)
+        await topic.rewind(WEST, AtOffset(3))
+        assert await retained(topic) == 3
+        await topic.rewind(WEST, AtOffset(4))  # never forward
+        assert await retained(topic) == 3
+        await topic.advance(WEST, 4)
+        await topic.rewind(WEST, AtOffset(0))  # as far as there is anything
+    async with world.topics(storage=EAGER) as topics:
+        topic = await topics.get(ORDERS)
+        await topic.tend()
+        assert topic.describe().subscriptions[0].cursor == 3
+        with pytest.raises(SubscriptionUnknown):
+            await topic.rewind(link_cursor("north"), EARLIEST)
+
+
 async def test_users_have_no_use_of_it(world: World) -> None:
     async with world.topics(Config(policies=Policies(max_subscriptions=1))) as topics:
         topic = await topics.get_or_create(ORDERS, True)

@@ -53,7 +53,7 @@ def compared(*differences: pb.Difference, is_set: bool) -> pb.SetReplicationResp
         "replication set default --remote west --off",
         "replication set default --remote west --start yesterday",
         "replication set default --remote west --start 17",
-        "replication set default --remote west --max-rate -1",
+        "remotes add west --service a:1 --max-rate -1",
         "replication recreate /default/orders",
     ],
 )
@@ -72,15 +72,25 @@ def test_every_command_explains_itself(sava: Sava, command: str) -> None:
     assert "Usage" in sava(f"{command} --help").out
 
 
-def test_a_token_may_come_from_the_environment(
+def test_a_remote_is_sent_as_it_was_given_and_its_token_may_come_from_the_environment(
     cluster: FakeAdmin, sava: Sava, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAVA_REMOTE_TOKEN", "secret")
     cluster.answers["AddRemote"] = [pb.AddRemoteResponse(remote=pb.Remote(cluster_name="w", cluster_id="7"))]
-    result = sava("remotes add west --service a:1,b:2 --tls-ca ca --tls-cert cert --tls-key key")
+    result = sava(
+        "remotes add west --service a:1,b:2 --tls-ca ca --tls-cert cert --tls-key key --max-rate 50"
+    )
     assert result.out == "remote west is cluster w (id 7)\n"
     assert cluster.requests == [
-        pb.Remote(name="west", service="a:1,b:2", token="secret", tls_ca="ca", tls_cert="cert", tls_key="key")
+        pb.Remote(
+            name="west",
+            service="a:1,b:2",
+            token="secret",
+            tls_ca="ca",
+            tls_cert="cert",
+            tls_key="key",
+            max_rate=50,
+        )
     ]
 
 
@@ -104,14 +114,13 @@ def test_testing_a_remote_fails_when_it_is_silent_or_messages_are_not_copied(
 def test_a_policy_is_sent_as_it_was_given(cluster: FakeAdmin, sava: Sava) -> None:
     cluster.answers["SetReplication"] = [compared(is_set=True)]
     result = sava(
-        "replication set /default/orders --remote west --remote north --start 2026-03-01T12:00 --max-rate 50 "
+        "replication set /default/orders --remote west --remote north --start 2026-03-01T12:00 "
         "--forward --subscription billing --skip-checks"
     )
     assert result.out == "no differences\nthe policy of /default/orders is set\n"
     policy = pb.ReplicationPolicy(
         remotes=["west", "north"],
         start="1772366400000000",
-        max_rate=50,
         forward=True,
         subscriptions=["billing"],
     )

@@ -173,6 +173,44 @@ async def test_testing_a_remote_compares_what_policies_want_of_it() -> None:
         assert (tested.identity, tested.error) == (None, "refused")
 
 
+@pytest.mark.parametrize("other", [None, (8,)], ids=["gone", "another"])
+async def test_a_topic_that_was_deleted_there_blocks_until_somebody_asks_for_it(
+    other: tuple[int, ...] | None,
+) -> None:
+    """Also while no policy asks for it: the next one would not copy it."""
+    async with world() as made:
+        remote = await made.add_remote()
+        await made.create()
+        await made.replicate()
+        remote.has(str(ORDERS), 0, topic_ids=(7,))
+        await made.report(remote_topic_ids=(7,))
+        assert (await made.control.test_remote("west")).differences == []
+        del remote.topics[str(ORDERS)]
+        if other is not None:
+            remote.has(str(ORDERS), 0, topic_ids=other)
+        for is_noticed in (False, True):
+            await made.report(remote_topic_ids=(7,), is_tombstone=is_noticed)
+            (found,) = (await made.control.test_remote("west")).differences
+            assert (found.what, found.local, found.blocks) == ("deleted", "no partitions", True)
+            assert found.remote == ("another topic" if other else "none")
+            assert "sava replication recreate" in found.consequence
+        await made.control.clear(Scope.parse("default"))
+        assert await differ(made) == [(str(ORDERS), "deleted", True)]
+        await made.control.recreate(ORDERS, "west")
+        assert await differ(made) == ([] if other else [(str(ORDERS), "missing", False)])
+
+
+async def test_partitions_that_were_added_here_are_added_there_and_block_nothing() -> None:
+    async with world() as made:
+        remote = await made.add_remote()
+        await made.create(partitions=2)
+        remote.has(str(ORDERS), 2, topic_ids=(7, 8))
+        await made.replicate()
+        await made.report(remote_topic_ids=(7, 8))
+        await made.grow(4)
+        assert await differ(made) == [(str(ORDERS), "partitions", False)]
+
+
 async def test_neither_a_policy_nor_a_check_creates_anything_but_records() -> None:
     """The admin calls of phase 2: whatever is created at a remote is created by whoever copies."""
     async with world() as made:

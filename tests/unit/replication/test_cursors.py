@@ -121,6 +121,31 @@ async def test_one_that_cannot_be_made_is_tried_again_and_the_policy_holds_all_t
         assert kept(made) == [("/default/orders", WEST)]
 
 
+async def test_what_is_to_be_copied_again_is_kept_again_until_its_runner_has_heard_of_that() -> None:
+    """A runner that has not may still say that the remote has it."""
+    async with world() as made:
+        await made.add_remote()
+        await made.create()
+        made.ends[ORDERS] = Extent(0, 70)
+        await made.replicate(start="latest")
+        await made.report(remote_topic_ids=(9,), is_tombstone=True)
+        back = (ORDERS, WEST, AtOffset(70))
+        made.pins.trouble = Unavailable("nobody serves it")
+        await made.control.recreate(ORDERS, "west")
+        assert made.pins.rewound == []
+        made.pins.trouble = None
+        await made.links.settle()
+        assert made.pins.rewound == [back]
+        await made.report(generation=0)
+        await made.links.settle()
+        assert made.pins.rewound == [back] * 2
+        await made.report(generation=1)
+        await made.links.settle()
+        assert made.pins.rewound == [back] * 3
+        await made.links.settle()
+        assert made.pins.rewound == [back] * 3
+
+
 async def test_one_that_is_gone_is_made_again() -> None:
     async with world() as made:
         await made.add_remote()

@@ -266,7 +266,7 @@ async def test_a_topic_created_before_its_policy_was_changed_is_copied_from_its_
         await made.replicate(start="latest")
         await made.create(partitions=2)
         made.ends = ends(10, 20)
-        await made.replicate(start="latest", max_rate=100)
+        await made.replicate(start="latest", forward=True)
         assert starts(made) == (0, 0)
 
 
@@ -394,6 +394,20 @@ async def test_tending_finds_what_was_set_while_nobody_led() -> None:
             await tending.close()
         assert made.linked() == ["/default/orders to west"]
         assert made.reports.leading_since_ms > 0
+
+
+async def test_where_a_copy_begins_is_kept_over_policies_and_silence() -> None:
+    async with world() as made:
+        await made.add_remote()
+        await made.create()
+        await made.replicate()
+        await made.report(remote_topic_ids=(7,), begins=(5,))
+        await made.control.clear(Scope.parse("default"))
+        await made.replicate()
+        await made.report(remote_topic_ids=(7,))
+        record = made.record()
+        assert record is not None
+        assert record.begins == (5,)
 
 
 # -- asked for -------------------------------------------------------------------------------------

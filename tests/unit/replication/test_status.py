@@ -249,7 +249,7 @@ async def test_reports_of_topics_that_are_not_replicated_are_ignored(clock: Cloc
         await replicated(made)
         await made.report(active(), topic_ids=(999,))
         assert made.status().disconnected == 1
-        told = reports.Told((), 0, (), False, (active(),))
+        told = reports.Told((), 0, (), False, (), (active(),))
         await made.control.report("west", "runner-1", {TopicName("default", "other"): told})
         await made.control.report("nowhere", "runner-1", {ORDERS: told})
         assert made.status().disconnected == 1

@@ -51,6 +51,7 @@ class FakeRemote:
             partitions=found.partitions if found else 0,
             reliable=found.reliable if found else True,
             missing=found.missing if found else (),
+            topic_ids=found.topic_ids if found else (),
         )
         return Shape(topic, there, self.subjects.get(topic, ""))
 
@@ -81,12 +82,18 @@ class FakePins:
         self._store = store
         self.trouble: Exception | None = None
         self.starts: dict[tuple[TopicName, str], Position] = {}
+        self.rewound: list[tuple[TopicName, str, Position]] = []
 
     async def pin(self, topic: TopicName, cursor: str, start: Position) -> None:
         if self.trouble is not None:
             raise self.trouble
         self.starts[topic, cursor] = start
         await self._store.put(specs.subscription_key(topic, cursor), b"{}")
+
+    async def rewind(self, topic: TopicName, cursor: str, start: Position) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.rewound.append((topic, cursor, start))
 
     async def unpin(self, topic: TopicName, cursor: str) -> None:
         if self.trouble is not None:
@@ -183,6 +190,7 @@ class World:
                 "generation": topic.record.generation,
                 "remote_topic_ids": (),
                 "is_tombstone": False,
+                "begins": (),
                 "partitions": partitions,
                 **more,
             }

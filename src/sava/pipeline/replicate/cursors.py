@@ -72,6 +72,12 @@ class Cursors:
                 holds[subscription] = offset
             self._wake()
 
+    def begin_again(self, name: str) -> None:
+        """It is copied once more: what was kept at the target counts no longer."""
+        with self._guard:
+            for known in (self._copied, self._sent):
+                known.pop(name, None)
+
     def forget(self, name: str) -> None:
         """The partition is not copied any more; one of the same name is another."""
         with self._guard:

@@ -35,8 +35,9 @@ from sava.pipeline.replicate.acks import Subscriptions
 from sava.pipeline.replicate.beats import Beat
 from sava.pipeline.replicate.control import Control, ends_of
 from sava.pipeline.replicate.cursors import Cursors
+from sava.pipeline.replicate.pace import Throttle
 from sava.pipeline.replicate.partitions import LOOK_AGAIN, PartitionState
-from sava.pipeline.replicate.rounds import Candidate, Done, Engine, Rounds, choose, draft
+from sava.pipeline.replicate.rounds import Candidate, Done, Engine, Rounds, choose, draft, ration
 from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.topics import Creation, LinkTopicState, there
 from sava.pipeline.replicate.visiting import DESCRIBE_S, Visiting
@@ -89,6 +90,7 @@ class LinkJob(Job):
         self._ends: LinkEnds | None = None
         """None: nothing is known of the link yet."""
         self._settings = Settings(may_create=False, mismatch=Mismatch.PIP370)
+        self._throttle = Throttle(0, time.monotonic())
         self._topics: dict[str, LinkTopicState] = {}
         self._under_way: dict[str, list[PartitionState]] = {}
         """By round."""
@@ -212,6 +214,7 @@ class LinkJob(Job):
     def _follow(self, link: pb.Link) -> None:
         now = time.monotonic()
         self._settings = Settings(may_create=link.may_create, mismatch=Mismatch(link.mismatch_policy))
+        self._throttle.set(link.remote.max_rate, now)
         ends = ends_of(link, self._edges.source)
         is_same = self._ends is not None and self._ends.target_id == ends.target_id
         self._ends = self._visiting.ends = ends
@@ -219,11 +222,14 @@ class LinkJob(Job):
         for told in link.topics:
             topic = before.pop(told.topic, None)
             if topic is not None and topic.is_about(told):
+                if told.generation > topic.told.generation:
+                    for partition in topic.partitions:
+                        self._cursors.begin_again(partition.name)
                 if topic.follow(told, now):
                     self._describe_soon()
             else:
                 self._forget(topic)
-                topic = LinkTopicState(told, self._remote, now=now)
+                topic = LinkTopicState(told, self._remote, throttle=self._throttle, now=now)
                 self._describe_soon()
             self._topics[told.topic] = topic
         for gone in before.values():
@@ -302,7 +308,8 @@ class LinkJob(Job):
             for partition in topics
             if (step := partition.plan(now, now_ms)) is not None
         ]
-        for weight, chosen in choose(candidates, weights, self._cores):
+        rounds = choose(candidates, weights, self._cores)
+        for weight, chosen in ration(rounds, self._throttle, now):
             self._round_at = now
             drafts = [draft(each, topics[each.partition].told) for each in chosen]
             for each in chosen:
@@ -319,11 +326,11 @@ class LinkJob(Job):
             if outcome is None:
                 partition.break_down(done.error or "its task has said nothing of it", now, now_ms)
                 continue
-            partition.note(outcome, now, now_ms)
+            counts = partition.note(outcome, now, now_ms)
             self._rows += outcome.messages
             if outcome.code in LOOK_AGAIN:
                 self._describe_soon()
-            if outcome.is_known and self._watching.watched.get(partition.name) is partition:
+            if counts and outcome.is_known and self._watching.watched.get(partition.name) is partition:
                 self._cursors.advance(partition.name, outcome.kept_position)
 
     def _question(self, now: float) -> None:
@@ -349,6 +356,8 @@ class LinkJob(Job):
         of_partitions = (partition.due_in(now) for partition in self._partitions)
         of_topics = (topic.due_in(now) for topic in self._topics.values())
         dues = [due for each in (of_partitions, of_topics) for due in each if due is not None]
+        if ready := sum(partition.ready for partition in self._partitions):
+            dues.append(self._throttle.due_in(ready, now))
         return max(min(dues, default=STEP_S), SHORTEST_STEP_S)
 
     # -- what is told --------------------------------------------------------------------------

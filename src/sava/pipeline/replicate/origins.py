@@ -100,14 +100,14 @@ class Way:
         kept = None
         if said.replicate is not None:
             may = pc.and_not(
-                pc.match_substring_regex(said.replicate, _listed(self.target, spaces=True)),
+                pc.match_substring_regex(said.replicate, listed(self.target, spaces=True)),
                 pc.equal(pc.utf8_trim_whitespace(said.replicate), NOWHERE),
             )
             kept = pc.fill_null(may, True)
         if is_copy is not None:
             leaves = is_copy
             if self.forward:
-                has_been = pc.match_substring_regex(said.path, _listed(self.target))
+                has_been = pc.match_substring_regex(said.path, listed(self.target))
                 leaves = pc.and_(is_copy, pc.fill_null(has_been, False))
             kept = pc.invert(leaves) if kept is None else pc.and_not(kept, leaves)
         return kept
@@ -131,7 +131,7 @@ class Way:
         )
 
 
-def _listed(name: str, *, spaces: bool = False) -> str:
+def listed(name: str, *, spaces: bool = False) -> str:
     """A pattern for lists with commas that have the name."""
     around = r"\s*" if spaces else ""
     return f"(^|,){around}{re.escape(name)}{around}(,|$)"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Final
 
 FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 60.0
 RATE_S: Final = 10.0
+ROUNDS: Final = 5
+"""A second, of a link that goes as fast as it may: each has to be worth the trouble."""
+PORTIONS: Final = 20
+"""Partitions of a round that share what a link may copy in a second. With more, each has its turn later."""
 
 
 class Delays:
@@ -29,7 +34,8 @@ class Delays:
 
 
 class Throttle:
-    """``rate`` messages a second, as a bucket that holds those of one second; 0: no limit."""
+    """``rate`` messages a second of all partitions of a link together, as a bucket that holds those of one
+    second; 0: no limit."""
 
     def __init__(self, rate: int, now: float) -> None:
         self.rate = rate
@@ -40,26 +46,39 @@ class Throttle:
         if rate != self.rate:
             self.rate, self._room, self._at = rate, float(rate), now
 
-    def allows(self, wanted: int, now: float) -> int:
-        """Of so many messages. Nothing rather than a few of many: a task costs as much for one."""
+    def portions(self, wanted: Sequence[int], now: float) -> list[int]:
+        """What each may have that wants so many messages; who waits for the longest time is first. All get
+        the same, or less if they want less. Where that would be crumbs, the last wait for their turn, and
+        all do while there are only crumbs: a task costs as much for one message as for many."""
         if not self.rate:
-            return wanted
+            return list(wanted)
         self._fill(now)
-        worth = min(wanted, max(1, self.rate // 5))
-        return min(wanted, int(self._room)) if self._room >= worth else 0
+        left, granted = int(self._room), [0] * len(wanted)
+        if left < self._worth(sum(wanted)):
+            return granted
+        crumb = max(1, self.rate // PORTIONS)
+        needed = accumulate(min(each, crumb) for each in wanted)
+        turns = sum(each <= left for each in needed)
+        for place, index in enumerate(sorted(range(turns), key=wanted.__getitem__)):
+            granted[index] = min(wanted[index], left // (turns - place))
+            left -= granted[index]
+        return granted
 
     def due_in(self, wanted: int, now: float) -> float:
-        """Seconds until it allows something."""
+        """Seconds until there is something for those who want so many together."""
         if not self.rate:
             return 0.0
         self._fill(now)
-        return max(0.0, (min(wanted, max(1, self.rate // 5)) - self._room) / self.rate)
+        return max(0.0, (self._worth(wanted) - self._room) / self.rate)
 
     def take(self, messages: int) -> None:
         self._room -= messages if self.rate else 0
 
     def give_back(self, messages: int) -> None:
         self._room = min(float(self.rate), self._room + messages)
+
+    def _worth(self, wanted: int) -> int:
+        return min(wanted, max(1, self.rate // ROUNDS))
 
     def _fill(self, now: float) -> None:
         self._room = min(float(self.rate), self._room + (now - self._at) * self.rate)

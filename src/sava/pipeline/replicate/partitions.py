@@ -65,8 +65,16 @@ class Step(NamedTuple):
     """Leave out what is lost from there on, and nothing else."""
 
     @property
+    def messages(self) -> int:
+        return self.end - self.start
+
+    @property
     def weight(self) -> float:
-        return (self.end - self.start) * self.message_bytes
+        return self.messages * self.message_bytes
+
+    def cut(self, count: int) -> Step:
+        """The first so many of it."""
+        return self._replace(end=self.start + count, is_heavy=count * self.message_bytes > LIGHT_BYTES)
 
 
 class _Failure(NamedTuple):
@@ -78,8 +86,10 @@ class _Failure(NamedTuple):
 
 
 class PartitionState:
-    def __init__(self, name: str, number: int, topic_id: int, *, remedy: str, now: float) -> None:
-        """``remedy``: what to do when messages are lost."""
+    def __init__(
+        self, name: str, number: int, topic_id: int, *, remedy: str, throttle: Throttle, now: float
+    ) -> None:
+        """``remedy``: what to do when messages are lost. ``throttle``: of the link."""
         self.name = name
         """As brokers call it."""
         self.number = number
@@ -87,7 +97,7 @@ class PartitionState:
         """Here."""
         self._remedy = remedy
         self.target_topic_id = 0
-        self.throttle = Throttle(0, now)
+        self._throttle = throttle
         self.is_under_way = False
         self.began_at = 0.0
         """When it was last in a round."""
@@ -98,6 +108,8 @@ class PartitionState:
         self.extent: Extent | None = None
         self.begin: int | None = None
         """Where the chain begins if it has not."""
+        self.recorded_begin = 0
+        """On record here: where it has begun, or is about to."""
         self.was_seen = False
         """The chain has been there: if it is not any more, something is wrong."""
         self.is_told = False
@@ -176,6 +188,18 @@ class PartitionState:
         return self.begin is None and not self.was_seen
 
     @property
+    def due_begin(self) -> int:
+        """What is to be on record of where the chain begins. Before it does, since nobody could tell
+        afterwards: the target knows only how far it is."""
+        if self.begin is None or self.was_seen or not self.is_told:
+            return self.recorded_begin
+        return self.begin
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.recorded_begin == self.due_begin
+
+    @property
     def backlog(self) -> int | None:
         """None: not known."""
         if self.extent is None or self.position is None:
@@ -237,6 +261,8 @@ class PartitionState:
             return ask
         if self._may_skip and (self.position < self.extent.start or self._is_short):
             return ask._replace(skips=True)
+        if not self.is_recorded:
+            return None
         if self.position < self.extent.start:
             self._lose(now, now_ms)
             return None
@@ -245,51 +271,51 @@ class PartitionState:
         if self.position >= self.extent.end:
             return ask if self._failure is not None else None
         wanted = min(self.extent.end - self.position, max(1, int(ROUND_BYTES / self._message_bytes)))
-        count = self.throttle.allows(wanted, now)
-        if not count:
-            return None
-        is_heavy = count * self._message_bytes > LIGHT_BYTES
-        return Step(self.position, self.position + count, self._message_bytes, is_heavy)
+        return ask.cut(wanted)
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until ``plan`` may have something although nothing else happens; None: never."""
+        """Seconds until it is tried again although nothing else happens; None: it is not."""
         if self.is_under_way or self.is_held or self.position is None or self.extent is None:
             return None
-        if self._failure is not None and self._failure.retry_at is not None:
-            return max(0.0, self._failure.retry_at - now)
-        if self._failure is None and self.backlog:
-            return self.throttle.due_in(self.backlog, now)
-        return None
+        if self._failure is None or self._failure.retry_at is None:
+            return None
+        return max(0.0, self._failure.retry_at - now)
+
+    @property
+    def ready(self) -> int:
+        """Messages that could be copied now."""
+        return self.backlog or 0 if self.is_wanting and not self.is_under_way and self.is_recorded else 0
 
     def begin_step(self, step: Step, now: float) -> None:
         self.began_at = now
         self.is_under_way, self._planned_in = True, self._life
-        self._planned = step.end - step.start
-        self.throttle.take(self._planned)
+        self._planned = step.messages
+        self._throttle.take(self._planned)
         if self._failure is not None:
             self.restarts += 1
 
-    def note(self, outcome: Outcome, now: float, now_ms: int) -> None:
-        """What became of the step."""
+    def note(self, outcome: Outcome, now: float, now_ms: int) -> bool:
+        """What became of the step; whether it counts: it was not begun again meanwhile."""
         self.is_under_way = False
         if self._planned_in != self._life:
-            return
+            return False
         advanced = self._advance(outcome, now)
-        self.throttle.give_back(max(0, self._planned - advanced))
+        self._throttle.give_back(max(0, self._planned - advanced))
         self.is_suspect = self.is_alone = False
         self._is_short = outcome.code == "source_gone"
         if outcome.code:
             self.fail(outcome.code, outcome.reason, now, now_ms)
-            return
+            return True
         if self._planned and advanced > 0:
             self._may_skip = False
         self._failure = None
         self._delays.reset()
+        return True
 
     def break_down(self, reason: str, now: float, now_ms: int) -> None:
         """The round did not come to an end, or said nothing of it."""
         self.is_under_way = False
-        self.throttle.give_back(self._planned)
+        self._throttle.give_back(self._planned)
         self.fail("failed", reason, now, now_ms)
         self.is_alone = True
 

@@ -30,6 +30,7 @@ from sava.errors import CallerError, SavaError
 from sava.pipeline.link import Link
 from sava.pipeline.positions import Part
 from sava.pipeline.replicate.chains import Stretch
+from sava.pipeline.replicate.pace import Throttle
 from sava.pipeline.replicate.partitions import PartitionState, Step
 from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
@@ -103,6 +104,28 @@ def choose(
     return [
         (weight, chosen) for weight, chosen in rounds if chosen and under_way.count(weight) < most[weight]
     ]
+
+
+def ration(
+    rounds: Sequence[tuple[Weight, list[Candidate]]], throttle: Throttle, now: float
+) -> list[tuple[Weight, list[Candidate]]]:
+    """The same within the rate of the link, which all partitions share, whatever they have to copy."""
+    chosen = [each for _, candidates in rounds for each in candidates if each.step.messages]
+    chosen.sort(key=lambda each: each.partition.began_at)
+    wanted = [each.step.messages for each in chosen]
+    of = dict(zip((each.partition for each in chosen), throttle.portions(wanted, now), strict=True))
+    rationed = [
+        (
+            weight,
+            [
+                each._replace(step=each.step.cut(of[each.partition])) if each.partition in of else each
+                for each in candidates
+                if of.get(each.partition, 1)  # what only asks needs none
+            ],
+        )
+        for weight, candidates in rounds
+    ]
+    return [(weight, candidates) for weight, candidates in rationed if candidates]
 
 
 def _worth(candidates: Sequence[Candidate], size: int) -> list[Candidate]:

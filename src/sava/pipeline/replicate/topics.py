@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sava.pipeline.positions import Part, part_name
-from sava.pipeline.replicate.pace import Delays
+from sava.pipeline.replicate.pace import Delays, Throttle
 from sava.pipeline.replicate.partitions import PartitionState
 from sava.proto import replica_pb2, replication_pb2
 from sava.replication.matrix import (
@@ -64,9 +64,13 @@ def there(remote: str, shape: replica_pb2.TopicShape) -> There:
 
 
 class LinkTopicState:
-    def __init__(self, told: replication_pb2.LinkTopic, remote: str, *, now: float) -> None:
+    def __init__(
+        self, told: replication_pb2.LinkTopic, remote: str, *, throttle: Throttle, now: float
+    ) -> None:
+        """``throttle``: of the link."""
         self.topic = told.topic
         self.remote = remote
+        self._throttle = throttle
         self.told = told
         self.partitions: list[PartitionState] = []
         self._generation = told.generation
@@ -119,8 +123,6 @@ class LinkTopicState:
             self._is_tombstone |= told.is_tombstone
             self._has_stone |= told.is_tombstone
         self._add_partitions(now)
-        for partition in self.partitions:
-            partition.throttle.set(told.policy.max_rate, now)
         if told.start_offsets:
             for partition, offset in zip(self.partitions, told.start_offsets, strict=False):
                 partition.start_at(offset)
@@ -137,8 +139,11 @@ class LinkTopicState:
                 self.told.topic_ids[number],
                 remedy=f"`sava replication recreate {self.topic} --remote {self.remote}` goes on with what "
                 "there is",
+                throttle=self._throttle,
                 now=now,
             )
+            if number < len(self.told.begins):
+                partition.recorded_begin = self.told.begins[number]
             if number in last:
                 partition.seed(last[number], is_same_target=bool(self._ids.get(number)))
             self.partitions.append(partition)
@@ -243,6 +248,8 @@ class LinkTopicState:
         if reported.generation == self._generation:
             self._recorded = _by_number(reported.remote_topic_ids)
             self._has_stone = reported.is_tombstone
+            for partition, begin in zip(self.partitions, reported.begins, strict=False):
+                partition.recorded_begin = begin
             self.settle()
 
     # -- what is told --------------------------------------------------------------------------
@@ -255,13 +262,18 @@ class LinkTopicState:
             generation=self._generation,
             remote_topic_ids=ids,
             is_tombstone=self._is_tombstone,
+            begins=[partition.due_begin for partition in self.partitions] if ids else (),
             partitions=[told for partition in self.partitions if (told := partition.report(now)) is not None],
         )
 
     @property
     def is_recorded(self) -> bool:
         """Nothing has to be written down before anything else."""
-        return self._recorded == self._ids and self._has_stone == self._is_tombstone
+        return (
+            self._recorded == self._ids
+            and self._has_stone == self._is_tombstone
+            and all(partition.is_recorded for partition in self.partitions)
+        )
 
     def look(self, now: float) -> bool:
         """Whether a partition has another state than at the last look. Says in the log what is not

@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from sava.pipeline.link import Access, Link
-from sava.pipeline.replicate.origins import REPLICATE
+from sava.pipeline.replicate.origins import NOWHERE, REPLICATE, listed
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
 
 IDENTITY: Final = ("partition", "cluster", "origin", "at")
@@ -154,26 +154,31 @@ def _named(rows: DataFrame, side: Side, partitions: Sequence[int]) -> DataFrame:
     attributes = F.map_filter("attributes", lambda name, _: ~name.isin(PATH, ORIGIN_TOPIC))
     entries = F.array_sort(F.map_entries(F.coalesce(attributes, F.create_map().cast("map<string,string>"))))
     content = F.xxhash64("payload", "key", "publish_time", "producer", entries)
+    is_copy = _is_copy()
     return rows.where(F.col("partition").isin(list(partitions))).select(
         "partition",
         "offset",
-        F.coalesce("origin_cluster", F.lit(side.cluster_name)).alias("cluster"),
-        F.coalesce(F.col("attributes")[ORIGIN_TOPIC], own[F.col("partition")]).alias("origin"),
-        F.coalesce("origin_offset", "offset").alias("at"),
+        F.when(is_copy, F.col("origin_cluster")).otherwise(F.lit(side.cluster_name)).alias("cluster"),
+        F.when(is_copy, F.col("attributes")[ORIGIN_TOPIC]).otherwise(own[F.col("partition")]).alias("origin"),
+        F.when(is_copy, F.col("origin_offset")).otherwise(F.col("offset")).alias("at"),
         content.alias("content"),
     )
 
 
 def _expected(rows: DataFrame, question: Question) -> DataFrame:
-    """The rows of the source that are to be at the target."""
+    """The rows of the source that are to be at the target: those that ``origins`` lets pass."""
     target = question.target.cluster_name
-    attributes = F.col("attributes")
-    allowed = attributes[REPLICATE].isNull() | F.array_contains(
-        F.transform(F.split(attributes[REPLICATE], ","), F.trim), target
-    )
-    been_there = F.coalesce(F.array_contains(F.split(attributes[PATH], ","), target), F.lit(False))
-    rows = rows.where(F.coalesce(allowed, F.lit(True)) & ~been_there)
-    return rows if question.forward else rows.where(F.col("origin_cluster").isNull())
+    replicate, path = F.col("attributes")[REPLICATE], F.col("attributes")[PATH]
+    is_allowed = replicate.rlike(listed(target, spaces=True)) & (F.trim(replicate) != NOWHERE)
+    leaves = _is_copy() & path.rlike(listed(target)) if question.forward else _is_copy()
+    return rows.where((replicate.isNull() | is_allowed) & ~leaves)
+
+
+def _is_copy() -> Column:
+    """As in ``origins``: what says less than all three was published where it is, whatever its producer has
+    written into attributes that are not its own to give."""
+    path, topic = (F.col("attributes")[name] for name in (PATH, ORIGIN_TOPIC))
+    return F.col("origin_cluster").isNotNull() & path.isNotNull() & topic.isNotNull()
 
 
 def _joined(

@@ -108,3 +108,16 @@ def test_a_topic_of_the_same_name_begins_anew(source: Source, cursors: Cursors) 
     source.heard()
     cursors.close()
     assert source.calls == [{"a": 10}, {"a": 2}]
+
+
+def test_what_is_copied_again_goes_on_from_the_beginning(source: Source, cursors: Cursors) -> None:
+    cursors.hold("a", "billing", 8)
+    cursors.advance("a", 10)
+    source.heard()
+    cursors.begin_again("a")
+    cursors.advance("a", 3)
+    source.heard()
+    cursors.advance("a", 9)
+    source.heard()
+    cursors.close()
+    assert source.calls == [{"a": 8}, {"a": 3}, {"a": 8}], "acks that were not said still count"

@@ -56,6 +56,8 @@ class Cluster:
         self.reports: list[pb.ReportLinkRequest] = []
         self.is_closed = False
         self.asked = 0
+        self.advanced: list[dict[str, int]] = []
+        """Cursors of the link, as they were told to move on."""
 
     def publish(self, name: str, count: int) -> None:
         with self.changed:
@@ -117,6 +119,7 @@ class Cluster:
     def advance_all(
         self, subscription: str, offsets: Mapping[str, int], *, timeout_s: float
     ) -> dict[str, Any]:
+        self.advanced.append(dict(offsets))
         return {}
 
 
@@ -306,6 +309,25 @@ def test_a_slow_partition_keeps_nobody_waiting(world: World) -> None:
     released.set()
 
 
+def test_all_partitions_share_the_rate_of_the_link(world: World) -> None:
+    world.cluster.link.remote.max_rate = 20
+    world.start()
+    until(lambda: sum(world.engine.positions.values()) == 20, "what may go at once is copied")
+    began = time.monotonic()
+    world.cluster.publish(NAMES[0], 5)
+    world.cluster.publish(NAMES[1], 5)
+    world.copied()
+    assert time.monotonic() - began > 0.2
+    assert max(len(range(*each)) for each in ranges(world)) <= 10
+    world.cluster.link.remote.max_rate = 0
+    world.cluster.publish(NAMES[0], 1000)
+    world.copied()
+
+
+def ranges(world: World) -> list[tuple[int, int]]:
+    return [(piece.start, piece.end) for errand in world.engine.errands for piece in errand.pieces]
+
+
 def test_the_chain_begins_where_the_policy_says_and_only_once(world: World) -> None:
     world.cluster.link.topics[0].policy.start = "1700000000000000"
     job = world.start()
@@ -393,6 +415,38 @@ def test_a_deleted_topic_is_reported_and_not_created_again(world: World) -> None
     until(lambda: world.cluster.link.topics[0].is_tombstone, "it is written down")
     until(lambda: world.cluster.states() == ["remote_deleted"] * 2, "it is told")
     assert len(world.remote.ensured) == 1
+
+
+def test_what_is_copied_again_is_not_let_go_of_before_it_is(world: World) -> None:
+    """The topic is deleted at the remote while an errand is under way, and somebody asks for it again: what
+    the old copy had, by the errand's word as well, is no reason to let go of anything."""
+    world.start()
+    world.copied()
+    until(lambda: {NAMES[0]: 10, NAMES[1]: 10} in world.cluster.advanced, "it is let go of")
+    began, released = threading.Event(), threading.Event()
+
+    def before(shares: Sequence[Share]) -> None:
+        began.set()
+        released.wait(WAIT_S)
+
+    world.engine.before = before
+    world.cluster.publish(NAMES[0], 5)
+    assert began.wait(WAIT_S)
+    world.remote.failure = Unavailable("no broker has answered")
+    until(lambda: world.cluster.states() == ["unreachable"] * 2, "the remote is away")
+    topic = world.cluster.link.topics[0]
+    topic.generation += 1
+    topic.remote_topic_ids[:] = []
+    until(lambda: world.cluster.reports[-1].topics[0].generation == 1, "it has heard of it")
+    world.cluster.advanced.clear()
+    released.set()
+    until(lambda: world.jobs[0].progress.rows == 25, "the errand has ended")
+    world.engine.outcome = lambda errand: Outcome(
+        name=errand.name, is_known=True, position=3, kept_position=3, code="failed", reason="stays there"
+    )
+    world.remote.failure = None
+    until(lambda: world.cluster.advanced, "what is copied is let go of")
+    assert set(world.cluster.advanced[0].values()) == {3}
 
 
 def test_a_topic_that_is_not_wanted_any_more_is_left(world: World) -> None:

@@ -24,7 +24,7 @@ US = 1_000_000
 
 def partition(end: int = 10, *, start: int = 0, now: float = 0.0) -> PartitionState:
     """Admitted, from its first message on."""
-    made = PartitionState(NAME, 0, 7, remedy=REMEDY, now=now)
+    made = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, now), now=now)
     made.see(Extent(start, start, end), now, 100 * US)
     made.start_at(start)
     made.admit(70)
@@ -90,15 +90,39 @@ class TestPlanning:
         state.see(Extent(5, 5, 10), 0.0, 0)  # retention goes on
         assert state.begin == 3
 
+    def test_a_chain_does_not_begin_before_it_is_on_record_where(self) -> None:
+        state = partition(start=3)
+        step = state.plan(0.0, 0)
+        assert step is not None
+        assert state.is_recorded, "the target has not been heard: the chain may have begun elsewhere"
+        state.begin_step(step, 0.0)
+        state.note(Outcome(name=NAME), 0.0, 0)
+        assert (state.is_recorded, state.due_begin) == (False, 3)
+        assert state.plan(0.0, 0) is None
+        assert state.due_in(0.0) is None
+        state.recorded_begin = 3
+        told(state, 10, messages=7)
+        assert (state.is_recorded, state.due_begin) == (True, 3)
+
+    def test_where_a_chain_has_begun_stays_on_record_whatever_the_policy_says_later(self) -> None:
+        state = partition(start=0)
+        state.recorded_begin = 3
+        told(state, 5)
+        assert (state.is_recorded, state.due_begin) == (True, 3)
+        state.renew()
+        state.start_at(0)
+        told(state, 5)  # it was begun again, and is still there
+        assert state.due_begin == 3
+
     def test_a_chain_that_was_reported_must_be_there(self) -> None:
-        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         state.seed(pb.LinkPartition(position=5, end=9, messages=5), is_same_target=True)
         assert (state.was_seen, state.position, state.needs_begin) == (True, 5, False)
         state.start_at(0)
         assert state.begin is None
 
     def test_a_chain_of_a_topic_that_is_not_there_any_more_begins_anew(self) -> None:
-        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         state.seed(pb.LinkPartition(position=5, messages=5, disconnects=3), is_same_target=False)
         assert (state.was_seen, state.position, state.messages, state.disconnects) == (False, None, 0, 3)
 
@@ -241,7 +265,7 @@ class TestFailing:
 
     def test_nothing_is_taken_for_lost_before_the_target_was_heard(self) -> None:
         """A runner that starts knows an old position; the target is further."""
-        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         state.seed(pb.LinkPartition(position=2, messages=2), is_same_target=True)
         state.see(Extent(5, 5, 10), 0.0, 0)
         state.admit(70)
@@ -291,7 +315,7 @@ class TestTelling:
         assert (report.position, report.end, report.oldest_us) == (10, 15, 200 * US)
 
     def test_an_end_that_is_not_known_is_not_reported_as_none(self) -> None:
-        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         assert state.report(0.0) is None
         state.seed(pb.LinkPartition(position=2, end=9, messages=2), is_same_target=True)
         report = state.report(0.0)
@@ -327,41 +351,40 @@ class TestTelling:
 class TestPace:
     def test_a_throttle_holds_one_second_s_messages_and_fills_with_time(self) -> None:
         throttle = Throttle(100, 0.0)
-        assert throttle.allows(1000, 0.0) == 100
+        assert throttle.portions([1000], 0.0) == [100]
         throttle.take(100)
-        assert throttle.allows(1000, 0.1) == 0  # too few for a task
+        assert throttle.portions([1000], 0.1) == [0]  # too few for a task
         assert throttle.due_in(1000, 0.1) == pytest.approx(0.1)
-        assert throttle.allows(1000, 0.5) == 50
+        assert throttle.portions([1000], 0.5) == [50]
         throttle.give_back(20)
-        assert throttle.allows(1000, 0.5) == 70
-        assert throttle.allows(1000, 100.0) == 100
-        assert throttle.allows(3, 100.0) == 3
+        assert throttle.portions([1000], 0.5) == [70]
+        assert throttle.portions([1000], 100.0) == [100]
+        assert throttle.portions([3], 100.0) == [3]
+        assert throttle.portions([], 100.0) == []
 
     def test_a_slow_throttle_lets_single_messages_pass(self) -> None:
         throttle = Throttle(1, 0.0)
-        throttle.take(throttle.allows(5, 0.0))
-        assert throttle.allows(5, 0.9) == 0
-        assert throttle.allows(5, 1.0) == 1
+        throttle.take(sum(throttle.portions([5, 5], 0.0)))
+        assert throttle.portions([5, 5], 0.9) == [0, 0]
+        assert throttle.portions([5, 5], 1.0) == [1, 0]
 
     def test_no_rate_is_no_limit(self) -> None:
         throttle = Throttle(0, 0.0)
         throttle.take(1 << 40)
-        assert throttle.allows(1 << 30, 0.0) == 1 << 30
+        assert throttle.portions([1 << 30, 5], 0.0) == [1 << 30, 5]
         throttle.set(10, 5.0)
-        assert throttle.allows(1000, 5.0) == 10
+        assert throttle.portions([1000], 5.0) == [10]
 
-    def test_a_partition_copies_no_more_than_its_rate(self) -> None:
-        state = partition(end=100_000)
-        state.throttle.set(1000, 0.0)
-        told(state, 0)
-        copied, now = 0, 0.0
-        while now < 10.0:
-            step = state.plan(now, 0)
-            if step is not None:
-                copied += step.end - step.start
-                told(state, step.end, now=now, messages=step.end - step.start)
-            now += 0.01
-        assert 10_000 <= copied <= 11_000
+    def test_all_get_the_same_or_what_they_want(self) -> None:
+        throttle = Throttle(100, 0.0)
+        assert throttle.portions([1000, 1000, 1000, 1000], 0.0) == [25] * 4
+        assert throttle.portions([1000, 4, 1000], 0.0) == [48, 4, 48]
+        assert throttle.portions([30, 20, 10], 0.0) == [30, 20, 10]
+
+    def test_nobody_gets_crumbs_and_the_last_wait_for_their_turn(self) -> None:
+        throttle = Throttle(100, 0.0)
+        assert throttle.portions([1000] * 50, 0.0) == [5] * 20 + [0] * 30
+        assert throttle.portions([1] * 200, 0.0) == [1] * 100 + [0] * 100
 
     def test_delays_double_to_a_minute(self) -> None:
         delays = Delays(chance=lambda low, high: high)

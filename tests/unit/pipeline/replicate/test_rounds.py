@@ -15,6 +15,7 @@ from sava.pipeline.link import Access, Extent, Link
 from sava.pipeline.positions import Part
 from sava.pipeline.replicate import rounds as module
 from sava.pipeline.replicate.copying import copy
+from sava.pipeline.replicate.pace import Throttle
 from sava.pipeline.replicate.partitions import PartitionState, Step
 from sava.pipeline.replicate.rounds import (
     MAX_ROUNDS,
@@ -24,6 +25,7 @@ from sava.pipeline.replicate.rounds import (
     Rounds,
     Weight,
     choose,
+    ration,
     share_out,
     skip,
 )
@@ -44,7 +46,7 @@ WAIT_S = 10.0
 
 
 def candidate(name: str, *, messages: int = 10, suspect: bool = False, alone: bool = False) -> Candidate:
-    partition = PartitionState(name, 0, 1, remedy="", now=0.0)
+    partition = PartitionState(name, 0, 1, remedy="", throttle=Throttle(0, 0.0), now=0.0)
     partition.is_suspect, partition.is_alone = suspect, alone
     return Candidate(partition, Step(0, messages, 256.0, is_heavy=messages > 4096))
 
@@ -281,8 +283,77 @@ class TestRunning:
         rounds.close()
 
 
+class TestRationing:
+    """Partitions of one link, whose rounds take no time. The clock is a number."""
+
+    def throttled(self, rate: int, *backlogs: int) -> None:
+        self.throttle = Throttle(rate, 0.0)
+        self.now = 0.0
+        self.partitions = [self.partition(f"p{number}", end) for number, end in enumerate(backlogs)]
+
+    def partition(self, name: str, end: int) -> PartitionState:
+        partition = PartitionState(name, 0, 1, remedy="", throttle=self.throttle, now=0.0)
+        partition.see(Extent(0, 0, end), self.now, 0)
+        partition.start_at(0)
+        partition.admit(2)
+        return partition
+
+    def copy(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            planned = [(each, each.plan(self.now, 0)) for each in self.partitions]
+            candidates = [Candidate(each, step) for each, step in planned if step is not None]
+            for _, chosen in ration(choose(candidates, [], 2), self.throttle, self.now):
+                for partition, step in chosen:
+                    partition.begin_step(step, self.now)
+                    outcome = Outcome(
+                        name=partition.name, is_known=True, position=step.end, messages=step.messages
+                    )
+                    partition.note(outcome, self.now, 0)
+            self.now += 0.01
+
+    def test_a_link_copies_no_more_than_its_rate_however_many_partitions_it_has(self) -> None:
+        self.throttled(1000, *[1_000_000] * 60)
+        self.copy(10.0)
+        counts = [partition.messages for partition in self.partitions]
+        assert 10_000 <= sum(counts) <= 11_050
+        assert min(counts) > 100
+        assert max(counts) - min(counts) <= 250, "what went at once in the beginning"
+
+    def test_who_has_little_does_not_wait_for_who_has_much_and_nothing_is_wasted(self) -> None:
+        self.throttled(1000, *[1_000_000] * 10)
+        self.copy(5.0)
+        self.partitions.append(self.partition("new", 20))
+        self.copy(0.5)
+        assert self.partitions[-1].messages == 20
+        self.copy(4.5)
+        assert 10_000 <= sum(partition.messages for partition in self.partitions) <= 11_050
+
+    def test_what_failed_was_not_copied(self) -> None:
+        self.throttled(100, 1000)
+        (partition,) = self.partitions
+        partition.is_told = True
+        step = partition.plan(0.0, 0)
+        assert step is not None
+        ((_, (chosen,)),) = ration([(Weight.LIGHT, [Candidate(partition, step)])], self.throttle, 0.0)
+        assert chosen.step.messages == 100
+        partition.begin_step(chosen.step, 0.0)
+        assert self.throttle.portions([100], 0.0) == [0]
+        partition.break_down("an executor was lost", 0.0, 0)
+        assert self.throttle.portions([100], 0.0) == [100]
+
+    def test_whoever_only_asks_needs_no_allowance(self) -> None:
+        self.throttled(10, 100)
+        self.throttle.take(10)
+        asks = Candidate(self.partitions[0], Step(0, 0, 256.0, is_heavy=False, skips=True))
+        waits = candidate("waits")
+        assert ration([(Weight.LIGHT, [waits]), (Weight.SUSPECT, [asks])], self.throttle, 0.0) == [
+            (Weight.SUSPECT, [asks])
+        ]
+
+
 def test_an_extent_is_what_a_partition_needs_to_be_planned() -> None:
-    partition = PartitionState("a", 0, 1, remedy="", now=0.0)
+    partition = PartitionState("a", 0, 1, remedy="", throttle=Throttle(0, 0.0), now=0.0)
     partition.start_at(0)
     partition.admit(2)
     assert partition.plan(0.0, 0) is None

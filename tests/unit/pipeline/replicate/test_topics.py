@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from sava.pipeline.link import Extent
+from sava.pipeline.replicate.pace import Throttle
 from sava.pipeline.replicate.topics import Creation, LinkTopicState, there
+from sava.pipeline.replicate.work import Outcome
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import Mismatch, Settings, State
@@ -32,7 +34,7 @@ def shape(*topic_ids: int, partitions: int | None = None, **fields: Any) -> repl
 
 
 def topic(told: pb.LinkTopic | None = None) -> LinkTopicState:
-    made = LinkTopicState(told or link_topic(), "west", now=0.0)
+    made = LinkTopicState(told or link_topic(), "west", throttle=Throttle(0, 0.0), now=0.0)
     for partition in made.partitions:
         partition.see(Extent(0, 0, 0), 0.0, 0)
     return made
@@ -220,6 +222,23 @@ def test_where_copying_starts() -> None:
     assert not by_time.starts_at_first
     assert all(partition.needs_begin for partition in by_time.partitions)
     assert topic(link_topic(2, policy=pb.ReplicationPolicy(start="earliest"))).starts_at_first
+
+
+def test_it_is_reported_where_the_copy_begins_and_the_next_runner_knows() -> None:
+    state = topic(link_topic(2, start_offsets=(5, 6), policy=pb.ReplicationPolicy(start="latest")))
+    describe(state, shape(71, 72))
+    record(state)
+    for partition in state.partitions:
+        step = partition.plan(0.0, 0)
+        assert step is not None
+        partition.begin_step(step, 0.0)
+        partition.note(Outcome(name=partition.name), 0.0, 0)
+    assert not state.is_recorded
+    assert list(state.report(0.0).begins) == [5, 6]
+    record(state)
+    assert state.is_recorded
+    next_one = topic(link_topic(2, remote_topic_ids=(71, 72), begins=(5, 6)))
+    assert list(next_one.report(0.0).begins) == [5, 6]
 
 
 def test_the_log_says_what_is_not_copied_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
