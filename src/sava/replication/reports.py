@@ -169,8 +169,12 @@ def _is_news(written: ReportRecord | None, report: ReportRecord) -> bool:
     return is_due and (written.runner, written.partitions) != (report.runner, report.partitions)
 
 
-def _states(report: ReportRecord) -> list[tuple[int, str, str]]:
-    return [(each.partition, each.state, each.reason) for each in report.partitions]
+def _states(report: ReportRecord) -> list[tuple[object, ...]]:
+    """What the next runner must know, whenever this one ends."""
+    return [
+        (each.partition, each.state, each.reason, each.was_seen, each.rewound_from)
+        for each in report.partitions
+    ]
 
 
 def _shortened(report: PartitionReport) -> PartitionReport:

@@ -121,7 +121,10 @@ class Statuses:
         extent = self._looked[name].extent if name in self._looked else None
         end = max(last.end if last else UNKNOWN, extent.end if extent else UNKNOWN)
         position = last.position if last is not None else self._first(topic, number, extent)
-        backlog = max(0, end - position) if end != UNKNOWN and position is not None else UNKNOWN
+        is_rewound = last is not None and last.rewound_from > 0
+        backlog = UNKNOWN
+        if position is not None and end >= position and not is_rewound:
+            backlog = end - position
         shown = last or PartitionReport(partition=number, state=State.STARTING, position=position or 0)
         if silent is not None:
             shown = _silenced(shown, *silent)

@@ -194,6 +194,26 @@ async def test_partitions_that_are_copied_are_not_asked_about(clock: Clock) -> N
         assert asked == [ORDERS.partition(1)]
 
 
+async def test_of_a_partition_that_was_rewound_nobody_knows_how_much_is_not_copied(clock: Clock) -> None:
+    """It has grown beyond its copy since, with other messages than those that were copied."""
+    async with world() as made:
+        await replicated(made)
+        await made.report(
+            PartitionReport(
+                partition=0, state="failed", position=100, end=120, rewound_to=50, rewound_from=100
+            )
+        )
+        (shown,) = made.status().partitions
+        assert (shown.backlog, shown.backlog_s) == (status.UNKNOWN, status.UNKNOWN)
+
+
+async def test_a_partition_that_ends_before_its_copy_has_no_backlog_that_is_known(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made)
+        await made.report(active(position=100, end=50))
+        assert made.status().partitions[0].backlog == status.UNKNOWN
+
+
 # -- what is written down --------------------------------------------------------------------------
 
 
@@ -216,6 +236,16 @@ async def test_progress_is_written_down_now_and_then_and_a_new_state_at_once(clo
         assert written(made).partitions[0].position == 20
         await made.report(PartitionReport(partition=0, state="unreachable", position=21))
         assert written(made).partitions[0].position == 21
+
+
+async def test_what_the_next_runner_must_know_is_written_down_at_once(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made)
+        await made.report(active(position=5))
+        await made.report(active(position=5, was_seen=True))
+        assert written(made).partitions[0].was_seen
+        await made.report(active(position=5, was_seen=True, rewound_to=2, rewound_from=5))
+        assert written(made).partitions[0].rewound_from == 5
 
 
 async def test_an_idle_topic_is_not_written_down_again_and_again(clock: Clock) -> None:

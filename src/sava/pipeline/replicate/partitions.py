@@ -8,6 +8,13 @@ again.
 The position is the target's word. Until it was heard in this life of the driver, what was reported before, or
 the beginning, is a belief to plan the first errand by, and no reason to take anything for lost.
 
+**A source that was rewound** (restored from an older state) ends before where it was copied to, and then has
+other messages at the same offsets:
+
+    copied up to 100; it ends at 50; grows to 120        going on at 100 leaves out the new 50..100 silently
+
+So that it was seen once is reported, on record for whoever copies next, and holds until somebody acts.
+
 Owned by the thread of the link. Clocks are parameters.
 """
 
@@ -33,6 +40,9 @@ MESSAGE_BYTES: Final = 256.0
 BELIEVED_AFTER_S: Final = 15.0
 """A partition that ends before where it was copied to has lost messages, or its former owner, which has not
 noticed yet that it is one, has answered. Such an owner notices within this time."""
+GROWS_AFTER_S: Final = 3.0
+"""It appends nothing any more either: an end that grows, and is still too early, is no former owner's. What
+was under way from the owner when the target said how far the copy is has come by then."""
 ASK_TIME_S: Final = 5.0
 MAX_SAMPLES: Final = 64
 
@@ -69,6 +79,13 @@ class Step(NamedTuple):
         return (self.end - self.start) * self.message_bytes
 
 
+class Rewound(NamedTuple):
+    """Offsets that were copied once, and stand for other messages by now."""
+
+    start: int
+    end: int
+
+
 class _Failure(NamedTuple):
     state: State
     reason: str
@@ -79,7 +96,7 @@ class _Failure(NamedTuple):
 
 class PartitionState:
     def __init__(self, name: str, number: int, topic_id: int, *, remedy: str, now: float) -> None:
-        """``remedy``: what to do when messages are lost."""
+        """``remedy``: the command to go on with when messages are lost."""
         self.name = name
         """As brokers call it."""
         self.number = number
@@ -112,8 +129,11 @@ class PartitionState:
         self._planned = 0
         self._life = self._planned_in = 0
         """How often it was begun again; what was planned before that is of no interest."""
-        self._early_since: float | None = None
-        """Since when it ends before where it was copied to."""
+        self._early: tuple[float, int] | None = None
+        """Since when it ends before where it was copied to, and the first of these ends."""
+        self._rewound: Rewound | None = None
+        self._may_leave_out = False
+        """Somebody has agreed to go on without what was rewound."""
         self._may_skip = self._is_short = False
         """Somebody has agreed to go on without what is lost, until something is copied; and more was lost
         since it was last looked at."""
@@ -133,8 +153,12 @@ class PartitionState:
         self.disconnects, self.restarts, self._last_end = last.disconnects, last.restarts, last.end
         if is_same_target:
             self.messages, self.duplicates, self.skipped = last.messages, last.duplicates, last.skipped
-            self.was_seen = bool(last.messages or last.duplicates or last.skipped)
+            self.was_seen = last.was_seen
             self.position = last.position if self.was_seen else None
+            if last.rewound_from:
+                self._rewind(Rewound(last.rewound_to, last.rewound_from))
+        else:
+            self._may_leave_out = last.rewound_from > 0  # somebody has acted since
 
     def renew(self) -> None:
         """Somebody has asked for it to be begun again, with what there is here and there."""
@@ -143,6 +167,7 @@ class PartitionState:
         self.begin = self.position = None
         self.messages = self.duplicates = self.skipped = 0
         self._may_skip, self._is_short = self.is_lost, False
+        self._may_leave_out, self._rewound, self._early = self._rewound is not None, None, None
         self._failure = None
         self._delays.reset()
 
@@ -178,9 +203,14 @@ class PartitionState:
     @property
     def backlog(self) -> int | None:
         """None: not known."""
-        if self.extent is None or self.position is None:
+        if self.extent is None or self.position is None or self._is_early or self._rewound is not None:
             return None
-        return max(0, self.extent.end - self.position)
+        return self.extent.end - self.position
+
+    @property
+    def _is_early(self) -> bool:
+        """It ends before where it was copied to."""
+        return self.extent is not None and self.position is not None and self.position > self.extent.end
 
     # -- what keeps it -------------------------------------------------------------------------
 
@@ -216,7 +246,7 @@ class PartitionState:
     def fail(self, code: str, reason: str, now: float, now_ms: int) -> None:
         self.is_suspect = True
         if code in HELPED_BY_SOMEBODY:
-            reason = f"{reason}; {self._remedy}"
+            reason = f"{reason}; {self._remedy} goes on with what there is"
         state = STATES.get(code, State.FAILED)
         if state is State.DATA_LOSS and not self._may_skip:
             self._failure = _Failure(state, reason, None, 0)
@@ -282,7 +312,7 @@ class PartitionState:
             self.fail(outcome.code, outcome.reason, now, now_ms)
             return
         if self._planned and advanced > 0:
-            self._may_skip = False
+            self._may_skip = self._may_leave_out = False
         self._failure = None
         self._delays.reset()
 
@@ -323,18 +353,33 @@ class PartitionState:
         self.fail("source_gone", reason, now, now_ms)
 
     def _ends_too_early(self, now: float, now_ms: int) -> bool:
-        if self.extent is None or self.position is None or self.position <= self.extent.end:
-            self._early_since = None
+        if not self._is_early:
+            self._early = None
             return False
-        if self._early_since is None:
-            self._early_since = now
-        if now - self._early_since >= BELIEVED_AFTER_S:
+        assert self.extent is not None
+        assert self.position is not None
+        since, first_end = self._early = self._early or (now, self.extent.end)
+        grows = self.extent.end > first_end and now - since >= GROWS_AFTER_S
+        if now - since < BELIEVED_AFTER_S and not grows:
+            return True
+        if self._may_leave_out:
             reason = (
-                f"{self.name} ends at offset {self.extent.end} here, and was copied up to {self.position}: "
-                "it has lost messages, or was restored from an older state"
+                f"{self.name} ends at offset {self.extent.end}, and is copied again from {self.position} on"
             )
             self.fail("failed", reason, now, now_ms)
+        else:
+            self._rewind(Rewound(first_end, self.position))
         return True
+
+    def _rewind(self, rewound: Rewound) -> None:
+        self._rewound = rewound
+        reason = (
+            f"{self.name} ended at offset {rewound.start} here when it was copied up to {rewound.end}: it "
+            f"has lost messages, or was restored from an older state. {self._remedy} goes on at offset "
+            f"{rewound.end} and leaves out what is published here before that; if the copy is deleted first, "
+            "it copies anew all that there is here"
+        )
+        self._failure = _Failure(State.FAILED, reason, None, 0)
 
     # -- what is told --------------------------------------------------------------------------
 
@@ -410,7 +455,7 @@ class PartitionState:
             reason=self.reason,
             next_retry_ms=kept.retry_ms if kept is not None else 0,
             position=self.position if self.position is not None else first,
-            end=self._last_end,
+            end=self.extent.end if self.extent is not None and self._is_early else self._last_end,
             oldest_us=self.oldest_us,
             rate=rate,
             bytes_rate=bytes_rate,
@@ -419,4 +464,7 @@ class PartitionState:
             skipped=self.skipped,
             disconnects=self.disconnects,
             restarts=self.restarts,
+            was_seen=self.was_seen,
+            rewound_to=self._rewound.start if self._rewound is not None else 0,
+            rewound_from=self._rewound.end if self._rewound is not None else 0,
         )

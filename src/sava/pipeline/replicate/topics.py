@@ -135,8 +135,7 @@ class LinkTopicState:
                 part_name(part, partitioned=is_partitioned),
                 number,
                 self.told.topic_ids[number],
-                remedy=f"`sava replication recreate {self.topic} --remote {self.remote}` goes on with what "
-                "there is",
+                remedy=f"`sava replication recreate {self.topic} --remote {self.remote}`",
                 now=now,
             )
             if number in last:
