@@ -644,6 +644,7 @@ class LinkPartition(_message.Message):
     WAS_SEEN_FIELD_NUMBER: _builtins.int
     REWOUND_TO_FIELD_NUMBER: _builtins.int
     REWOUND_FROM_FIELD_NUMBER: _builtins.int
+    UNSYNCED_SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     state: _builtins.str
     """starting, active, idle, paused, waiting_runner, waiting_remote_topic, partition_mismatch, remote_deleted,
@@ -675,6 +676,12 @@ class LinkPartition(_message.Message):
     asks for it, wherever it ends by then; the backlog is not known. 0 and 0: it has not.
     """
     rewound_from: _builtins.int
+    @_builtins.property
+    def unsynced_subscriptions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Replicated subscriptions whose positions are not copied at present. The reason says why, if nothing else keeps the
+        partition; messages are kept here for them.
+        """
+
     def __init__(
         self,
         *,
@@ -698,10 +705,11 @@ class LinkPartition(_message.Message):
         was_seen: _builtins.bool = ...,
         rewound_to: _builtins.int = ...,
         rewound_from: _builtins.int = ...,
+        unsynced_subscriptions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "backlog_seconds", b"backlog_seconds", "bytes_rate", b"bytes_rate", "disconnects", b"disconnects", "duplicates", b"duplicates", "end", b"end", "messages", b"messages", "next_retry_ms", b"next_retry_ms", "oldest_us", b"oldest_us", "partition", b"partition", "position", b"position", "rate", b"rate", "reason", b"reason", "reported_ms", b"reported_ms", "restarts", b"restarts", "rewound_from", b"rewound_from", "rewound_to", b"rewound_to", "skipped", b"skipped", "state", b"state", "was_seen", b"was_seen"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "backlog_seconds", b"backlog_seconds", "bytes_rate", b"bytes_rate", "disconnects", b"disconnects", "duplicates", b"duplicates", "end", b"end", "messages", b"messages", "next_retry_ms", b"next_retry_ms", "oldest_us", b"oldest_us", "partition", b"partition", "position", b"position", "rate", b"rate", "reason", b"reason", "reported_ms", b"reported_ms", "restarts", b"restarts", "rewound_from", b"rewound_from", "rewound_to", b"rewound_to", "skipped", b"skipped", "state", b"state", "unsynced_subscriptions", b"unsynced_subscriptions", "was_seen", b"was_seen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

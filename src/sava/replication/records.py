@@ -123,6 +123,7 @@ class PartitionReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     was_seen: bool = False
     rewound_to: int = 0
     rewound_from: int = 0
+    unsynced_subscriptions: tuple[str, ...] = ()
 
 
 class ReportRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

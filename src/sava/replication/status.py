@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from sava.broker.names import TopicName
 from sava.cluster.pipelines import Pipelines
 from sava.replication import records
@@ -177,18 +179,8 @@ class Statuses:
 
 def _silenced(report: PartitionReport, state: State, reason: str) -> PartitionReport:
     """Nobody copies it, whatever was said last."""
-    return PartitionReport(
-        partition=report.partition,
-        state=state,
-        reason=reason,
-        position=report.position,
-        end=report.end,
-        oldest_us=report.oldest_us,
-        messages=report.messages,
-        duplicates=report.duplicates,
-        skipped=report.skipped,
-        disconnects=report.disconnects,
-        restarts=report.restarts,
+    return msgspec.structs.replace(
+        report, state=state, reason=reason, next_retry_ms=0, rate=0.0, bytes_rate=0.0
     )
 
 

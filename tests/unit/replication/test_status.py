@@ -8,10 +8,12 @@ import pytest
 
 from sava.broker import specs
 from sava.broker.names import TopicName
+from sava.proto import replication_pb2 as pb
 from sava.replication import records, reports, status
 from sava.replication.links import Extent
 from sava.replication.records import PartitionReport, ReportRecord
 from sava.replication.reports import Reports
+from sava.services import replication_messages as messages
 from tests.unit.replication.world import ORDERS, World, world
 
 PLAIN = PartitionReport(partition=0, state="active", position=10, end=10)
@@ -112,6 +114,19 @@ async def test_a_paused_pipeline_is_told_as_paused(clock: Clock) -> None:
         assert (shown.report.state, shown.is_connected) == ("paused", False)
         await made.pipelines.pause("replicate-west", is_paused=False)
         assert made.status().connected == 1
+
+
+async def test_a_subscription_that_is_not_copied_is_told_of_a_partition_that_is(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made, subscriptions=("billing",))
+        topic = next(iter(made.links.topics()))
+        report = pb.LinkTopic(topic=str(ORDERS), topic_ids=topic.wanted.topic_ids)
+        report.partitions.add(state="idle", reason="too many", unsynced_subscriptions=["billing"])
+        await made.control.report("west", "runner-1", {ORDERS: messages.told(report)})
+        shown = messages.topic_status(made.status(), "")
+        assert (shown.connected_count, shown.partitions[0].reason) == (1, "too many")
+        assert [*shown.partitions[0].unsynced_subscriptions] == ["billing"]
+        assert written(made).partitions[0].unsynced_subscriptions == ("billing",)
 
 
 # -- backlog ---------------------------------------------------------------------------------------

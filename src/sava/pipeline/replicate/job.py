@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 from sava.client.errors import Unavailable
 from sava.errors import SavaError
 from sava.pipeline.link import Access, Extent, Link
-from sava.pipeline.replicate.acks import Subscriptions
+from sava.pipeline.replicate.acks import Name, Subscriptions
 from sava.pipeline.replicate.beats import Beat
 from sava.pipeline.replicate.control import Control, ends_of
 from sava.pipeline.replicate.cursors import Cursors
@@ -101,6 +101,7 @@ class LinkJob(Job):
         self._link_at = 0.0
         self._replicated: Mapping[str, tuple[int, tuple[str, ...]]] = {}
         self._syncing: tuple[LinkEnds, Subscriptions] | None = None
+        self._unsynced: Mapping[Name, str] = {}
         self._source = Link.of(edges.source)
         self._cursors = Cursors(self._source, remote)
         self._rounds = Rounds(
@@ -254,6 +255,14 @@ class LinkJob(Job):
         now, now_us = time.monotonic(), time.time_ns() // 1000
         for name, extent in extents.items():
             watched[name].see(extent, now, now_us)
+
+    def _note_unsynced(self, unsynced: Mapping[Name, str]) -> None:
+        for partition in self._partitions:
+            partition.unsynced = {
+                name.subscription: why
+                for name, why in unsynced.items()
+                if (name.partition, name.topic_id) == (partition.name, partition.topic_id)
+            }
 
     # -- what there is at the remote -----------------------------------------------------------
 
@@ -431,6 +440,10 @@ class LinkJob(Job):
             self._syncing = (ends, made)
         if self._syncing is not None:
             self._syncing[1].sync(partitions)
+            unsynced = self._syncing[1].failures
+            if unsynced != self._unsynced:
+                self._unsynced = unsynced
+                self._post(partial(self._note_unsynced, unsynced))
         return SYNC_S
 
     def _end_sync(self) -> None:

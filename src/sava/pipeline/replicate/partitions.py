@@ -21,6 +21,7 @@ Owned by the thread of the link. Clocks are parameters.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from sava.pipeline.link import Extent
@@ -145,6 +146,8 @@ class PartitionState:
         self._samples: deque[tuple[int, int]] = deque()
         """Ends, and when (µs) they were first seen."""
         self._asked_at = now - ASK_TIME_S
+        self.unsynced: Mapping[str, str] = {}
+        """Subscriptions whose positions are not copied, and why."""
         self.messages = self.duplicates = self.skipped = self.disconnects = self.restarts = 0
 
     def seed(self, last: pb.LinkPartition, *, is_same_target: bool) -> None:
@@ -406,7 +409,14 @@ class PartitionState:
 
     @property
     def reason(self) -> str:
-        return next((kept.reason for kept in (self._held, self._failure) if kept is not None), "")
+        kept = self._held or self._failure
+        return kept.reason if kept is not None else self._unsynced_reason
+
+    @property
+    def _unsynced_reason(self) -> str:
+        """Messages are copied all the same."""
+        whys = [f"subscription {name} is not copied: {why}" for name, why in sorted(self.unsynced.items())]
+        return "; ".join([*whys, "messages are kept here for it meanwhile"]) if whys else ""
 
     @property
     def is_wanting(self) -> bool:
@@ -467,4 +477,5 @@ class PartitionState:
             was_seen=self.was_seen,
             rewound_to=self._rewound.start if self._rewound is not None else 0,
             rewound_from=self._rewound.end if self._rewound is not None else 0,
+            unsynced_subscriptions=sorted(self.unsynced),
         )
