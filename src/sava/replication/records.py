@@ -124,6 +124,7 @@ class PartitionReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     rewound_to: int = 0
     rewound_from: int = 0
     unsynced_subscriptions: tuple[str, ...] = ()
+    end_ms: int = 0
 
 
 class ReportRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -395,16 +395,16 @@ class LinkJob(Job):
     def _seen(self, now: float) -> Progress:
         backlogs = [partition.backlog for partition in self._partitions]
         is_known = all(each is not None for each in backlogs)
-        oldest = min((at for each in self._partitions if (at := each.oldest_us)), default=None)
+        times = [each.oldest_us for each in self._partitions if each.backlog]
         overdue = self._rounds.overdue(now)
-        behind_s = max(0.0, time.time() - oldest / 1e6) if oldest is not None else 0.0
+        behind_s = max(0.0, time.time() - min(times) / 1e6) if times else 0.0
         return Progress(
             is_running=True,
             rows=self._rows,
             rate=sum(partition.rate(now)[0] for partition in self._partitions),
             batch=0 if overdue else self._rounds_done,
             lag_messages=sum(each or 0 for each in backlogs) if is_known else UNKNOWN_LAG,
-            lag_seconds=behind_s if is_known else UNKNOWN_LAG,
+            lag_seconds=behind_s if is_known and all(times) else UNKNOWN_LAG,
             has_backlog=bool(overdue) or any(partition.is_wanting for partition in self._partitions),
             # A round that does not end although it was cancelled keeps its partitions for ever, whatever the
             # others do: only a new beginning of the whole link helps.

@@ -138,7 +138,8 @@ class PartitionState:
         self._may_skip = self._is_short = False
         """Somebody has agreed to go on without what is lost, until something is copied; and more was lost
         since it was last looked at."""
-        self._last_end = 0
+        self._last_end = self._last_end_ms = 0
+        """Of the source, and when that was so if nobody has looked since (0: somebody has)."""
         self._first_end = 0
         """What was there at the first look."""
         self._first_time: tuple[int, int] | None = None
@@ -153,11 +154,14 @@ class PartitionState:
     def seed(self, last: pb.LinkPartition, *, is_same_target: bool) -> None:
         """What was reported before, by this runner or another. ``is_same_target``: of the topic that is there
         still, as far as is known."""
-        self.disconnects, self.restarts, self._last_end = last.disconnects, last.restarts, last.end
+        self.disconnects, self.restarts = last.disconnects, last.restarts
+        self._last_end, self._last_end_ms = last.end, last.end_ms or last.reported_ms
         if is_same_target:
             self.messages, self.duplicates, self.skipped = last.messages, last.duplicates, last.skipped
             self.was_seen = last.was_seen
             self.position = last.position if self.was_seen else None
+            if last.oldest_us:
+                self._first_time = (last.position, last.oldest_us)
             if last.rewound_from:
                 self._rewind(Rewound(last.rewound_to, last.rewound_from))
         else:
@@ -171,13 +175,13 @@ class PartitionState:
         self.messages = self.duplicates = self.skipped = 0
         self._may_skip, self._is_short = self.is_lost, False
         self._may_leave_out, self._rewound, self._early = self._rewound is not None, None, None
-        self._failure = None
+        self._failure = self._first_time = None
         self._delays.reset()
 
     # -- what is known -------------------------------------------------------------------------
 
     def see(self, extent: Extent, now: float, now_us: int) -> None:
-        known, self.extent = self.extent, extent
+        known, self.extent, self._last_end_ms = self.extent, extent, 0
         self._last_end = max(self._last_end, extent.end)
         if known is None:
             self._first_end = extent.end
@@ -425,12 +429,15 @@ class PartitionState:
 
     @property
     def oldest_us(self) -> int:
-        """When the oldest message was published that is not copied; 0: all are, or none is known. What came
-        while it was watched was published when it was first seen, or shortly before."""
+        """When the oldest message was published that is not copied; 0: all are, or it is not known. What came
+        while it was watched was published when it was first seen, or shortly before; of what was there before
+        that, the source is asked."""
+        if self.extent is None and self._first_time is not None:
+            return self._first_time[1]
         if not self.backlog or self.position is None:
             return 0
-        if self.position < self._first_end and self._first_time is not None:
-            return self._first_time[1]
+        if self.position < self._first_end:
+            return self._first_time[1] if self._first_time is not None else 0
         return next((at for end, at in self._samples if end > self.position), 0)
 
     def wants_time(self, now: float) -> int | None:
@@ -478,4 +485,5 @@ class PartitionState:
             rewound_to=self._rewound.start if self._rewound is not None else 0,
             rewound_from=self._rewound.end if self._rewound is not None else 0,
             unsynced_subscriptions=sorted(self.unsynced),
+            end_ms=self._last_end_ms,
         )

@@ -424,7 +424,7 @@ class TestTelling:
     def test_the_age_of_what_was_there_before_is_asked_for(self) -> None:
         state = partition(end=10)
         told(state, 4)
-        assert state.oldest_us == 100 * US  # at most
+        assert state.oldest_us == 0  # longer than it is watched, and nobody knows how long
         assert state.wants_time(0.0) == 4
         assert state.wants_time(0.0) is None  # not all the time
         state.note_time(4, 50 * US)
@@ -435,6 +435,16 @@ class TestTelling:
         assert state.wants_time(1000.0) is None
         told(state, 20, messages=8)
         assert state.oldest_us == 0
+
+    def test_until_it_has_looked_a_runner_repeats_what_was_seen_and_when(self) -> None:
+        last = pb.LinkPartition(position=4, end=9, was_seen=True, oldest_us=50 * US, end_ms=77)
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state.seed(last, is_same_target=True)
+        report = reported(state)
+        assert (report.end, report.end_ms, report.oldest_us) == (9, 77, 50 * US)
+        state.see(Extent(0, 0, 12), 0.0, 100 * US)
+        report = reported(state)
+        assert (report.end, report.end_ms, report.oldest_us) == (12, 0, 50 * US)
 
     def test_a_copy_that_was_found_and_not_made_is_known_to_the_next_runner(self) -> None:
         """The remote was removed and added again: all is there already, and nothing is copied. The next
