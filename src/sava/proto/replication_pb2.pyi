@@ -649,7 +649,7 @@ class LinkPartition(_message.Message):
     partition: _builtins.int
     state: _builtins.str
     """starting, active, idle, paused, waiting_runner, waiting_remote_topic, partition_mismatch, remote_deleted,
-    schema_refused, denied, unreachable, data_loss, failed
+    schema_refused, denied, unreachable, source_unreachable, data_loss, failed
     """
     reason: _builtins.str
     """Why, if it does not go on."""

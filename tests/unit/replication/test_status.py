@@ -55,7 +55,13 @@ async def test_partitions_that_no_runner_copies_are_disconnected(clock: Clock) -
     [
         *(("active", 1), ("idle", 1), ("starting", 0), ("paused", 0), ("waiting_remote_topic", 0)),
         *(("partition_mismatch", 0), ("remote_deleted", 0), ("schema_refused", 0), ("denied", 0)),
-        *(("unreachable", 0), ("data_loss", 0), ("failed", 0), ("of a newer runner", 0)),
+        *(
+            ("unreachable", 0),
+            ("source_unreachable", 0),
+            ("data_loss", 0),
+            ("failed", 0),
+            ("of a newer runner", 0),
+        ),
     ],
 )
 async def test_idle_is_connected_and_whatever_keeps_messages_waiting_is_not(

@@ -49,6 +49,7 @@ MAX_SAMPLES: Final = 64
 
 STATES: Final = {
     "unavailable": State.UNREACHABLE,
+    "source_unavailable": State.SOURCE_UNREACHABLE,
     "denied": State.DENIED,
     "schema_refused": State.SCHEMA_REFUSED,
     "source_gone": State.DATA_LOSS,
@@ -393,7 +394,7 @@ class PartitionState:
     def look(self, now: float) -> bool:
         """Whether the state is another one than at the last look."""
         before, self._state = self._state, self._now(now)
-        if before in CONNECTED and self._state not in CONNECTED:
+        if before in CONNECTED and self._state not in (*CONNECTED, State.SOURCE_UNREACHABLE):
             self.disconnects += 1
         return self._state is not before
 

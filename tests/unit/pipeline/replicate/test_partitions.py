@@ -148,6 +148,8 @@ class TestFailing:
         ("code", "expected"),
         [
             ("denied", State.DENIED),
+            ("source_unavailable", State.SOURCE_UNREACHABLE),
+            ("source_denied", State.FAILED),
             ("schema_refused", State.SCHEMA_REFUSED),
             ("message_too_large", State.FAILED),
             ("chain_missing", State.FAILED),
@@ -412,6 +414,14 @@ class TestTelling:
         assert report is not None
         assert (report.state, report.disconnects, report.next_retry_ms) == ("unreachable", 1, 5)
         assert (report.position, report.end, report.oldest_us) == (10, 15, 200 * US)
+
+    def test_a_source_that_is_away_is_no_remote_that_was_lost(self) -> None:
+        state = partition(end=10)
+        told(state, 4)
+        state.look(0.0)
+        told(state, 4, code="source_unavailable", reason="no broker answers", may_pass=True)
+        report = reported(state, 0.0)
+        assert (report.state, report.disconnects) == ("source_unreachable", 0)
 
     def test_an_end_that_is_not_known_is_not_reported_as_none(self) -> None:
         state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
