@@ -106,8 +106,9 @@ class Side:
         await self.call("pipelines", "LeaveRunner", pipelines_pb2.LeaveRunnerRequest(runner=runner))
 
     async def status(self, topic: str) -> list[pb.LinkTopic]:
-        request = pb.GetReplicationStatusRequest(topic=topic)
-        return list((await self.replication("GetReplicationStatus", request)).topics)
+        """Of all topics, or of one; nothing: it is not replicated."""
+        found = (await self.replication("GetReplicationStatus", pb.GetReplicationStatusRequest())).topics
+        return [each for each in found if topic in ("", each.topic)]
 
     async def replicate(self, scope: str, remote: str = "west", **policy: Any) -> None:
         """Whatever there is at the remote."""

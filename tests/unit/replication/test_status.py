@@ -11,8 +11,11 @@ from sava.broker.names import TopicName
 from sava.cluster import pipeline_records
 from sava.proto import replication_pb2 as pb
 from sava.replication import records, reports, status
+from sava.replication.errors import LinkUnknown
 from sava.replication.links import Extent
+from sava.replication.policies import Scope
 from sava.replication.records import PartitionReport, ReportRecord
+from sava.replication.remotes import Identity
 from sava.replication.reports import Reports
 from sava.services import replication_messages as messages
 from tests.unit.replication.world import ORDERS, World, world
@@ -322,6 +325,19 @@ async def test_a_partition_that_ends_before_its_copy_has_no_backlog_that_is_know
         await replicated(made)
         await made.report(active(position=100, end=50))
         assert made.status().partitions[0].backlog == status.UNKNOWN
+
+
+async def test_a_topic_that_is_not_replicated_has_no_status_which_is_said(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made)
+        assert len(made.control.status(topic="/default/orders", remote="west")) == 1
+        with pytest.raises(LinkUnknown, match="topic /default/typo is not replicated, or does not exist"):
+            made.control.status(topic="/default/typo")
+        await made.add_remote("north", Identity("north", "n"))
+        with pytest.raises(LinkUnknown, match="topic /default/orders is not replicated to north"):
+            made.control.status(topic="/default/orders", remote="north")
+        await made.control.clear(Scope.parse("default"))
+        assert made.control.status() == []
 
 
 # -- what is written down --------------------------------------------------------------------------
