@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,12 +20,15 @@ from grpc import aio
 
 from sava.blocking import Client
 from sava.client import Tls
+from sava.client.errors import ClientError
 from sava.config import Auth
 from sava.pipeline.link import Access
 from sava.pipeline.replicate.control import AdminControl
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.job import Edges, LinkJob
 from sava.pipeline.replicate.work import Outcome, Share
+from sava.pipeline.runner.admin import AdminControl as RunnerControl
+from sava.pipeline.runner.control import Status
 from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.records import Message
@@ -34,6 +39,7 @@ from tests.ports import free_ports
 from tests.standalone import Standalone
 
 READY_S = 60.0
+HOLD_S = 0.2
 
 
 class Side:
@@ -89,9 +95,20 @@ class Side:
         response = await self.call("pipelines", "ListPipelines", pipelines_pb2.ListPipelinesRequest())
         return [each.spec.name for each in response.pipelines]
 
+    async def claim(self, pipeline: str, runner: str) -> None:
+        """For a minute."""
+        join = pipelines_pb2.JoinRunnerRequest(runner=runner, ttl_ms=60_000, kinds=["replicate"])
+        await self.call("pipelines", "JoinRunner", join)
+        request = pipelines_pb2.ClaimPipelineRequest(name=pipeline, runner=runner)
+        assert (await self.call("pipelines", "ClaimPipeline", request)).is_granted
+
+    async def leave(self, runner: str) -> None:
+        await self.call("pipelines", "LeaveRunner", pipelines_pb2.LeaveRunnerRequest(runner=runner))
+
     async def status(self, topic: str) -> list[pb.LinkTopic]:
-        request = pb.GetReplicationStatusRequest(topic=topic)
-        return list((await self.replication("GetReplicationStatus", request)).topics)
+        """Of all topics, or of one; nothing: it is not replicated."""
+        found = (await self.replication("GetReplicationStatus", pb.GetReplicationStatusRequest())).topics
+        return [each for each in found if topic in ("", each.topic)]
 
     async def replicate(self, scope: str, remote: str = "west", **policy: Any) -> None:
         """Whatever there is at the remote."""
@@ -157,17 +174,55 @@ class ThreadEngine:
         """They end soon by themselves."""
 
 
+class Claim:
+    """Of a pipeline, held as its runner holds it, in a thread: of what nobody has claimed nobody is believed
+    that it goes on."""
+
+    def __init__(self, admin: str, pipeline: str, runner: str) -> None:
+        self._control = RunnerControl(admin, runner, kinds=["replicate"])
+        self._pipeline = pipeline
+        self._claim = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._hold, daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _hold(self) -> None:
+        while not self._is_over.is_set():
+            with suppress(ClientError):  # a broker that is being restarted
+                self._renew()
+            self._is_over.wait(HOLD_S)
+        with suppress(ClientError):
+            self._control.leave()
+        self._control.close()
+
+    def _renew(self) -> None:
+        self._control.join()
+        self._claim = self._claim or self._control.claim(self._pipeline)
+        if self._claim:
+            answer = self._control.report(self._pipeline, self._claim, Status("running"))
+            if not answer.is_wanted:
+                self._control.release(self._pipeline, self._claim, Status("stopped"))
+                self._claim = 0
+
+
 class RunningLink:
     """The link of a cluster to one remote, as a runner would have it."""
 
     def __init__(self, side: Side, remote: str = "west") -> None:
         self.engine = ThreadEngine()
         edges = Edges(AdminControl(side.broker.admin), self.engine, Access(side.service, timeout_s=5.0))
-        self.job = LinkJob(f"replicate-{remote}", remote, "test", edges)
+        pipeline, runner = f"replicate-{remote}", f"test-{remote}"
+        self._claim = Claim(side.broker.admin, pipeline, runner)
+        self.job = LinkJob(pipeline, remote, runner, edges)
 
     def stop(self, *, now: bool = False, timeout: float = 30.0) -> None:
         self.job.stop(now=now)
         self.wait(lambda: self.job.end is not None, "the link has ended", timeout)
+        self._claim.release()
         assert self.job.end is not None
         assert not self.job.end.error
 

@@ -11,8 +11,8 @@ import pytest
 
 from sava.errors import SavaError
 from sava.pipeline.link import Access, Link
+from sava.proto import pipelines_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
-from sava.proto import topics_admin_pb2
 from sava.storage.link_cursors import link_cursor
 from tests.cluster.harness import Brokers, until
 from tests.integration.harness import BrokerProcess
@@ -60,6 +60,11 @@ async def test_any_broker_answers_and_the_next_leader_knows_what_runners_have_re
     first, second = (broker for broker in trio.running if broker is not leader)
 
     await replicate(first, second, west)
+    pipelines = first.client.pipelines
+    join = pipelines_pb2.JoinRunnerRequest(runner="test", ttl_ms=60_000, kinds=["replicate"])
+    await first.client.call(pipelines.JoinRunner, join, timeout=30)
+    claim = pipelines_pb2.ClaimPipelineRequest(name="replicate-west", runner="test")
+    assert (await first.client.call(pipelines.ClaimPipeline, claim, timeout=30)).is_granted
     link: pb.Link = await ask(first, "GetLink", pb.GetLinkRequest(remote="west"))
     (topic,) = link.topics
     topic.partitions.add(state="active", position=7, end=7)

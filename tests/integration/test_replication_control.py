@@ -185,6 +185,7 @@ async def test_a_runner_is_told_what_to_copy_and_is_believed(pair: Pair) -> None
     east = pair.east
     await east.create("/runs/orders", 2)
     await pair.replicate("/runs/orders")
+    await east.claim("replicate-west", "test")
     link: pb.Link = await east.replication("GetLink", pb.GetLinkRequest(remote="west"))
     assert (link.cluster_name, link.remote.cluster_name, link.may_create) == ("east", "west", True)
     assert link.mismatch_policy == "pip370"
@@ -210,6 +211,7 @@ async def test_a_runner_is_told_what_to_copy_and_is_believed(pair: Pair) -> None
     await east.replication("ReportLink", report_of(topic))  # it has not heard of that yet
     (found,) = await east.status("/runs/orders")
     assert (found.is_tombstone, list(found.remote_topic_ids), found.generation) == (False, [], 1)
+    await east.leave("test")
     await pair.clear("/runs/orders")
 
 

@@ -647,10 +647,15 @@ class LinkPartition(_message.Message):
     REPORTED_MS_FIELD_NUMBER: _builtins.int
     BACKLOG_FIELD_NUMBER: _builtins.int
     BACKLOG_SECONDS_FIELD_NUMBER: _builtins.int
+    WAS_SEEN_FIELD_NUMBER: _builtins.int
+    REWOUND_TO_FIELD_NUMBER: _builtins.int
+    REWOUND_FROM_FIELD_NUMBER: _builtins.int
+    UNSYNCED_SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    END_MS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     state: _builtins.str
     """starting, active, idle, paused, waiting_runner, waiting_remote_topic, partition_mismatch, remote_deleted,
-    schema_refused, denied, unreachable, data_loss, failed
+    schema_refused, denied, unreachable, source_unreachable, data_loss, failed
     """
     reason: _builtins.str
     """Why, if it does not go on."""
@@ -659,7 +664,7 @@ class LinkPartition(_message.Message):
     """Copied up to here, and the source's end when that was known."""
     end: _builtins.int
     oldest_us: _builtins.int
-    """Publish time of the oldest message that is not copied, µs; 0: all are."""
+    """Publish time of the oldest message that is not copied, µs; 0: all are, or it is not known."""
     rate: _builtins.float
     bytes_rate: _builtins.float
     messages: _builtins.int
@@ -671,6 +676,23 @@ class LinkPartition(_message.Message):
     backlog: _builtins.int
     """In a status: what is not copied, in messages, and the age of the oldest of them; -1: not known."""
     backlog_seconds: _builtins.float
+    was_seen: _builtins.bool
+    """The remote was seen to have some of it: if it has not any more, it has lost it."""
+    rewound_to: _builtins.int
+    """The partition has ended at "rewound_to" when it was copied up to "rewound_from" already. Not copied until somebody
+    asks for it, wherever it ends by then; the backlog is not known. 0 and 0: it has not.
+    """
+    rewound_from: _builtins.int
+    end_ms: _builtins.int
+    """When the end was seen, by the clock of the leader. In a report 0 is now; a runner that has not seen the end yet
+    repeats what it was told of it, with this.
+    """
+    @_builtins.property
+    def unsynced_subscriptions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Replicated subscriptions whose positions are not copied at present. The reason says why, if nothing else keeps the
+        partition; messages are kept here for them.
+        """
+
     def __init__(
         self,
         *,
@@ -691,10 +713,15 @@ class LinkPartition(_message.Message):
         reported_ms: _builtins.int = ...,
         backlog: _builtins.int = ...,
         backlog_seconds: _builtins.float = ...,
+        was_seen: _builtins.bool = ...,
+        rewound_to: _builtins.int = ...,
+        rewound_from: _builtins.int = ...,
+        unsynced_subscriptions: _abc.Iterable[_builtins.str] | None = ...,
+        end_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "backlog_seconds", b"backlog_seconds", "bytes_rate", b"bytes_rate", "disconnects", b"disconnects", "duplicates", b"duplicates", "end", b"end", "messages", b"messages", "next_retry_ms", b"next_retry_ms", "oldest_us", b"oldest_us", "partition", b"partition", "position", b"position", "rate", b"rate", "reason", b"reason", "reported_ms", b"reported_ms", "restarts", b"restarts", "skipped", b"skipped", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "backlog_seconds", b"backlog_seconds", "bytes_rate", b"bytes_rate", "disconnects", b"disconnects", "duplicates", b"duplicates", "end", b"end", "end_ms", b"end_ms", "messages", b"messages", "next_retry_ms", b"next_retry_ms", "oldest_us", b"oldest_us", "partition", b"partition", "position", b"position", "rate", b"rate", "reason", b"reason", "reported_ms", b"reported_ms", "restarts", b"restarts", "rewound_from", b"rewound_from", "rewound_to", b"rewound_to", "skipped", b"skipped", "state", b"state", "unsynced_subscriptions", b"unsynced_subscriptions", "was_seen", b"was_seen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -207,16 +207,19 @@ class Control:
     # -- links -------------------------------------------------------------------------------
 
     def status(self, *, topic: str = "", remote: str = "") -> list[TopicStatus]:
-        """Empty: all. Raises NotLeader, RemoteUnknown."""
+        """Empty: all. Raises NotLeader, RemoteUnknown, LinkUnknown."""
         _ = self._links.term
         wanted = TopicName.parse(topic).head if topic else None
         if remote and remote not in self._links.remotes():
             raise RemoteUnknown(remote)
-        return [
+        found = [
             each
             for each in self._statuses.list()
             if wanted in (None, each.topic.name.topic) and remote in ("", each.topic.name.remote)
         ]
+        if wanted is not None and not found:
+            raise LinkUnknown(wanted, remote)
+        return found
 
     def link(self, remote: str) -> Link:
         """Raises NotLeader, RemoteUnknown."""

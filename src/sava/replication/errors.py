@@ -43,9 +43,12 @@ class PolicyInvalid(CallerError):
 
 
 class LinkUnknown(CallerError):
-    def __init__(self, topic: object, remote: str) -> None:
+    def __init__(self, topic: object, remote: str = "") -> None:
+        """Without a remote: to none."""
+        where = f"replicated to {remote}" if remote else "replicated"
         super().__init__(
-            f"topic {topic} is not replicated to {remote}; `sava replication status` shows what is replicated"
+            f"topic {topic} is not {where}, or does not exist; `sava replication status` shows what is "
+            "replicated"
         )
 
 

@@ -44,6 +44,9 @@ class State(StrEnum):
     SCHEMA_REFUSED = "schema_refused"
     DENIED = "denied"
     UNREACHABLE = "unreachable"
+    """The remote."""
+    SOURCE_UNREACHABLE = "source_unreachable"
+    """The partition here: it is not the remote that is lost."""
     DATA_LOSS = "data_loss"
     FAILED = "failed"
 

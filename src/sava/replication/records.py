@@ -125,6 +125,11 @@ class PartitionReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     skipped: int = 0
     disconnects: int = 0
     restarts: int = 0
+    was_seen: bool = False
+    rewound_to: int = 0
+    rewound_from: int = 0
+    unsynced_subscriptions: tuple[str, ...] = ()
+    end_ms: int = 0
 
 
 class ReportRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -96,9 +96,8 @@ class Reports:
             if topic is None or not _is_about(each, topic):
                 continue
             await self._remember(name, each, topic)
-            report = ReportRecord(
-                runner=runner, reported_ms=now, partitions=tuple(map(_shortened, each.partitions))
-            )
+            partitions = tuple(_stamped(_shortened(told), now) for told in each.partitions)
+            report = ReportRecord(runner=runner, reported_ms=now, partitions=partitions)
             self.get(name)  # what was written down, if this node has not looked yet
             self._latest[name] = report
             if _is_news(self._written.get(name), report):
@@ -168,11 +167,23 @@ def _is_news(written: ReportRecord | None, report: ReportRecord) -> bool:
     if written is None or _states(written) != _states(report):
         return True
     is_due = abs(report.reported_ms - written.reported_ms) >= REWRITE_MS
-    return is_due and (written.runner, written.partitions) != (report.runner, report.partitions)
+    return is_due and _progress(written) != _progress(report)
 
 
-def _states(report: ReportRecord) -> list[tuple[int, str, str]]:
-    return [(each.partition, each.state, each.reason) for each in report.partitions]
+def _progress(report: ReportRecord) -> tuple[str, list[PartitionReport]]:
+    return report.runner, [msgspec.structs.replace(each, end_ms=0) for each in report.partitions]
+
+
+def _states(report: ReportRecord) -> list[tuple[object, ...]]:
+    """What the next runner must know, whenever this one ends."""
+    return [
+        (each.partition, each.state, each.reason, each.was_seen, each.rewound_from)
+        for each in report.partitions
+    ]
+
+
+def _stamped(report: PartitionReport, now_ms: int) -> PartitionReport:
+    return msgspec.structs.replace(report, end_ms=report.end_ms or now_ms)
 
 
 def _shortened(report: PartitionReport) -> PartitionReport:

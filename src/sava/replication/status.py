@@ -1,8 +1,9 @@
 """Status: how far every topic is at every remote, and what keeps it from going on.
 
-What nobody reports is not taken for well. A partition of which no runner was heard for a while counts as
-disconnected, with the rate 0 and a backlog that goes on growing: its end is asked from the broker that has it
-(``look``), not from the runner that is gone. A backlog that is not known is not 0 either; it is not known.
+What nobody reports is not taken for well. A partition whose link nobody has, or of which no runner was heard
+for a while, counts as disconnected, with the rate 0 and a backlog that goes on growing: its end is asked from
+the broker that has it (``look``), not from the runner that is gone. Until that was asked, a backlog of 0 that
+was reported is one that is not known; and so is the age of what no report had a time for.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from sava.broker.names import TopicName
+from sava.cluster.pipeline_records import Pipeline
+from sava.cluster.pipeline_records import State as PipelineState
 from sava.cluster.pipelines import Pipelines
 from sava.replication import records
 from sava.replication.links import Extent, Extents, Links, LinkTopic, pipeline_name
@@ -55,6 +60,11 @@ class TopicStatus(NamedTuple):
 class Looked(NamedTuple):
     extent: Extent | None
     at: float
+    found_ms: int
+    """When the extent was that; 0: never."""
+
+
+NEVER: Final = Looked(None, 0.0, 0)
 
 
 class Statuses:
@@ -70,15 +80,15 @@ class Statuses:
     def list(self) -> list[TopicStatus]:
         """By remote and topic. Raises RecordCorrupt."""
         now = records.now_ms()
-        paused = {each.name for each in self._pipelines.known() if each.record.is_paused}
+        pipelines = {each.name: each for each in self._pipelines.known()}
         return [
-            self._status(topic, now, is_paused=pipeline_name(topic.name.remote) in paused)
+            self._status(topic, pipelines.get(pipeline_name(topic.name.remote)), now)
             for topic in self._links.topics()
         ]
 
-    def _status(self, topic: LinkTopic, now: int, *, is_paused: bool) -> TopicStatus:
+    def _status(self, topic: LinkTopic, pipeline: Pipeline | None, now: int) -> TopicStatus:
         report = self._reports.get(topic.name)
-        stale = self._why_silent(topic, report, now, is_paused=is_paused)
+        stale = self._why_silent(topic, report, pipeline, now)
         told = {each.partition: each for each in report.partitions} if report is not None else {}
         partitions = []
         for number, name in enumerate(topic.members):
@@ -90,22 +100,29 @@ class Statuses:
         return TopicStatus(topic, partitions)
 
     def _why_silent(
-        self, topic: LinkTopic, report: ReportRecord | None, now: int, *, is_paused: bool
+        self, topic: LinkTopic, report: ReportRecord | None, pipeline: Pipeline | None, now: int
     ) -> tuple[State, str] | None:
         """The state in place of the one that was reported; None: the report holds."""
-        pipeline = pipeline_name(topic.name.remote)
-        if is_paused:
-            return State.PAUSED, f"pipeline {pipeline} is paused; `sava pipelines resume {pipeline}` goes on"
+        name = pipeline_name(topic.name.remote)
+        if pipeline is not None and pipeline.record.is_paused:
+            return State.PAUSED, f"pipeline {name} is paused; `sava pipelines resume {name}` goes on"
         if not topic.is_ready:
             return State.STARTING, "where to start is not known yet: not all its partitions are served"
-        if report is None:
-            return (
-                State.WAITING_RUNNER,
-                f"no runner has taken pipeline {pipeline}; start one: `sava pipelines run`",
-            )
+        if pipeline is None or pipeline.claim is None:
+            return State.WAITING_RUNNER, f"no runner has pipeline {name}; start one: `sava pipelines run`"
+        if pipeline.status.state is PipelineState.FAILING:
+            failed = f"pipeline {name} has failed, and is begun again by itself: {pipeline.status.last_error}"
+            return State.FAILED, failed
+        runner = pipeline.claim.runner
+        if report is None or report.runner != runner:
+            return State.STARTING, f"runner {runner} has pipeline {name}, and has not said anything of it yet"
         if self._reports.is_stale(report, now):
             ago = (now - report.reported_ms) // 1000
-            return State.WAITING_RUNNER, f"runner {report.runner} was last heard {ago} s ago"
+            return (
+                State.WAITING_RUNNER,
+                f"runner {runner} has pipeline {name}, and was last heard {ago} s ago; if it does not come "
+                "back, start another: `sava pipelines run`",
+            )
         return None
 
     def _partition(
@@ -118,19 +135,27 @@ class Statuses:
         silent: tuple[State, str] | None,
         now: int,
     ) -> PartitionStatus:
-        extent = self._looked[name].extent if name in self._looked else None
+        looked = self._looked.get(name, NEVER)
+        extent = looked.extent
         end = max(last.end if last else UNKNOWN, extent.end if extent else UNKNOWN)
         position = last.position if last is not None else self._first(topic, number, extent)
-        backlog = max(0, end - position) if end != UNKNOWN and position is not None else UNKNOWN
+        is_rewound = last is not None and last.rewound_from > 0
+        backlog = UNKNOWN
+        if position is not None and end >= position and not is_rewound:
+            backlog = end - position
+        since = topic.record.since_ms
+        if last is not None and report is not None:
+            since = last.end_ms or report.reported_ms
+            if silent is not None and not backlog and looked.found_ms < since:
+                backlog = UNKNOWN  # nobody looks for what may have come since then
         shown = last or PartitionReport(partition=number, state=State.STARTING, position=position or 0)
         if silent is not None:
             shown = _silenced(shown, *silent)
-        since = report.reported_ms if last is not None and report is not None else topic.record.since_ms
         return PartitionStatus(
             report=shown,
             end=max(end, 0),
             backlog=backlog,
-            backlog_s=_age(backlog, shown.oldest_us, since, now),
+            backlog_s=_age(backlog, last, since, now),
             is_connected=shown.state in CONNECTED,
             reported_ms=report.reported_ms if last is not None and report is not None else 0,
         )
@@ -148,7 +173,7 @@ class Statuses:
         the longest time."""
         statuses = self.list()
         names = {
-            name: self._looked.get(name, Looked(None, 0.0)).at
+            name: self._looked.get(name, NEVER).at
             for status in statuses
             for name, each in zip(status.topic.members, status.partitions, strict=True)
             if not each.is_connected
@@ -164,35 +189,28 @@ class Statuses:
         if not names:
             return
         extents = await self._extents(names)
-        now = time.monotonic()
+        now, now_ms = time.monotonic(), records.now_ms()
         for name in names:
-            before = self._looked.get(name)
+            found = extents.get(name)
             # What was seen before is still true: a log does not get shorter.
-            extent = extents.get(name) or (before.extent if before is not None else None)
-            self._looked[name] = Looked(extent, now)
+            before = self._looked.get(name, NEVER)
+            self._looked[name] = Looked(found, now, now_ms) if found is not None else before._replace(at=now)
 
 
 def _silenced(report: PartitionReport, state: State, reason: str) -> PartitionReport:
     """Nobody copies it, whatever was said last."""
-    return PartitionReport(
-        partition=report.partition,
-        state=state,
-        reason=reason,
-        position=report.position,
-        end=report.end,
-        oldest_us=report.oldest_us,
-        messages=report.messages,
-        duplicates=report.duplicates,
-        skipped=report.skipped,
-        disconnects=report.disconnects,
-        restarts=report.restarts,
+    return msgspec.structs.replace(
+        report, state=state, reason=reason, next_retry_ms=0, rate=0.0, bytes_rate=0.0
     )
 
 
-def _age(backlog: int, oldest_us: int, since_ms: int, now_ms: int) -> float:
-    """``since_ms``: all that was there then had been copied, or it came under its policy."""
-    if oldest_us:
-        return max(0.0, now_ms / 1000 - oldest_us / 1_000_000)
+def _age(backlog: int, last: PartitionReport | None, since_ms: int, now_ms: int) -> float:
+    """``since_ms``: all that was there then had been copied, unless ``last`` says otherwise; or it came under
+    its policy."""
+    if last is not None and last.oldest_us:
+        return max(0.0, now_ms / 1000 - last.oldest_us / 1_000_000)
     if backlog <= 0:
         return float(backlog)
+    if last is not None and last.end > last.position:
+        return UNKNOWN
     return max(0.0, (now_ms - since_ms) / 1000)

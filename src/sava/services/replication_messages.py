@@ -122,7 +122,10 @@ def told(message: pb.LinkTopic) -> Told:
         remote_topic_ids=tuple(message.remote_topic_ids),
         is_tombstone=message.is_tombstone,
         begins=tuple(message.begins),
-        partitions=tuple(
-            PartitionReport(**{name: getattr(each, name) for name in REPORTED}) for each in message.partitions
-        ),
+        partitions=tuple(map(_report, message.partitions)),
     )
+
+
+def _report(message: pb.LinkPartition) -> PartitionReport:
+    fields = {name: getattr(message, name) for name in REPORTED}
+    return PartitionReport(**fields | {"unsynced_subscriptions": tuple(message.unsynced_subscriptions)})

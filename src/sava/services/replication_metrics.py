@@ -61,6 +61,10 @@ class ReplicationCollector(Collector):
         states = GaugeMetricFamily(
             "sava_replication_partitions", "Partitions of the topic by state.", labels=(*LABELS, "state")
         )
+        unsynced = _gauge(
+            "sava_replication_unsynced_subscriptions",
+            "Replicated subscriptions, of each partition, whose positions cannot be copied at present.",
+        )
         for status in statuses:
             labels = self._labels(status)
             connected.add_metric(labels, status.connected)
@@ -68,9 +72,13 @@ class ReplicationCollector(Collector):
                 family.add_metric(labels, status.disconnected)
             for state, count in sorted(Counter(each.report.state for each in status.partitions).items()):
                 states.add_metric((*labels, state), count)
+            unsynced.add_metric(
+                labels, sum(len(each.report.unsynced_subscriptions) for each in status.partitions)
+            )
         yield connected
         yield from lost
         yield states
+        yield unsynced
 
     def _backlogs(self, statuses: list[TopicStatus]) -> Iterable[Metric]:
         messages = _gauge("sava_replication_backlog", "Messages that are not copied yet.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -160,16 +162,34 @@ def test_status_is_a_row_for_each_partition_and_says_what_is_not_known(
 ) -> None:
     topic = pb.LinkTopic(topic="/default/orders", remote="west", partition_count=2, topic_ids=[2**60, 3])
     topic.partitions.add(
-        partition=0, state="active", position=5, end=7, backlog=2, backlog_seconds=1.5, rate=9
+        partition=0,
+        state="active",
+        position=5,
+        end=7,
+        backlog=2,
+        backlog_seconds=1.5,
+        rate=9,
+        bytes_rate=1_234_567,
     )
-    topic.partitions.add(partition=1, state="denied", reason="no", backlog=-1, backlog_seconds=-1)
+    retry_ms = time.time_ns() // 1_000_000 + 12_000
+    topic.partitions.add(
+        partition=1, state="denied", reason="no", backlog=-1, backlog_seconds=-1, next_retry_ms=retry_ms
+    )
+    topic.disconnected_count = 1
     plain = pb.LinkTopic(topic="/default/a", remote="west")
     plain.partitions.add(state="idle")
     cluster.answers["GetReplicationStatus"] = [pb.ReplicationStatus(topics=[topic, plain])]
-    _, first, second, third = sava("replication status /default/orders --remote west").rows
-    assert first == ["/default/orders", "west", "0", "active", "5", "7", "2", "1.5", "9.0", "0", "-"]
-    assert second == ["/default/orders", "west", "1", "denied", "0", "0", "?", "?", "0.0", "0", "no"]
-    assert third[2] == "-"
+    head, *lines = sava("replication status /default/orders --remote west").out.splitlines()
+    first, second, third = (re.split(r" {2,}", line.strip()) for line in lines)
+    assert head.index("REASON") <= 120
+    assert first == [
+        *("/default/orders", "west", "0", "active", "5", "7", "2", "1.5", "9.0", "1.2M", "0", "1 of 2", "-")
+    ]
+    assert second[:-1] == [
+        *("/default/orders", "west", "1", "denied", "0", "0", "?", "?", "0.0", "0", "0", "1 of 2")
+    ]
+    assert re.fullmatch(r"no \(next try in 1[12] s\)", second[-1])
+    assert (third[2], third[-1]) == ("-", "-")
     assert cluster.requests == [pb.GetReplicationStatusRequest(topic="/default/orders", remote="west")]
     shown = sava("replication status -o json").json
     assert (shown[0]["topic_ids"], shown[0]["partitions"][1]["backlog"]) == ([str(2**60), "3"], -1)

@@ -8,10 +8,16 @@ import pytest
 
 from sava.broker import specs
 from sava.broker.names import TopicName
+from sava.cluster import pipeline_records
+from sava.proto import replication_pb2 as pb
 from sava.replication import records, reports, status
+from sava.replication.errors import LinkUnknown
 from sava.replication.links import Extent
+from sava.replication.policies import Scope
 from sava.replication.records import PartitionReport, ReportRecord
+from sava.replication.remotes import Identity
 from sava.replication.reports import Reports
+from sava.services import replication_messages as messages
 from tests.unit.replication.world import ORDERS, World, world
 
 PLAIN = PartitionReport(partition=0, state="active", position=10, end=10)
@@ -52,7 +58,13 @@ async def test_partitions_that_no_runner_copies_are_disconnected(clock: Clock) -
     [
         *(("active", 1), ("idle", 1), ("starting", 0), ("paused", 0), ("waiting_remote_topic", 0)),
         *(("partition_mismatch", 0), ("remote_deleted", 0), ("schema_refused", 0), ("denied", 0)),
-        *(("unreachable", 0), ("data_loss", 0), ("failed", 0), ("of a newer runner", 0)),
+        *(
+            ("unreachable", 0),
+            ("source_unreachable", 0),
+            ("data_loss", 0),
+            ("failed", 0),
+            ("of a newer runner", 0),
+        ),
     ],
 )
 async def test_idle_is_connected_and_whatever_keeps_messages_waiting_is_not(
@@ -86,7 +98,67 @@ async def test_a_report_holds_for_half_a_minute(clock: Clock) -> None:
         (shown,) = made.status().partitions
         assert not shown.is_connected
         assert (shown.report.state, shown.report.rate, shown.report.messages) == ("waiting_runner", 0.0, 5)
-        assert "runner-1 was last heard 30 s ago" in shown.report.reason
+        assert "runner-1 has pipeline replicate-west, and was last heard 30 s ago" in shown.report.reason
+        assert "sava pipelines run" in shown.report.reason
+
+
+async def test_without_a_runner_nobody_copies_whatever_was_said_a_moment_ago(clock: Clock) -> None:
+    """It was stopped, and two messages are published: not active, and nothing that is 0."""
+    async with world() as made:
+        await replicated(made)
+        await made.report(active(position=10, end=10, rate=9.0))
+        clock.now_ms += 100
+        await made.pipelines.leave("runner-1")
+        (shown,) = made.status().partitions
+        assert (shown.report.state, shown.report.rate, shown.is_connected) == ("waiting_runner", 0.0, False)
+        assert "start one: `sava pipelines run`" in shown.report.reason
+        assert (shown.backlog, shown.backlog_s) == (status.UNKNOWN, status.UNKNOWN)
+        made.ends = {ORDERS: Extent(0, 12)}
+        await made.statuses.look()
+        (shown,) = made.status().partitions
+        assert (shown.backlog, shown.backlog_s) == (2, pytest.approx(0.1))
+
+
+async def test_nothing_to_copy_is_said_when_somebody_has_looked(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made)
+        await made.report(active(position=10, end=10))
+        await made.pipelines.leave("runner-1")
+        made.ends = {ORDERS: Extent(0, 10)}
+        await made.statuses.look()
+        assert made.status().partitions[0].backlog == 0
+
+
+async def test_what_a_former_runner_said_does_not_hold_for_the_next(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made)
+        await made.report(active(position=10, end=10))
+        await made.pipelines.leave("runner-1")
+        await made.claim("runner-2")
+        (shown,) = made.status().partitions
+        assert (shown.report.state, shown.backlog) == ("starting", status.UNKNOWN)
+        assert "runner runner-2 has pipeline replicate-west" in shown.report.reason
+
+
+async def test_a_link_that_fails_as_a_whole_has_its_error_as_the_reason(clock: Clock) -> None:
+    """Its partitions say that they are starting, since whoever would say more has failed."""
+    async with world() as made:
+        await replicated(made)
+        claim = await made.claim()
+        await made.report(PartitionReport(partition=0, state="starting"))
+        failing = pipeline_records.Status(
+            state=pipeline_records.State.FAILING, last_error="ca.pem: no such file"
+        )
+        await made.pipelines.report("replicate-west", "runner-1", claim, failing)
+        (shown,) = made.status().partitions
+        assert (shown.report.state, shown.is_connected) == ("failed", False)
+        assert shown.report.reason.endswith("ca.pem: no such file")
+        clock.now_ms += 2 * reports.STALE_MS
+        assert made.status().partitions[0].report.state == "failed"
+        running = pipeline_records.Status(state=pipeline_records.State.RUNNING)
+        await made.pipelines.report("replicate-west", "runner-1", claim, running)
+        await made.report(active())
+        assert made.status().connected == 1
 
 
 async def test_a_new_leader_gives_runners_time_to_be_heard_of(clock: Clock) -> None:
@@ -114,6 +186,20 @@ async def test_a_paused_pipeline_is_told_as_paused(clock: Clock) -> None:
         assert made.status().connected == 1
 
 
+async def test_a_subscription_that_is_not_copied_is_told_of_a_partition_that_is(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made, subscriptions=("billing",))
+        topic = next(iter(made.links.topics()))
+        report = pb.LinkTopic(topic=str(ORDERS), topic_ids=topic.wanted.topic_ids)
+        report.partitions.add(state="idle", reason="too many", unsynced_subscriptions=["billing"])
+        await made.claim()
+        await made.control.report("west", "runner-1", {ORDERS: messages.told(report)})
+        shown = messages.topic_status(made.status(), "")
+        assert (shown.connected_count, shown.partitions[0].reason) == (1, "too many")
+        assert [*shown.partitions[0].unsynced_subscriptions] == ["billing"]
+        assert written(made).partitions[0].unsynced_subscriptions == ("billing",)
+
+
 # -- backlog ---------------------------------------------------------------------------------------
 
 
@@ -128,6 +214,33 @@ async def test_the_backlog_grows_while_nobody_copies(clock: Clock) -> None:
         (shown,) = made.status().partitions
         assert (shown.end, shown.backlog) == (25, 15)
         assert shown.backlog_s == pytest.approx(31.0)  # at most: all that was there was copied then
+
+
+async def test_a_runner_that_only_repeats_what_it_was_told_makes_nothing_younger(clock: Clock) -> None:
+    """A link that fails soon after each start has not seen the end: what was published since it was last seen
+    is as old as that."""
+    async with world() as made:
+        await replicated(made)
+        await made.report(active(position=10, end=10))
+        seen_ms = clock.now_ms
+        made.ends = {ORDERS: Extent(0, 12)}
+        for _ in range(3):
+            clock.now_ms += 50_000
+            await made.report(
+                PartitionReport(partition=0, state="starting", position=10, end=10, end_ms=seen_ms)
+            )
+            await made.statuses.look()
+        (shown,) = made.status().partitions
+        assert (shown.backlog, shown.backlog_s) == (2, pytest.approx(150.0))
+
+
+async def test_of_a_backlog_without_a_time_nobody_knows_how_old_it_is(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made)
+        await made.report(PartitionReport(partition=0, state="starting", position=10, end=12))
+        clock.now_ms += 5_000
+        (shown,) = made.status().partitions
+        assert (shown.backlog, shown.backlog_s) == (2, status.UNKNOWN)
 
 
 async def test_an_unreachable_remote_has_the_backlog_of_its_source(clock: Clock) -> None:
@@ -194,6 +307,39 @@ async def test_partitions_that_are_copied_are_not_asked_about(clock: Clock) -> N
         assert asked == [ORDERS.partition(1)]
 
 
+async def test_of_a_partition_that_was_rewound_nobody_knows_how_much_is_not_copied(clock: Clock) -> None:
+    """It has grown beyond its copy since, with other messages than those that were copied."""
+    async with world() as made:
+        await replicated(made)
+        await made.report(
+            PartitionReport(
+                partition=0, state="failed", position=100, end=120, rewound_to=50, rewound_from=100
+            )
+        )
+        (shown,) = made.status().partitions
+        assert (shown.backlog, shown.backlog_s) == (status.UNKNOWN, status.UNKNOWN)
+
+
+async def test_a_partition_that_ends_before_its_copy_has_no_backlog_that_is_known(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made)
+        await made.report(active(position=100, end=50))
+        assert made.status().partitions[0].backlog == status.UNKNOWN
+
+
+async def test_a_topic_that_is_not_replicated_has_no_status_which_is_said(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made)
+        assert len(made.control.status(topic="/default/orders", remote="west")) == 1
+        with pytest.raises(LinkUnknown, match="topic /default/typo is not replicated, or does not exist"):
+            made.control.status(topic="/default/typo")
+        await made.add_remote("north", Identity("north", "n"))
+        with pytest.raises(LinkUnknown, match="topic /default/orders is not replicated to north"):
+            made.control.status(topic="/default/orders", remote="north")
+        await made.control.clear(Scope.parse("default"))
+        assert made.control.status() == []
+
+
 # -- what is written down --------------------------------------------------------------------------
 
 
@@ -216,6 +362,16 @@ async def test_progress_is_written_down_now_and_then_and_a_new_state_at_once(clo
         assert written(made).partitions[0].position == 20
         await made.report(PartitionReport(partition=0, state="unreachable", position=21))
         assert written(made).partitions[0].position == 21
+
+
+async def test_what_the_next_runner_must_know_is_written_down_at_once(clock: Clock) -> None:
+    async with world() as made:
+        await replicated(made)
+        await made.report(active(position=5))
+        await made.report(active(position=5, was_seen=True))
+        assert written(made).partitions[0].was_seen
+        await made.report(active(position=5, was_seen=True, rewound_to=2, rewound_from=5))
+        assert written(made).partitions[0].rewound_from == 5
 
 
 async def test_an_idle_topic_is_not_written_down_again_and_again(clock: Clock) -> None:

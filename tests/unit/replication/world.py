@@ -12,13 +12,14 @@ from sava.broker.names import TopicName
 from sava.broker.namespaces import Namespaces
 from sava.broker.position import Position
 from sava.broker.registry import Registry
-from sava.cluster.pipelines import Pipelines
+from sava.cluster.pipeline_records import RunnerRecord
+from sava.cluster.pipelines import LONGEST_TTL_MS, Pipelines
 from sava.cluster.view import ClusterView
 from sava.metadata.memory import MemoryStore
 from sava.replication import records
 from sava.replication.control import Control
 from sava.replication.cursors import LinkCursors
-from sava.replication.links import Extent, LinkName, Links
+from sava.replication.links import KIND, Extent, LinkName, Links, pipeline_name
 from sava.replication.matrix import Mismatch, Settings, There
 from sava.replication.policies import Scope
 from sava.replication.records import LinkRecord, PartitionReport, PolicyRecord, RemoteRecord
@@ -182,7 +183,13 @@ class World:
     def pipeline_names(self) -> list[str]:
         return sorted(each.name for each in self.pipelines.known())
 
+    async def claim(self, runner: str = "runner-1", remote: str = "west") -> int:
+        """The pipeline of the remote, by a runner that lives."""
+        await self.pipelines.join(runner, RunnerRecord(kinds=(KIND,)), ttl_ms=LONGEST_TTL_MS)
+        return (await self.pipelines.claim(pipeline_name(remote), runner)).number
+
     async def report(self, *partitions: PartitionReport, name: TopicName = ORDERS, **more: Any) -> None:
+        await self.claim()
         topic = next(each for each in self.links.topics() if each.name == LinkName("west", name))
         told = Told(
             **{

@@ -62,6 +62,21 @@ async def test_a_backlog_that_is_not_known_is_left_out_and_not_nothing() -> None
         assert metrics["sava_replication_backlog"] == 9
 
 
+async def test_subscriptions_that_cannot_be_copied_are_counted() -> None:
+    async with world() as made:
+        await made.add_remote()
+        await made.create(partitions=2)
+        await made.replicate()
+        metrics = Metrics(made)
+        assert metrics["sava_replication_unsynced_subscriptions"] == 0
+        await made.report(
+            PartitionReport(partition=0, state="idle", unsynced_subscriptions=("a", "b")),
+            PartitionReport(partition=1, state="idle", unsynced_subscriptions=("a",)),
+        )
+        assert metrics["sava_replication_unsynced_subscriptions"] == 3
+        assert metrics["sava_replication_connected_count"] == 2
+
+
 async def test_only_the_leader_says_anything() -> None:
     async with world() as made:
         await made.add_remote()

@@ -22,13 +22,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import chain as concatenated
 from typing import Final
 
 from sava.client.errors import ClientError, Denied, Unavailable
 from sava.errors import RetryableError, SavaError
 from sava.pipeline.link import OffsetGone
 from sava.pipeline.replicate.chains import Chain, Progress
+from sava.pipeline.replicate.errors import SourceFailed, at_source
 from sava.pipeline.replicate.origins import Way
 from sava.pipeline.replicate.schemas import SchemaConflict, Schemas
 from sava.pipeline.replicate.stretches import MessageTooLarge, Stretcher
@@ -108,6 +108,8 @@ class _Copy:
         self._times = times
         self._progress = Progress()
         self._has_begun = False
+        self._is_reading = False
+        """The source is waited for, and not the target."""
         self._guard = threading.Lock()
         self._outcome: Outcome | None = None
 
@@ -124,13 +126,13 @@ class _Copy:
         """What became of it, or of what of it is known by now."""
         with self._guard:
             if self._outcome is None:
-                why = (
-                    "the source or the target does not answer"
-                    if self._has_begun
-                    else "others of its share have taken all of it"
-                )
+                code, why = "unavailable", "the target does not answer"
+                if self._is_reading:
+                    code, why = "source_unavailable", "the source does not answer"
+                elif not self._has_begun:
+                    why = "others of its share have taken all of it"
                 reason = f"{self._errand.name}: not done in time: {why}"
-                self._outcome = self._told("unavailable", reason, may_pass=True)
+                self._outcome = self._told(code, reason, may_pass=True)
             return self._outcome
 
     @property
@@ -193,22 +195,29 @@ class _Copy:
         stretcher = Stretcher(
             errand.name, self._way(), schemas.translate, max_message_size=opened.max_message_size
         )
-        rows = concatenated.from_iterable(self._rows(start))
-        with closing(stretcher.stretches(rows, start, begin=not opened.is_known)) as stretches:
+        with closing(stretcher.stretches(self._rows(start), start, begin=not opened.is_known)) as stretches:
             for stretch in stretches:
                 if not chain.put(stretch, until=self._times.settle):
                     return
                 if time.monotonic() >= self._times.budget or self._is_given_up:
                     return
 
-    def _rows(self, start: int) -> Iterator[Iterator[Rows]]:
+    def _rows(self, start: int) -> Iterator[Rows]:
         errand = self._errand
         for piece in errand.pieces:
             part = piece._replace(start=max(piece.start, start), end=min(piece.end, errand.end))
-            if part.start < part.end:
-                yield rows_of(
-                    self._ends.source, errand.store_url, part, STORED_COLUMNS, topic_id=errand.topic_id
-                )
+            if part.start >= part.end:
+                continue
+            found = rows_of(
+                self._ends.source, errand.store_url, part, STORED_COLUMNS, topic_id=errand.topic_id
+            )
+            self._is_reading = True
+            with at_source():
+                for rows in found:
+                    self._is_reading = False
+                    yield rows
+                    self._is_reading = True
+            self._is_reading = False
 
     def _way(self) -> Way:
         ends, errand = self._ends, self._errand
@@ -251,6 +260,8 @@ class _Copy:
             case OffsetGone():
                 gone = f"{error.name}: offsets {error.start} to {error.first} were deleted before they were "
                 return self._told("source_gone", f"{gone}copied (retention)")
+            case SourceFailed():
+                return self._told(error.outcome, str(error), may_pass=error.may_pass)
             case TopicReplaced():
                 return self._told("source_replaced", str(error), may_pass=True)
             case MessageTooLarge():

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 from sava.client.errors import Unavailable
 from sava.errors import SavaError
 from sava.pipeline.link import Access, Extent, Link
-from sava.pipeline.replicate.acks import Subscriptions
+from sava.pipeline.replicate.acks import Name, Subscriptions
 from sava.pipeline.replicate.beats import Beat
 from sava.pipeline.replicate.control import Control, ends_of
 from sava.pipeline.replicate.cursors import Cursors
@@ -103,6 +103,7 @@ class LinkJob(Job):
         self._link_at = 0.0
         self._replicated: Mapping[str, tuple[int, tuple[str, ...]]] = {}
         self._syncing: tuple[LinkEnds, Subscriptions] | None = None
+        self._unsynced: Mapping[Name, str] = {}
         self._source = Link.of(edges.source)
         self._cursors = Cursors(self._source, remote)
         self._rounds = Rounds(
@@ -261,6 +262,14 @@ class LinkJob(Job):
         for name, extent in extents.items():
             watched[name].see(extent, now, now_us)
 
+    def _note_unsynced(self, unsynced: Mapping[Name, str]) -> None:
+        for partition in self._partitions:
+            partition.unsynced = {
+                name.subscription: why
+                for name, why in unsynced.items()
+                if (name.partition, name.topic_id) == (partition.name, partition.topic_id)
+            }
+
     # -- what there is at the remote -----------------------------------------------------------
 
     def described(self, shapes: Mapping[str, replica_pb2.TopicShape]) -> None:
@@ -395,9 +404,9 @@ class LinkJob(Job):
     def _seen(self, now: float) -> Progress:
         backlogs = [partition.backlog for partition in self._partitions]
         is_known = all(each is not None for each in backlogs)
-        oldest = min((at for each in self._partitions if (at := each.oldest_us)), default=None)
+        times = [each.oldest_us for each in self._partitions if each.backlog]
         overdue = self._rounds.overdue(now)
-        behind_s = max(0.0, time.time() - oldest / 1e6) if oldest is not None else 0.0
+        behind_s = max(0.0, time.time() - min(times) / 1e6) if times else 0.0
         has_backlog = bool(overdue) or any(partition.is_wanting for partition in self._partitions)
         return Progress(
             is_running=True,
@@ -406,7 +415,7 @@ class LinkJob(Job):
             rate=sum(partition.rate(now)[0] for partition in self._partitions),
             batch=0 if overdue else self._rounds_done,
             lag_messages=sum(each or 0 for each in backlogs) if is_known else UNKNOWN_LAG,
-            lag_seconds=behind_s if is_known else UNKNOWN_LAG,
+            lag_seconds=behind_s if is_known and all(times) else UNKNOWN_LAG,
             has_backlog=has_backlog,
             # A round that does not end although it was cancelled keeps its partitions for ever, whatever the
             # others do: only a new beginning of the whole link helps.
@@ -442,6 +451,10 @@ class LinkJob(Job):
             self._syncing = (ends, made)
         if self._syncing is not None:
             self._syncing[1].sync(partitions)
+            unsynced = self._syncing[1].failures
+            if unsynced != self._unsynced:
+                self._unsynced = unsynced
+                self._post(partial(self._note_unsynced, unsynced))
         return SYNC_S
 
     def _end_sync(self) -> None:

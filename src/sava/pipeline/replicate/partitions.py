@@ -8,12 +8,20 @@ again.
 The position is the target's word. Until it was heard in this life of the driver, what was reported before, or
 the beginning, is a belief to plan the first errand by, and no reason to take anything for lost.
 
+**A source that was rewound** (restored from an older state) ends before where it was copied to, and then has
+other messages at the same offsets:
+
+    copied up to 100; it ends at 50; grows to 120        going on at 100 leaves out the new 50..100 silently
+
+So that it was seen once is reported, on record for whoever copies next, and holds until somebody acts.
+
 Owned by the thread of the link. Clocks are parameters.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from sava.pipeline.link import Extent
@@ -33,11 +41,15 @@ MESSAGE_BYTES: Final = 256.0
 BELIEVED_AFTER_S: Final = 15.0
 """A partition that ends before where it was copied to has lost messages, or its former owner, which has not
 noticed yet that it is one, has answered. Such an owner notices within this time."""
+GROWS_AFTER_S: Final = 3.0
+"""It appends nothing any more either: an end that grows, and is still too early, is no former owner's. What
+was under way from the owner when the target said how far the copy is has come by then."""
 ASK_TIME_S: Final = 5.0
 MAX_SAMPLES: Final = 64
 
 STATES: Final = {
     "unavailable": State.UNREACHABLE,
+    "source_unavailable": State.SOURCE_UNREACHABLE,
     "denied": State.DENIED,
     "schema_refused": State.SCHEMA_REFUSED,
     "source_gone": State.DATA_LOSS,
@@ -77,6 +89,13 @@ class Step(NamedTuple):
         return self._replace(end=self.start + count, is_heavy=count * self.message_bytes > LIGHT_BYTES)
 
 
+class Rewound(NamedTuple):
+    """Offsets that were copied once, and stand for other messages by now."""
+
+    start: int
+    end: int
+
+
 class _Failure(NamedTuple):
     state: State
     reason: str
@@ -89,7 +108,7 @@ class PartitionState:
     def __init__(
         self, name: str, number: int, topic_id: int, *, remedy: str, throttle: Throttle, now: float
     ) -> None:
-        """``remedy``: what to do when messages are lost. ``throttle``: of the link."""
+        """``remedy``: the command to go on with when messages are lost. ``throttle``: of the link."""
         self.name = name
         """As brokers call it."""
         self.number = number
@@ -124,12 +143,16 @@ class PartitionState:
         self._planned = 0
         self._life = self._planned_in = 0
         """How often it was begun again; what was planned before that is of no interest."""
-        self._early_since: float | None = None
-        """Since when it ends before where it was copied to."""
+        self._early: tuple[float, int] | None = None
+        """Since when it ends before where it was copied to, and the first of these ends."""
+        self._rewound: Rewound | None = None
+        self._may_leave_out = False
+        """Somebody has agreed to go on without what was rewound."""
         self._may_skip = self._is_short = False
         """Somebody has agreed to go on without what is lost, until something is copied; and more was lost
         since it was last looked at."""
-        self._last_end = 0
+        self._last_end = self._last_end_ms = 0
+        """Of the source, and when that was so if nobody has looked since (0: somebody has)."""
         self._first_end = 0
         """What was there at the first look."""
         self._first_time: tuple[int, int] | None = None
@@ -137,16 +160,25 @@ class PartitionState:
         self._samples: deque[tuple[int, int]] = deque()
         """Ends, and when (µs) they were first seen."""
         self._asked_at = now - ASK_TIME_S
+        self.unsynced: Mapping[str, str] = {}
+        """Subscriptions whose positions are not copied, and why."""
         self.messages = self.duplicates = self.skipped = self.disconnects = self.restarts = 0
 
     def seed(self, last: pb.LinkPartition, *, is_same_target: bool) -> None:
         """What was reported before, by this runner or another. ``is_same_target``: of the topic that is there
         still, as far as is known."""
-        self.disconnects, self.restarts, self._last_end = last.disconnects, last.restarts, last.end
+        self.disconnects, self.restarts = last.disconnects, last.restarts
+        self._last_end, self._last_end_ms = last.end, last.end_ms or last.reported_ms
         if is_same_target:
             self.messages, self.duplicates, self.skipped = last.messages, last.duplicates, last.skipped
-            self.was_seen = bool(last.messages or last.duplicates or last.skipped)
+            self.was_seen = last.was_seen
             self.position = last.position if self.was_seen else None
+            if last.oldest_us:
+                self._first_time = (last.position, last.oldest_us)
+            if last.rewound_from:
+                self._rewind(Rewound(last.rewound_to, last.rewound_from))
+        else:
+            self._may_leave_out = last.rewound_from > 0  # somebody has acted since
 
     def renew(self) -> None:
         """Somebody has asked for it to be begun again, with what there is here and there."""
@@ -155,13 +187,14 @@ class PartitionState:
         self.begin = self.position = None
         self.messages = self.duplicates = self.skipped = 0
         self._may_skip, self._is_short = self.is_lost, False
-        self._failure = None
+        self._may_leave_out, self._rewound, self._early = self._rewound is not None, None, None
+        self._failure = self._first_time = None
         self._delays.reset()
 
     # -- what is known -------------------------------------------------------------------------
 
     def see(self, extent: Extent, now: float, now_us: int) -> None:
-        known, self.extent = self.extent, extent
+        known, self.extent, self._last_end_ms = self.extent, extent, 0
         self._last_end = max(self._last_end, extent.end)
         if known is None:
             self._first_end = extent.end
@@ -202,9 +235,14 @@ class PartitionState:
     @property
     def backlog(self) -> int | None:
         """None: not known."""
-        if self.extent is None or self.position is None:
+        if self.extent is None or self.position is None or self._is_early or self._rewound is not None:
             return None
-        return max(0, self.extent.end - self.position)
+        return self.extent.end - self.position
+
+    @property
+    def _is_early(self) -> bool:
+        """It ends before where it was copied to."""
+        return self.extent is not None and self.position is not None and self.position > self.extent.end
 
     # -- what keeps it -------------------------------------------------------------------------
 
@@ -240,7 +278,7 @@ class PartitionState:
     def fail(self, code: str, reason: str, now: float, now_ms: int) -> None:
         self.is_suspect = True
         if code in HELPED_BY_SOMEBODY:
-            reason = f"{reason}; {self._remedy}"
+            reason = f"{reason}; {self._remedy} goes on with what there is"
         state = STATES.get(code, State.FAILED)
         if state is State.DATA_LOSS and not self._may_skip:
             self._failure = _Failure(state, reason, None, 0)
@@ -307,7 +345,7 @@ class PartitionState:
             self.fail(outcome.code, outcome.reason, now, now_ms)
             return True
         if self._planned and advanced > 0:
-            self._may_skip = False
+            self._may_skip = self._may_leave_out = False
         self._failure = None
         self._delays.reset()
         return True
@@ -349,25 +387,40 @@ class PartitionState:
         self.fail("source_gone", reason, now, now_ms)
 
     def _ends_too_early(self, now: float, now_ms: int) -> bool:
-        if self.extent is None or self.position is None or self.position <= self.extent.end:
-            self._early_since = None
+        if not self._is_early:
+            self._early = None
             return False
-        if self._early_since is None:
-            self._early_since = now
-        if now - self._early_since >= BELIEVED_AFTER_S:
+        assert self.extent is not None
+        assert self.position is not None
+        since, first_end = self._early = self._early or (now, self.extent.end)
+        grows = self.extent.end > first_end and now - since >= GROWS_AFTER_S
+        if now - since < BELIEVED_AFTER_S and not grows:
+            return True
+        if self._may_leave_out:
             reason = (
-                f"{self.name} ends at offset {self.extent.end} here, and was copied up to {self.position}: "
-                "it has lost messages, or was restored from an older state"
+                f"{self.name} ends at offset {self.extent.end}, and is copied again from {self.position} on"
             )
             self.fail("failed", reason, now, now_ms)
+        else:
+            self._rewind(Rewound(first_end, self.position))
         return True
+
+    def _rewind(self, rewound: Rewound) -> None:
+        self._rewound = rewound
+        reason = (
+            f"{self.name} ended at offset {rewound.start} here when it was copied up to {rewound.end}: it "
+            f"has lost messages, or was restored from an older state. {self._remedy} goes on at offset "
+            f"{rewound.end} and leaves out what is published here before that; if the copy is deleted first, "
+            "it copies anew all that there is here"
+        )
+        self._failure = _Failure(State.FAILED, reason, None, 0)
 
     # -- what is told --------------------------------------------------------------------------
 
     def look(self, now: float) -> bool:
         """Whether the state is another one than at the last look."""
         before, self._state = self._state, self._now(now)
-        if before in CONNECTED and self._state not in CONNECTED:
+        if before in CONNECTED and self._state not in (*CONNECTED, State.SOURCE_UNREACHABLE):
             self.disconnects += 1
         return self._state is not before
 
@@ -387,7 +440,14 @@ class PartitionState:
 
     @property
     def reason(self) -> str:
-        return next((kept.reason for kept in (self._held, self._failure) if kept is not None), "")
+        kept = self._held or self._failure
+        return kept.reason if kept is not None else self._unsynced_reason
+
+    @property
+    def _unsynced_reason(self) -> str:
+        """Messages are copied all the same."""
+        whys = [f"subscription {name} is not copied: {why}" for name, why in sorted(self.unsynced.items())]
+        return "; ".join([*whys, "messages are kept here for it meanwhile"]) if whys else ""
 
     @property
     def is_wanting(self) -> bool:
@@ -396,12 +456,15 @@ class PartitionState:
 
     @property
     def oldest_us(self) -> int:
-        """When the oldest message was published that is not copied; 0: all are, or none is known. What came
-        while it was watched was published when it was first seen, or shortly before."""
+        """When the oldest message was published that is not copied; 0: all are, or it is not known. What came
+        while it was watched was published when it was first seen, or shortly before; of what was there before
+        that, the source is asked."""
+        if self.extent is None and self._first_time is not None:
+            return self._first_time[1]
         if not self.backlog or self.position is None:
             return 0
-        if self.position < self._first_end and self._first_time is not None:
-            return self._first_time[1]
+        if self.position < self._first_end:
+            return self._first_time[1] if self._first_time is not None else 0
         return next((at for end, at in self._samples if end > self.position), 0)
 
     def wants_time(self, now: float) -> int | None:
@@ -436,7 +499,7 @@ class PartitionState:
             reason=self.reason,
             next_retry_ms=kept.retry_ms if kept is not None else 0,
             position=self.position if self.position is not None else first,
-            end=self._last_end,
+            end=self.extent.end if self.extent is not None and self._is_early else self._last_end,
             oldest_us=self.oldest_us,
             rate=rate,
             bytes_rate=bytes_rate,
@@ -445,4 +508,9 @@ class PartitionState:
             skipped=self.skipped,
             disconnects=self.disconnects,
             restarts=self.restarts,
+            was_seen=self.was_seen,
+            rewound_to=self._rewound.start if self._rewound is not None else 0,
+            rewound_from=self._rewound.end if self._rewound is not None else 0,
+            unsynced_subscriptions=sorted(self.unsynced),
+            end_ms=self._last_end_ms,
         )

@@ -30,6 +30,7 @@ from sava.errors import CallerError, SavaError
 from sava.pipeline.link import Link
 from sava.pipeline.positions import Part
 from sava.pipeline.replicate.chains import Stretch
+from sava.pipeline.replicate.errors import SourceFailed, at_source
 from sava.pipeline.replicate.pace import Throttle
 from sava.pipeline.replicate.partitions import PartitionState, Step
 from sava.pipeline.replicate.target import Target
@@ -351,23 +352,25 @@ class Rounds:
             if not step.is_heavy:
                 tail = Piece(draft.part, errand.name, step.start, step.end, None, step.message_bytes)
                 return replace(errand, pieces=(tail,) if step.start < step.end else ())
-            pieces = self._history.pieces(draft.part, errand.name, step.start, step.end, stored=draft.stored)
+            with at_source():
+                pieces = self._history.pieces(
+                    draft.part, errand.name, step.start, step.end, stored=draft.stored
+                )
             return replace(errand, pieces=tuple(pieces), store_url=self._history.store_url)
+        except SourceFailed as error:
+            code, may_pass, reason = error.outcome, error.may_pass, str(error)
         except SavaError as error:
-            is_refused = isinstance(error, CallerError)
-            outcomes[errand.name] = Outcome(
-                name=errand.name,
-                code="failed" if is_refused else "unavailable",
-                reason=str(error),
-                may_pass=not is_refused,
-            )
-            return None
+            may_pass = not isinstance(error, CallerError)
+            code, reason = "unavailable" if may_pass else "failed", str(error)
+        outcomes[errand.name] = Outcome(name=errand.name, code=code, reason=reason, may_pass=may_pass)
+        return None
 
 
 def skip(link: Link, errand: Errand, ends: LinkEnds, start: int) -> Outcome:
     """Let the chain go on with the first message that is kept: somebody has agreed to go on without those
     that are not. One that has not begun is to begin there: then the outcome says where."""
-    end = link.extents([errand.name])[errand.name].start
+    with at_source():
+        end = link.extents([errand.name])[errand.name].start
     source = replica_pb2.Source(
         cluster_name=ends.source_name,
         cluster_id=ends.source_id,

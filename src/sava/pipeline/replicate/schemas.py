@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from sava.client.errors import Denied, Refused
 from sava.errors import CallerError
 from sava.pipeline.link import Access, Link
+from sava.pipeline.replicate.errors import at_source
 from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.work import LinkEnds
 from sava.proto import replica_pb2 as pb
@@ -61,7 +62,8 @@ class Schemas:
         self._subject = subject
 
     def translate(self, rows: Any) -> Any:
-        """The same rows, with the target's ids and versions. Raises SchemaConflict; Unavailable, Denied."""
+        """The same rows, with the target's ids and versions. Raises SchemaConflict; Unavailable, Denied;
+        SourceFailed."""
         ids, versions = rows.column("schema_id"), rows.column("schema_version")
         if ids.null_count == len(ids):
             return rows
@@ -119,9 +121,8 @@ _known: Final[OrderedDict[_Asked, Named]] = OrderedDict()
 def _ensured(asked: _Asked) -> Named:
     schema_id, version = asked.named
     try:
-        found = Link.of(asked.source).schema_of(schema_id, version)
-    except Denied:
-        raise
+        with at_source():
+            found = Link.of(asked.source).schema_of(schema_id, version)
     except Refused as error:
         which = f"schema {schema_id}" + ("" if version is None else f", version {version}")
         raise SchemaConflict(f"{which}, which messages name", f"the source says: {error}") from error

@@ -137,8 +137,7 @@ class LinkTopicState:
                 part_name(part, partitioned=is_partitioned),
                 number,
                 self.told.topic_ids[number],
-                remedy=f"`sava replication recreate {self.topic} --remote {self.remote}` goes on with what "
-                "there is",
+                remedy=f"`sava replication recreate {self.topic} --remote {self.remote}`",
                 throttle=self._throttle,
                 now=now,
             )
@@ -228,10 +227,12 @@ class LinkTopicState:
         verdict, found = self._verdict, self._there
         if verdict is None or found is None:
             return
+        # A topic that was deleted is not tried again however often it is looked at.
+        retry_ms = self._retry_ms if verdict.state is not State.REMOTE_DELETED else 0
         for partition in self.partitions:
             number = partition.number
             if number not in verdict.copied:
-                partition.hold(verdict.state, verdict.reason, retry_ms=self._retry_ms)
+                partition.hold(verdict.state, verdict.reason, retry_ms=retry_ms)
             elif self._wants_change and not self._is_there(number, found):
                 partition.hold(*(self._failure or (State.STARTING, "")), retry_ms=self._retry_ms)
             elif self._recorded.get(number) != found.topic_ids[number]:

@@ -71,7 +71,8 @@ class Outcome:
     code: str = ""
     """Sava's name of the error; empty: as far as the budget went, all is well. Also ``source_gone`` (messages
     that were not copied are not kept any more: ``reason`` says which), ``chain_missing`` (there is no chain
-    where there must be one), ``target_replaced`` (another topic of the same name)."""
+    where there must be one), ``target_replaced`` (another topic of the same name), ``source_unavailable`` and
+    ``source_denied`` (``unavailable`` and ``denied`` are the target's)."""
     reason: str = ""
     may_pass: bool = False
     """The same may succeed later, without anybody doing something about it."""

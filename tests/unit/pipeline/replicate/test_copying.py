@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from sava.client.errors import Denied, Unavailable
 from sava.pipeline.link import Link, OffsetGone
 from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy
@@ -197,6 +198,25 @@ def test_a_target_that_is_not_there(world: World, hurried: None) -> None:
     assert (outcome.code, outcome.may_pass, outcome.is_known) == ("unavailable", True, False)
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "may_pass"),
+    [(Unavailable("away"), "source_unavailable", True), (Denied("not yours"), "source_denied", False)],
+)
+def test_what_the_source_says_is_not_told_as_the_target_s_word(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, may_pass: bool
+) -> None:
+    class Failing:
+        def read(self, name: str, start: int, end: int) -> Iterator[RecordBatch]:
+            raise error
+
+    world.publish(TOPIC, 100)
+    monkeypatch.setattr(copying.rows_of.__globals__["Link"], "of", lambda access: Failing())
+    outcome = run_one(world, world.errand(TOPIC))
+    monkeypatch.undo()
+    assert (outcome.code, outcome.may_pass) == (code, may_pass)
+    assert str(error) in outcome.reason
+
+
 def test_a_target_that_falls_silent_holds_nobody(world: World, hurried: None) -> None:
     """What it has said before counts."""
     world.publish(TOPIC, 300, per_batch=10, size=LARGE)
@@ -239,7 +259,7 @@ def test_a_source_that_falls_silent_holds_nobody(
     try:
         outcome = run_one(world, world.errand(TOPIC), budget=0.3)
         assert time.monotonic() - began < 8
-        assert (outcome.code, outcome.may_pass) == ("unavailable", True)
+        assert (outcome.code, outcome.may_pass) == ("source_unavailable", True)
         assert outcome.position == outcome.messages > 0
     finally:
         slow.waits.set()

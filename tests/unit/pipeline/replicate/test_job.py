@@ -116,6 +116,12 @@ class Cluster:
     def read(self, name: str, start: int, end: int) -> Iterator[Any]:
         return iter(())
 
+    def read_acks(
+        self, request: replica_pb2.ReadAcksRequest, *, timeout_s: float
+    ) -> replica_pb2.ReadAcksResponse:
+        topic_id = NAMES.index(request.topic) + 1
+        return replica_pb2.ReadAcksResponse(exists=True, topic_id=topic_id)
+
     def advance_all(
         self, subscription: str, offsets: Mapping[str, int], *, timeout_s: float
     ) -> dict[str, Any]:
@@ -137,6 +143,7 @@ class Remote:
         self.identity = ("west", "w")
         self.failure: Exception | None = None
         self.ensured: list[tuple[str, int, bool]] = []
+        self.acks_failure: Exception | None = None
         self.next_id = 70
 
     def hello(self) -> replica_pb2.HelloResponse:
@@ -155,6 +162,11 @@ class Remote:
         assert cluster == "east"
         self.ensured.append((topic, partitions, grow))
         return self.create(topic, partitions)
+
+    def apply_acks(self, request: replica_pb2.ApplyAcksRequest) -> replica_pb2.ApplyAcksResponse:
+        if self.acks_failure is not None and request.topic == NAMES[1]:
+            raise self.acks_failure
+        return replica_pb2.ApplyAcksResponse()
 
     def create(self, topic: str, partitions: int) -> replica_pb2.TopicShape:
         ids = range(self.next_id, self.next_id + max(1, partitions))
@@ -406,6 +418,21 @@ def test_a_remote_that_does_not_answer_is_visited_again(world: World) -> None:
     assert world.cluster.last()[0].disconnects == 1
     world.remote.failure = None
     world.copied()
+
+
+def test_a_subscription_that_cannot_be_copied_is_reported_and_keeps_no_message(world: World) -> None:
+    world.cluster.link.topics[0].policy.subscriptions.append("billing")
+    world.remote.acks_failure = Refused("the topic has 1 subscription, and may have 1")
+    world.start()
+    world.copied()
+    until(lambda: [*world.cluster.last()[1].unsynced_subscriptions] == ["billing"], "it is told")
+    fine, failing = world.cluster.last()
+    assert {fine.state, failing.state} == {"active"}
+    assert (fine.reason, [*fine.unsynced_subscriptions]) == ("", [])
+    assert failing.reason.startswith("subscription billing is not copied: the topic has 1 subscription")
+    world.remote.acks_failure = None
+    until(lambda: not world.cluster.last()[1].unsynced_subscriptions, "it has come right")
+    assert world.cluster.last()[1].reason == ""
 
 
 def test_a_deleted_topic_is_reported_and_not_created_again(world: World) -> None:

@@ -8,6 +8,7 @@ from sava.pipeline.link import Extent
 from sava.pipeline.replicate.pace import Delays, Rate, Throttle
 from sava.pipeline.replicate.partitions import (
     BELIEVED_AFTER_S,
+    GROWS_AFTER_S,
     IDLE_S,
     ROUND_BYTES,
     PartitionState,
@@ -20,6 +21,7 @@ from sava.replication.matrix import State
 NAME = "/default/orders-part-0"
 REMEDY = "`sava replication recreate`"
 US = 1_000_000
+GROWTH_S = round(GROWS_AFTER_S) + 1
 
 
 def partition(end: int = 10, *, start: int = 0, now: float = 0.0) -> PartitionState:
@@ -116,14 +118,16 @@ class TestPlanning:
 
     def test_a_chain_that_was_reported_must_be_there(self) -> None:
         state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
-        state.seed(pb.LinkPartition(position=5, end=9, messages=5), is_same_target=True)
+        state.seed(pb.LinkPartition(position=5, end=9, was_seen=True), is_same_target=True)
         assert (state.was_seen, state.position, state.needs_begin) == (True, 5, False)
         state.start_at(0)
         assert state.begin is None
 
     def test_a_chain_of_a_topic_that_is_not_there_any_more_begins_anew(self) -> None:
         state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
-        state.seed(pb.LinkPartition(position=5, messages=5, disconnects=3), is_same_target=False)
+        state.seed(
+            pb.LinkPartition(position=5, messages=5, was_seen=True, disconnects=3), is_same_target=False
+        )
         assert (state.was_seen, state.position, state.messages, state.disconnects) == (False, None, 0, 3)
 
     def test_what_was_planned_before_a_new_beginning_is_of_no_interest_after_it(self) -> None:
@@ -168,6 +172,8 @@ class TestFailing:
         ("code", "expected"),
         [
             ("denied", State.DENIED),
+            ("source_unavailable", State.SOURCE_UNREACHABLE),
+            ("source_denied", State.FAILED),
             ("schema_refused", State.SCHEMA_REFUSED),
             ("message_too_large", State.FAILED),
             ("chain_missing", State.FAILED),
@@ -266,27 +272,146 @@ class TestFailing:
     def test_nothing_is_taken_for_lost_before_the_target_was_heard(self) -> None:
         """A runner that starts knows an old position; the target is further."""
         state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
-        state.seed(pb.LinkPartition(position=2, messages=2), is_same_target=True)
+        state.seed(pb.LinkPartition(position=2, was_seen=True), is_same_target=True)
         state.see(Extent(5, 5, 10), 0.0, 0)
         state.admit(70)
         told(state, 8)
         state.look(0.0)
         assert state.state is State.ACTIVE
 
-    def test_a_source_that_ends_before_its_copy_is_told_when_it_stays_so(self) -> None:
+    def test_a_former_owner_that_does_not_know_it_yet_is_no_loss(self) -> None:
         state = partition(end=10)
         told(state, 12)
         assert state.plan(0.0, 0) is None
         state.look(0.0)
-        assert state.state is State.IDLE
-        assert state.plan(BELIEVED_AFTER_S, 0) is None
-        state.look(BELIEVED_AFTER_S)
-        assert state.state is State.FAILED
-        assert "restored from an older state" in state.reason
-        state.see(Extent(0, 0, 12), 100.0, 0)
-        told(state, 12, now=100.0)
-        state.look(100.0)
-        assert state.state is not State.FAILED
+        assert (state.state, state.backlog) == (State.IDLE, None)
+        state.see(Extent(0, 0, 14), BELIEVED_AFTER_S - 1, 0)
+        step = state.plan(BELIEVED_AFTER_S - 1, 0)
+        assert step is not None
+        assert (step.start, step.end) == (12, 14)
+
+    def test_what_is_lost_is_said_with_the_command_that_goes_on(self) -> None:
+        state = partition(end=10)
+        told(state, 4)
+        state.see(Extent(6, 6, 10), 0.0, 0)
+        state.plan(0.0, 0)
+        assert state.reason.endswith(f"{REMEDY} goes on with what there is")
+
+
+def rewound() -> PartitionState:
+    """Copied up to 100; then its cluster is restored from a state in which it ends at 50."""
+    state = partition(end=100)
+    told(state, 0)
+    told(state, 100, messages=100)
+    state.see(Extent(0, 0, 50), 1.0, 0)
+    assert state.plan(1.0, 0) is None
+    assert state.plan(1.0 + BELIEVED_AFTER_S, 0) is None
+    state.look(1.0 + BELIEVED_AFTER_S)
+    return state
+
+
+def reported(state: PartitionState, now: float = 100.0) -> pb.LinkPartition:
+    state.look(now)
+    report = state.report(now)
+    assert report is not None
+    return report
+
+
+def taken_over(last: pb.LinkPartition, *, end: int) -> PartitionState:
+    """By another runner, which begins with what was reported."""
+    state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+    state.seed(last, is_same_target=True)
+    state.see(Extent(0, 0, end), 0.0, 0)
+    state.start_at(0)
+    state.admit(70)
+    return state
+
+
+class TestRewound:
+    """A source that was restored from an older state has other messages at offsets that were copied."""
+
+    def test_it_stands_still_until_somebody_acts_wherever_it_ends_by_then(self) -> None:
+        state = rewound()
+        assert (state.state, state.backlog) == (State.FAILED, None)
+        assert "ended at offset 50 here when it was copied up to 100" in state.reason
+        assert REMEDY in state.reason
+        state.see(Extent(0, 0, 120), 100.0, 0)
+        assert state.plan(100.0, 0) is None
+        state.admit(71)
+        assert state.plan(1000.0, 0) is None
+        report = reported(state)
+        assert (report.state, state.backlog, state.due_in(100.0)) == ("failed", None, None)
+
+    def test_the_next_runner_knows_it(self) -> None:
+        """Also if the source has grown beyond its copy when it comes."""
+        before = rewound()
+        after = taken_over(reported(before), end=120)
+        assert after.plan(1000.0, 0) is None
+        report = reported(after)
+        assert (report.state, report.reason, after.backlog) == ("failed", before.reason, None)
+        assert (report.rewound_to, report.rewound_from) == (50, 100)
+
+    def test_an_end_that_grows_towards_the_copy_is_the_source_s_own(self) -> None:
+        """It would have passed the copy before it is old enough to be believed."""
+        state = partition(end=100)
+        told(state, 0)
+        told(state, 100, messages=100)
+        for now in range(GROWTH_S):
+            state.see(Extent(0, 0, 50 + 10 * now), float(now), 0)
+            state.plan(float(now), 0)
+        state.see(Extent(0, 0, 120), 10.0, 0)
+        assert state.plan(10.0, 0) is None
+        assert reported(state).rewound_to == 50
+
+    def test_whoever_agrees_goes_on_where_the_copy_ends(self) -> None:
+        state = rewound()
+        state.renew()
+        state.start_at(0)
+        told(state, 100, now=100.0)
+        assert state.plan(100.0, 0) is None
+        assert state.plan(200.0, 0) is None
+        report = reported(state, 200.0)
+        assert (report.state, report.rewound_from) == ("failed", 0)
+        assert "ends at offset 50, and is copied again from 100 on" in report.reason
+        assert state.backlog is None
+        state.see(Extent(0, 0, 120), 300.0, 0)
+        step = state.plan(300.0, 0)
+        assert step is not None
+        assert (step.start, step.end) == (100, 120)
+        told(state, 120, now=300.0, messages=20)
+        state.see(Extent(0, 0, 110), 301.0, 0)  # and once more
+        for now in (301.0, 301.0 + BELIEVED_AFTER_S):
+            assert state.plan(now, 0) is None
+        assert reported(state).rewound_from == 120
+
+    def test_who_agrees_while_nobody_copies_is_heard_by_the_next_runner(self) -> None:
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state.seed(reported(rewound()), is_same_target=False)
+        state.see(Extent(0, 0, 60), 0.0, 0)
+        state.start_at(0)
+        state.admit(70)
+        told(state, 100)
+        for now in (0.0, BELIEVED_AFTER_S):
+            assert state.plan(now, 0) is None
+        assert reported(state).rewound_from == 0
+        state.see(Extent(0, 0, 120), 100.0, 0)
+        step = state.plan(100.0, 0)
+        assert step is not None
+        assert (step.start, step.end) == (100, 120)
+
+    def test_a_copy_that_was_deleted_is_made_anew_of_all_that_is_here(self) -> None:
+        state = rewound()
+        state.hold(State.REMOTE_DELETED, "deleted")
+        state.renew()
+        state.start_at(0)
+        state.admit(71)
+        step = state.plan(100.0, 0)
+        assert step is not None
+        state.begin_step(step, 100.0)
+        state.note(Outcome(name=NAME), 100.0, 0)
+        step = state.plan(100.0, 0)
+        assert step is not None
+        assert (step.start, step.end, state.backlog) == (0, 50, 50)
 
 
 class TestTelling:
@@ -314,10 +439,18 @@ class TestTelling:
         assert (report.state, report.disconnects, report.next_retry_ms) == ("unreachable", 1, 5)
         assert (report.position, report.end, report.oldest_us) == (10, 15, 200 * US)
 
+    def test_a_source_that_is_away_is_no_remote_that_was_lost(self) -> None:
+        state = partition(end=10)
+        told(state, 4)
+        state.look(0.0)
+        told(state, 4, code="source_unavailable", reason="no broker answers", may_pass=True)
+        report = reported(state, 0.0)
+        assert (report.state, report.disconnects) == ("source_unreachable", 0)
+
     def test_an_end_that_is_not_known_is_not_reported_as_none(self) -> None:
         state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         assert state.report(0.0) is None
-        state.seed(pb.LinkPartition(position=2, end=9, messages=2), is_same_target=True)
+        state.seed(pb.LinkPartition(position=2, end=9, was_seen=True), is_same_target=True)
         report = state.report(0.0)
         assert report is not None
         assert (report.position, report.end) == (2, 9)
@@ -325,7 +458,7 @@ class TestTelling:
     def test_the_age_of_what_was_there_before_is_asked_for(self) -> None:
         state = partition(end=10)
         told(state, 4)
-        assert state.oldest_us == 100 * US  # at most
+        assert state.oldest_us == 0  # longer than it is watched, and nobody knows how long
         assert state.wants_time(0.0) == 4
         assert state.wants_time(0.0) is None  # not all the time
         state.note_time(4, 50 * US)
@@ -337,9 +470,37 @@ class TestTelling:
         told(state, 20, messages=8)
         assert state.oldest_us == 0
 
+    def test_until_it_has_looked_a_runner_repeats_what_was_seen_and_when(self) -> None:
+        last = pb.LinkPartition(position=4, end=9, was_seen=True, oldest_us=50 * US, end_ms=77)
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state.seed(last, is_same_target=True)
+        report = reported(state)
+        assert (report.end, report.end_ms, report.oldest_us) == (9, 77, 50 * US)
+        state.see(Extent(0, 0, 12), 0.0, 100 * US)
+        report = reported(state)
+        assert (report.end, report.end_ms, report.oldest_us) == (12, 0, 50 * US)
+
+    def test_a_copy_that_was_found_and_not_made_is_known_to_the_next_runner(self) -> None:
+        """The remote was removed and added again: all is there already, and nothing is copied. The next
+        runner does not reach it."""
+        state = partition(end=10)
+        told(state, 10)
+        after = taken_over(reported(state), end=10)
+        assert (after.was_seen, after.position, after.backlog) == (True, 10, 0)
+
+    def test_of_a_deleted_copy_two_runners_say_the_same(self) -> None:
+        state = partition(end=4)
+        told(state, 4)
+        state.hold(State.REMOTE_DELETED, "deleted")
+        before = reported(state)
+        after = taken_over(before, end=4)
+        after.hold(State.REMOTE_DELETED, "deleted")
+        again = reported(after)
+        assert (again.position, again.end) == (before.position, before.end) == (4, 4)
+
     def test_counts_go_on_where_the_last_runner_was(self) -> None:
         state = partition(end=10)
-        state.seed(pb.LinkPartition(messages=3, skipped=1, disconnects=2, restarts=4), is_same_target=True)
+        state.seed(pb.LinkPartition(messages=3, skipped=1, restarts=4, was_seen=True), is_same_target=True)
         told(state, 0)
         told(state, 10, messages=5, bytes=50, skipped=1, duplicates=4)
         report = state.report(0.0)

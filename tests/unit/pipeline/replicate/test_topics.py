@@ -154,6 +154,17 @@ def test_while_partitions_are_added_there_the_others_are_copied() -> None:
     assert admitted(state) == [0, 1, 2, 3]
 
 
+def test_what_only_somebody_can_help_has_no_next_try() -> None:
+    def retries(state: LinkTopicState) -> list[int]:
+        return [each.next_retry_ms for each in state.report(0.0).partitions]
+
+    waiting = topic()
+    waiting.describe(there("west", shape()), WAITS, retry_ms=5)
+    deleted = topic(link_topic(2, remote_topic_ids=(71, 72)))
+    deleted.describe(there("west", shape()), WAITS, retry_ms=5)
+    assert (set(retries(waiting)), set(retries(deleted))) == ({5}, {0})
+
+
 @pytest.mark.parametrize("found", [shape(), shape(91, 92)], ids=["gone", "another"])
 def test_a_deleted_topic_is_left_alone_until_somebody_asks(found: replica_pb2.TopicShape) -> None:
     state = topic(link_topic(2, remote_topic_ids=(71, 72)))
