@@ -26,6 +26,7 @@ from sava.metadata.store import MetadataStore
 from sava.replication import checks, policies, records
 from sava.replication.checks import Difference, Local
 from sava.replication.errors import (
+    LinkUnknown,
     RemoteDenied,
     RemoteRefused,
     RemoteUnknown,

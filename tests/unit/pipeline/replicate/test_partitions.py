@@ -319,7 +319,7 @@ def reported(state: PartitionState, now: float = 100.0) -> pb.LinkPartition:
 
 def taken_over(last: pb.LinkPartition, *, end: int) -> PartitionState:
     """By another runner, which begins with what was reported."""
-    state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+    state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
     state.seed(last, is_same_target=True)
     state.see(Extent(0, 0, end), 0.0, 0)
     state.start_at(0)
@@ -385,7 +385,7 @@ class TestRewound:
         assert reported(state).rewound_from == 120
 
     def test_who_agrees_while_nobody_copies_is_heard_by_the_next_runner(self) -> None:
-        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         state.seed(reported(rewound()), is_same_target=False)
         state.see(Extent(0, 0, 60), 0.0, 0)
         state.start_at(0)
@@ -472,7 +472,7 @@ class TestTelling:
 
     def test_until_it_has_looked_a_runner_repeats_what_was_seen_and_when(self) -> None:
         last = pb.LinkPartition(position=4, end=9, was_seen=True, oldest_us=50 * US, end_ms=77)
-        state = PartitionState(NAME, 0, 7, remedy=REMEDY, now=0.0)
+        state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         state.seed(last, is_same_target=True)
         report = reported(state)
         assert (report.end, report.end_ms, report.oldest_us) == (9, 77, 50 * US)
