@@ -179,7 +179,8 @@ def test_a_runner_that_is_killed_is_followed_by_another(
     for number in range(4):
         sava("create", f"p{number}", "--from", "topic=/default/orders", "--to", "topic=/default/copy")
     kinds = {"a": FakeKind(), "b": FakeKind()}
-    controls = {name: control(name) for name in kinds}
+    # Between two steps is a command, which takes seconds on a machine that has much else to do.
+    controls = {name: control(name, ttl_s=6.0) for name in kinds}
     runners = {name: Runner(name, controls[name], {"custom": kinds[name]}) for name in kinds}
     alive = ["a", "b"]
 
