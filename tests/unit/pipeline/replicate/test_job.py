@@ -59,6 +59,11 @@ class Cluster:
         self.advanced: list[dict[str, int]] = []
         """Cursors of the link, as they were told to move on."""
 
+    @property
+    def let_go_of(self) -> dict[str, int]:
+        """Where the cursors are by that, told together or one after the other."""
+        return {name: offset for each in list(self.advanced) for name, offset in each.items()}
+
     def publish(self, name: str, count: int) -> None:
         with self.changed:
             self.ends[name] += count
@@ -449,7 +454,7 @@ def test_what_is_copied_again_is_not_let_go_of_before_it_is(world: World) -> Non
     the old copy had, by the errand's word as well, is no reason to let go of anything."""
     world.start()
     world.copied()
-    until(lambda: {NAMES[0]: 10, NAMES[1]: 10} in world.cluster.advanced, "it is let go of")
+    until(lambda: world.cluster.let_go_of == {NAMES[0]: 10, NAMES[1]: 10}, "it is let go of")
     began, released = threading.Event(), threading.Event()
 
     def before(shares: Sequence[Share]) -> None:
