@@ -11,6 +11,7 @@ With SAVA_LONG=1 links are those of real runners, on Spark.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
@@ -515,6 +516,48 @@ def test_a_namespace_that_is_missing_there_is_waited_for(creates: Source) -> Non
     creates.do(creates.west.namespace(namespace))
     creates.settled(topic, "copied")
     creates.arrived(topic, payloads(topic))
+
+
+@pytest.mark.parametrize("start", ["latest", "a-time"])
+def test_a_copy_begins_where_its_policy_says(creates: Source, start: str) -> None:
+    namespace = f"since-{start}"
+    topic = f"/{namespace}/orders"
+    for side in (creates.here, creates.west):
+        creates.do(side.namespace(namespace))
+    creates.do(creates.here.create(topic))
+    creates.publish(topic, 0)
+    since = str(time.time_ns() // 1000)
+    if start == "a-time":
+        creates.publish(topic, 0, COUNT)
+    creates.do(creates.here.replicate(topic, start=since if start == "a-time" else start))
+    creates.settled(topic, "copied")
+    creates.publish(topic, 0, 2 * COUNT)
+    kept = COUNT if start == "a-time" else 0
+    creates.arrived(topic, [*payloads(topic, COUNT, kept), *payloads(topic, 2 * COUNT)])
+
+
+def test_a_schema_that_the_remote_does_not_take_is_told_until_it_does(
+    creates: Source, tmp_path: Path
+) -> None:
+    """Messages before the first that names it are copied."""
+    topic, subject = creates.create("conflicting", 0), "conflicting"
+    for side, kind in ((creates.here, "int"), (creates.west, "string")):
+        file = tmp_path / kind
+        field = {"name": "x", "type": kind}
+        file.write_text(json.dumps({"type": "record", "name": "Order", "fields": [field]}))
+        creates.do(side.command("schemas", "register", subject, "--type", "avro", "--file", str(file)))
+    creates.publish(topic, 0)
+    with creates.here.client() as client:
+        codec = client.schema(subject)
+        with client.producer(topic, codec=codec) as producer:
+            producer.send({"x": 7})
+    status = creates.settled(topic, "schema_refused").partitions[0]
+    assert subject in status.reason
+    assert (status.position, status.backlog) == (COUNT, 1)
+    assert status.next_retry_ms > 0
+    creates.do(creates.west.command("schemas", "mode", subject, "none"))
+    creates.settled(topic, "copied")
+    creates.until(lambda: len(creates.west.read(topic)) == COUNT + 1, lambda: creates.status(topic))
 
 
 def test_subscriptions_are_created_there_also_where_topics_are_not(waits: Source) -> None:
