@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from sava.errors import SavaError
 from sava.mirror import Durable, JournalId, JournalRecord, Owner, Refusal, StorageId
-from sava.mirroring.ports import Choose, JournalRecords, Neighbours, RecordChanged
+from sava.mirroring.ports import Choose, JournalRecords, Neighbour, Neighbours, RecordChanged
 from sava.mirroring.recent import RecentBytes
 from sava.mirroring.streams import OlderBytes, Stream
 from sava.mirroring.tasks import spawn
@@ -269,11 +269,12 @@ class OwnedJournal:
         """Other members, if the ones that are there do not do."""
         if self.owner.wanted is not None or self.owner.is_fenced:
             return
-        if self._neighbours.find(self.owner.own) is None:
+        candidates = self._neighbours.all()
+        if all(each.storage != self.owner.own for each in candidates):
             return  # this broker's view of the others is not up to date
         record, current = self.owner.record, self.owner.record.last
-        asked = self._qw, self._qa = self._asked()
-        members, qa = (self.owner.own, *self._chosen(current.members[1:])), self._qa
+        asked = self._qw, self._qa = self._asked(len(candidates))
+        members, qa = (self.owner.own, *self._chosen(candidates, current.members[1:])), self._qa
         if len(members) < qa and self._options.may_degrade:
             qa = len(members)
         elif len(members) < qa:  # there are not enough, whoever is chosen: those that were are waited for
@@ -289,9 +290,9 @@ class OwnedJournal:
             self.owner.change(members, qa=qa, asked=asked)
             self._follow_members()
 
-    def _asked(self) -> tuple[int, int]:
+    def _asked(self, registered: int) -> tuple[int, int]:
         """How many disks should have the journal, and how many before a message is acknowledged."""
-        size, registered = self._brokers(), len(self._neighbours.all())
+        size = self._brokers()
         qw, qa = self._options.quorums(max(size, registered))
         self._has_shrunk |= size < self._size
         self._size = size
@@ -300,7 +301,9 @@ class OwnedJournal:
         self._has_shrunk = registered > size  # until those that were removed are gone
         return qw, qa
 
-    def _chosen(self, current: tuple[StorageId, ...]) -> tuple[StorageId, ...]:
+    def _chosen(
+        self, candidates: Sequence[Neighbour], current: tuple[StorageId, ...]
+    ) -> tuple[StorageId, ...]:
         now = self._loop.time()
         for storage in current:
             if self._is_failing(storage, now):
@@ -312,7 +315,6 @@ class OwnedJournal:
                     )
                 self._avoided[storage] = now + (REFUSED_S if self._has_refused(storage) else AVOID_S)
         self._avoided = {storage: until for storage, until in self._avoided.items() if until > now}
-        candidates = self._neighbours.all()
         keep = [storage for storage in current if storage not in self._avoided]
         others = frozenset(self._avoided)
         chosen = self._choose(candidates, own=self.owner.own, keep=keep, avoid=others, count=self._qw - 1)
