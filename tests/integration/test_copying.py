@@ -269,7 +269,7 @@ def test_a_schema_that_the_target_does_not_take(sites: dict[str, Standing]) -> N
     eu.publish(topic, [Message(b"m", None, {}, 1, schema_id, version)])
     copier.position = 0
     outcome = copier.round()
-    assert (outcome.code, outcome.may_pass) == ("schema_refused", False)
+    assert (outcome.code, outcome.may_pass, outcome.position) == ("schema_refused", False, 30)
     assert subject in outcome.reason
     assert "the target says" in outcome.reason
     request = danube_schema_pb2.SetCompatibilityModeRequest(subject=subject, compatibility_mode="none")
