@@ -35,6 +35,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from sava.pipeline import per_process
+from tests.leftovers import sweep_after_this_process
 from tests.long import IS_LONG
 
 TESTS = Path(__file__).parent
@@ -49,6 +50,10 @@ settings.load_profile("sava")
 
 
 ORDER = ("spark", "cluster", "compat", "integration", "chaos", "sim", "mirror_sim", "mutants", "unit")
+
+
+def pytest_configure() -> None:
+    sweep_after_this_process()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
