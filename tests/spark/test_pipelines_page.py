@@ -13,7 +13,6 @@ from tests.ports import free_ports
 
 
 @pytest.mark.skipif(not os.environ.get("SAVA_LONG"), reason="SAVA_LONG=1: starts a cluster with Spark")
-@pytest.mark.timeout(240)
 def test_the_commands_of_the_pipelines_page_work(tmp_path: Path) -> None:
     base = free_ports(4)[0]
     output = session("pipelines.md", tmp_path, BASE=str(base))
