@@ -6,8 +6,12 @@ plain fork, and in a process with gRPC calls under way these preparations can sp
 Python is to keep its byte code, whatever the environment says: the tests start hundreds of processes, and
 each would compile all of Sava first, which takes as long as all the rest of a broker's start.
 
-Hypothesis judges no example by its time: on a shared machine any of them may stand still for a second. What
-hangs is ended by pytest's own timeout. With ``SAVA_LONG=1`` there are many more examples.
+Hypothesis judges no example by its time, neither a test's nor that of making it up: on a shared machine any
+of them may stand still for a second. What hangs is ended by pytest's own timeout. With ``SAVA_LONG=1`` there
+are many more examples.
+
+What a process keeps of clusters is closed with each file: it would go on asking brokers that are gone, for a
+minute, and so change the state of ``random`` while Hypothesis, which minds that, makes up examples.
 
 Of several processes each takes whole files, so that servers which a file's tests share are started once. All
 tests with Spark are one process's: each Java takes a core for seconds before it does anything. Long files
@@ -21,24 +25,35 @@ import os
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from sava.pipeline import per_process
+from tests.leftovers import sweep_after_this_process
 from tests.long import IS_LONG
 
 TESTS = Path(__file__).parent
 
-settings.register_profile("sava", deadline=None, max_examples=300 if IS_LONG else 40)
+settings.register_profile(
+    "sava",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=300 if IS_LONG else 40,
+)
 settings.load_profile("sava")
 
 
 ORDER = ("spark", "cluster", "compat", "integration", "chaos", "sim", "mirror_sim", "mutants", "unit")
+
+
+def pytest_configure() -> None:
+    sweep_after_this_process()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,3 +71,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[[], Any]]:
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _of_this_process() -> Iterator[None]:
+    yield
+    per_process.close_all()

@@ -17,14 +17,14 @@ from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
 from sava.pipeline.source.history import History
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from tests.patience import PATIENCE_S
 
-READY_S = 40.0
 T = TypeVar("T")
 
 
 def eventually(ask: Callable[[], T]) -> T:
     """A broker that has just been started answers after some attempts."""
-    deadline = time.monotonic() + READY_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             return ask()
@@ -64,7 +64,7 @@ class Site:
 
     def stored(self, topic: str) -> None:
         """Until everything is in segments."""
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + PATIENCE_S
         while (extent := self.extent(topic)).stored < extent.end:
             assert time.monotonic() < deadline
             time.sleep(0.05)

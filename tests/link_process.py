@@ -15,9 +15,9 @@ from pathlib import Path
 from sava.pipeline.link import Access
 from sava.pipeline.replicate.control import AdminControl
 from sava.pipeline.replicate.job import Edges, LinkJob
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
-STOP_S = 60.0
 
 
 class LinkProcess:
@@ -47,7 +47,7 @@ class LinkProcess:
             return
         self._process.terminate()
         try:
-            assert self._process.wait(STOP_S) == 0, self._log.read_text()[-4000:]
+            assert self._process.wait(PATIENCE_S) == 0, self._log.read_text()[-4000:]
         finally:
             self.kill()
 

@@ -17,8 +17,7 @@ from sava.metadata.cache import PrefixCache
 from sava.metadata.commands import Compare, Delete, DeleteResult, Event, Get, KeyValue, Put, Relation, Target
 from sava.metadata.errors import Deposed, InvalidRequest, LeaseNotFound
 from sava.metadata.store import MetadataStore, Watch, WatchBatch
-
-PATIENCE_S = 20.0
+from tests.patience import PATIENCE_S
 
 
 class Harness(Protocol):

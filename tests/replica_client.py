@@ -16,8 +16,7 @@ from sava.broker.stretches import Source, Stretch
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from tests.copying import Origins
-
-TIMEOUT_S = 10.0
+from tests.patience import PATIENCE_S
 
 
 def source_of(source: Source) -> pb.Source:
@@ -51,7 +50,7 @@ async def replica(address: str) -> AsyncIterator[Any]:
 class ChainStream:
     """One Append stream."""
 
-    def __init__(self, stub: Any, topic: str, source: Source, *, timeout: float = TIMEOUT_S) -> None:
+    def __init__(self, stub: Any, topic: str, source: Source, *, timeout: float = PATIENCE_S) -> None:
         self._call = stub.Append(timeout=timeout)
         self._opening = pb.AppendRequest(open=pb.OpenChain(topic=topic, source=source_of(source)))
 

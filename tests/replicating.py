@@ -35,10 +35,10 @@ from sava.records import Message
 from sava.services.admin_client import PLAIN, AdminClient
 from tests.cluster.harness import until
 from tests.integration.harness import sava
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.standalone import Standalone
 
-READY_S = 60.0
 HOLD_S = 0.2
 
 
@@ -57,7 +57,7 @@ class Side:
 
     async def call(self, service: str, method: str, request: Any) -> Any:
         async with AdminClient(self.broker.admin, self.auth) as client:
-            return await client.call(getattr(getattr(client, service), method), request, timeout=30)
+            return await client.call(getattr(getattr(client, service), method), request, timeout=PATIENCE_S)
 
     async def replication(self, method: str, request: Any) -> Any:
         return await self.call("replication", method, request)
@@ -67,7 +67,7 @@ class Side:
             await self.call("namespaces", "ListNamespaces", topics_admin_pb2.ListNamespacesRequest())
             return True
 
-        await until(answers, "the broker answers", timeout=READY_S)
+        await until(answers, "the broker answers", timeout=PATIENCE_S)
 
     async def add(self, name: str, service: str) -> None:
         await self.replication("AddRemote", pb.Remote(name=name, service=service))
@@ -132,7 +132,7 @@ class Side:
         url = f"http://127.0.0.1:{self.broker.http_port}/metrics"
 
         def read() -> str:
-            with urllib.request.urlopen(url, timeout=10) as response:
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
                 return str(response.read().decode())
 
         lines = [line for line in (await asyncio.to_thread(read)).splitlines() if not line.startswith("#")]
@@ -141,7 +141,7 @@ class Side:
     # -- messages ------------------------------------------------------------------------------
 
     def client(self) -> Client:
-        return Client(self.broker.url, tls=self.tls, timeout=30)
+        return Client(self.broker.url, tls=self.tls, timeout=PATIENCE_S)
 
     def publish(self, name: str, payloads: Sequence[str]) -> None:
         """To a plain topic, or to one partition."""
@@ -219,7 +219,7 @@ class RunningLink:
         self._claim = Claim(side.broker.admin, pipeline, runner)
         self.job = LinkJob(pipeline, remote, runner, edges)
 
-    def stop(self, *, now: bool = False, timeout: float = 30.0) -> None:
+    def stop(self, *, now: bool = False, timeout: float = PATIENCE_S) -> None:
         self.job.stop(now=now)
         self.wait(lambda: self.job.end is not None, "the link has ended", timeout)
         self._claim.release()
@@ -227,7 +227,7 @@ class RunningLink:
         assert not self.job.end.error
 
     @staticmethod
-    def wait(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+    def wait(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"

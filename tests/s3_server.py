@@ -18,10 +18,10 @@ import pytest
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 BUCKET = "sava"
-START_TIMEOUT_S = 60.0
 
 _PORTS = [
     f"{part}.port{protocol}"
@@ -97,7 +97,7 @@ class S3Server:
             client_options={"allow_http": True},
             retry_config={"max_retries": 0},
         )
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
                 obstore.put(store, "ready", b"yes")

@@ -20,12 +20,11 @@ from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_admin_pb2_grpc as admin_rpc
 from sava.services.admin_client import PLAIN
 from tests.forks import Forked
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
-START_TIMEOUT_S = 30.0
 SOON = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 50)]
 """A port that is not open yet is tried again; gRPC would wait for a second."""
-STOP_TIMEOUT_S = 30.0
 
 
 class Standalone:
@@ -97,7 +96,7 @@ class Standalone:
 
     def ready(self) -> None:
         """Returns when the broker has a leader, which is itself, and its first namespaces."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         with self._admin_channel() as channel:
             stub: Any = admin_rpc.BrokerAdminStub(channel)
             while not _has_namespaces(stub):
@@ -115,13 +114,13 @@ class Standalone:
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
         self._running.kill()
-        self._running.wait(STOP_TIMEOUT_S)
+        self._running.wait(PATIENCE_S)
 
     def stop(self) -> None:
         """SIGTERM; the broker must end cleanly."""
         self._running.terminate()
         try:
-            assert self._running.wait(STOP_TIMEOUT_S) == 0, self._last_words()
+            assert self._running.wait(PATIENCE_S) == 0, self._last_words()
         finally:
             self.kill()
 
@@ -131,7 +130,7 @@ class Standalone:
 
 def _has_namespaces(stub: Any) -> bool:
     try:
-        response = stub.ListNamespaces(admin.Empty(), timeout=5, wait_for_ready=True)
+        response = stub.ListNamespaces(admin.Empty(), timeout=PATIENCE_S, wait_for_ready=True)
     except grpc.RpcError:
         return False
     return "default" in response.namespaces

@@ -26,6 +26,7 @@ from tests.chaos.storage_child import OPTIONS, MetadataServer, Work, batch_of
 from tests.children import PIPE, start_child
 from tests.children import Child as Process
 from tests.long import IS_LONG
+from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import contents, expected, numbered
 
 LIVES = 200 if IS_LONG else 20
@@ -59,7 +60,7 @@ class Child:
 
     async def first_report(self) -> bytes:
         assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), 20)
+        line = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE_S)
         assert line, "the child ended before it was told anything"
         return line
 
@@ -175,7 +176,7 @@ class Ledger:
         assert told == offset, "not at the offset that was acknowledged"
 
 
-@pytest.mark.timeout(1800 if IS_LONG else 120)
+@pytest.mark.timeout(1800)
 async def test_what_was_acknowledged_survives_sigkill(world: World) -> None:
     seed = time.time_ns()
     print(f"seed {seed}")

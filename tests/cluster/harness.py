@@ -23,14 +23,13 @@ from sava.proto import brokers_pb2 as brokers_pb
 from sava.proto import topics_admin_pb2 as pb
 from sava.services.admin_client import PLAIN
 from tests.integration.harness import BrokerProcess, Cluster, sava
+from tests.patience import PATIENCE_S
 
-READY_S = 40.0
-CALL_S = 30.0
 REGISTRATION_TTL_MS = 3000
 """Half of the default: most scenarios wait until a broker is taken for dead, and few are about how long."""
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, *, timeout: float = READY_S) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], what: str, *, timeout: float = PATIENCE_S) -> None:
     """Ask again and again; brokers have no event for everything that can be asked of them."""
     deadline = time.monotonic() + timeout
     failure: SavaError | None = None
@@ -121,11 +120,11 @@ class Brokers(Cluster):
     async def list_brokers(self, *, through: BrokerProcess | None = None) -> list[brokers_pb.Broker]:
         client = (through or self.running[0]).client
         response = await client.call(
-            client.brokers.ListBrokers, brokers_pb.ListBrokersRequest(), timeout=CALL_S
+            client.brokers.ListBrokers, brokers_pb.ListBrokersRequest(), timeout=PATIENCE_S
         )
         return list(response.brokers)
 
-    async def registered(self, brokers: Sequence[BrokerProcess] = (), *, timeout: float = READY_S) -> None:
+    async def registered(self, brokers: Sequence[BrokerProcess] = (), *, timeout: float = PATIENCE_S) -> None:
         """Until each of them (default: all that run) is there in the eyes of all that run."""
         wanted = {await self.id_of(broker) for broker in brokers or self.running}
 
@@ -142,20 +141,22 @@ class Brokers(Cluster):
     async def create(self, name: str, *, reliable: bool = True, partitions: int = 0) -> pb.TopicDescription:
         client = self.running[0].client
         request = pb.CreateTopicRequest(name=name, reliable=reliable, partitions=partitions)
-        described: pb.TopicDescription = await client.call(client.topics.CreateTopic, request, timeout=CALL_S)
+        described: pb.TopicDescription = await client.call(
+            client.topics.CreateTopic, request, timeout=PATIENCE_S
+        )
         return described
 
     async def describe(self, name: str, *, through: BrokerProcess | None = None) -> pb.TopicDescription:
         client = (through or self.running[0]).client
         request = pb.DescribeTopicRequest(name=name)
         described: pb.TopicDescription = await client.call(
-            client.topics.DescribeTopic, request, timeout=CALL_S
+            client.topics.DescribeTopic, request, timeout=PATIENCE_S
         )
         return described
 
     async def list_topics(self) -> dict[str, pb.TopicSummary]:
         client = self.running[0].client
-        response = await client.call(client.topics.ListTopics, pb.ListTopicsRequest(), timeout=CALL_S)
+        response = await client.call(client.topics.ListTopics, pb.ListTopicsRequest(), timeout=PATIENCE_S)
         return {topic.name: topic for topic in response.topics}
 
     async def owner(self, name: str) -> BrokerProcess:
@@ -175,7 +176,7 @@ class Brokers(Cluster):
             return [move async for move in client.stream(client.topics.UnloadTopic, request, timeout=60)]
 
     async def served(
-        self, name: str, *, by_other_than: int = 0, timeout: float = READY_S
+        self, name: str, *, by_other_than: int = 0, timeout: float = PATIENCE_S
     ) -> pb.TopicDescription:
         """Until somebody (else) serves the topic."""
         described = pb.TopicDescription()
@@ -190,7 +191,7 @@ class Brokers(Cluster):
 
     # -- clients ---------------------------------------------------------------------------------
 
-    def sava_client(self, brokers: Sequence[BrokerProcess] = (), *, timeout: float = 30.0) -> Client:
+    def sava_client(self, brokers: Sequence[BrokerProcess] = (), *, timeout: float = PATIENCE_S) -> Client:
         return Client([broker.client_url for broker in brokers or self.brokers], timeout=timeout)
 
     async def command(self, *arguments: str, check: bool = True) -> tuple[int, str, str]:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sava.proto import journals_pb2 as pb
-from tests.cluster.harness import CALL_S, until
+from tests.cluster.harness import until
 from tests.cluster.trapped import TrappedBrokers
 from tests.integration.harness import BrokerProcess, sava
-
-SERVED_S = 25.0
+from tests.patience import PATIENCE_S
 
 
 class MirroredBrokers(TrappedBrokers):
@@ -27,14 +26,16 @@ class MirroredBrokers(TrappedBrokers):
 
     async def journals(self, *, through: BrokerProcess | None = None) -> list[pb.Journal]:
         client = (through or self.running[0]).client
-        response = await client.call(client.journals.ListJournals, pb.ListJournalsRequest(), timeout=CALL_S)
+        response = await client.call(
+            client.journals.ListJournals, pb.ListJournalsRequest(), timeout=PATIENCE_S
+        )
         return list(response.journals)
 
     async def journal_of(self, broker: BrokerProcess, *, through: BrokerProcess | None = None) -> pb.Journal:
         """The newest one."""
         client = (through or self.running[0]).client
         request = pb.DescribeJournalRequest(broker_id=await self.id_of(broker))
-        found: pb.Journal = await client.call(client.journals.DescribeJournal, request, timeout=CALL_S)
+        found: pb.Journal = await client.call(client.journals.DescribeJournal, request, timeout=PATIENCE_S)
         return found
 
     async def mirrors_of(self, broker: BrokerProcess) -> list[BrokerProcess]:
@@ -82,7 +83,7 @@ class MirroredBrokers(TrappedBrokers):
         await self.mirrored(copies=min(3, len(self.brokers)))
 
     async def until_served(
-        self, topic: str, *, but_not: BrokerProcess | None = None, timeout: float = SERVED_S
+        self, topic: str, *, but_not: BrokerProcess | None = None, timeout: float = PATIENCE_S
     ) -> float:
         """By one that runs; the seconds until then."""
         began = time.monotonic()
@@ -90,7 +91,7 @@ class MirroredBrokers(TrappedBrokers):
         await self.served(topic, by_other_than=excluded, timeout=timeout)
         return time.monotonic() - began
 
-    async def until_gone(self, broker: BrokerProcess, *, timeout: float = SERVED_S) -> None:
+    async def until_gone(self, broker: BrokerProcess, *, timeout: float = PATIENCE_S) -> None:
         """Until nobody needs the journals of this broker, which is not there."""
         gone = await self.id_of(broker)
 

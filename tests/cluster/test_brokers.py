@@ -14,6 +14,7 @@ from sava.client import ClientError
 from tests.cluster.harness import Brokers, until
 from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
+from tests.patience import PATIENCE_S
 
 TOPIC = "/default/orders"
 DETECTED_S = 12.0
@@ -50,7 +51,7 @@ async def moved_from(cluster: Brokers, broker: BrokerProcess, *, seen_by: Broker
     async def has_moved() -> bool:
         return (await cluster.describe(TOPIC, through=seen_by)).broker_id not in (0, gone)
 
-    await until(has_moved, f"{TOPIC} is served by another", timeout=40)
+    await until(has_moved, f"{TOPIC} is served by another", timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("victim", ["leader", "follower"])
@@ -93,7 +94,7 @@ async def test_what_only_the_dead_broker_knows_waits_for_it(tmp_path: Path) -> N
         async def is_orphan() -> bool:
             return (await cluster.list_topics())[TOPIC].state == "orphan"
 
-        await until(is_orphan, "nobody serves it", timeout=30)
+        await until(is_orphan, "nobody serves it", timeout=PATIENCE_S)
         assert (await cluster.describe(TOPIC)).state == "orphan"
         await dying.start()
         await cluster.served(TOPIC)
@@ -192,7 +193,7 @@ async def test_the_minority_refuses_and_catches_up(tmp_path: Path) -> None:
         async with cluster.sava_client(rest) as client, client.producer(TOPIC) as producer:
             await producer.send(b"10")
         cluster.links.heal()
-        await cluster.registered(timeout=30)
+        await cluster.registered(timeout=PATIENCE_S)
 
         async def has_caught_up() -> bool:
             return (await cluster.describe(TOPIC, through=alone)).next_offset == 11

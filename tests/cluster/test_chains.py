@@ -89,7 +89,7 @@ class World:
         await self.cluster.served(TOPIC)
 
 
-@pytest.mark.timeout(900 if IS_LONG else 180)
+@pytest.mark.timeout(900)
 async def test_each_message_is_there_once_and_in_order(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
@@ -118,7 +118,6 @@ async def test_each_message_is_there_once_and_in_order(tmp_path: Path) -> None:
         assert sum(sender.refused for sender in world.senders), "they were in each other's way"
 
 
-@pytest.mark.timeout(180)
 async def test_it_goes_on_once_where_the_owner_and_its_disk_are_gone(tmp_path: Path) -> None:
     """Nothing was uploaded: how far each source was copied, and which messages came by which way, is told by
     the copies of the journal on other disks, and by nothing else. Who copies was given receipts for it, and

@@ -7,7 +7,6 @@ import random
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import pytest
 import yaml
 
 from sava.errors import SavaError
@@ -38,7 +37,6 @@ class Named(Brokers):
         print(self.name, [(move.to_broker_id, move.error) for move in moves])
 
 
-@pytest.mark.timeout(600 if IS_LONG else 180)
 async def test_topics_move_while_they_are_copied(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")

@@ -30,8 +30,9 @@ from tests.cluster.trapped import Roles, TrappedBrokers
 from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
 from tests.long import IS_LONG
+from tests.patience import PATIENCE_S
 
-CASE_S = 90.0
+CASE_S = 300.0
 TAIL_UNTIL = MOVE_STEPS.index("after storage sealed")
 """Up to here the source may be the only one that knows how the topic ends."""
 
@@ -159,13 +160,13 @@ async def kill_during_move(
     survivor = next(broker for broker in cluster.running if broker is not victim)
     cluster.trap(case.step, case.topic, victim)
     order = asyncio.create_task(cluster.unload(case.topic, to=roles.target, through=survivor))
-    await victim.ended(timeout=20)
+    await victim.ended(timeout=PATIENCE_S)
     return order
 
 
 async def expect_answered(order: asyncio.Task[Any]) -> None:
     """With its outcome, or that it cannot be told: the one that was asked may be gone."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         with contextlib.suppress(SavaError):
             await order
 
@@ -211,7 +212,7 @@ DELETIONS = (
     if IS_LONG
     else DELETION_SELECTION
 )
-ABANDONED_S = 60.0
+ABANDONED_S = 120.0
 """A deletion whose broker has died is finished by the leader, which waits a while before it believes that."""
 
 
@@ -237,7 +238,7 @@ async def run_deletion(case: Case, cluster: TrappedBrokers) -> None:
     if case.kind == "delete-moving":
         orders.append(asyncio.create_task(cluster.unload(case.topic, through=deleter)))
     orders.append(asyncio.create_task(admin.call(admin.topics.DeleteTopic, request, timeout=ABANDONED_S)))
-    await victim.ended(timeout=20)
+    await victim.ended(timeout=PATIENCE_S)
 
     async def is_gone() -> bool:
         return await cluster.keys(f"/topics{case.topic}/") == []

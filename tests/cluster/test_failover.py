@@ -28,8 +28,9 @@ from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
 from tests.integration.links import JOURNALS, RAFT
 from tests.long import only_long
+from tests.patience import PATIENCE_S
 
-ROW_S = 120.0
+ROW_S = 300.0
 
 Row = Callable[[MirroredBrokers, str], Awaitable[None]]
 
@@ -257,7 +258,7 @@ async def all_are_killed_at_once(cluster: MirroredBrokers, topic: str) -> None:
         for broker in cluster.brokers:
             await broker.start()
         await cluster.all_running()
-        await cluster.until_served(topic, timeout=40)
+        await cluster.until_served(topic, timeout=PATIENCE_S)
 
 
 async def the_owner_and_a_mirror_are_lost_at_once(cluster: MirroredBrokers, topic: str) -> None:
@@ -365,10 +366,10 @@ async def _kill_coordinator(cluster: MirroredBrokers, topic: str, step: str) -> 
     async with traffic(cluster, topic, owner):
         cluster.trap(step, f"/journals/{await cluster.id_of(owner)}", leader)
         await die(owner)
-        await leader.ended(timeout=30)
+        await leader.ended(timeout=PATIENCE_S)
         if is_needed:
             await leader.start()
-        await cluster.until_served(topic, but_not=owner, timeout=40)
+        await cluster.until_served(topic, but_not=owner, timeout=PATIENCE_S)
 
 
 # -- all of them ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from sava.proto import danube_api_pb2_grpc as rpc
 from tests.cluster.harness import Brokers
 from tests.cluster.test_brokers import at_rest
 from tests.compat.programs import Program
+from tests.patience import PATIENCE_S
 
 TOPIC = "/default/orders"
 
@@ -62,7 +63,7 @@ async def test_a_client_outlives_the_owner_of_its_topic(trio: Brokers) -> None:
         async def send(payload: str) -> None:
             msg_id = pb.MsgID(producer_id=producer_id, topic_name=TOPIC)
             message = pb.StreamMessage(msg_id=msg_id, payload=payload.encode(), producer_name="p")
-            await stub.SendMessage(message, timeout=15)
+            await stub.SendMessage(message, timeout=PATIENCE_S)
 
         await send("before")
         assert await lines_until(consumer, "before") == ["before"]
@@ -70,6 +71,6 @@ async def test_a_client_outlives_the_owner_of_its_topic(trio: Brokers) -> None:
         await at_rest(trio, TOPIC)
         owner.kill()
         await owner.ended()
-        await trio.served(TOPIC, by_other_than=owner_id, timeout=40)
+        await trio.served(TOPIC, by_other_than=owner_id, timeout=PATIENCE_S)
         await send("after")
         assert (await lines_until(consumer, "after"))[-1] == "after"

@@ -12,6 +12,7 @@ from sava.pipeline.link import Access, Link
 from sava.records import RecordBatch
 from tests.cluster.harness import Brokers
 from tests.cluster.test_brokers import at_rest
+from tests.patience import PATIENCE_S
 
 TOPIC = "/default/orders"
 ROWS = 1000
@@ -52,7 +53,7 @@ async def test_reading_waiting_and_publishing_follow_a_topic(tmp_path: Path) -> 
 
         end = count * ROWS
         await asyncio.to_thread(link.wait_beyond, {TOPIC: end}, timeout_s=0.1)
-        waiting = asyncio.create_task(asyncio.to_thread(link.wait_beyond, {TOPIC: end}, timeout_s=30))
+        waiting = asyncio.create_task(asyncio.to_thread(link.wait_beyond, {TOPIC: end}, timeout_s=PATIENCE_S))
         (move,) = await cluster.unload(TOPIC)
         assert not move.error
         await asyncio.to_thread(link.publish, TOPIC, iter([batch(count)]))
@@ -81,7 +82,7 @@ async def test_a_link_to_a_broker_that_has_none_of_the_topics(tmp_path: Path) ->
             for number, name in enumerate(names):
                 assert await asyncio.to_thread(link.publish, name, iter([batch(number)])) == ROWS
                 await asyncio.to_thread(link.advance, name, "query", ROWS)
-            known = await asyncio.to_thread(link.wait_beyond, dict.fromkeys(names, 0), timeout_s=10)
+            known = await asyncio.to_thread(link.wait_beyond, dict.fromkeys(names, 0), timeout_s=PATIENCE_S)
             assert {name: extent.end for name, extent in known.items()} == dict.fromkeys(names, ROWS)
             described = await cluster.describe(names[0])
             assert [each.backlog for each in described.subscriptions] == [0]
@@ -97,6 +98,6 @@ async def test_a_link_to_a_broker_that_has_none_of_the_topics(tmp_path: Path) ->
             async with asyncio.timeout(60):
                 while len(known := await asyncio.to_thread(link.wait_beyond, ends, timeout_s=0.2)) < 6:
                     assert all(extent.end == ROWS for extent in known.values())
-            waiting = asyncio.create_task(asyncio.to_thread(link.wait_beyond, ends, timeout_s=30))
+            waiting = asyncio.create_task(asyncio.to_thread(link.wait_beyond, ends, timeout_s=PATIENCE_S))
             await asyncio.to_thread(link.publish, names[0], iter([batch(0)]))
             assert (await waiting)[names[0]].end == 2 * ROWS

@@ -16,6 +16,7 @@ from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
+from tests.patience import PATIENCE_S
 
 TOPIC = "/default/mirrored"
 
@@ -58,7 +59,7 @@ async def test_a_mirror_that_stands_still_holds_nobody_up_and_is_taken_again(tmp
                 sent += 1
             still.pause()
             try:
-                async with asyncio.timeout(40):
+                async with asyncio.timeout(PATIENCE_S):
                     while len((await _last_fragment(cluster, owner)).storage_ids) == 3:
                         await producer.send(b"%d" % sent)
                         sent += 1
@@ -71,7 +72,7 @@ async def test_a_mirror_that_stands_still_holds_nobody_up_and_is_taken_again(tmp
             await _journal_is_on(cluster, owner, 3)
             await producer.send(b"%d" % sent)
             found = []
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(PATIENCE_S):
                 async for message in reader:
                     found.append(int(message.payload))
                     if len(found) > sent:
@@ -91,7 +92,7 @@ async def test_a_broker_is_removed_while_it_holds_copies_and_then_the_owner_dies
             await load.progressed(30)
             lost = await cluster.disk_of(removed)
             request = admin.RemoveNodeRequest(addr=removed.raft_address, force=True)
-            await leader.client.call(leader.client.cluster.RemoveNode, request, timeout=20)
+            await leader.client.call(leader.client.cluster.RemoveNode, request, timeout=PATIENCE_S)
             removed.kill()
             await removed.ended()
             await cluster.mirrored(without=lost)
@@ -144,7 +145,7 @@ async def test_when_fewer_disks_are_there_than_were_asked_for(tmp_path: Path, de
             killed.kill()
             await killed.ended()
             if degraded == "allow":
-                async with asyncio.timeout(40):
+                async with asyncio.timeout(PATIENCE_S):
                     await producer.send(b"on two")
                 found = await cluster.journal_of(owner)
                 assert found.degraded

@@ -29,6 +29,7 @@ from tests.cluster.harness import until
 from tests.cluster.sites import NamedBrokers
 from tests.link_process import LinkProcess
 from tests.long import IS_LONG, only_long
+from tests.patience import PATIENCE_S
 from tests.replicating import ThreadEngine
 
 TOPIC, SUBSCRIPTION = "/default/orders", "group"
@@ -49,7 +50,7 @@ class Driver(Protocol):
 class Site(NamedBrokers):
     async def ask(self, method: str, request: Any) -> Any:
         client = self.brokers[0].client
-        return await client.call(getattr(client.replication, method), request, timeout=30)
+        return await client.call(getattr(client.replication, method), request, timeout=PATIENCE_S)
 
     async def replicate_to(self, other: Site) -> None:
         """All topics, and the position of the group."""
@@ -239,7 +240,7 @@ async def finish(world: World, kind: Any) -> None:
         assert (found.backlog, found.type) == (0, kind)
 
 
-@pytest.mark.timeout(900 if IS_LONG else 180)
+@pytest.mark.timeout(900)
 async def test_a_group_fails_over_and_back_and_skips_nothing(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")

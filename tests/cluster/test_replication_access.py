@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from sava.proto import replication_pb2 as pb
 from tests.cluster.harness import until
 from tests.replicating import Gate, RunningLink, Side
@@ -55,7 +53,6 @@ async def partition(side: Side) -> pb.LinkPartition:
     return found
 
 
-@pytest.mark.timeout(180)
 async def test_a_token_goes_with_every_call_and_a_wrong_one_is_told(tmp_path: Path) -> None:
     async with clusters(tmp_path) as (east, west, gate):
         gate.token = "first"

@@ -8,8 +8,6 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from sava.blocking import Client
 from sava.client.errors import ClientError
 from tests.cluster.harness import until
@@ -34,7 +32,6 @@ def publish(broker: BrokerProcess, start: int, end: int) -> None:
 
 
 @only_long("a broker is replaced, and a runner is started")
-@pytest.mark.timeout(600)
 async def test_a_link_goes_on_when_all_brokers_it_began_with_are_replaced(tmp_path: Path) -> None:
     """A link knows the addresses of its beginning; its connections learn of others while some of those
     answer. The processes of its tasks do not live as long: one that is started after the change has only what

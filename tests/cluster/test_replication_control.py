@@ -16,6 +16,7 @@ from sava.proto import replication_pb2 as pb
 from sava.storage.link_cursors import link_cursor
 from tests.cluster.harness import Brokers, until
 from tests.integration.harness import BrokerProcess
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 CURSOR = link_cursor("west")
@@ -30,7 +31,7 @@ def west(tmp_path: Path) -> Iterator[Standalone]:
 
 
 async def ask(broker: BrokerProcess, method: str, request: Any) -> Any:
-    return await broker.client.call(getattr(broker.client.replication, method), request, timeout=30)
+    return await broker.client.call(getattr(broker.client.replication, method), request, timeout=PATIENCE_S)
 
 
 async def status(broker: BrokerProcess) -> pb.LinkTopic:
@@ -62,9 +63,9 @@ async def test_any_broker_answers_and_the_next_leader_knows_what_runners_have_re
     await replicate(first, second, west)
     pipelines = first.client.pipelines
     join = pipelines_pb2.JoinRunnerRequest(runner="test", ttl_ms=60_000, kinds=["replicate"])
-    await first.client.call(pipelines.JoinRunner, join, timeout=30)
+    await first.client.call(pipelines.JoinRunner, join, timeout=PATIENCE_S)
     claim = pipelines_pb2.ClaimPipelineRequest(name="replicate-west", runner="test")
-    assert (await first.client.call(pipelines.ClaimPipeline, claim, timeout=30)).is_granted
+    assert (await first.client.call(pipelines.ClaimPipeline, claim, timeout=PATIENCE_S)).is_granted
     link: pb.Link = await ask(first, "GetLink", pb.GetLinkRequest(remote="west"))
     (topic,) = link.topics
     topic.partitions.add(state="active", position=7, end=7)
@@ -119,4 +120,4 @@ async def test_what_is_to_be_copied_again_is_kept_again_wherever_it_is_served(
 async def seek(broker: BrokerProcess, topic: str) -> None:
     earliest = topics_admin_pb2.StartPosition(earliest=True)
     request = topics_admin_pb2.SeekSubscriptionRequest(topic=topic, subscription=CURSOR, position=earliest)
-    await broker.client.call(broker.client.subscriptions.SeekSubscription, request, timeout=30)
+    await broker.client.call(broker.client.subscriptions.SeekSubscription, request, timeout=PATIENCE_S)

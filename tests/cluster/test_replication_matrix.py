@@ -29,13 +29,13 @@ from sava.pipeline.replicate import visiting
 from sava.proto import admin_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from tests.long import IS_LONG
+from tests.patience import PATIENCE_S
 from tests.replicating import Gate, RunningLink, Side, Told
 from tests.standalone import Standalone
 
 T = TypeVar("T")
 
 WAIT_S = 150.0 if IS_LONG else 30.0
-pytestmark = pytest.mark.timeout(600 if IS_LONG else 120)
 COUNT = 5
 CREATES = "SAVA__REPLICATION__CREATE_TOPIC_TO_REMOTE_CLUSTER"
 MISMATCH = "SAVA__REPLICATION__PARTITION_MISMATCH_POLICY"
@@ -566,7 +566,7 @@ def test_subscriptions_are_created_there_also_where_topics_are_not(waits: Source
     waits.publish(topic, 0)
 
     with (
-        Client(waits.here.broker.url, timeout=30) as client,
+        Client(waits.here.broker.url, timeout=PATIENCE_S) as client,
         client.consumer(topic, subscription="readers") as consumer,
     ):
         for _, message in zip(range(3), consumer, strict=False):

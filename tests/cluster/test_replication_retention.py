@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from sava.proto import topics_admin_pb2 as pb
 from sava.services.admin_client import PLAIN
 from sava.storage.link_cursors import link_cursor
@@ -107,7 +105,6 @@ def numbers(side: Side) -> list[int]:
 
 
 @only_long("retention, and a remote that is down for longer")
-@pytest.mark.timeout(240)
 async def test_a_remote_that_is_down_for_longer_than_retention_gets_everything(tmp_path: Path) -> None:
     async with clusters(tmp_path) as (east, west):
         assert await cursors(east) == {CURSOR: 0}, "there before anything is copied"
@@ -146,7 +143,6 @@ async def test_a_remote_that_is_down_for_longer_than_retention_gets_everything(t
 
 
 @only_long("the backlog must outgrow a limit")
-@pytest.mark.timeout(240)
 async def test_beyond_the_limit_messages_go_and_the_link_says_which(tmp_path: Path) -> None:
     limit = 2 * MEGABYTE / 1e9
     async with clusters(tmp_path, SAVA__REPLICATION__MAX_BACKLOG_GB=str(limit)) as (east, west):

@@ -28,6 +28,7 @@ from tests.cluster.harness import until
 from tests.cluster.sites import NamedBrokers
 from tests.link_process import LinkProcess
 from tests.long import IS_LONG
+from tests.patience import PATIENCE_S
 from tests.replicas import Load, differences, payload
 from tests.replicating import RunningLink, Side
 from tests.standalone import Standalone
@@ -36,7 +37,7 @@ T = TypeVar("T")
 Targets = Mapping[str, Sequence[str]]
 """By cluster: where it sends."""
 
-pytestmark = pytest.mark.timeout(900 if IS_LONG else 150)
+pytestmark = pytest.mark.timeout(900)
 LOAD_S = 30.0 if IS_LONG else 0.7
 KILLS = 6 if IS_LONG else 1
 TROUBLES = 20 if IS_LONG else 4
@@ -220,7 +221,10 @@ def test_a_message_that_may_not_go_through_a_relay_comes_on_the_direct_way(world
     (name,) = world.create("relayed", {"orders": 0})
     world.link("relayed", {"us": ["asia"]}, forward=True)
     world.link("relayed", {"eu": ["us"]}, forward=True)
-    with Client(world.sides["eu"].broker.url, timeout=30) as client, client.producer(name) as producer:
+    with (
+        Client(world.sides["eu"].broker.url, timeout=PATIENCE_S) as client,
+        client.producer(name) as producer,
+    ):
         attributes = [{}, {"sava-replicate": "asia"}, {}]
         producer.send_many([payload("eu", number) for number in range(3)], attributes=attributes)
 
@@ -307,10 +311,10 @@ async def test_both_sides_publish_while_topics_move_and_drivers_are_killed(tmp_p
             await site.create(topic, partitions=2)
             client = site.brokers[0].client
             remote = pb.Remote(name=other.name, service=other.service)
-            await client.call(client.replication.AddRemote, remote, timeout=30)
+            await client.call(client.replication.AddRemote, remote, timeout=PATIENCE_S)
             policy = pb.ReplicationPolicy(remotes=[other.name])
             request = pb.SetReplicationRequest(scope="default", policy=policy, skip_checks=True)
-            await client.call(client.replication.SetReplication, request, timeout=30)
+            await client.call(client.replication.SetReplication, request, timeout=PATIENCE_S)
             log = tmp_path / f"link of {site.name}"
             driver = LinkProcess(log, site.brokers[0].admin, site.service, other.name)
             stack.callback(driver.kill)

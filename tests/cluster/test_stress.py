@@ -18,12 +18,13 @@ import pytest
 from sava.client import Client, Consumer
 from sava.errors import SavaError
 from sava.proto import topics_admin_pb2 as pb
-from tests.cluster.harness import CALL_S, Brokers, until
+from tests.cluster.harness import Brokers, until
 from tests.cluster.trapped import TrappedBrokers
 from tests.cluster.workload import Workload
 from tests.compat.programs import Program
 from tests.integration.harness import BrokerProcess
 from tests.long import IS_LONG, only_long
+from tests.patience import PATIENCE_S
 
 MOVES = 200 if IS_LONG else 15
 DRAINED = 200 if IS_LONG else 40
@@ -50,7 +51,7 @@ async def publish(client: Client, topic: str, numbers: range) -> None:
 async def take(consumer: Consumer, count: int) -> list[int]:
     """Receive and ack so many."""
     numbers: list[int] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         async for message in consumer:
             numbers.append(int(message.payload))
             assert message.offset == numbers[-1]
@@ -218,7 +219,7 @@ async def test_the_published_client_goes_on_while_its_topic_moves_and_its_owners
             async def has_all() -> bool:
                 return answered <= set(received)
 
-            await until(has_all, "everything that was answered has arrived", timeout=40)
+            await until(has_all, "everything that was answered has arrived", timeout=PATIENCE_S)
             receiving.cancel()
         async with cluster.sava_client() as client:
             assert answered <= {str(number) for number in await read(client, TOPIC)}
@@ -235,7 +236,7 @@ async def _received_more(lines: list[str], count: int) -> None:
     async def has_more() -> bool:
         return len(lines) >= goal
 
-    await until(has_more, f"{count} more messages", timeout=30)
+    await until(has_more, f"{count} more messages", timeout=PATIENCE_S)
 
 
 async def _unload_to(cluster: Brokers, target: BrokerProcess) -> None:
@@ -345,7 +346,7 @@ async def _ask(cluster: Brokers, method: str, request: object, is_done: str) -> 
     async def has_answered() -> bool:
         client = random.choice(cluster.running).client
         try:
-            await client.call(getattr(client.topics, method), request, timeout=CALL_S)
+            await client.call(getattr(client.topics, method), request, timeout=PATIENCE_S)
         except SavaError as error:
             if is_done not in str(error):
                 raise

@@ -10,6 +10,7 @@ import pytest
 from sava.client import Client, Tls
 from tests.cluster.harness import Brokers
 from tests.integration.test_tls import make_certificates
+from tests.patience import PATIENCE_S
 
 TOPIC = "/default/orders"
 
@@ -26,7 +27,7 @@ async def test_calls_are_forwarded_over_tls(tmp_path: Path) -> None:
         assert not move.error
         (other,) = await cluster.others(TOPIC)
         tls = Tls(ca=auth.tls.ca_file, cert=auth.tls.cert_file, key=auth.tls.key_file)
-        async with Client(other.client_url, tls=tls, timeout=30) as client:
+        async with Client(other.client_url, tls=tls, timeout=PATIENCE_S) as client:
             async with client.producer(TOPIC) as producer:
                 assert await producer.send(b"x") == 0
             async with client.reader(TOPIC, end="latest") as reader:

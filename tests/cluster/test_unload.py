@@ -16,6 +16,7 @@ from sava.proto import danube_admin_pb2 as danube
 from sava.proto import danube_admin_pb2_grpc as danube_rpc
 from tests.cluster.harness import Brokers
 from tests.cluster.workload import Workload
+from tests.patience import PATIENCE_S
 
 TOPIC = "/default/orders"
 SINGLE = (
@@ -27,7 +28,7 @@ SINGLE = (
 async def take(consumer: Consumer, count: int) -> list[int]:
     """Receive and ack so many; their offsets."""
     offsets: list[int] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         async for message in consumer:
             assert message.offset is not None
             offsets.append(message.offset)
@@ -64,7 +65,7 @@ async def test_a_non_reliable_topic_moves_and_its_clients_follow(trio: Brokers) 
                     return
 
         receiving = asyncio.create_task(receive())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not receiving.done():  # until both are back, nobody may be there to listen
                 await producer.send(b"after")
                 await asyncio.sleep(0.02)
@@ -119,11 +120,11 @@ async def test_a_single_broker_keeps_its_topics(tmp_path: Path) -> None:
         async with aio.insecure_channel(cluster.brokers[0].admin) as channel:
             stub = danube_rpc.TopicAdminStub(channel)
             with pytest.raises(aio.AioRpcError) as refused:
-                await stub.UnloadTopic(danube.TopicRequest(name=TOPIC), timeout=20)
+                await stub.UnloadTopic(danube.TopicRequest(name=TOPIC), timeout=PATIENCE_S)
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
             assert refused.value.details() == SINGLE
             with pytest.raises(aio.AioRpcError) as unknown:
-                await stub.UnloadTopic(danube.TopicRequest(name="/default/nothing"), timeout=20)
+                await stub.UnloadTopic(danube.TopicRequest(name="/default/nothing"), timeout=PATIENCE_S)
             assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
         assert await cluster.describe(TOPIC) == before
         code, _, said = await cluster.command("topics", "unload", TOPIC, check=False)

@@ -23,8 +23,9 @@ from sava.proto import writers_pb2 as pb
 from tests.cluster.harness import until
 from tests.cluster.trapped import TrappedBrokers
 from tests.integration.harness import BrokerProcess
-from tests.integration.writing import CALL_S, Writing
+from tests.integration.writing import Writing
 from tests.long import IS_LONG
+from tests.patience import PATIENCE_S
 from tests.staging import batch
 
 ROUNDS = 20 if IS_LONG else 1
@@ -50,7 +51,7 @@ class WriterBrokers(TrappedBrokers):
 
     async def listed(self, writer: str) -> pb.WriterInfo | None:
         client = self.running[0].client
-        response = await client.call(client.writers.ListWriters, pb.ListWritersRequest(), timeout=CALL_S)
+        response = await client.call(client.writers.ListWriters, pb.ListWritersRequest(), timeout=PATIENCE_S)
         return next((each for each in response.writers if each.writer == writer), None)
 
     async def published(self, writer: str, number: int) -> None:
@@ -293,7 +294,7 @@ async def commit_until_answered(query: Query, number: int, lots: random.Random) 
         try:
             async with Writing(url, query.writer, run=run) as writing:
                 sections = await query.stage(writing, number, f"attempt {attempt}")
-                await writing.commit(number, sections, timeout=10)
+                await writing.commit(number, sections, timeout=PATIENCE_S)
                 return
         except aio.AioRpcError as error:
             if error.code() not in PASSING:

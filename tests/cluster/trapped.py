@@ -17,14 +17,12 @@ from sava.proto import admin_pb2 as admin
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.types import TopicState
 from tests.cluster.broker_child import VARIABLE, Trap
-from tests.cluster.harness import CALL_S, Brokers, until
+from tests.cluster.harness import Brokers, until
 from tests.integration.harness import BrokerProcess
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 
-SERVED_S = 25.0
-"""Within this every topic that can be served is, whoever died: an election, a registration's time, a move
-that is taken back by its owner."""
 WAITS_S = 1.5
 """A topic that has been an orphan for so long, and is not settled, waits for its owner."""
 
@@ -77,7 +75,7 @@ class TrappedBrokers(Brokers):
         found: list[str] = []
         while True:
             request = admin.RangeRequest(prefix=prefix, start_after=found[-1] if found else "")
-            page = await client.call(client.meta.Range, request, timeout=CALL_S)
+            page = await client.call(client.meta.Range, request, timeout=PATIENCE_S)
             found += [kv.key for kv in page.kvs]
             if not page.more:
                 return found
@@ -94,14 +92,14 @@ class TrappedBrokers(Brokers):
     async def settle(self, topic: str, victim: BrokerProcess, *, may_need_victim: bool) -> None:
         """Until the topic is served by one broker that runs. The victim stays dead unless it alone knows how
         the topic ends."""
-        deadline = time.monotonic() + SERVED_S
+        deadline = time.monotonic() + PATIENCE_S
         orphan_since: float | None = None
         while True:
             record = await self._asked(self.ownership(topic)) or UNASSIGNED
             if record.incarnation and await self._asked(self._is_served_alike(topic, record)):
                 return
             now = time.monotonic()
-            assert now < deadline, f"{topic} is not served within {SERVED_S:g} s: {record}"
+            assert now < deadline, f"{topic} is not served within {PATIENCE_S:g} s: {record}"
             if record.state is not OwnershipState.ORPHAN:
                 orphan_since = None
             elif orphan_since is None:
@@ -139,14 +137,14 @@ class TrappedBrokers(Brokers):
         async def is_gone() -> bool:
             try:
                 await client.call(
-                    client.topics.DeleteTopic, pb.DeleteTopicRequest(name=topic), timeout=CALL_S
+                    client.topics.DeleteTopic, pb.DeleteTopicRequest(name=topic), timeout=PATIENCE_S
                 )
             except SavaError as error:
                 if "does not exist" not in str(error):
                     raise
             return await self.running[0].get(f"/topics{topic}/spec") is None
 
-        await until(is_gone, f"{topic} is deleted", timeout=2 * SERVED_S)
+        await until(is_gone, f"{topic} is deleted", timeout=2 * PATIENCE_S)
 
     async def nothing_left(self, topic: str) -> None:
         assert await self.keys(f"/topics{topic}/") == []

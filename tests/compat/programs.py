@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.children import PIPE, Child, start_child
+from tests.patience import PATIENCE_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TIMEOUT_S = 40.0
 
 
 async def run(script: str, scenario: str, url: str, **arguments: Any) -> Any:
@@ -60,7 +60,7 @@ class Program:
         if error is not None:
             print(errors.decode()[-4000:])
 
-    async def line(self, *, timeout: float = TIMEOUT_S) -> Any:
+    async def line(self, *, timeout: float = PATIENCE_S) -> Any:
         """The next thing it says."""
         assert self._process.stdout is not None
         async with asyncio.timeout(timeout):
@@ -68,7 +68,7 @@ class Program:
         assert text, f"{self._command[:2]} ended: {(await self._errors).decode()[-3000:]}"
         return json.loads(text)
 
-    async def lines(self, count: int, *, timeout: float = TIMEOUT_S) -> list[Any]:
+    async def lines(self, count: int, *, timeout: float = PATIENCE_S) -> list[Any]:
         async with asyncio.timeout(timeout):
             return [await self.line(timeout=timeout) for _ in range(count)]
 
@@ -76,7 +76,7 @@ class Program:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{order}\n".encode())
 
-    async def result(self, *, timeout: float = TIMEOUT_S) -> Any:
+    async def result(self, *, timeout: float = PATIENCE_S) -> Any:
         """The last thing it says before it ends well."""
         assert self._process.stdout is not None
         async with asyncio.timeout(timeout):

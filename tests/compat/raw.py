@@ -13,8 +13,7 @@ from grpc import aio
 from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_api_pb2 as pb
 from tests.compat.stubs import Stubs
-
-TIMEOUT_S = 15.0
+from tests.patience import PATIENCE_S
 
 EXCLUSIVE = pb.ConsumerRequest.Exclusive
 SHARED = pb.ConsumerRequest.Shared
@@ -44,7 +43,7 @@ class Producer:
         request = pb.ProducerRequest(
             request_id=1, producer_name=name, topic_name=topic, dispatch_strategy=strategy, **fields
         )
-        response = await stubs.producer.CreateProducer(request, timeout=TIMEOUT_S)
+        response = await stubs.producer.CreateProducer(request, timeout=PATIENCE_S)
         return cls(stubs, topic, name, response.producer_id)
 
     def message(self, payload: str | bytes, key: str | None = None, **fields: Any) -> pb.StreamMessage:
@@ -59,7 +58,7 @@ class Producer:
         )
 
     async def send(self, payload: str | bytes, key: str | None = None, **fields: Any) -> None:
-        await self._stubs.producer.SendMessage(self.message(payload, key, **fields), timeout=TIMEOUT_S)
+        await self._stubs.producer.SendMessage(self.message(payload, key, **fields), timeout=PATIENCE_S)
 
     async def send_numbers(self, numbers: range, *, at_once: int = 64) -> None:
         """As payloads, in order, ``at_once`` of them under way."""
@@ -84,7 +83,7 @@ async def subscribe(
         subscription_type=kind,  # type: ignore[arg-type]
         key_filters=filters,
     )
-    return int((await stubs.consumer.Subscribe(request, timeout=TIMEOUT_S)).consumer_id)
+    return int((await stubs.consumer.Subscribe(request, timeout=PATIENCE_S)).consumer_id)
 
 
 class Stream:
@@ -95,7 +94,7 @@ class Stream:
         self._subscription = subscription
         self._call = stubs.consumer.ReceiveMessages(pb.ReceiveRequest(request_id=1, consumer_id=consumer_id))
 
-    async def next(self, *, ack: bool = True, timeout: float = TIMEOUT_S) -> pb.StreamMessage:
+    async def next(self, *, ack: bool = True, timeout: float = PATIENCE_S) -> pb.StreamMessage:
         async with asyncio.timeout(timeout):
             message: Any = await self._call.read()
             assert message is not aio.EOF, "the stream has ended"
@@ -108,10 +107,10 @@ class Stream:
             pb.AckRequest(
                 request_id=message.request_id, msg_id=message.msg_id, subscription_name=self._subscription
             ),
-            timeout=TIMEOUT_S,
+            timeout=PATIENCE_S,
         )
 
-    async def texts(self, count: int, *, ack: bool = True, timeout: float = TIMEOUT_S) -> list[str]:
+    async def texts(self, count: int, *, ack: bool = True, timeout: float = PATIENCE_S) -> list[str]:
         async with asyncio.timeout(timeout):
             return [(await self.next(ack=ack, timeout=timeout)).payload.decode() for _ in range(count)]
 
@@ -124,7 +123,7 @@ class Stream:
         self._call = _Resumed(self._call, reading)
         return True
 
-    async def end(self, *, timeout: float = TIMEOUT_S) -> grpc.StatusCode:
+    async def end(self, *, timeout: float = PATIENCE_S) -> grpc.StatusCode:
         """The status that the broker ends the stream with."""
         async with asyncio.timeout(timeout):
             try:
@@ -184,7 +183,7 @@ async def set_policy(stubs: Stubs, topic: str, subscription: str = "subscription
             subscription=subscription,
             failure_policy=admin.SubscriptionFailurePolicy(**policy),
         ),
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
     )
 
 
@@ -195,7 +194,7 @@ async def set_window(stubs: Stubs, topic: str, messages: int, subscription: str 
             subscription=subscription,
             dispatch_config=admin.SubscriptionDispatchConfig(max_unacked_messages=messages),
         ),
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
     )
 
 
@@ -205,5 +204,5 @@ async def health(stubs: Stubs, client_id: int, *, producer: bool = False) -> str
         client=pb.HealthCheckRequest.Producer if producer else pb.HealthCheckRequest.Consumer,
         id=client_id,
     )
-    response = await stubs.health.HealthCheck(request, timeout=TIMEOUT_S)
+    response = await stubs.health.HealthCheck(request, timeout=PATIENCE_S)
     return pb.HealthCheckResponse.ClientStatus.Name(response.status)

@@ -23,6 +23,7 @@ from tests.compat.programs import Program
 from tests.compat.raw import Producer, Stream, open_stream, refused, set_policy, set_window, subscribe
 from tests.compat.stubs import Stubs
 from tests.integration.links import Links
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 # -- seats ---------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ async def test_a_message_that_no_client_can_receive_is_left_to_the_failure_polic
     await publish(broker, topic, [[b"x" * (5 << 20)]])
     await producer.send("small")
     assert await stream.texts(1) == ["small"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         look_up = pb.TopicLookupRequest(topic=dead)
         while not (await stubs.discovery.TopicPartitions(look_up)).partitions:  # noqa: ASYNC110 (no event)
             await asyncio.sleep(0.1)
@@ -332,7 +333,7 @@ async def test_key_shared_consumers_come_and_go_under_load(stubs: Stubs, topic: 
         for start in range(0, count, 50):
             for number in range(start, start + 50):
                 await producer.send(str(number), f"key-{number % keys}")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await done.wait()
     finally:
         for task in (stayer, *passing):
@@ -357,7 +358,7 @@ async def test_settings_take_effect_at_once(stubs: Stubs, topic: str) -> None:
     assert await stream.texts(1, timeout=3.0) == ["0"], "its time is over under the new policy"
     await set_window(stubs, topic, 100)
     seen: set[str] = set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not seen >= {"1", "2", "3", "4", "5"}:
             seen.add((await stream.next()).payload.decode())
 

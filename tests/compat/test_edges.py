@@ -15,6 +15,7 @@ from tests.compat.programs import run
 from tests.compat.raw import Producer, open_stream, refused, subscribe
 from tests.compat.stubs import Stubs
 from tests.integration.test_tls import make_certificates
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 TOPIC = "/default/topic"
@@ -54,7 +55,7 @@ async def test_the_first_segment_is_listed_and_none_is_passed_over(tmp_path: Pat
                 return [(each.start_offset, each.end_offset) for each in segments]
 
             async def wait_for(end: int) -> list[tuple[int, int]]:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     while not (found := await listed(0)) or found[-1][1] < end:  # noqa: ASYNC110 (no event)
                         await asyncio.sleep(0.1)
                 return found

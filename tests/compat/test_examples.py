@@ -19,6 +19,7 @@ from tests.compat.programs import run
 from tests.compat.raw import Producer, set_policy, subscribe
 from tests.compat.stubs import Stubs
 from tests.integration.harness import REPOSITORY
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 BOTH = pytest.mark.parametrize("reliable", [True, False], ids=["reliable", "non-reliable"])
@@ -238,5 +239,5 @@ async def test_the_example_of_the_protocols_page(broker: Standalone, topic: str)
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     program = program.replace("http://127.0.0.1:6650", broker.url).replace("/default/orders", topic)
     process = await start_child(sys.executable, "-c", program, stdout=PIPE)
-    output, _ = await asyncio.wait_for(process.communicate(), 20)
+    output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert output.decode() == "an order at offset 0\n"

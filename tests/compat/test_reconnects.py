@@ -12,6 +12,7 @@ from sava.proto import danube_api_pb2 as pb
 from tests.compat.programs import Program, run
 from tests.compat.raw import Producer, Stream, health, open_stream, subscribe
 from tests.compat.stubs import Stubs
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 TOPIC = "/default/topic"
@@ -136,7 +137,7 @@ async def test_a_client_that_is_told_to_close_subscribes_again(
         assert await program.line() == "before"
         await stubs.topics.Unsubscribe(admin.SubscriptionRequest(topic=topic, subscription="subscription"))
         request = admin.TopicRequest(name=topic)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             while not (await stubs.topics.ListSubscriptions(request)).subscriptions:  # noqa: ASYNC110 (no event)
                 await asyncio.sleep(0.1)
         await producer.send("after")

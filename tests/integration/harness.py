@@ -30,9 +30,9 @@ from sava.proto import admin_pb2 as pb
 from sava.services.admin_client import PLAIN, AdminClient
 from tests.children import PIPE, Child, start_sava
 from tests.integration.links import Links
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
-START_TIMEOUT_S = 40.0
 FAST: dict[str, Any] = {"heartbeat_interval_ms": 50, "election_timeout_ms": 500}
 """For scenarios that are not about the default timeouts."""
 REPOSITORY = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ class BrokerProcess:
         if wait:
             await self.logged("broker: started")
 
-    async def logged(self, text: str, *, timeout: float = START_TIMEOUT_S) -> str:
+    async def logged(self, text: str, *, timeout: float = PATIENCE_S) -> str:
         """The first line of this life that contains ``text``, when it is there."""
 
         def found() -> str | None:
@@ -150,7 +150,7 @@ class BrokerProcess:
     def terminate(self) -> None:
         self._signal(signal.SIGTERM)
 
-    async def ended(self, *, timeout: float = 20.0) -> int:
+    async def ended(self, *, timeout: float = PATIENCE_S) -> int:
         """The exit code."""
         assert self._process is not None
         async with asyncio.timeout(timeout):
@@ -168,25 +168,25 @@ class BrokerProcess:
         assert not self.is_running
         await asyncio.to_thread(shutil.rmtree, self.data_dir)
 
-    async def status(self, *, timeout: float = 5.0) -> pb.StatusResponse:
+    async def status(self, *, timeout: float = PATIENCE_S) -> pb.StatusResponse:
         return await self.client.status(timeout=timeout)
 
     async def node_id(self) -> int:
         return (await self.status()).self_node_id
 
-    async def get(self, key: str, *, local: bool = False, timeout: float = 10.0) -> bytes | None:
+    async def get(self, key: str, *, local: bool = False, timeout: float = PATIENCE_S) -> bytes | None:
         response = await self.client.call(
             self.client.meta.Get, pb.GetRequest(key=key, local=local), timeout=timeout
         )
         return response.kv.value if response.HasField("kv") else None
 
-    async def put(self, key: str, value: bytes, *, timeout: float = 10.0) -> int:
+    async def put(self, key: str, value: bytes, *, timeout: float = PATIENCE_S) -> int:
         response = await self.client.call(
             self.client.meta.Put, pb.PutRequest(key=key, value=value), timeout=timeout
         )
         return int(response.revision)
 
-    async def caught_up(self, revision: int, *, timeout: float = 15.0) -> None:
+    async def caught_up(self, revision: int, *, timeout: float = PATIENCE_S) -> None:
         """Wait until this broker itself has applied ``revision``."""
         request = pb.GetRequest(key="/", local=True, min_revision=revision)
         deadline = time.monotonic() + timeout
@@ -304,10 +304,12 @@ class Cluster:
         founders = brokers or self.brokers
         client = founders[0].client
         request = pb.InitRequest(nodes=[broker.raft_address for broker in founders])
-        response: pb.InitResponse = await client.call(client.cluster.Init, request, timeout=20.0)
+        response: pb.InitResponse = await client.call(client.cluster.Init, request, timeout=PATIENCE_S)
         return response
 
-    async def leader(self, *, among: Sequence[BrokerProcess] = (), timeout: float = 10.0) -> BrokerProcess:
+    async def leader(
+        self, *, among: Sequence[BrokerProcess] = (), timeout: float = PATIENCE_S
+    ) -> BrokerProcess:
         """The broker that leads now, as one of ``among`` (default: all that run) sees it after a
         linearizable read."""
         candidates = list(among) or self.running
@@ -324,5 +326,5 @@ class Cluster:
         leader = await self.leader()
         return next(broker for broker in self.running if broker is not leader)
 
-    async def put(self, key: str, value: bytes, *, timeout: float = 10.0) -> int:
+    async def put(self, key: str, value: bytes, *, timeout: float = PATIENCE_S) -> int:
         return await self.running[0].put(key, value, timeout=timeout)

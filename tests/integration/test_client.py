@@ -21,6 +21,7 @@ from sava.client import (
     Sent,
     TopicUnknown,
 )
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,7 +35,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 @pytest.fixture
 async def client(broker: Standalone) -> AsyncIterator[Client]:
-    async with Client(broker.url, timeout=30) as client:
+    async with Client(broker.url, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -54,7 +55,7 @@ def test_a_broker_does_without_pandas(broker: Standalone) -> None:
 
 async def take(consumer: Consumer, count: int, *, ack: bool = True) -> list[Message]:
     messages: list[Message] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         async for message in consumer:
             messages.append(message)
             if ack:
@@ -105,7 +106,7 @@ async def test_many_messages_with_one_await(client: Client, topic: str) -> None:
     async with client.consumer(topic, subscription="s", type="exclusive") as consumer:
         payloads: list[bytes] = []
         while len(payloads) < 25_000:
-            batch = await consumer.receive_batch(timeout=10)
+            batch = await consumer.receive_batch(timeout=PATIENCE_S)
             assert batch is not None
             payloads += batch.payloads()
             await consumer.ack(batch)
@@ -150,7 +151,7 @@ async def test_shared_consumers_divide_the_messages(client: Client, topic: str) 
 
             tasks = [asyncio.create_task(read(c, s)) for c, s in zip((first, second), seen, strict=True)]
             await numbers(producer, 2000)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await done.wait()
         await asyncio.gather(*tasks)
     assert all(seen)
@@ -207,7 +208,7 @@ async def test_a_nacked_message_comes_again(client: Client, topic: str) -> None:
         first, second, third = await take(consumer, 3, ack=False)
         await consumer.nack(second, delay_ms=10, reason="not now")
         await consumer.ack_many([first, third])
-        batch = await consumer.receive_batch(timeout=10)
+        batch = await consumer.receive_batch(timeout=PATIENCE_S)
         assert batch is not None
         assert (batch.payloads(), batch.attempt) == ([b"1"], 2)
         await consumer.ack(batch)

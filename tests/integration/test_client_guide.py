@@ -21,7 +21,6 @@ def python_blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.timeout(120)
 async def test_the_python_of_the_guide_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = python_blocks()
     assert len(blocks) >= 8

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from sava.client import Client, Message
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 TOPIC = "/default/orders"
@@ -51,11 +50,10 @@ async def consume(client: Client) -> list[Message]:
             await consumer.ack(message)
             if len(seen) >= MESSAGES and message.offset == MESSAGES - 1:
                 break
-        await consumer.flush(timeout=30)
+        await consumer.flush(timeout=PATIENCE_S)
     return seen
 
 
-@pytest.mark.timeout(180)
 async def test_a_killed_broker_loses_and_doubles_nothing(tmp_path: Path) -> None:
     with Standalone(tmp_path) as broker:
         async with Client(broker.url, timeout=60) as client:
@@ -76,7 +74,6 @@ async def test_a_killed_broker_loses_and_doubles_nothing(tmp_path: Path) -> None
                 assert await consumer.receive_batch(timeout=0.5) is None
 
 
-@pytest.mark.timeout(120)
 async def test_a_broker_that_stops_and_starts_is_only_a_pause(tmp_path: Path) -> None:
     with Standalone(tmp_path) as broker:
         async with Client(broker.url, timeout=60) as client, client.producer(TOPIC, timeout=60) as producer:

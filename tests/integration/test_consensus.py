@@ -12,6 +12,7 @@ from sava.errors import SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.proto import admin_pb2 as pb
 from tests.integration.harness import Cluster
+from tests.patience import PATIENCE_S
 
 
 async def test_a_follower_that_dies_is_not_missed_and_catches_up(trio: Cluster) -> None:
@@ -65,7 +66,7 @@ async def test_partition_three_and_two(tmp_path: Path) -> None:
         assert cluster.links is not None
         cluster.links.partition([b.number for b in small], [b.number for b in large])
 
-        await large[0].put("/majority", b"yes", timeout=10.0)
+        await large[0].put("/majority", b"yes", timeout=PATIENCE_S)
         with pytest.raises((Unavailable, OutcomeUnknown)):
             await small[0].put("/minority", b"no", timeout=2.0)
         with pytest.raises((Unavailable, OutcomeUnknown)):
@@ -74,7 +75,7 @@ async def test_partition_three_and_two(tmp_path: Path) -> None:
 
         cluster.links.heal()
         for broker in small:
-            assert await broker.get("/majority", timeout=15.0) == b"yes"
+            assert await broker.get("/majority", timeout=PATIENCE_S) == b"yes"
         assert len({(await broker.status()).leader_id for broker in cluster.brokers}) == 1
 
 

@@ -25,7 +25,8 @@ from sava.pipeline.replicate.origins import REPLICATE
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc
 from sava.records import Message, Origin
 from sava.storage.chains import PATH
-from tests.copier import READY_S, Copier, Site, bare, numbered, payloads
+from tests.copier import Copier, Site, bare, numbered, payloads
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 
@@ -66,7 +67,7 @@ class Standing(Site):
             subject=subject, schema_type=kind, schema_definition=json.dumps(definition).encode()
         )
         with self.schemas() as stub:
-            found = stub.RegisterSchema(request, timeout=10)
+            found = stub.RegisterSchema(request, timeout=PATIENCE_S)
         return found.schema_id, found.version
 
 
@@ -269,12 +270,12 @@ def test_a_schema_that_the_target_does_not_take(sites: dict[str, Standing]) -> N
     eu.publish(topic, [Message(b"m", None, {}, 1, schema_id, version)])
     copier.position = 0
     outcome = copier.round()
-    assert (outcome.code, outcome.may_pass) == ("schema_refused", False)
+    assert (outcome.code, outcome.may_pass, outcome.position) == ("schema_refused", False, 30)
     assert subject in outcome.reason
     assert "the target says" in outcome.reason
     request = danube_schema_pb2.SetCompatibilityModeRequest(subject=subject, compatibility_mode="none")
     with us.schemas() as stub:
-        stub.SetCompatibilityMode(request, timeout=10)
+        stub.SetCompatibilityMode(request, timeout=PATIENCE_S)
     copier.finish()
     found = us.messages(topic)
     assert len(found) == 31
@@ -296,14 +297,14 @@ def test_a_message_that_the_target_refuses_among_many_loses_nothing(sites: dict[
         request = danube_schema_pb2.ConfigureTopicSchemaRequest(
             topic_name=topic, schema_subject=subject, validation_policy="enforce"
         )
-        stub.ConfigureTopicSchema(request, timeout=10)
+        stub.ConfigureTopicSchema(request, timeout=PATIENCE_S)
         outcome = copier.round()
         assert (outcome.code, outcome.may_pass) == ("schema_refused", False)
         assert 0 < outcome.position <= 41_000
         assert us.extent(topic).end == outcome.position
         stub.UpdateTopicValidationPolicy(
             danube_schema_pb2.UpdateTopicValidationPolicyRequest(topic_name=topic, validation_policy="none"),
-            timeout=10,
+            timeout=PATIENCE_S,
         )
     copier.finish()
     assert [json.loads(each.payload)["n"] for each in us.messages(topic)] == list(range(60_000))
@@ -340,7 +341,7 @@ def test_whoever_copies_is_killed(sites: dict[str, Standing]) -> None:
     for wanted in (1, 50_000):
         child = spawned.Process(target=copy, args=(copier.share(30.0),))
         child.start()
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + PATIENCE_S
         while us.extent(topic).end < wanted and child.is_alive():
             assert time.monotonic() < deadline
         child.kill()

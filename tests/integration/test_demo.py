@@ -94,7 +94,6 @@ def test_the_demo_shows_what_it_claims_and_what_to_try_next(tmp_path: Path) -> N
 
 
 @only_long("it starts all brokers once more")
-@pytest.mark.timeout(300)
 def test_a_demo_that_is_interrupted_under_load_stops_what_it_started(tmp_path: Path) -> None:
     with demo(tmp_path) as process:
         wait_said(process, tmp_path, "sava topics unload")

@@ -107,7 +107,6 @@ def own_ports() -> dict[str, str]:
     }
 
 
-@pytest.mark.timeout(180)
 def test_the_commands_of_the_operations_page_work(tmp_path: Path) -> None:
     output = session("operations.md", tmp_path)
     assert "hello" in output
@@ -116,7 +115,6 @@ def test_the_commands_of_the_operations_page_work(tmp_path: Path) -> None:
     assert output.count(" is drained, ") == 2
 
 
-@pytest.mark.timeout(180)
 def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
     output = session("topics.md", tmp_path, **own_ports())
     assert "second order" in output
@@ -125,7 +123,6 @@ def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
 
 
 @only_long("a session of its own")
-@pytest.mark.timeout(180)
 def test_the_commands_of_the_subscriptions_page_work(tmp_path: Path) -> None:
     output = session("subscriptions.md", tmp_path, **own_ports())
     assert "table-2 tea for 2\ntable-2 cake for 2\n" in output
@@ -134,7 +131,6 @@ def test_the_commands_of_the_subscriptions_page_work(tmp_path: Path) -> None:
 
 
 @only_long("a session of its own")
-@pytest.mark.timeout(180)
 def test_the_commands_of_the_schemas_page_work(tmp_path: Path) -> None:
     output = session("schemas.md", tmp_path, **own_ports())
     assert '"name": "Order"' in output
@@ -143,7 +139,6 @@ def test_the_commands_of_the_schemas_page_work(tmp_path: Path) -> None:
     assert "much" not in output.partition('{"total": 4.5}')[2], "what was refused is not in the topic"
 
 
-@pytest.mark.timeout(180)
 def test_the_commands_of_the_replication_page_work(tmp_path: Path) -> None:
     output = session("replication.md", tmp_path)
     assert "remote west is cluster west" in output
@@ -153,7 +148,6 @@ def test_the_commands_of_the_replication_page_work(tmp_path: Path) -> None:
 
 
 @only_long("a session of its own")
-@pytest.mark.timeout(180)
 def test_the_commands_of_the_diagnosis_page_work(tmp_path: Path) -> None:
     output = session("diagnosis.md", tmp_path, **own_ports())
     assert re.search(r"^published +20,000 +0 ", output, re.MULTILINE)
@@ -163,7 +157,6 @@ def test_the_commands_of_the_diagnosis_page_work(tmp_path: Path) -> None:
 
 
 @only_long("a session of its own")
-@pytest.mark.timeout(180)
 def test_the_commands_of_the_migration_page_work(tmp_path: Path) -> None:
     output = session("danube.md", tmp_path, **own_ports())
     assert '{"id": 1}' in output
@@ -171,7 +164,6 @@ def test_the_commands_of_the_migration_page_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
-@pytest.mark.timeout(180)
 def test_the_commands_of_the_install_page_work(tmp_path: Path) -> None:
     ports = own_ports()
     ports["SAVA_SERVICE"] = ports["SAVA_SERVICE"].replace("http://", "https://")
@@ -185,7 +177,6 @@ def test_the_unit_of_the_install_page_is_the_one_of_the_repository() -> None:
 
 
 @only_long("Spark is started twice, on ground that the demo covers")
-@pytest.mark.timeout(600)
 def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
     """Two clusters, a runner and a query of Spark: as a newcomer sees it, but for the ports."""
     here, there = (free_ports(count)[0] for count in (12, 4))
@@ -205,7 +196,6 @@ def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
     assert re.search(r"sava-path=\S+ +2000$", output, re.MULTILINE), "the other cluster has the last of them"
 
 
-@pytest.mark.timeout(120)
 async def test_the_python_of_the_readme_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [block] = [block for block in blocks(README, "python") if "Client(" in block]
     with Standalone(tmp_path) as broker:

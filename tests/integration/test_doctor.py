@@ -19,11 +19,10 @@ from tests.cluster.harness import Brokers, until
 from tests.integration.harness import sava
 from tests.integration.test_tls import make_certificates
 from tests.long import only_long
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.s3_server import S3Server
 from tests.standalone import Standalone
-
-pytestmark = pytest.mark.timeout(180)
 
 Findings = list[dict[str, Any]]
 
@@ -151,7 +150,7 @@ async def test_an_object_store_that_is_gone(tmp_path: Path) -> None:
 async def test_consumers_that_do_not_get_on(broker: Standalone) -> None:
     async with Client(broker.url) as client:
         async with client.consumer("/default/orders", subscription="stuck") as consumer:
-            batch = await consumer.receive_batch(timeout=30)
+            batch = await consumer.receive_batch(timeout=PATIENCE_S)
             assert batch is not None
             code, findings = await doctor(broker.admin)
             assert code == 1

@@ -24,6 +24,7 @@ from sava.raft.types import Entry, EntryKind, HardState, Membership, NodeId
 from sava.services.raft_transport import TcpTransport
 from sava.wal.local_disk import LocalDisk
 from tests.integration.harness import BrokerProcess, Cluster
+from tests.patience import PATIENCE_S
 
 EXIT_START = 1
 EXIT_FAILED = 3
@@ -61,11 +62,15 @@ async def test_a_flipped_bit_in_the_log_stops_that_broker_only(trio: Cluster) ->
     # The way out that the message names: join as a new node.
     leader = await trio.leader()
     client = leader.client
-    await client.call(client.cluster.RemoveNode, pb.RemoveNodeRequest(addr=victim.raft_address), timeout=20)
+    await client.call(
+        client.cluster.RemoveNode, pb.RemoveNodeRequest(addr=victim.raft_address), timeout=PATIENCE_S
+    )
     await victim.wipe()
     await victim.start()
-    await client.call(client.cluster.AddNode, pb.AddNodeRequest(addr=victim.raft_address), timeout=20)
-    await client.call(client.cluster.PromoteNode, pb.PromoteNodeRequest(addr=victim.raft_address), timeout=20)
+    await client.call(client.cluster.AddNode, pb.AddNodeRequest(addr=victim.raft_address), timeout=PATIENCE_S)
+    await client.call(
+        client.cluster.PromoteNode, pb.PromoteNodeRequest(addr=victim.raft_address), timeout=PATIENCE_S
+    )
     assert await victim.get("/kept/19") == b"x" * 200
 
 
@@ -121,7 +126,7 @@ async def test_a_copied_data_directory_one_of_the_two_processes_stops(trio: Clus
     await original.start()
     await original.get("/x")
     await copy.start()
-    ended = {asyncio.create_task(broker.ended(timeout=30)): broker for broker in (original, copy)}
+    ended = {asyncio.create_task(broker.ended(timeout=PATIENCE_S)): broker for broker in (original, copy)}
     done, pending = await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
@@ -179,7 +184,7 @@ def _append_unknown_command(data_dir: Path) -> None:
 
 async def _put_until_accepted(broker: BrokerProcess, key: str, value: bytes) -> None:
     """Refusals without effect are repeated, as a client would; the broker notices the room within a tick."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await broker.put(key, value)

@@ -13,11 +13,12 @@ from sava.proto import admin_pb2 as pb
 from sava.raft.errors import MembershipRefused
 from tests.integration.harness import BrokerProcess, Cluster, sava
 from tests.long import only_long
+from tests.patience import PATIENCE_S
 
 
 async def change(broker: BrokerProcess, method: str, request: object) -> object:
     client = broker.client
-    return await client.call(getattr(client.cluster, method), request, timeout=30.0)
+    return await client.call(getattr(client.cluster, method), request, timeout=PATIENCE_S)
 
 
 async def test_init_is_idempotent_and_refuses_another_list(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ async def test_a_partial_init_is_completed_by_running_it_again(tmp_path: Path) -
         members = tuple(sorted([(NodeId(await b.node_id()), b.raft_address) for b in cluster.brokers]))
         founders = tuple(node for node, _ in members)
         bootstrap = Bootstrap(cluster_id_of(founders), Membership(voters=founders, addresses=members))
-        await TcpTransport(Auth()).bootstrap(second.raft_address, bootstrap, timeout=5.0)
+        await TcpTransport(Auth()).bootstrap(second.raft_address, bootstrap, timeout=PATIENCE_S)
         assert (await first.status()).cluster_id == ""
         assert not (await cluster.init()).already_initialized
         await third.put("/x", b"1")
@@ -166,7 +167,7 @@ async def test_graceful_stop_hands_over_and_exits_cleanly(trio: Cluster) -> None
     assert any("leadership handed over" in line for line in leader.lines)
     survivor = trio.running[0]
     # No election timeout has to pass: somebody leads already.
-    await survivor.put("/x", b"2", timeout=5.0)
+    await survivor.put("/x", b"2", timeout=PATIENCE_S)
     await leader.start()
     assert await leader.get("/x") == b"2"
 

@@ -20,6 +20,7 @@ from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc, writers_pb2
 from sava.records import Codec, RecordBatch
 from sava.storage.objectstore import ObjectStore
 from tests.integration.test_tls import make_certificates
+from tests.patience import PATIENCE_S
 from tests.staging import message, new_object
 from tests.standalone import Standalone
 
@@ -98,7 +99,7 @@ def test_growth_wakes_who_waits(link: Link) -> None:
     timer = threading.Timer(0.3, lambda: link.publish(second, batches(1)))
     timer.start()
     began = time.monotonic()
-    assert link.wait_beyond({first: 0, second: 0}, timeout_s=20)[second].end == ROWS
+    assert link.wait_beyond({first: 0, second: 0}, timeout_s=PATIENCE_S)[second].end == ROWS
     assert time.monotonic() - began < 10
     timer.join()
 
@@ -112,7 +113,7 @@ def test_progress_is_seen_as_a_subscription(broker: Standalone, link: Link) -> N
         link.advance(name, "query", 4 * ROWS)
     # It is an ordinary subscription: whoever consumes it gets what is left.
     with Client(broker.url) as client, client.consumer(name, subscription="query") as consumer:
-        found = consumer.receive_batch(timeout=10)
+        found = consumer.receive_batch(timeout=PATIENCE_S)
         assert found is not None
         assert found[0].offset == 2 * ROWS
 
@@ -123,7 +124,7 @@ def test_the_schema_of_a_topic_is_found(broker: Standalone, link: Link) -> None:
         subject="order", schema_type="json_schema", schema_definition=definition
     )
     with grpc.insecure_channel(f"127.0.0.1:{broker.port}") as channel:
-        danube_schema_pb2_grpc.SchemaRegistryStub(channel).RegisterSchema(request, timeout=10)
+        danube_schema_pb2_grpc.SchemaRegistryStub(channel).RegisterSchema(request, timeout=PATIENCE_S)
     with Client(broker.url) as client, client.producer("/default/typed", schema="order"):
         pass
     subject = link.parts("/default/typed").schema_subject
@@ -153,7 +154,6 @@ def test_what_was_staged_is_published_once(link: Link) -> None:
     assert raised.value.code == "writer_fenced"
 
 
-@pytest.mark.timeout(120)
 def test_a_broker_that_is_killed_and_comes_back_is_only_a_pause(tmp_path: Path) -> None:
     """While somebody reads, publishes, waits and asks."""
     count = 200
@@ -186,7 +186,7 @@ def test_a_broker_that_is_killed_and_comes_back_is_only_a_pause(tmp_path: Path) 
         while name not in link.wait_beyond({name: count * ROWS}, timeout_s=1):
             assert time.monotonic() < deadline
         link.publish(name, batches(1))
-        assert link.wait_beyond({name: count * ROWS}, timeout_s=10)[name].end == (count + 1) * ROWS
+        assert link.wait_beyond({name: count * ROWS}, timeout_s=PATIENCE_S)[name].end == (count + 1) * ROWS
         link.close()
 
 

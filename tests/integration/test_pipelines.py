@@ -16,6 +16,7 @@ from sava.pipeline.runner.admin import AdminControl
 from sava.pipeline.runner.control import Status
 from sava.pipeline.runner.kinds import Progress
 from sava.pipeline.runner.runner import Runner
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 from tests.unit.pipeline.runner.fakes import FakeKind
 
@@ -28,7 +29,6 @@ function: shop:upper
 to:
   topic: /default/shouted
 """
-WAIT_S = 30.0
 
 Sava = Callable[..., Any]
 
@@ -76,7 +76,7 @@ def control(broker: Standalone) -> Iterator[Callable[..., AdminControl]]:
 
 
 def _until(done: Callable[[], bool], *, act: Callable[[], None] = lambda: None) -> None:
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not done():
         act()
         assert time.monotonic() < deadline

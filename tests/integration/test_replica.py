@@ -18,11 +18,11 @@ from sava.proto import replica_pb2 as pb
 from sava.records import Message, RecordBatch
 from sava.storage.chains import origin_topic
 from tests.copying import Origins
+from tests.patience import PATIENCE_S
 from tests.replica_client import ChainStream, Sender, replica, source_of
 from tests.standalone import Standalone
 
 TOPIC = "/default/orders"
-TIMEOUT_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 @pytest.fixture
 async def stub(broker: Standalone) -> AsyncIterator[Any]:
     async with replica(f"127.0.0.1:{broker.port}") as opened:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     await opened.Hello(pb.HelloRequest(), timeout=1, wait_for_ready=True)
@@ -50,20 +50,20 @@ async def ensure(stub: Any, topic: str, partitions: int = 0, **more: Any) -> pb.
     request = pb.EnsureTopicRequest(
         topic=topic, partition_count=partitions, reliable=True, cluster_name="eu", **more
     )
-    shape: pb.TopicShape = await stub.EnsureTopic(request, timeout=TIMEOUT_S)
+    shape: pb.TopicShape = await stub.EnsureTopic(request, timeout=PATIENCE_S)
     return shape
 
 
 async def describe(stub: Any, *topics: str) -> list[pb.TopicShape]:
-    response = await stub.DescribeTopics(pb.DescribeTopicsRequest(topics=topics), timeout=TIMEOUT_S)
+    response = await stub.DescribeTopics(pb.DescribeTopicsRequest(topics=topics), timeout=PATIENCE_S)
     return list(response.topics)
 
 
 async def payloads(broker: Standalone, topic: str, count: int) -> list[str]:
     """The first of them, in order."""
     async with (
-        asyncio.timeout(TIMEOUT_S),
-        Client([broker.url], timeout=TIMEOUT_S) as client,
+        asyncio.timeout(PATIENCE_S),
+        Client([broker.url], timeout=PATIENCE_S) as client,
         client.reader(topic, start="earliest", end=count) as reader,
     ):
         return [message.payload.decode() async for message in reader]
@@ -73,7 +73,7 @@ async def payloads(broker: Standalone, topic: str, count: int) -> list[str]:
 
 
 async def test_hello_says_who_this_is(stub: Any) -> None:
-    hello = await stub.Hello(pb.HelloRequest(), timeout=TIMEOUT_S)
+    hello = await stub.Hello(pb.HelloRequest(), timeout=PATIENCE_S)
     assert hello.cluster_name == "us"
     assert hello.cluster_id
     assert hello.version
@@ -124,7 +124,7 @@ async def test_schemas_are_found_or_registered_and_the_topic_follows(stub: Any) 
         request = pb.EnsureSchemaRequest(
             subject="typed-value", type="json_schema", definition=definition, topic="/default/typed"
         )
-        versions.append(await stub.EnsureSchema(request, timeout=TIMEOUT_S))
+        versions.append(await stub.EnsureSchema(request, timeout=PATIENCE_S))
     assert [each.version for each in versions] == [1, 2, 1]
     assert len({each.schema_id for each in versions}) == 1
     assert (await describe(stub, "/default/typed"))[0].schema_subject == "typed-value"
@@ -208,8 +208,8 @@ async def test_two_senders_at_once_and_a_killed_broker(tmp_path: Path) -> None:
     with Standalone(tmp_path, SAVA__CLUSTER_NAME="us") as broker:
         address = f"127.0.0.1:{broker.port}"
         async with replica(address) as stub:
-            await stub.Hello(pb.HelloRequest(), timeout=TIMEOUT_S, wait_for_ready=True)
-            async with asyncio.timeout(TIMEOUT_S):
+            await stub.Hello(pb.HelloRequest(), timeout=PATIENCE_S, wait_for_ready=True)
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     try:
                         await ensure(stub, topic)
@@ -236,13 +236,13 @@ async def test_acks_of_the_source_are_acks_here(stub: Any, broker: Standalone) -
     and nothing else is left out."""
     topic, eu = "/default/acked", Origins("eu").publish(40)
     shape = await ensure(stub, topic)
-    async with Client([broker.url], timeout=TIMEOUT_S) as client:
+    async with Client([broker.url], timeout=PATIENCE_S) as client:
         sender = Sender(lambda: [f"127.0.0.1:{broker.port}"], topic, eu, Random(3), longest=8)
         async with client.producer(topic) as producer:
             await producer.send(b"us/1/0")
             await sender.run()
             await producer.send(b"us/1/1")
-        hello = await stub.Hello(pb.HelloRequest(), timeout=TIMEOUT_S)
+        hello = await stub.Hello(pb.HelloRequest(), timeout=PATIENCE_S)
         here = origin_topic(hello.cluster_id, shape.topic_ids[0])
         own = pb.OriginAcks(cluster_name="us", topic=here, cursor=0, ranges=[41, 42])
         cluster, there = eu.source.origin
@@ -252,12 +252,12 @@ async def test_acks_of_the_source_are_acks_here(stub: Any, broker: Standalone) -
             topic=topic, subscription="s", source=source_of(eu.source), acks=[own, theirs], type=1
         )
         for _ in range(2):  # repeated: nothing changes
-            assert (await stub.ApplyAcks(request, timeout=TIMEOUT_S)).position == 40
+            assert (await stub.ApplyAcks(request, timeout=PATIENCE_S)).position == 40
         acked = {*range(10), *range(12, 15), *range(30, 38)}
         left = ["us/1/0", *(f"eu/7/{offset}" for offset in range(40) if offset not in acked)]
         found: list[str] = []
         async with client.consumer(topic, subscription="s", type="shared", name="c") as consumer:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 async for message in consumer:
                     found.append(message.payload.decode())
                     if len(found) == len(left):

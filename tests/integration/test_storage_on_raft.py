@@ -28,11 +28,11 @@ from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicState
 from sava.wal import LocalDisk
 from tests.integration.harness import FAST, storage_in
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.unit.storage.brokers import EAGER, LAZY, TOPIC, append_each, contents, expected, numbered
 
 NAME = TopicName(TOPIC.namespace, TOPIC.name)
-DEADLINE_S = 30.0
 
 
 class Node:
@@ -92,7 +92,7 @@ class World:
 
     async def leader(self) -> Node:
         """After a linearizable read, which passes when there is one."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 for node in self.nodes:
                     if node.is_leader:
@@ -148,7 +148,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 async def until_done(attempt: Callable[[], Awaitable[Any]]) -> Any:
     """Repeat what may be repeated: refused without effect, or of unknown outcome."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 return await attempt()
@@ -300,7 +300,9 @@ async def test_segments_are_registered_while_leaders_come_and_go(world: World) -
             await append_each(log, 20 * change, 20 * change + 10)
             leader = await world.leader()
             if leader is store_of:
-                await ClusterOperations(leader.broker.node).transfer(0, world.nodes[1].address, timeout=10.0)
+                await ClusterOperations(leader.broker.node).transfer(
+                    0, world.nodes[1].address, timeout=PATIENCE_S
+                )
             else:
                 leader.die()
                 await append_each(log, 20 * change + 10, 20 * change + 15)

@@ -11,6 +11,7 @@ import pytest_asyncio
 from sava.metadata.errors import Compacted, InvalidRequest
 from sava.proto import admin_pb2 as pb
 from tests.integration.harness import Cluster
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -96,7 +97,7 @@ async def test_a_watch_on_another_broker_sees_every_change_in_order(trio: Cluste
                 return
 
     following = asyncio.create_task(follow())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await established.wait()
         for number in range(50):
             await writer.put(f"/w/{number % 7}", str(number).encode())
@@ -124,14 +125,14 @@ async def test_a_watcher_that_lags_is_told_and_resyncs_without_a_gap(trio: Clust
             last = response.revision
 
     with pytest.raises(Compacted) as gap:
-        await asyncio.wait_for(read_all(), 30)
+        await asyncio.wait_for(read_all(), PATIENCE_S)
     assert gap.value.floor > 1
 
     copy = await client.call(client.meta.Range, pb.RangeRequest(prefix="/lag/"))
     assert len(copy.kvs) == 10
     resumed = client.watch(pb.WatchRequest(prefix="/lag/", from_revision=copy.revision + 1))
     await broker.put("/lag/new", b"1")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         assert (await anext(resumed)).revision == copy.revision
         (event,) = (await anext(resumed)).events
     assert (event.key, event.kv.value) == ("/lag/new", b"1")

@@ -14,6 +14,7 @@ import pytest
 
 from sava.cli.main import main
 from tests.commands import Result, Sava
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 
@@ -218,7 +219,7 @@ def test_following_ends_cleanly_when_it_is_interrupted(environment: dict[str, st
         sava("produce /default/followed c")
         assert process.stdout.readline() == b"c\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=PATIENCE_S) == 130
         assert process.stderr.read() == b""
     assert sava("subscriptions describe /default/followed s -o json").json["cursor"] == 3
 
@@ -236,7 +237,7 @@ def test_a_line_is_published_when_it_is_typed_and_an_interruption_is_clean(
         process.stdin.flush()
         assert sava("consume /default/typed-in --count 1 --timeout 30 -o raw").out == "first\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=PATIENCE_S) == 130
         assert process.stderr.read() == b""
     assert sava("topics peek /default/typed-in -o raw").out == "first\n"
 

@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from sava.blocking import Client
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
-SAID_TIMEOUT_S = 30.0
 READY_S = 10.0
 """What a user is promised on a machine with two cores and nothing else to do."""
 COMMAND_S = 0.6
@@ -58,14 +56,14 @@ class Up:
         return str(self.ready["brokers"][number - 1][f"{port}_addr"])
 
     def wait_said(self, text: str) -> None:
-        deadline = time.monotonic() + SAID_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while text not in self.errors:
             assert time.monotonic() < deadline, self.errors
             time.sleep(0.02)
 
     def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
-        return self.process.wait(timeout=40)
+        return self.process.wait(timeout=PATIENCE_S)
 
 
 SAVA = (sys.executable, "-m", "sava.cli")
@@ -101,7 +99,6 @@ def is_running(pid: int) -> bool:
     return True
 
 
-@pytest.mark.timeout(180)
 def test_a_cluster_from_its_first_start_to_its_second(tmp_path: Path) -> None:
     data = tmp_path / "data"
     topic = "/default/orders"
@@ -157,7 +154,7 @@ def read(service: str, topic: str) -> list[int]:
 def test_without_any_broker_left_it_ends(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--brokers", "1", "--port-base", str(free_ports(4)[0])) as running:
         os.kill(running.pids[0], signal.SIGKILL)
-        assert running.process.wait(timeout=20) == 1
+        assert running.process.wait(timeout=PATIENCE_S) == 1
         assert "sava: broker 1 was killed by SIGKILL" in running.errors
         assert running.errors.endswith("sava: all brokers have ended\n")
 

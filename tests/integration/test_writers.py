@@ -16,7 +16,8 @@ from sava.proto import writers_pb2 as pb
 from sava.services.admin_client import AdminClient
 from tests.cluster.harness import until
 from tests.integration.harness import sava
-from tests.integration.writing import CALL_S, Writing
+from tests.integration.writing import Writing
+from tests.patience import PATIENCE_S
 from tests.staging import batch
 from tests.standalone import Standalone
 
@@ -48,7 +49,7 @@ async def writing(broker: Standalone, client: Client) -> AsyncIterator[Writing]:
 async def create(broker: Standalone, name: str, **options: Any) -> None:
     async with AdminClient(broker.admin) as admin:
         request = topics_pb.CreateTopicRequest(name=f"/default/{name}", reliable=True, **options)
-        await admin.call(admin.topics.CreateTopic, request, timeout=CALL_S)
+        await admin.call(admin.topics.CreateTopic, request, timeout=PATIENCE_S)
 
 
 def code_of(error: aio.AioRpcError) -> Any:
@@ -106,7 +107,7 @@ async def test_what_is_refused_by_one_topic_is_published_to_none(
     async with AdminClient(broker.admin) as admin:
         policy = topics_pb.Policy(max_message_size=100)
         request = topics_pb.SetTopicPolicyRequest(name="/default/strict", policy=policy)
-        await admin.call(admin.topics.SetTopicPolicy, request, timeout=CALL_S)
+        await admin.call(admin.topics.SetTopicPolicy, request, timeout=PATIENCE_S)
     sections = await writing.stage(c=[batch([b"c"])], strict=[batch([bytes(200)])])
     unknown = pb.Section()
     unknown.CopyFrom(sections[1])

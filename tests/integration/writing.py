@@ -12,9 +12,8 @@ from sava.proto import writers_pb2 as pb
 from sava.proto import writers_pb2_grpc as rpc
 from sava.records import RecordBatch
 from sava.storage.objectstore import ObjectStore
+from tests.patience import PATIENCE_S
 from tests.staging import message, new_object
-
-CALL_S = 30.0
 
 
 class Writing:
@@ -29,7 +28,7 @@ class Writing:
         self.objects: ObjectStore
 
     async def __aenter__(self) -> Self:
-        self._where = await self._stub.Staging(pb.StagingRequest(writer=self.writer), timeout=CALL_S)
+        self._where = await self._stub.Staging(pb.StagingRequest(writer=self.writer), timeout=PATIENCE_S)
         self.objects = ObjectStore.open(self._where.store_url)
         return self
 
@@ -58,7 +57,7 @@ class Writing:
         *,
         run: str = "",
         query: str = "q",
-        timeout: float = CALL_S,
+        timeout: float = PATIENCE_S,
     ) -> pb.CommitResponse:
         request = pb.CommitRequest(
             writer=self.writer, run=run or self.run, query=query, batch=number, sections=sections

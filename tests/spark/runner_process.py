@@ -17,13 +17,12 @@ from sava.client.connection import Connection, Tls
 from sava.client.loop_thread import LoopThread
 from sava.proto import pipelines_pb2 as pb
 from sava.proto.pipelines_pb2_grpc import PipelinesStub
+from tests.patience import PATIENCE_S
 from tests.spark.processes import has_started, of_session, running
 
 ROOT = Path(__file__).parents[2]
 READY_S = 200.0
 """Seconds are enough on a quiet machine."""
-CALL_S = 30.0
-GONE_S = 60.0
 
 
 class RunnerProcess:
@@ -96,9 +95,9 @@ class RunnerProcess:
 
     def wait_gone(self) -> None:
         """Until nothing of it runs any more: neither Java nor Python's workers."""
-        deadline = time.monotonic() + GONE_S
+        deadline = time.monotonic() + PATIENCE_S
         while left := of_session(self.pid):
-            assert time.monotonic() < deadline, f"of {self.log.stem} {left} run after {GONE_S:g} s"
+            assert time.monotonic() < deadline, f"of {self.log.stem} {left} run after {PATIENCE_S:g} s"
             time.sleep(0.1)
 
 
@@ -107,7 +106,7 @@ class Pipelines:
     what is looked at."""
 
     def __init__(self, admin: str, tls: Tls | None = None) -> None:
-        self._connection = Connection(admin, token=None, tls=tls, timeout=CALL_S)
+        self._connection = Connection(admin, token=None, tls=tls, timeout=PATIENCE_S)
         self._loop = LoopThread("pipelines of a test")
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import itertools
 
 from sava.blocking import Client
 from sava.records import Message
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 _numbers = itertools.count()
@@ -17,7 +18,7 @@ def new_topic() -> str:
 
 def create(broker: Standalone, topic: str, *, partitions: int | None = None, reliable: bool = True) -> None:
     with (
-        Client(broker.url, timeout=30) as client,
+        Client(broker.url, timeout=PATIENCE_S) as client,
         client.producer(topic, partitions=partitions, reliable=reliable),
     ):
         pass
@@ -25,5 +26,5 @@ def create(broker: Standalone, topic: str, *, partitions: int | None = None, rel
 
 def read(broker: Standalone, topic: str) -> list[Message]:
     """Everything that is in it now."""
-    with Client(broker.url, timeout=30) as client, client.reader(topic, end="latest") as reader:
+    with Client(broker.url, timeout=PATIENCE_S) as client, client.reader(topic, end="latest") as reader:
         return list(reader)

@@ -12,10 +12,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sava.blocking import Client
 from sava.pipeline.link import Access, Extent, Link
+from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
 _numbers = itertools.count()
-READY_S = 60.0
 
 
 def new_topic() -> str:
@@ -51,7 +51,7 @@ def extent(broker: Standalone, name: str) -> Extent:
     return link_to(broker).extents([name])[name]
 
 
-def until(condition: Callable[[], bool], what: str, *, timeout: float = READY_S) -> None:
+def until(condition: Callable[[], bool], what: str, *, timeout: float = PATIENCE_S) -> None:
     """Brokers and Spark have no event for everything that can be asked of them."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -113,7 +113,7 @@ class Seen:
         """Until the query knows where it begins, and has read everything."""
         until(lambda: "Waiting for data" in query.status["message"], "the query waits")
 
-    def wait(self, query: StreamingQuery, count: int, *, timeout: float = READY_S) -> None:
+    def wait(self, query: StreamingQuery, count: int, *, timeout: float = PATIENCE_S) -> None:
         """Until there are so many rows, or the query has failed."""
 
         def is_there() -> bool:

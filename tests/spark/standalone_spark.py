@@ -20,12 +20,12 @@ from types import TracebackType
 from typing import Self
 
 from sava.pipeline.launch import find_java, spark_home
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.spark.processes import has_started
 
 REPOSITORY = Path(__file__).parents[2]
 START_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 20.0
 DAEMON = "org.apache.spark.deploy"
 
 
@@ -99,7 +99,7 @@ class SparkCluster:
 
     def _alive_workers(self) -> int:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=5) as page:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=PATIENCE_S) as page:
                 return int(json.load(page)["aliveworkers"])
         except OSError:
             return 0
@@ -110,7 +110,7 @@ class SparkCluster:
             process.terminate()
         for process in self._processes.values():
             try:
-                process.wait(STOP_TIMEOUT_S)
+                process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(
         not all(map(importlib.util.find_spec, NEEDED)), reason="pip install 'pyspark[connect]'"
     ),
-    pytest.mark.timeout(300),
 ]
 
 

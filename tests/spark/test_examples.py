@@ -16,7 +16,7 @@ from tests.spark.sink_topics import create, read
 from tests.spark.source_topics import fill, new_topic
 from tests.standalone import Standalone
 
-pytestmark = [only_long("five programs"), pytest.mark.timeout(400)]
+pytestmark = [only_long("five programs")]
 """Seconds by themselves; and a test that is stopped in the middle of a call leaves a session of no use."""
 
 

@@ -28,7 +28,6 @@ def run(commands: str, directory: Path) -> None:
 
 
 @only_long("all the Python of a long page")
-@pytest.mark.timeout(400)
 def test_the_python_of_the_guide_works(
     spark: SparkSession,
     broker: Standalone,

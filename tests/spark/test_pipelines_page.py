@@ -13,9 +13,8 @@ from tests.ports import free_ports
 
 
 @pytest.mark.skipif(not os.environ.get("SAVA_LONG"), reason="SAVA_LONG=1: starts a cluster with Spark")
-@pytest.mark.timeout(240)
 def test_the_commands_of_the_pipelines_page_work(tmp_path: Path) -> None:
-    (base,) = free_ports(1)
+    base = free_ports(4)[0]
     output = session("pipelines.md", tmp_path, BASE=str(base))
     assert output.count("ORDER 100") == 2, "once more from the start"
     assert re.search(r"^shout +custom +running", output, re.MULTILINE)

@@ -81,7 +81,6 @@ def s3(tmp_path: Path) -> Iterator[S3Server]:
 
 
 @only_long("an S3 server, and a runner")
-@pytest.mark.timeout(600)
 def test_history_in_s3_is_copied_by_a_runner_and_then_the_tail(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

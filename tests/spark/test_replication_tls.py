@@ -79,7 +79,6 @@ def numbers(name: str, start: int, end: int) -> list[str]:
 
 
 @only_long("a runner, and certificates")
-@pytest.mark.timeout(600)
 def test_a_runner_copies_between_clusters_that_ask_for_certificates(
     clusters: Clusters, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from sava.blocking import Client
 from tests.long import only_long
+from tests.patience import PATIENCE_S
 from tests.spark.runner_process import Pipelines, RunnerProcess
 from tests.spark.sink_topics import create, read
 from tests.standalone import Standalone
@@ -39,7 +40,7 @@ def pipelines(broker: Standalone) -> Iterator[Pipelines]:
 
 
 def _publish(broker: Standalone, topic: str, numbers: range) -> None:
-    with Client(broker.url, timeout=30) as client, client.producer(topic) as producer:
+    with Client(broker.url, timeout=PATIENCE_S) as client, client.producer(topic) as producer:
         producer.send_many(
             [f"m{number}".encode() for number in numbers], keys=[str(number % 7) for number in numbers]
         )
@@ -54,7 +55,6 @@ def _expected(count: int) -> Counter[bytes]:
 
 
 @only_long("two runners, each with its own Spark")
-@pytest.mark.timeout(600)
 def test_a_killed_runner_is_followed_by_another_and_nothing_is_lost_or_repeated(
     broker: Standalone, pipelines: Pipelines, tmp_path: Path, runners: list[RunnerProcess]
 ) -> None:

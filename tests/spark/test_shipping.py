@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.long import only_long
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import new_topic
@@ -34,7 +32,6 @@ def submit(*arguments: str, directory: Path, service: str) -> subprocess.Complet
     )
 
 
-@pytest.mark.timeout(400)
 def test_a_program_finds_the_source_and_the_cluster(broker: Standalone, tmp_path: Path) -> None:
     topic = new_topic()
     send(broker, topic, ("a", "1"), ("b", "2"))
@@ -46,7 +43,6 @@ def test_a_program_finds_the_source_and_the_cluster(broker: Standalone, tmp_path
     assert [message.key for message in read(broker, topic)] == ["a", "b"]
 
 
-@pytest.mark.timeout(400)
 def test_the_exit_code_is_the_programs(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import sys\nsys.exit(7)\n")

@@ -83,7 +83,6 @@ class Driver:
 
 
 @only_long("six drivers")
-@pytest.mark.timeout(600)
 def test_every_row_is_there_once_whoever_dies(
     spark: SparkSession, broker: Standalone, tmp_path: Path
 ) -> None:

@@ -41,7 +41,6 @@ def follow(spark: SparkSession, cluster: Brokers, **options: Any) -> Any:
     return spark.readStream.format("sava").options(**chosen).load()
 
 
-@pytest.mark.timeout(600)
 async def test_each_offset_once_while_topics_move_and_a_broker_restarts(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -80,7 +79,6 @@ def check(seen: Seen, count: int) -> None:
         assert offsets == list(range(len(offsets)))
 
 
-@pytest.mark.timeout(180)
 async def test_a_broker_that_is_down_for_a_while_delays_only_its_partitions(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -181,7 +179,6 @@ async def run_to_end(spark: SparkSession, cluster: Brokers, checkpoint: Path, **
     return sorted(offsets)
 
 
-@pytest.mark.timeout(180)
 async def test_retention_that_overtakes_a_query(
     spark: SparkSession, forgetful: Brokers, tmp_path: Path
 ) -> None:
@@ -199,7 +196,6 @@ async def test_retention_that_overtakes_a_query(
     assert await run_to_end(spark, forgetful, checkpoint) == []
 
 
-@pytest.mark.timeout(180)
 async def test_retention_and_a_batch_read_by_offsets(spark: SparkSession, forgetful: Brokers) -> None:
     kept = await overtake(forgetful)
     service = forgetful.brokers[0].client_url
@@ -214,7 +210,6 @@ async def test_retention_and_a_batch_read_by_offsets(spark: SparkSession, forget
     assert await asyncio.to_thread(count, failOnDataLoss="false", **by_number) == kept.end - kept.start
 
 
-@pytest.mark.timeout(180)
 async def test_retention_waits_for_a_query_that_reports_its_progress(
     spark: SparkSession, forgetful: Brokers, tmp_path: Path
 ) -> None:

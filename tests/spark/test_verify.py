@@ -271,7 +271,6 @@ def test_a_copy_begins_where_its_policy_did(
 
 
 @only_long("each starts a Spark of its own")
-@pytest.mark.timeout(400)
 def test_the_command_says_that_a_true_copy_is_one(pair: Pair, command: Command) -> None:
     pair.publish(numbered(30))
     command.until_copied(30)
@@ -283,7 +282,6 @@ def test_the_command_says_that_a_true_copy_is_one(pair: Pair, command: Command) 
 
 
 @only_long("each starts a Spark of its own")
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("what", ["missing", "different", "repeated"])
 def test_the_command_says_which_message_is_wrong(
     clusters: tuple[Standalone, Standalone], pair: Pair, what: str

@@ -11,7 +11,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 
 class Closable(Protocol):
@@ -30,7 +30,7 @@ class PerProcess(Generic[K, T]):
         self._guard = threading.Lock()
         self._held: dict[tuple[int, K], T] = {}
         os.register_at_fork(after_in_child=self._forked)
-        atexit.register(self._close_all)
+        _kinds.append(self)
 
     def of(self, key: K) -> T:
         with self._guard:
@@ -47,7 +47,19 @@ class PerProcess(Generic[K, T]):
     def _forked(self) -> None:
         self._guard = threading.Lock()  # somebody may have had it at that moment
 
-    def _close_all(self) -> None:
+    def close_all(self) -> None:
         for (process, _), held in list(self._held.items()):
             if process == os.getpid():
                 held.close()
+
+
+_kinds: Final[list[PerProcess[Any, Any]]] = []
+
+
+def close_all() -> None:
+    """Everything that this process has of any kind. Whoever asks after that gets a new one."""
+    for kind in _kinds:
+        kind.close_all()
+
+
+atexit.register(close_all)

@@ -23,6 +23,7 @@ from sava.config import Config
 from sava.metadata.commands import Put
 from sava.records import Message, RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
+from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import LAZY, Cluster
 
 ORDERS = TopicName("default", "orders")
@@ -125,7 +126,7 @@ def options(
 async def received(consumer: Consumer, count: int) -> list[tuple[int, str]]:
     """The next messages, with their offsets."""
     found: list[tuple[int, str]] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while len(found) < count:
             for delivery in await consumer.receive(count - len(found)):
                 found += [(offset, message.payload.decode()) for offset, message in delivery.messages()]
@@ -138,6 +139,6 @@ def ranges(*offsets: int) -> Sequence[tuple[int, int]]:
 
 async def until(condition: Callable[[], object]) -> None:
     """For what happens in the background and tells nobody."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -14,6 +14,7 @@ from sava.broker.specs import Backoff, CursorRecord, FailurePolicy, Subscription
 from sava.broker.subscription import Hooks, Subscription
 from sava.records import Message, RecordBatch
 from sava.storage.errors import OffsetOutOfRange
+from tests.patience import PATIENCE_S
 
 TOPIC = TopicName("default", "orders")
 IMPATIENT = FailurePolicy(
@@ -132,7 +133,7 @@ def offsets_of(deliveries: Sequence[Delivery]) -> list[int]:
 async def get(consumer: Consumer, count: int) -> list[int]:
     """Exactly so many offsets."""
     found: list[int] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while len(found) < count:
             found += offsets_of(await consumer.receive(count - len(found)))
     assert len(found) == count

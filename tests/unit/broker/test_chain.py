@@ -17,6 +17,7 @@ from sava.storage.chains import ChainBroken, Progress, TooManyChains
 from sava.storage.topic_log import TopicLog
 from sava.wal import DiskFull
 from tests.copying import Origins
+from tests.patience import PATIENCE_S
 from tests.sim.disk import SimDisk
 from tests.unit.broker.copies import chain_into, kill
 from tests.unit.broker.lives import until
@@ -164,7 +165,7 @@ async def test_two_that_copy_at_once_share_the_work_without_knowing(cluster: Clu
             await asyncio.gather(*under_way)
             await asyncio.sleep(0)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(run(1), run(2))
     assert await contents(log) == eu.payloads
 

@@ -28,6 +28,7 @@ from sava.metadata.commands import Put
 from sava.metadata.errors import Unavailable
 from sava.records import Message, RecordBatch
 from sava.storage.topic_log import TopicClosed
+from tests.patience import PATIENCE_S
 from tests.unit.broker.lives import (
     GIVEN,
     ORDERS,
@@ -399,7 +400,7 @@ class TestJournal:
             topic = await first.get(ORDERS)
             await publish(topic, "a", "b")
             await world.step("move", target=2)
-            end = await first.hand_over(ORDERS, timeout=10)
+            end = await first.hand_over(ORDERS, timeout=PATIENCE_S)
             await world.step("seal", end=end)
             await world.step("assign", owner=2)
             await publish(await second.get(ORDERS), "c")

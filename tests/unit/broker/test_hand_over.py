@@ -24,6 +24,7 @@ from sava.metadata.memory import MemoryStore
 from sava.records import Message
 from sava.storage.errors import Fenced
 from sava.storage.objectstore import ObjectStore
+from tests.patience import PATIENCE_S
 from tests.unit.broker.lives import (
     GIVEN,
     ORDERS,
@@ -40,8 +41,6 @@ from tests.unit.broker.lives import (
 from tests.unit.storage.brokers import contents
 from tests.unit.storage.faults import BROKEN, FaultyBackend, before, hang, refuse
 
-TIMEOUT_S = 10.0
-
 
 @pytest.fixture
 def backend() -> FaultyBackend:
@@ -57,8 +56,8 @@ def world(tmp_path: Path, backend: FaultyBackend) -> World:
 
 async def move(world: World, topics: Topics, to: int) -> int:
     """A move as the controller and the owner's agent make it; returns the end that was agreed on."""
-    await world.step("move", target=to, timeout_ms=int(TIMEOUT_S * 1000))
-    end = await topics.hand_over(ORDERS, timeout=TIMEOUT_S)
+    await world.step("move", target=to, timeout_ms=int(PATIENCE_S * 1000))
+    end = await topics.hand_over(ORDERS, timeout=PATIENCE_S)
     await world.step("seal", end=end)
     await world.step("assign", owner=to)
     return end
@@ -139,7 +138,7 @@ class TestUnderWay:
 
             backend.plan("put_async", before(come_late))
             await world.step("move", target=2)
-            assert await topics.hand_over(ORDERS, timeout=TIMEOUT_S) == 1
+            assert await topics.hand_over(ORDERS, timeout=PATIENCE_S) == 1
             assert backend.is_done
             for each in late:
                 with pytest.raises(TopicMoved):
@@ -158,7 +157,7 @@ class TestUnderWay:
             consumer = await topic.subscribe(options())
             waiting = asyncio.create_task(_receive_all(consumer))
             await world.step("move", target=2)
-            await topics.hand_over(ORDERS, timeout=TIMEOUT_S)
+            await topics.hand_over(ORDERS, timeout=PATIENCE_S)
             with pytest.raises(TopicMoved):
                 await waiting
             with pytest.raises(TopicMoved):
@@ -253,13 +252,13 @@ class TestWhatGoesWithIt:
         await world.assigned(1, reliable=False)
         async with world.topics(broker=1, **GIVEN) as topics:
             await world.step("move", target=2)
-            assert await topics.hand_over(ORDERS, timeout=TIMEOUT_S) == 0
+            assert await topics.hand_over(ORDERS, timeout=PATIENCE_S) == 0
             await world.step("roll_back")
             topic = await topics.get(ORDERS)
             consumer = await topic.subscribe(options())
             await publish(topic, "a", "b")
             await world.step("move", target=2)
-            assert await topics.hand_over(ORDERS, timeout=TIMEOUT_S) == 0
+            assert await topics.hand_over(ORDERS, timeout=PATIENCE_S) == 0
             with pytest.raises(TopicMoved):
                 await _receive_all(consumer)
             assert ORDERS not in topics.loaded
@@ -284,7 +283,7 @@ class TestFailures:
         await self._fails_and_is_taken_up_again(world, Unavailable)
 
     async def _fails_and_is_taken_up_again(
-        self, world: World, expected: type[Exception], *, timeout: float = TIMEOUT_S
+        self, world: World, expected: type[Exception], *, timeout: float = PATIENCE_S
     ) -> str:
         await world.assigned(1)
         async with world.topics(broker=1, **GIVEN) as topics:
@@ -364,7 +363,7 @@ class TestFailures:
             backend.plan("put_async", before(lambda: world.step(step)))
             await world.step("move", target=2)
             with pytest.raises((Fenced, TopicMoved)):
-                await topics.hand_over(ORDERS, timeout=TIMEOUT_S)
+                await topics.hand_over(ORDERS, timeout=PATIENCE_S)
             assert ORDERS not in topics.loaded
             if step == "delete":
                 await topics.let_go(ORDERS)
@@ -392,13 +391,13 @@ class TestFailures:
 
             backend.plan("put_async", before(wait))
             await world.step("move", target=2)
-            moving = asyncio.create_task(topics.hand_over(ORDERS, timeout=TIMEOUT_S))
+            moving = asyncio.create_task(topics.hand_over(ORDERS, timeout=PATIENCE_S))
             await is_uploading.wait()
             moving.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await moving
             assert ORDERS not in topics.loaded
-            again = asyncio.create_task(topics.hand_over(ORDERS, timeout=TIMEOUT_S))
+            again = asyncio.create_task(topics.hand_over(ORDERS, timeout=PATIENCE_S))
             for _ in range(50):
                 await asyncio.sleep(0)
             may_upload.set()
@@ -415,7 +414,7 @@ class TestNotLoaded:
             await publish(topic, "a")
             for step in ("move", "roll_back", "move"):
                 await world.step(step)
-            assert await topics.hand_over(ORDERS, timeout=TIMEOUT_S) == 1
+            assert await topics.hand_over(ORDERS, timeout=PATIENCE_S) == 1
             assert ORDERS not in topics.loaded
 
     async def test_a_broker_that_was_restarted_in_the_middle_finishes_it(self, world: World) -> None:
@@ -427,7 +426,7 @@ class TestNotLoaded:
         await crash(topics, storage)
         async with world.topics(broker=1, **GIVEN) as first, world.topics(broker=2, **GIVEN) as second:
             for _ in range(2):  # the second time it is sealed, and only the record does not say so
-                assert await first.hand_over(ORDERS, timeout=TIMEOUT_S) == 2
+                assert await first.hand_over(ORDERS, timeout=PATIENCE_S) == 2
             assert world.ownership().state is OwnershipState.MOVING
             assert world.ownership().epoch == topic.epoch
             await world.step("seal", end=2)
@@ -438,7 +437,7 @@ class TestNotLoaded:
         await world.assigned(1)
         await world.step("move", target=2)
         async with world.topics(broker=1, **GIVEN) as topics:
-            assert await topics.hand_over(ORDERS, timeout=TIMEOUT_S) == 0
+            assert await topics.hand_over(ORDERS, timeout=PATIENCE_S) == 0
 
     async def test_one_that_is_being_loaded_is_waited_for(self, world: World) -> None:
         await world.assigned(1)
@@ -448,7 +447,7 @@ class TestNotLoaded:
             loading = asyncio.create_task(topics.get(ORDERS))
             await until(lambda: world.ownership().epoch == 3)
             await world.step("move", target=2)
-            assert await topics.hand_over(ORDERS, timeout=TIMEOUT_S) == 1
+            assert await topics.hand_over(ORDERS, timeout=PATIENCE_S) == 1
             assert (await loading).epoch == 3
             assert ORDERS not in topics.loaded
 
@@ -457,7 +456,7 @@ class TestNotLoaded:
         await world.step("move", target=1)
         async with world.topics(broker=1, **GIVEN) as topics:
             with pytest.raises(NotOwner):
-                await topics.hand_over(ORDERS, timeout=TIMEOUT_S)
+                await topics.hand_over(ORDERS, timeout=PATIENCE_S)
 
 
 class _Unreachable(MemoryStore):

@@ -21,6 +21,7 @@ from sava.metadata.memory import MemoryStore
 from sava.records import InvalidMessage, Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.topic_log import TopicClosed, TopicLog
+from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import TOPIC, Cluster, batch, contents
 
 NAME = TopicName(TOPIC.namespace, TOPIC.name)
@@ -220,7 +221,7 @@ class TestHolding:
         batched = asyncio.create_task(publisher.begin(batch("0"), allowed))
         await turns()
         await publisher.hold()
-        await sink.log.seal(timeout=5)
+        await sink.log.seal(timeout=PATIENCE_S)
         sink.gate.set()
         await turns()
         assert not batched.done()

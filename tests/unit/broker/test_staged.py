@@ -23,6 +23,7 @@ from sava.schemas.types import Policy
 from sava.storage import staging
 from sava.storage.errors import ObjectMissing, StagedInvalid
 from sava.storage.staging import Section
+from tests.patience import PATIENCE_S
 from tests.staging import batch, section_of
 from tests.unit.broker.lives import GIVEN, ORDERS, World, crash
 from tests.unit.storage.brokers import EAGER, contents
@@ -176,7 +177,7 @@ async def test_a_topic_that_moves_under_a_run_sends_it_to_the_next_owner(
             await topic.publish_staged(Stage(broken), run)
         published = len(await read(topic))
         await world.step("move", target=2)
-        handing = asyncio.create_task(topics.hand_over(ORDERS, timeout=5))
+        handing = asyncio.create_task(topics.hand_over(ORDERS, timeout=PATIENCE_S))
         with pytest.raises(TopicMoved):
             await topic.publish_staged(stage, run)
         assert await handing == published

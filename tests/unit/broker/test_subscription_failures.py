@@ -11,6 +11,7 @@ from sava.broker.specs import CursorRecord, FailurePolicy, Poison, SubscriptionT
 from sava.broker.subscription import Subscription
 from sava.errors import SavaError
 from sava.records import RecordBatch
+from tests.patience import PATIENCE_S
 from tests.unit.broker.memory_log import (
     TOPIC,
     Letters,
@@ -33,7 +34,7 @@ CLOSED = ConsumerClosed("the story is over")
 
 async def until(subscription: Subscription, **wanted: object) -> None:
     """Until the stats say so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while any(getattr(subscription.stats, name) != value for name, value in wanted.items()):
             await turns(1)
 

@@ -17,6 +17,7 @@ from sava.broker.errors import ConsumerClosed
 from sava.broker.specs import SubscriptionType
 from sava.broker.subscription import Subscription
 from sava.records import RecordBatch
+from tests.patience import PATIENCE_S
 from tests.unit.broker.memory_log import MemoryLog, get, gets_nothing, one, spec_of, subscription_on, turns
 
 KEY_SHARED = SubscriptionType.KEY_SHARED
@@ -321,7 +322,7 @@ async def test_with_consumers_coming_and_going_no_key_is_reordered_and_nothing_i
             assert not worker.task.done(), worker.task.exception()
     if "a" not in soak.workers:
         soak.workers["a"] = _Worker(soak, soak.subscription.attach("a", consumer_id=1, credits=50))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while soak.subscription.backlog:
             await asyncio.sleep(0.01)
             for worker in soak.workers.values():

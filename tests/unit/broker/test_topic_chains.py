@@ -21,6 +21,7 @@ from sava.schemas.topic import TopicSchema
 from sava.schemas.types import Policy
 from sava.storage.chains import Progress, is_chain
 from tests.copying import Origins
+from tests.patience import PATIENCE_S
 from tests.unit.broker.lives import GIVEN, ORDERS, World, options, publish, received, until
 from tests.unit.storage.brokers import contents
 
@@ -90,7 +91,7 @@ async def test_a_stretch_waits_while_the_topic_is_handed_over_and_goes_to_the_ne
         taken = await chain.begin(eu.stretch(0, 8, begin=True))
         await (await chain.begin(eu.stretch(8, 12)))  # brings nothing; the next owner knows it all the same
         await world.step("move", target=2)
-        handing = asyncio.create_task(topics.hand_over(ORDERS, timeout=5))
+        handing = asyncio.create_task(topics.hand_over(ORDERS, timeout=PATIENCE_S))
         await until(lambda: topic._publisher._held is not None)
         with pytest.raises(TopicMoved):
             await chain.begin(eu.stretch(12, 20))

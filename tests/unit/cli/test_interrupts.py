@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-import pytest
+from tests.patience import PATIENCE_S
 
 WAITING = """
 import asyncio, signal, threading
@@ -29,7 +29,6 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.timeout(30)
 def test_a_signal_that_does_not_disturb_the_sleep_of_the_loop_ends_it_all_the_same() -> None:
     """A signal that comes after the loop has looked for signals and before it sleeps does not wake it. The
     same happens here for certain: the signal is blocked in the loop's thread, so another thread takes it."""
@@ -40,7 +39,7 @@ def test_a_signal_that_does_not_disturb_the_sleep_of_the_loop_ends_it_all_the_sa
             assert process.stdout.readline() == "waiting\n"
             time.sleep(0.2)  # nothing tells when the loop sleeps
             process.send_signal(signal.SIGINT)
-            assert process.communicate(timeout=10)[0] == "ended\ninterrupted\n"
+            assert process.communicate(timeout=PATIENCE_S)[0] == "ended\ninterrupted\n"
             assert process.returncode == 0
         finally:
             process.kill()

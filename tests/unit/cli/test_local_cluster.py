@@ -44,18 +44,10 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def usual(monkeypatch: pytest.MonkeyPatch) -> Ports:
     """Usual ports that the tests may use."""
-    row = _row(12)
+    row = free_ports(12)[0]
     ports = Ports(client=row, admin=row + 3, raft=row + 6, http=row + 9)
     monkeypatch.setattr(local_cluster, "USUAL", ports)
     return ports
-
-
-def _row(count: int) -> int:
-    """The first of so many free ports in a row."""
-    while True:
-        ports = free_ports(count)
-        if ports == list(range(ports[0], ports[0] + count)):
-            return ports[0]
 
 
 async def _prepare(root: Path, brokers: int | None = None, port_base: int | None = None) -> LocalCluster:
@@ -77,7 +69,7 @@ def _layout(root: Path) -> tuple[Ports, ...]:
 @pytest.fixture
 def taken() -> Iterator[int]:
     """A port that somebody listens on, with free ones after it."""
-    row = _row(13)
+    row = free_ports(13)[0]
     with socket.create_server(("127.0.0.1", row)):
         yield row
 
@@ -99,7 +91,7 @@ async def test_ports_in_a_row_pass_over_what_is_taken(tmp_path: Path, taken: int
 
 
 async def test_a_second_start_has_the_ports_of_the_first(tmp_path: Path) -> None:
-    await _prepare(tmp_path, brokers=2, port_base=_row(8))
+    await _prepare(tmp_path, brokers=2, port_base=free_ports(8)[0])
     chosen = _layout(tmp_path)
     (tmp_path / "sava.yml").write_text("cluster_name: mine\n")
     await _prepare(tmp_path)
@@ -109,7 +101,7 @@ async def test_a_second_start_has_the_ports_of_the_first(tmp_path: Path) -> None
 
 
 async def test_what_would_change_a_cluster_is_refused(tmp_path: Path) -> None:
-    base = _row(8)
+    base = free_ports(8)[0]
     await _prepare(tmp_path, brokers=2, port_base=base)
     with pytest.raises(LocalClusterFailed, match="has 2 brokers, not 3"):
         await _prepare(tmp_path, brokers=3)
@@ -118,7 +110,7 @@ async def test_what_would_change_a_cluster_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_port_that_somebody_has_taken_meanwhile_is_named(tmp_path: Path) -> None:
-    base = _row(8)
+    base = free_ports(8)[0]
     await _prepare(tmp_path, brokers=2, port_base=base)
     with (
         socket.create_server(("127.0.0.1", base + 6)),
@@ -133,11 +125,11 @@ async def test_one_directory_is_used_by_one(tmp_path: Path) -> None:
     with pytest.raises(LocalClusterFailed, match=r"is in use by another process \(pid \d+\)"):
         await _prepare(tmp_path)
     other.unlock()
-    await _prepare(tmp_path, port_base=_row(12))
+    await _prepare(tmp_path, port_base=free_ports(12)[0])
 
 
 async def test_a_broker_that_outlived_its_cluster_is_told_of(tmp_path: Path) -> None:
-    await _prepare(tmp_path, brokers=2, port_base=_row(8))
+    await _prepare(tmp_path, brokers=2, port_base=free_ports(8)[0])
     survivor = LocalDisk(tmp_path / "broker-2")
     survivor.lock()
     with pytest.raises(LocalClusterFailed, match=r"pid \d+\): broker 2 of an earlier run; stop it first"):

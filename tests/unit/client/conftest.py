@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sava.client import Client
+from tests.patience import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
 
 
@@ -18,5 +19,5 @@ async def broker() -> AsyncIterator[MemoryBroker]:
 
 @pytest.fixture
 async def client(broker: MemoryBroker) -> AsyncIterator[Client]:
-    async with Client(f"http://{broker.address}", timeout=5) as client:
+    async with Client(f"http://{broker.address}", timeout=PATIENCE_S) as client:
         yield client

@@ -21,6 +21,7 @@ from grpc import aio
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import RecordBatch
+from tests.patience import PATIENCE_S
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 70 << 20),
@@ -162,7 +163,7 @@ class MemoryBroker(rpc.StreamsServicer):
         await asyncio.wait(calls)
 
     async def received_batches(self, count: int) -> None:
-        async with asyncio.timeout(5), self.changed:
+        async with asyncio.timeout(PATIENCE_S), self.changed:
             await self.changed.wait_for(lambda: len(self.received) >= count)
 
     async def _tell(self) -> None:

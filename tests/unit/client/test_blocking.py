@@ -11,6 +11,7 @@ import pytest
 
 from sava.blocking import Client
 from sava.client import Closed, Message, Refused, Sent
+from tests.patience import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
 
 TOPIC = "/default/orders"
@@ -94,7 +95,7 @@ def test_ctrl_c_interrupts_what_waits_and_leaves_the_rest_usable(address: str) -
     with Client(address) as client, client.producer(TOPIC) as producer:
         producer.send(b"a")
         with client.consumer(TOPIC, subscription="s") as consumer:
-            assert consumer.receive_batch(timeout=5) is not None
+            assert consumer.receive_batch(timeout=PATIENCE_S) is not None
             main = threading.main_thread().ident
             assert main is not None
             timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
@@ -103,7 +104,7 @@ def test_ctrl_c_interrupts_what_waits_and_leaves_the_rest_usable(address: str) -
                 consumer.receive_batch()
             timer.join()
             producer.send(b"b")
-            batch = consumer.receive_batch(timeout=5)
+            batch = consumer.receive_batch(timeout=PATIENCE_S)
             assert batch is not None
             assert batch.payloads() == [b"b"]
 

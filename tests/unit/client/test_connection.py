@@ -15,6 +15,7 @@ from sava.client.connection import parse_addresses
 from sava.client.errors import ClientError, Denied, error_of
 from sava.client.position import microseconds, position_of
 from sava.client.routing import fnv1a, partition_of
+from tests.patience import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
 
 
@@ -94,7 +95,7 @@ async def test_a_token_that_cannot_be_had_ends_the_producer(broker: MemoryBroker
     tokens = iter(["one", "two"])
     async with (
         Client(broker.address, token=lambda: next(tokens)) as client,
-        client.producer("/default/t", timeout=5) as producer,
+        client.producer("/default/t", timeout=PATIENCE_S) as producer,
     ):
         await producer.send(b"x")
         await broker.break_streams()
@@ -126,7 +127,7 @@ async def test_no_broker_is_unavailable_within_the_timeout() -> None:
 async def test_a_broker_that_a_look_up_has_named_answers_when_the_named_one_is_gone(
     broker: MemoryBroker,
 ) -> None:
-    async with MemoryBroker() as other, Client(broker.address, timeout=10) as client:
+    async with MemoryBroker() as other, Client(broker.address, timeout=PATIENCE_S) as client:
         for each in (broker, other):
             each.topic("/default/orders")
         broker.elsewhere = other.address

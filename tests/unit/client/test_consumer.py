@@ -11,6 +11,7 @@ from sava.client import Client, Closed, Consumer, ConsumerReplaced, Message, Ref
 from sava.client import consumer as consumer_module
 from sava.client import partitions as partition_watch
 from sava.proto import streams_pb2 as pb
+from tests.patience import PATIENCE_S
 from tests.unit.client.server import AWAY, MemoryBroker, refused
 
 TOPIC = "/default/orders"
@@ -23,7 +24,7 @@ async def publish(client: Client, *payloads: bytes, topic: str = TOPIC) -> None:
 
 async def take(consumer: Consumer, count: int) -> list[Message]:
     messages: list[Message] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         async for message in consumer:
             messages.append(message)
             if len(messages) == count:
@@ -32,7 +33,7 @@ async def take(consumer: Consumer, count: int) -> list[Message]:
 
 
 async def until(broker: MemoryBroker, condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5), broker.changed:
+    async with asyncio.timeout(PATIENCE_S), broker.changed:
         await broker.changed.wait_for(condition)
 
 
@@ -40,11 +41,11 @@ async def test_messages_come_one_by_one_or_by_batch(client: Client, broker: Memo
     await publish(client, *(b"%d" % n for n in range(10)))
     async with client.consumer(TOPIC, subscription="s") as consumer:
         assert [message.offset for message in await take(consumer, 4)] == [0, 1, 2, 3]
-        batch = await consumer.receive_batch(max_messages=3, timeout=5)
+        batch = await consumer.receive_batch(max_messages=3, timeout=PATIENCE_S)
         assert batch is not None
         assert batch.payloads() == [b"4", b"5", b"6"]
         assert batch.topic == TOPIC
-        rest = await consumer.receive_batch(timeout=5)
+        rest = await consumer.receive_batch(timeout=PATIENCE_S)
         assert rest is not None
         assert rest.ranges == ((7, 8),)
 
@@ -84,7 +85,7 @@ async def test_acks_are_few_ranges_and_flush_waits_until_they_are_stored(
         for message in messages[:6]:
             await consumer.ack(message)
         await consumer.ack_many(messages[6:])
-        batch = await consumer.receive_batch(timeout=5)
+        batch = await consumer.receive_batch(timeout=PATIENCE_S)
         assert batch is not None
         await consumer.ack(batch)
         await consumer.flush()

@@ -24,6 +24,7 @@ from sava.client import (
 from sava.client import partitions as partition_watch
 from sava.client.routing import partition_of
 from sava.records import Codec, RecordBatch
+from tests.patience import PATIENCE_S
 from tests.unit.client.server import AWAY, Fault, MemoryBroker, refused
 
 TOPIC = "/default/orders"
@@ -215,7 +216,7 @@ async def test_partitions_that_come_later_are_used(
     async with client.producer(TOPIC, linger_ms=0) as producer:
         await producer.send(b"a")
         _, later = broker.partitioned(TOPIC, 2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not later.next_offset:
                 await producer.send(b"b")
 
@@ -224,7 +225,7 @@ async def test_partitions_that_come_later_are_used(
 
 
 async def test_sending_waits_when_too_much_is_pending(client: Client, broker: MemoryBroker) -> None:
-    async with client.producer(TOPIC, max_pending=4, max_batch_messages=2, timeout=5) as producer:
+    async with client.producer(TOPIC, max_pending=4, max_batch_messages=2, timeout=PATIENCE_S) as producer:
         broker.receipts.clear()
         sends = [asyncio.ensure_future(producer.send(b"%d" % n)) for n in range(9)]
         many = asyncio.ensure_future(producer.send_many([b"m"] * 5))
@@ -368,7 +369,7 @@ async def test_messages_that_cannot_be_sent_in_time_fail_as_unavailable(
             await producer.send(b"b")
         broker.refuse_opening = None
         offset = None
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while offset is None:
                 with suppress(Unavailable):
                     offset = await producer.send(b"c")

@@ -29,6 +29,7 @@ from sava.metadata.commands import Delete, Put
 from sava.metadata.memory import MemoryStore
 from sava.storage import catalog, keys
 from sava.storage.types import TopicKey, TopicState
+from tests.patience import PATIENCE_S
 
 S = OwnershipState
 
@@ -47,7 +48,7 @@ def storage_key(name: TopicName, topic_id: int) -> TopicKey:
     return TopicKey(name.namespace, name.topic, topic_id)
 
 
-async def soon(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+async def soon(condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
     """Of what no event tells."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110
@@ -223,10 +224,10 @@ class World:
             and owner.serving.get(name) == (self.topic_id(name), record.epoch)
         )
 
-    async def until(self, condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
         await self.view.wait(condition, timeout=timeout)
 
-    async def served(self, names: Iterable[TopicName], timeout: float = 10.0) -> None:
+    async def served(self, names: Iterable[TopicName], timeout: float = PATIENCE_S) -> None:
         """Until each has an owner that serves it."""
         names = list(names)
         await soon(lambda: all(self.is_served(name) for name in names), timeout)

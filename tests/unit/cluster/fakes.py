@@ -22,6 +22,7 @@ from sava.cluster.records import Registration
 from sava.metadata.commands import Compare, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.memory import MemoryStore
+from tests.patience import PATIENCE_S
 
 ORDERS = TopicName("default", "orders")
 
@@ -215,7 +216,7 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
     """For what has no event to wait for."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110

@@ -22,6 +22,7 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.watch import HubLimits
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import (
     ORDERS,
     FakeTopic,
@@ -174,7 +175,7 @@ async def test_an_orphan_of_its_own_is_taken_up_again(store: FaultyStore) -> Non
 async def test_nothing_is_done_while_it_is_not_registered(store: FaultyStore) -> None:
     async with Broker(store, incarnation=0) as broker:
         await step(store, "assign", owner=ME)
-        await broker.view.wait(lambda: broker.view.held(ORDERS).record.owner == ME, timeout=5)
+        await broker.view.wait(lambda: broker.view.held(ORDERS).record.owner == ME, timeout=PATIENCE_S)
         await asyncio.sleep(0.01)
         assert not broker.topics.calls
         broker.life.begin(LIFE)
@@ -553,13 +554,13 @@ async def test_released_waits_until_owners_let_go_or_are_gone(store: FaultyStore
         await asyncio.sleep(0.01)
         assert not waiting.done()
         await step(store, "let_go")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await waiting
         await write(store, ORDERS, Ownership(state=S.DELETING, epoch=4, owner=OTHER))
         waiting = asyncio.create_task(broker.agent.released([ORDERS]))
         await asyncio.sleep(0)
         await store.delete(records.registration_key(OTHER))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await waiting
         await broker.agent.released([])
 

@@ -19,6 +19,7 @@ from sava.cluster.view import Entry
 from sava.metadata.commands import Put
 from sava.storage import keys
 from sava.storage.types import TopicState
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, config, registration, soon, storage_key, topic, world
 
 # -- planning: a moment in, decisions out --------------------------------------------------------------------
@@ -287,7 +288,7 @@ async def test_a_look_at_ten_thousand_topics_is_short_and_a_burst_of_a_thousand_
             await w.store.put(f"/cluster/register/{broker}", value, lease=lease)
         names = [topic(index) for index in range(10_000)]
         await w.create(names)
-        await w.until(lambda: sum(w.view.counts().values()) == 10_000, timeout=30)
+        await w.until(lambda: sum(w.view.counts().values()) == 10_000, timeout=PATIENCE_S)
         assert set(w.view.counts().values()) == {3333, 3334}
         began = time.perf_counter()
         await w.controller._pass(1, is_full=True)
@@ -297,7 +298,7 @@ async def test_a_look_at_ten_thousand_topics_is_short_and_a_burst_of_a_thousand_
             await w.create([topic(f"new-{index}")])
             if index % 10 == 0:
                 await asyncio.sleep(0)
-        await w.until(lambda: sum(w.view.counts().values()) == 11_000, timeout=30)
+        await w.until(lambda: sum(w.view.counts().values()) == 11_000, timeout=PATIENCE_S)
         burst = time.perf_counter() - began
         print(f"a look at 10,000 topics {full * 1000:.0f} ms; 1,000 created {burst * 1000:.0f} ms")
         assert full < 1.0
@@ -309,11 +310,11 @@ async def test_when_a_broker_with_a_thousand_topics_dies_all_are_served_elsewher
     async with world() as w:
         await w.add(1)
         await w.create(names)
-        await w.served(names, timeout=30)
+        await w.served(names, timeout=PATIENCE_S)
         await w.add(2, 3)
         await w.brokers[1].die()
-        await w.until(lambda: all(w.record(name).owner in (2, 3) for name in names), timeout=30)
-        await w.served(names, timeout=30)
+        await w.until(lambda: all(w.record(name).owner in (2, 3) for name in names), timeout=PATIENCE_S)
+        await w.served(names, timeout=PATIENCE_S)
         assert {w.view.counts()[2], w.view.counts()[3]} == {500}
 
 
@@ -376,7 +377,7 @@ async def test_whatever_happens_every_topic_is_served_in_the_end(seed: int) -> N
             is_waiting = record.state is S.ORPHAN and not w.brokers[record.owner].is_alive
             return is_waiting and state is not None and not state.is_settled
 
-        await soon(lambda: all(w.is_served(name) or is_excused(name) for name in names), timeout=20)
+        await soon(lambda: all(w.is_served(name) or is_excused(name) for name in names), timeout=PATIENCE_S)
         for task in moves:
             task.cancel()
         await asyncio.gather(*moves, return_exceptions=True)

@@ -11,6 +11,7 @@ from sava.cluster import drains
 from sava.cluster.drains import DrainStatus
 from sava.cluster.errors import BrokerUnknown, MoveRefused, NotLeader
 from sava.cluster.records import BrokerMode, Mode
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
 
 NAMES = [topic(index) for index in range(20)]
@@ -26,7 +27,7 @@ async def all_at_broker_1(w: World, names: list[TopicName] = NAMES) -> None:
 
 async def drain(w: World, broker: int = 1, **fields: object) -> list[DrainStatus]:
     mode = BrokerMode(mode=Mode.DRAINING, reason="drain", **fields)  # type: ignore[arg-type]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         return [status async for status in w.controller.drain(broker, mode)]
 
 

@@ -30,6 +30,7 @@ from sava.storage.catalog import Catalog
 from sava.storage.journal import BATCH
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import TopicKey, TopicState
+from tests.patience import PATIENCE_S
 from tests.unit.mirroring.disks import Disks, Writing
 
 ORDERS = TopicKey("default", "orders", 7)
@@ -117,7 +118,7 @@ class Story:
         return found.record.state if found is not None else None
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 if condition():
                     return
@@ -201,7 +202,7 @@ async def test_another_holder_salvages_if_it_comes_first(story: Story) -> None:
 
 async def told(story: Story) -> Prospect:
     """What would be lost, when everybody who is there was heard."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(NothingToGiveUp):
                 found = await story.losses.prospect(story.journal)

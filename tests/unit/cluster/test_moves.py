@@ -17,6 +17,7 @@ from sava.cluster.moves import Move, outcome_of
 from sava.cluster.records import Mode
 from sava.cluster.view import Entry
 from sava.metadata.errors import OutcomeUnknown
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
 
 
@@ -132,7 +133,7 @@ async def test_an_owner_that_dies_with_messages_of_its_own_ends_the_move() -> No
         moving = asyncio.create_task(unload(w))
         await w.until(lambda: w.record(topic(1)).state is S.MOVING)
         await w.brokers[1].die()
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE_S):
             move = await moving
         assert (move.from_broker, move.to_broker) == (1, 1)
         assert "its journal is not recovered yet" in move.error

@@ -14,6 +14,7 @@ from sava.cluster.records import Registration
 from sava.cluster.registration import Registrar
 from sava.errors import SavaError
 from sava.metadata.errors import NotInitialized, Unavailable
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import FaultyStore, failing, never, registration, until
 
 TTL_MS = 1500
@@ -45,7 +46,7 @@ async def registered(registrar: Registrar) -> int:
     registrar.listen(began.set)
     if registrar._task is None:
         registrar.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await began.wait()
     return registrar.incarnation
 
@@ -112,7 +113,7 @@ async def test_without_an_answer_it_fences_itself_within_a_ttl_of_what_was_sent(
     began = time.monotonic()
     await registered(here)
     store.before["keep_alive"] = never
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         took = await fenced - began
     assert 0.9 * TTL_MS / 1000 <= took <= TTL_MS / 1000 + 2.0
     await here.close()

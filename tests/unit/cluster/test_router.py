@@ -18,6 +18,7 @@ from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.router import NotServed, Router
 from sava.cluster.view import ClusterView
 from sava.metadata.commands import Put
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
 
 S = OwnershipState
@@ -42,7 +43,7 @@ async def router(store: FaultyStore) -> AsyncIterator[Router]:
 
 
 async def seen(router: Router, state: OwnershipState, name: TopicName = ORDERS) -> None:
-    await router._view.wait(lambda: router._view.held(name).record.state is state, timeout=5)
+    await router._view.wait(lambda: router._view.held(name).record.state is state, timeout=PATIENCE_S)
 
 
 async def asked(router: Router, **options: float) -> asyncio.Task[int]:
@@ -109,7 +110,7 @@ async def test_a_partitioned_topic_has_no_owner_of_its_own(store: FaultyStore, r
 async def test_a_topic_that_is_deleted_meanwhile_is_unknown_at_once(
     store: FaultyStore, router: Router
 ) -> None:
-    task = await asked(router, timeout=30)
+    task = await asked(router, timeout=PATIENCE_S)
     family = await Registry(store).begin_delete(ORDERS)
     await Registry(store).finish_delete(family)
     with pytest.raises(TopicUnknown):
@@ -121,17 +122,17 @@ async def test_a_broker_that_refused_is_the_answer_again_once_something_has_chan
 ) -> None:
     await step(store, "assign", owner=2)
     await seen(router, S.ASSIGNED)
-    task = await asked(router, but_not=2, timeout=30)
+    task = await asked(router, but_not=2, timeout=PATIENCE_S)
     await step(store, "take", incarnation=1)
-    assert await asyncio.wait_for(task, 5) == 2, "it has taken the topic up"
-    task = await asked(router, but_not=2, timeout=30)
+    assert await asyncio.wait_for(task, PATIENCE_S) == 2, "it has taken the topic up"
+    task = await asked(router, but_not=2, timeout=PATIENCE_S)
     await register(store, 2, incarnation=5)
-    assert await asyncio.wait_for(task, 5) == 2, "it was restarted"
-    task = await asked(router, but_not=2, timeout=30)
+    assert await asyncio.wait_for(task, PATIENCE_S) == 2, "it was restarted"
+    task = await asked(router, but_not=2, timeout=PATIENCE_S)
     await step(store, "orphan")
     await step(store, "recover")
     await step(store, "assign", owner=1)
-    assert await asyncio.wait_for(task, 5) == 1, "another has it"
+    assert await asyncio.wait_for(task, PATIENCE_S) == 1, "another has it"
     assert await router.owner(ORDERS, but_not=2) == 1
 
 
@@ -202,7 +203,7 @@ async def test_a_thousand_wait_for_topics_of_a_broker_that_is_gone(
         spec = [TopicSpec(topic_id=index + 10, reliable=True) for index in chosen]
         keys = [specs.spec_key(names[index]) for index in chosen]
         await store.txn((), [Put(key, specs.encode(each)) for key, each in zip(keys, spec, strict=True)])
-    tasks = [asyncio.create_task(router.owner(name, timeout=20)) for name in names]
+    tasks = [asyncio.create_task(router.owner(name, timeout=PATIENCE_S)) for name in names]
     await asyncio.sleep(0.05)
     began = time.perf_counter()
     for name in names:

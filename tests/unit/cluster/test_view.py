@@ -18,6 +18,7 @@ from sava.cluster.view import ClusterView
 from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
 from sava.metadata.watch import HubLimits
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
 
 PARTS = TopicName("default", "parts")
@@ -48,14 +49,14 @@ async def test_it_knows_what_is_there_and_follows_what_happens(store: FaultyStor
     await step(store, "assign", owner=1)
     await register(store, 2)
     await store.put(records.mode_key(2), specs.encode(BrokerMode(mode=Mode.DRAINING)))
-    await seen.wait(lambda: seen.mode(2).mode is Mode.DRAINING, timeout=5)
+    await seen.wait(lambda: seen.mode(2).mode is Mode.DRAINING, timeout=PATIENCE_S)
     assert told == [frozenset({ORDERS}), None, None]
     assert [entry.name for entry in seen.owned_by(1)] == [ORDERS]
     assert seen.names_of(1) == {ORDERS}
     assert seen.counts() == {1: 1, 2: 0}
     assert [each.broker for each in seen.active] == [1]
     await store.delete(records.registration_key(1))
-    await seen.wait(lambda: 1 not in seen.brokers, timeout=5)
+    await seen.wait(lambda: 1 not in seen.brokers, timeout=PATIENCE_S)
     assert seen.counts() == {1: 1, 2: 0}, "what it owned is still its own"
     await seen.close()
 
@@ -65,10 +66,10 @@ async def test_a_change_of_owner_changes_both_counts(store: FaultyStore) -> None
     await step(store, "assign", owner=1)
     await step(store, "move", target=2)
     await step(store, "seal", end=5)
-    await seen.wait(lambda: seen.held(ORDERS).record.state is OwnershipState.SEALED, timeout=5)
+    await seen.wait(lambda: seen.held(ORDERS).record.state is OwnershipState.SEALED, timeout=PATIENCE_S)
     assert seen.counts() == {}
     await step(store, "assign", owner=2)
-    await seen.wait(lambda: seen.counts() == {2: 1}, timeout=5)
+    await seen.wait(lambda: seen.counts() == {2: 1}, timeout=PATIENCE_S)
     assert seen.owned_by(1) == []
     await seen.close()
 
@@ -76,11 +77,11 @@ async def test_a_change_of_owner_changes_both_counts(store: FaultyStore) -> None
 async def test_a_partitioned_topic_is_its_partitions(store: FaultyStore) -> None:
     seen = await started(store)
     await Registry(store).create(PARTS, reliable=True, partitions=2)
-    await seen.wait(lambda: seen.has(PARTS.partition(1)), timeout=5)
+    await seen.wait(lambda: seen.has(PARTS.partition(1)), timeout=PATIENCE_S)
     assert seen.entry(PARTS) is None
     assert not seen.has(PARTS)
     await Registry(store).begin_delete(PARTS)
-    await seen.wait(lambda: seen.is_deleting(PARTS.partition(0)), timeout=5)
+    await seen.wait(lambda: seen.is_deleting(PARTS.partition(0)), timeout=PATIENCE_S)
     assert seen.entry(PARTS.partition(0)) is not None, "somebody has to let go of it"
     assert not seen.has(PARTS.partition(0))
     await seen.close()
@@ -90,7 +91,7 @@ async def test_a_plain_topic_that_comes_back_partitioned_has_no_entry(store: Fau
     seen = await started(store)
     assert seen.entry(ORDERS) is not None
     await store.put(specs.spec_key(ORDERS), specs.encode(TopicSpec(topic_id=9, reliable=True, partitions=3)))
-    await seen.wait(lambda: seen.entry(ORDERS) is None, timeout=5)
+    await seen.wait(lambda: seen.entry(ORDERS) is None, timeout=PATIENCE_S)
     assert list(seen.entries()) == []
     await seen.close()
 
@@ -109,10 +110,10 @@ async def test_a_view_that_fell_behind_begins_anew_with_everything() -> None:
     for name in names:
         await store.put(specs.spec_key(name), spec)
     assert store.hub.gaps
-    await seen.wait(lambda: {entry.name for entry in seen.entries()} == set(names), timeout=5)
+    await seen.wait(lambda: {entry.name for entry in seen.entries()} == set(names), timeout=PATIENCE_S)
     assert seen.counts() == {}
     await write(store, names[0], Ownership(epoch=1, owner=3))
-    await seen.wait(lambda: seen.counts() == {3: 1}, timeout=5)
+    await seen.wait(lambda: seen.counts() == {3: 1}, timeout=PATIENCE_S)
     await seen.close()
     store.close()
 
@@ -123,7 +124,7 @@ async def test_a_gap_among_brokers_alone_begins_everything_anew() -> None:
     seen = await started(store)
     for broker in range(1, 20):
         await register(store, broker)
-    await seen.wait(lambda: len(seen.brokers) == 19, timeout=5)
+    await seen.wait(lambda: len(seen.brokers) == 19, timeout=PATIENCE_S)
     assert store.hub.watchers == 2
     await seen.close()
     assert store.hub.watchers == 0
@@ -146,9 +147,9 @@ async def test_one_record_that_cannot_be_read_hides_nothing_else(
     assert 7 not in seen.brokers
     assert "ownership cannot be read" in caplog.text
     await store.put(specs.spec_key(other), b"x")
-    await seen.wait(lambda: seen.entry(other) is None, timeout=5)
+    await seen.wait(lambda: seen.entry(other) is None, timeout=PATIENCE_S)
     await write(store, ORDERS, Ownership(epoch=3, owner=1))  # repaired
-    await seen.wait(lambda: seen.entry(ORDERS) is not None, timeout=5)
+    await seen.wait(lambda: seen.entry(ORDERS) is not None, timeout=PATIENCE_S)
     assert seen.fault(ORDERS) == ""
     await seen.close()
 
@@ -157,10 +158,10 @@ async def test_a_broker_whose_mode_cannot_be_read_gets_nothing(store: FaultyStor
     await register(store, 1)
     seen = await started(store)
     await store.put(records.mode_key(1), b"?")
-    await seen.wait(lambda: not seen.active, timeout=5)
+    await seen.wait(lambda: not seen.active, timeout=PATIENCE_S)
     assert seen.mode(1).mode is Mode.DRAINED
     await store.delete(records.mode_key(1))
-    await seen.wait(lambda: len(seen.active) == 1, timeout=5)
+    await seen.wait(lambda: len(seen.active) == 1, timeout=PATIENCE_S)
     await seen.close()
 
 
@@ -173,10 +174,10 @@ async def test_who_waits_for_a_topic_is_not_asked_about_others(store: FaultyStor
         asked += 1
         return seen.held(ORDERS).record.owner == 1
 
-    waiting = asyncio.create_task(seen.wait(is_assigned, timeout=5, about=ORDERS))
+    waiting = asyncio.create_task(seen.wait(is_assigned, timeout=PATIENCE_S, about=ORDERS))
     for index in range(10):
         await write(store, TopicName("default", f"t{index}"), Ownership(epoch=1, owner=2))
-    await seen.wait(lambda: seen.counts() == {2: 10}, timeout=5)
+    await seen.wait(lambda: seen.counts() == {2: 10}, timeout=PATIENCE_S)
     assert asked == 1
     await register(store, 1)  # concerns everybody
     await step(store, "assign", owner=1)

@@ -14,6 +14,7 @@ from sava.metadata.errors import InvalidRequest
 from sava.metadata.memory import MemoryStore
 from sava.metadata.store import RangeResult
 from sava.metadata.watch import HubLimits
+from tests.patience import PATIENCE_S
 
 
 class Interrupted(MemoryStore):
@@ -32,7 +33,7 @@ class Interrupted(MemoryStore):
 
 
 async def take(changes: AsyncIterator[tuple[Event, ...]]) -> list[tuple[str, bytes | None]]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         return [
             (event.key, event.kv.value if event.kv is not None else None) for event in await anext(changes)
         ]

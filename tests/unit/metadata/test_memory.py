@@ -11,6 +11,7 @@ from sava.metadata.errors import InvalidRequest, LeaseNotFound, NoSpace, Unavail
 from sava.metadata.machine.state_machine import Limits
 from sava.metadata.memory import MemoryStore
 from sava.metadata.store import MetadataStore
+from tests.patience import PATIENCE_S
 
 
 def test_it_is_a_metadata_store() -> None:
@@ -40,7 +41,7 @@ async def test_with_the_real_clock_leases_expire_by_themselves() -> None:
         await anext(watch)
         await asyncio.sleep(0.3)
         await store.keep_alive(lease)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             gone = await anext(watch)
         assert gone.events[0].kv is None
         with pytest.raises(LeaseNotFound):

@@ -16,6 +16,7 @@ from sava.metadata.replica.replica import Replica, ReplicaConfig
 from sava.raft.types import Membership, SnapshotMeta
 from sava.wal.local_disk import LocalDisk
 from sava.wal.writer import Writer
+from tests.patience import PATIENCE_S
 
 
 class Process:
@@ -51,7 +52,7 @@ class Process:
     def run_until(self, condition: Callable[[], bool]) -> None:
         self.replica.pump(0)
         while not condition():
-            self.completions.get(timeout=10)()
+            self.completions.get(timeout=PATIENCE_S)()
             self.replica.pump(0)
             assert self.failures == []
 

@@ -26,14 +26,14 @@ from sava.mirroring.server import Session
 from sava.records import RecordBatch
 from sava.storage.journal import Journal, JournalOptions
 from sava.wal import LocalDisk
+from tests.patience import PATIENCE_S
 
 HELLO = b"hello"
-WAIT_S = 20.0
 SMALL = JournalOptions(file_bytes=16 << 10)
 OPTIONS = MirrorOptions(mirror_timeout_s=0.5)
 
 
-async def until(condition: Callable[[], object], what: str, *, timeout: float = WAIT_S) -> None:
+async def until(condition: Callable[[], object], what: str, *, timeout: float = PATIENCE_S) -> None:
     """For what happens without an event that a test could wait for."""
     deadline = asyncio.get_running_loop().time() + timeout
     while not condition():
@@ -272,7 +272,7 @@ class Host:
 
     async def begin(self) -> None:
         self.register()
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await self.journal.has_life()
 
     def append(self, base: int, *, topic: int = 1, epoch: int = 1, size: int = 100) -> asyncio.Future[None]:
@@ -346,7 +346,7 @@ class Hosts:
 
     async def recover(self, journal: JournalId, *, through: Host) -> JournalRecord:
         """As the leader does when the owner is not registered under this number any more."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             closed = await Coordinator(journal, self.records, through.mirrored.peers, name="test").run()
         assert closed is not None
         return closed

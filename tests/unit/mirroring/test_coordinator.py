@@ -27,6 +27,7 @@ from sava.mirror import record as steps
 from sava.mirroring.coordinator import Coordinator
 from sava.mirroring.ports import RecordChanged
 from sava.mirroring.records import Records
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import FaultyStore
 from tests.unit.mirroring.disks import Disks, Writing
 
@@ -63,12 +64,12 @@ class Story:
 async def story(tmp_path: Path) -> AsyncIterator[Story]:
     story = Story(tmp_path)
     await story.open()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         yield story
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             if condition():
                 return

@@ -40,6 +40,7 @@ from sava.mirroring.copy_files import CopyFiles, directory_name
 from sava.mirroring.stretches import Stretches
 from sava.wal import DiskFull, LocalDisk, Log, LogCorrupt, LogOptions
 from sava.wal.format import record_bytes
+from tests.patience import PATIENCE_S
 from tests.sim.disk import CrashPolicy, SimDisk
 from tests.unit.mirroring.disks import Writing
 from tests.unit.mirroring.hosts import until
@@ -80,7 +81,7 @@ class Said:
         self._new.set()
 
     async def the_next(self, kind: type[T]) -> T:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 for index, message in enumerate(self.messages):
                     if isinstance(message, kind):

@@ -14,6 +14,7 @@ from sava.mirroring.salvage import Salvage
 from sava.storage.catalog import Catalog
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import TopicKey
+from tests.patience import PATIENCE_S
 from tests.unit.mirroring.hosts import Host, Hosts, batch, until
 from tests.unit.storage.brokers import Cluster
 
@@ -44,7 +45,7 @@ async def test_an_append_that_was_delayed_until_after_the_fence_is_refused(tmp_p
         for mirror in mirrors:
             mirror.gate.arrive()
         with pytest.raises(JournalFenced):
-            await asyncio.wait_for(late, 20)
+            await asyncio.wait_for(late, PATIENCE_S)
         assert [durable_end(mirror, owner) for mirror in mirrors] == ends
         owner.gate.heal()
 

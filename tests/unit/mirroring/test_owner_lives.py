@@ -17,6 +17,7 @@ from sava.mirroring.owner_host import MirrorOptions
 from sava.mirroring.ports import PeerUnreachable
 from sava.storage.commitment import NotCommittable
 from sava.wal import DiskFull, LocalDisk
+from tests.patience import PATIENCE_S
 from tests.unit.mirroring.hosts import OPTIONS, Host, Hosts, until
 
 
@@ -64,7 +65,7 @@ async def test_nothing_is_acknowledged_while_no_mirror_answers(tmp_path: Path) -
         for mirror in hosts[1], hosts[2]:
             mirror.gate.heal()
             mirror.gate.drop()
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, PATIENCE_S)
         assert owner.journal.index(1).ranges == [(0, 2)]
 
 
@@ -185,7 +186,7 @@ async def test_without_enough_disks_messages_are_refused(tmp_path: Path) -> None
             owner.append(2)
         assert not waiting.done()
         mirror.gate.heal()
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, PATIENCE_S)
         await until(lambda: not is_refused(), "appends are accepted again")
         await owner.append(2)
 
@@ -197,7 +198,7 @@ async def test_degraded_is_in_the_record_before_the_first_message_with_fewer_cop
         owner, mirror = hosts[0], hosts[1]
         await owner.append(0)
         mirror.gate.cut()
-        await asyncio.wait_for(owner.append(1), 20)
+        await asyncio.wait_for(owner.append(1), PATIENCE_S)
         record = await hosts.record(owner)
         assert record.is_degraded
         assert record.last.members == (owner.storage,)
@@ -249,7 +250,7 @@ async def test_fewer_copies_are_asked_for_when_a_broker_was_removed_and_not_when
         assert not done
         assert await hosts.record(owner) == record
         hosts.size = 1
-        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(waiting, PATIENCE_S)
         record = await hosts.record(owner)
         assert (record.qw, record.qa, record.is_degraded) == (1, 1, False)
 
@@ -278,7 +279,7 @@ async def test_a_cluster_of_one_that_grew_is_degraded_when_the_others_are_gone(t
         for host in others:
             hosts.town.go(host.storage)
             host.gate.cut()
-        await asyncio.wait_for(owner.append(1), 20)
+        await asyncio.wait_for(owner.append(1), PATIENCE_S)
         record = await hosts.record(owner)
         assert (record.qw, record.qa, record.is_degraded) == (3, 2, True)
         assert owned.is_degraded
@@ -297,7 +298,7 @@ async def test_a_fence_ends_the_life_and_fails_what_is_in_flight(tmp_path: Path)
         record = await hosts.recover(owner.id, through=hosts[1])
         owner.back()
         with pytest.raises(JournalFenced):
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(waiting, PATIENCE_S)
         await until(lambda: owner.renewals, "another registration is asked for")
         with pytest.raises(JournalFenced):
             owner.append(2)
@@ -333,7 +334,7 @@ async def test_what_was_in_flight_when_the_registration_was_lost_is_history_if_t
         mirror.gate.heal()
         mirror.gate.drop()
         await recovery
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await owner.journal.has_life()
         assert owner.journal.index(1).ranges == [(0, 2)]
 
@@ -350,7 +351,7 @@ async def test_a_broker_that_comes_back_goes_on_in_a_new_journal_with_all_it_had
         owner.register()
         assert not owner.journal.is_alive
         await hosts.recover(before, through=hosts[1])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await owner.journal.has_life()
         assert owner.journal.index(1).ranges == [(0, 50)]
         await owner.append(50, epoch=2)
@@ -381,7 +382,7 @@ async def test_a_disk_that_lost_its_last_writes_gets_them_from_the_mirrors(tmp_p
         owner.register()
         record = await hosts.recover(before, through=hosts[1])
         assert record.end >= end
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await owner.journal.has_life()
         assert owner.journal.index(1).ranges == [(0, 10)]
         batches = await owner.journal.read(1, 0, 1 << 20)
@@ -392,7 +393,7 @@ async def test_a_disk_that_lost_its_last_writes_gets_them_from_the_mirrors(tmp_p
         await owner.open()
         owner.register()
         await hosts.recover(again, through=hosts[1])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await owner.journal.has_life()
         assert owner.journal.index(1).ranges == [(0, 10)]
 
@@ -429,7 +430,7 @@ async def test_a_record_goes_when_all_of_its_journal_is_in_segments(
         await owner.mirrored.lost()
         owner.register()
         await hosts.recover(before, through=hosts[1])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await owner.journal.has_life()
         await asyncio.sleep(0.2)
         assert before in await hosts.records.of(owner.broker), "a topic still needs it"
@@ -460,7 +461,7 @@ async def test_a_fence_that_comes_while_the_journal_is_being_opened_ends_it(
 
         monkeypatch.setattr(hosts.records, "open", slowly)
         host.register()
-        await asyncio.wait_for(is_written.wait(), 20)
+        await asyncio.wait_for(is_written.wait(), PATIENCE_S)
         closed = await hosts.recover(host.id, through=host)
         go_on.set()
         await until(lambda: host.renewals, "another registration is asked for")
@@ -490,10 +491,10 @@ async def test_a_fence_that_comes_while_the_life_is_being_ended_hears_where_it_e
 
         monkeypatch.setattr(host.journal, "drained", slowly)
         losing = asyncio.create_task(host.mirrored.lost())
-        await asyncio.wait_for(is_asked.wait(), 20)
+        await asyncio.wait_for(is_asked.wait(), PATIENCE_S)
         fence = Fence(host.id, host.storage, 1)
         asking = asyncio.create_task(
-            host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=20)
+            host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=PATIENCE_S)
         )
         await asyncio.sleep(0.05)
         assert not asking.done()
@@ -523,7 +524,7 @@ async def test_a_life_that_never_began_takes_nothing_of_the_next_with_it(
         monkeypatch.setattr(hosts.records, "open", never)
         host.register()
         first = host.id
-        await asyncio.wait_for(is_written.wait(), 20)
+        await asyncio.wait_for(is_written.wait(), PATIENCE_S)
         await host.mirrored.lost()
         monkeypatch.undo()
         host.register()
@@ -577,7 +578,7 @@ async def test_a_full_disk_cannot_say_that_there_is_nothing(
         with pytest.raises(PeerUnreachable):
             await host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=0.3)
         monkeypatch.undo()
-        answer = await host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=20)
+        answer = await host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=PATIENCE_S)
         assert isinstance(answer, Fenced)
         assert answer.copy is not None
         assert answer.copy.end == end

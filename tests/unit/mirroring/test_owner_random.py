@@ -12,6 +12,7 @@ from sava.errors import SavaError
 from sava.records import RecordBatch
 from sava.wal.format import HEADER_BYTES
 from tests.long import IS_LONG
+from tests.patience import PATIENCE_S
 from tests.unit.mirroring.hosts import Host, Hosts
 
 ROUNDS = 4
@@ -169,7 +170,7 @@ async def test_what_was_acknowledged_stays(
             heal(hosts)
             owner.register()
             await hosts.recover(before, through=rng.choice(hosts.hosts))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await owner.journal.has_life()
         await story.check()
         assert story.history or story.released

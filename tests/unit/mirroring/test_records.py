@@ -12,6 +12,7 @@ from sava.mirror import JournalId, StorageId
 from sava.mirror import record as steps
 from sava.mirroring.ports import RecordChanged
 from sava.mirroring.records import RecordCorrupt, Records, journal_of_key, record_key
+from tests.patience import PATIENCE_S
 
 A, B = StorageId("a"), StorageId("b")
 JOURNAL = JournalId(1, 7)
@@ -78,7 +79,7 @@ async def test_listeners_hear_of_what_they_asked_for() -> None:
     records.listen(None, ended.set)()
     records.start()
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await any_.wait()  # of the beginning
             one.clear(), any_.clear()
             await records.open(JournalId(1, 8), RECORD)

@@ -25,6 +25,7 @@ from sava.storage.replay import BATCH, DISOWNED
 from sava.storage.segment import SegmentReader
 from sava.storage.types import OriginMark, TopicKey, TopicState
 from tests.copying import Origins
+from tests.patience import PATIENCE_S
 from tests.unit.broker.copies import chain_into
 from tests.unit.mirroring.disks import Disks, Writing
 from tests.unit.storage.brokers import LAZY, Cluster
@@ -85,7 +86,7 @@ class Story:
 
     async def run(self, **bounds: int) -> Salvaged:
         salvage = Salvage(self.records, self.disks, self.metadata, self.objects, own=HERE, **bounds)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             return await salvage.run(1, self.origin)
 
     async def payloads(self, topic: TopicKey = ORDERS) -> list[str]:

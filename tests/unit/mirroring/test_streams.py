@@ -10,6 +10,7 @@ from sava.mirroring.owner_host import MirrorOptions
 from sava.mirroring.recent import MAX_RUNS, RUN_BYTES, RecentBytes
 from sava.mirroring.stretches import Stretches
 from sava.wal import LocalDisk
+from tests.patience import PATIENCE_S
 from tests.unit.mirroring.disks import Writing
 from tests.unit.mirroring.hosts import Hosts, until
 
@@ -97,7 +98,7 @@ async def test_a_broken_connection_is_made_anew_and_nothing_is_missing(tmp_path:
         for offset in range(60):
             if offset % 15 == 7:
                 mirror.gate.drop()
-            await asyncio.wait_for(owner.append(offset), 20)
+            await asyncio.wait_for(owner.append(offset), PATIENCE_S)
         stream = owned._streams[mirror.storage]
         assert stream.connects >= 4
         copy = mirror.mirrored.copies.copy(owner.id)

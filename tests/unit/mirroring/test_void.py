@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sava.mirror.errors import JournalFenced
+from tests.patience import PATIENCE_S
 from tests.unit.mirroring.hosts import Hosts, until
 
 
@@ -31,7 +32,7 @@ async def test_a_void_part_stays_void_after_the_journal_is_forgotten(
         assert record.end < await owner.journal.drained()
         owner.back()
         with pytest.raises(JournalFenced):
-            await asyncio.wait_for(cut_off, 20)
+            await asyncio.wait_for(cut_off, PATIENCE_S)
         await owner.mirrored.lost()
         await owner.begin()
         await owner.append(1, epoch=2)
@@ -42,6 +43,6 @@ async def test_a_void_part_stays_void_after_the_journal_is_forgotten(
         await owner.open()
         owner.register()
         await hosts.recover(again, through=hosts[1])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await owner.journal.has_life()
         assert owner.journal.index(1).ranges == [(1, 2)]

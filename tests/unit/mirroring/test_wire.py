@@ -23,6 +23,7 @@ from sava.mirror import (
 )
 from sava.mirroring.ports import Neighbour, PeerUnreachable
 from sava.mirroring.wire import Answer, Request, decode_answer, decode_request, encode
+from tests.patience import PATIENCE_S
 from tests.unit.mirroring.hosts import Hosts
 
 JOURNAL = JournalId(1, 2)
@@ -68,11 +69,14 @@ async def test_a_disk_is_asked_wherever_it_is(tmp_path: Path) -> None:
         origin = StorageId("origin")
         for host in here, there:
             fence = Fence(JOURNAL, host.storage, 1)
-            answer = await here.mirrored.peers.ask(host.storage, fence, origin=origin, timeout=10)
+            answer = await here.mirrored.peers.ask(host.storage, fence, origin=origin, timeout=PATIENCE_S)
             assert answer == Fenced(JOURNAL, host.storage, 1, None)
         many = [Fence(JournalId(1, number), there.storage, 1) for number in range(3, 40)]
         answers = await asyncio.gather(
-            *(here.mirrored.peers.ask(there.storage, each, origin=origin, timeout=10) for each in many)
+            *(
+                here.mirrored.peers.ask(there.storage, each, origin=origin, timeout=PATIENCE_S)
+                for each in many
+            )
         )
         assert [answer.journal for answer in answers] == [each.journal for each in many]
 
@@ -91,12 +95,12 @@ async def test_a_disk_that_is_not_reached_is_named_within_the_deadline(tmp_path:
         with pytest.raises(PeerUnreachable, match=there.storage):
             await ask(there.storage, fence, origin=origin, timeout=5)
         there.gate.heal()
-        assert isinstance(await ask(there.storage, fence, origin=origin, timeout=10), Fenced)
+        assert isinstance(await ask(there.storage, fence, origin=origin, timeout=PATIENCE_S), Fenced)
         there.gate.drop()  # the connection that is kept
         later = Fence(JOURNAL, there.storage, 2)
         for _ in range(2):  # the first may still meet the old one
             try:
-                answer = await ask(there.storage, later, origin=origin, timeout=10)
+                answer = await ask(there.storage, later, origin=origin, timeout=PATIENCE_S)
                 break
             except PeerUnreachable:
                 continue
@@ -121,12 +125,14 @@ async def test_an_owner_of_an_own_journal_is_not_let_in_and_an_unknown_life_is_n
         host = hosts[0]
         await host.begin()
         unknown = Fence(JournalId(host.broker, 99), host.storage, 1)
-        answer = await host.mirrored.peers.ask(host.storage, unknown, origin=host.storage, timeout=5)
+        answer = await host.mirrored.peers.ask(host.storage, unknown, origin=host.storage, timeout=PATIENCE_S)
         assert answer == Refused(unknown.journal, host.storage, Refusal.NOT_JOINED)
         append = Append(host.id, host.storage, 0, 512, b"x")
-        answer = await host.mirrored.peers.ask(host.storage, append, origin=host.storage, timeout=5)
+        answer = await host.mirrored.peers.ask(host.storage, append, origin=host.storage, timeout=PATIENCE_S)
         assert isinstance(answer, Refused)
         assert answer.reason is Refusal.FENCED
         write_back = WriteBack(host.id, host.storage, 1, 0, b"x")
-        answer = await host.mirrored.peers.ask(host.storage, write_back, origin=host.storage, timeout=5)
+        answer = await host.mirrored.peers.ask(
+            host.storage, write_back, origin=host.storage, timeout=PATIENCE_S
+        )
         assert not isinstance(answer, Durable)

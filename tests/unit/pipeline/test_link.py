@@ -21,6 +21,7 @@ from sava.pipeline import tails
 from sava.pipeline.link import Access, Extent, Link, OffsetGone
 from sava.proto import writers_pb2, writers_pb2_grpc
 from sava.records import RecordBatch
+from tests.patience import PATIENCE_S
 from tests.unit.client.server import AWAY, Fault, MemoryBroker, refused
 
 A, B = "/default/orders-part-0", "/default/orders-part-1"
@@ -243,7 +244,7 @@ def test_growth_is_told_at_once_with_all_ends(hosted: Hosted, link: Link) -> Non
     timer = threading.Timer(0.2, hosted.append, (B, b"1"))
     timer.start()
     began = time.monotonic()
-    assert link.wait_beyond({A: 0, B: 0}, timeout_s=10) == {A: Extent(0, 0, 0), B: Extent(0, 0, 1)}
+    assert link.wait_beyond({A: 0, B: 0}, timeout_s=PATIENCE_S) == {A: Extent(0, 0, 0), B: Extent(0, 0, 1)}
     assert 0.1 < time.monotonic() - began < 5
     timer.join()
 
@@ -252,10 +253,10 @@ def test_what_has_grown_already_is_told_as_it_is_now(hosted: Hosted, link: Link)
     """The first message was told; while nobody asks others come; who asks next gets the end of that
     moment."""
     hosted.append(A, b"1")
-    assert link.wait_beyond({A: 0}, timeout_s=10)[A].end == 1
+    assert link.wait_beyond({A: 0}, timeout_s=PATIENCE_S)[A].end == 1
     hosted.append(A, b"2")
     hosted.append(A, b"3")
-    assert link.wait_beyond({A: 1}, timeout_s=10)[A].end == 3
+    assert link.wait_beyond({A: 1}, timeout_s=PATIENCE_S)[A].end == 3
 
 
 def test_without_growth_the_time_is_kept(hosted: Hosted, link: Link) -> None:
@@ -285,7 +286,7 @@ def test_questions_do_not_outlive_who_asks(
     hosted.until(lambda: not link._tails.standing)
     hosted.until(lambda: not hosted.broker.offsets_under_way)
     hosted.append(A, b"1")
-    assert link.wait_beyond({A: 0}, timeout_s=5)[A].end == 1
+    assert link.wait_beyond({A: 0}, timeout_s=PATIENCE_S)[A].end == 1
 
 
 def test_closing_ends_what_stands(hosted: Hosted) -> None:
@@ -326,7 +327,7 @@ def test_threads_that_are_at_different_places_wait_side_by_side(hosted: Hosted, 
         ends = {A: 0, B: 0}
         deadline = time.monotonic() + 30
         while sum(ends.values()) < total and time.monotonic() < deadline:
-            for name, extent in link.wait_beyond(ends, timeout_s=5).items():
+            for name, extent in link.wait_beyond(ends, timeout_s=PATIENCE_S).items():
                 ends[name] = min(extent.end, ends[name] + step)
         seen.append(sum(ends.values()))
 
@@ -345,10 +346,10 @@ def test_a_partition_that_cannot_be_reached_is_missing(hosted: Hosted, link: Lin
     hosted.broker.refuse_offsets[B] = AWAY
     assert link.wait_beyond({A: 0, B: 0}, timeout_s=0.1) == {A: Extent(0, 0, 0)}
     hosted.append(A, b"1")
-    assert link.wait_beyond({A: 0, B: 0}, timeout_s=5) == {A: Extent(0, 0, 1)}
+    assert link.wait_beyond({A: 0, B: 0}, timeout_s=PATIENCE_S) == {A: Extent(0, 0, 1)}
     del hosted.broker.refuse_offsets[B]
     hosted.append(B, b"1")
-    assert link.wait_beyond({A: 1, B: 0}, timeout_s=10)[B].end == 1
+    assert link.wait_beyond({A: 1, B: 0}, timeout_s=PATIENCE_S)[B].end == 1
 
 
 def test_a_partition_that_is_gone_is_an_error(hosted: Hosted, link: Link) -> None:
@@ -358,10 +359,10 @@ def test_a_partition_that_is_gone_is_an_error(hosted: Hosted, link: Link) -> Non
     timer = threading.Timer(0.1, hosted.restart)
     timer.start()
     with pytest.raises(TopicUnknown):
-        link.wait_beyond({A: 0, B: 0}, timeout_s=10)
+        link.wait_beyond({A: 0, B: 0}, timeout_s=PATIENCE_S)
     timer.join()
     with pytest.raises(TopicUnknown):
-        link.wait_beyond({A: 0, B: 0}, timeout_s=10)
+        link.wait_beyond({A: 0, B: 0}, timeout_s=PATIENCE_S)
 
 
 def test_a_broker_that_restarts_is_watched_again(hosted: Hosted, link: Link) -> None:
@@ -369,7 +370,7 @@ def test_a_broker_that_restarts_is_watched_again(hosted: Hosted, link: Link) -> 
     hosted.restart()
     timer = threading.Timer(0.3, hosted.append, (A, b"1"))
     timer.start()
-    assert link.wait_beyond({A: 0}, timeout_s=10)[A].end == 1
+    assert link.wait_beyond({A: 0}, timeout_s=PATIENCE_S)[A].end == 1
     timer.join()
 
 

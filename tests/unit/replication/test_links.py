@@ -21,6 +21,7 @@ from sava.replication.links import Extent, LinkTopic
 from sava.replication.policies import Scope
 from sava.replication.records import LinkRecord, PartitionReport
 from sava.replication.tending import Tending
+from tests.patience import PATIENCE_S
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
 SALES = TopicName("shop", "sales")
@@ -217,11 +218,11 @@ async def test_a_topic_whose_partition_cannot_be_read_is_not_taken_for_gone() ->
         before = made.record()
         part = ORDERS.partition(1)
         await made.store.put(specs.spec_key(part), b"{")
-        await made.view.wait(lambda: bool(made.view.fault(part)), timeout=5)
+        await made.view.wait(lambda: bool(made.view.fault(part)), timeout=PATIENCE_S)
         await made.links.settle()
         assert made.record() == before
         await made.store.put(specs.spec_key(ORDERS), b"{")
-        await made.view.wait(lambda: bool(made.view.fault(ORDERS)), timeout=5)
+        await made.view.wait(lambda: bool(made.view.fault(ORDERS)), timeout=PATIENCE_S)
         await made.links.settle()
         assert made.record() == before
 
@@ -387,7 +388,7 @@ async def test_tending_finds_what_was_set_while_nobody_led() -> None:
         tending = Tending(made.view, made.links, made.reports, made.statuses, made.leadership)
         tending.start()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while not made.pipeline_names():  # noqa: ASYNC110 (no event tells)
                     await asyncio.sleep(0.05)
         finally:

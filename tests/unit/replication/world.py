@@ -26,6 +26,7 @@ from sava.replication.records import LinkRecord, PartitionReport, PolicyRecord, 
 from sava.replication.remotes import Identity, Remotes, Shape
 from sava.replication.reports import Reports, Told
 from sava.replication.status import Statuses, TopicStatus
+from tests.patience import PATIENCE_S
 
 EAST, WEST, NORTH = Identity("east", "id-east"), Identity("west", "id-west"), Identity("north", "id-north")
 ORDERS = TopicName("default", "orders")
@@ -165,7 +166,7 @@ class World:
             parts = [name.partition(index) for index in range(spec.partitions)] if spec else []
             return self.view.spec(name) == spec and all(self.view.spec(part) for part in parts)
 
-        await self.view.wait(is_shown, timeout=5)
+        await self.view.wait(is_shown, timeout=PATIENCE_S)
 
     async def replicate(self, scope: str = "default", **policy: Any) -> None:
         """Whatever remotes have."""
@@ -219,7 +220,7 @@ async def world(*, may_create: bool = True, mismatch: Mismatch = Mismatch.PIP370
     await made.namespaces.ensure(["default", "shop"])
     made.view.start()
     try:
-        await made.view.wait(lambda: made.view.is_ready, timeout=5)
+        await made.view.wait(lambda: made.view.is_ready, timeout=PATIENCE_S)
         yield made
     finally:
         await made.view.close()

@@ -21,6 +21,7 @@ from sava.services import faults, security
 from sava.services.forwarding import Forwarder
 from sava.services.peers import PINGS_ALLOWED, Peers, Port
 from sava.services.relays import EOF
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 ORDERS = TopicName("default", "orders")
@@ -48,7 +49,7 @@ class View:
     def registration(self, broker: int) -> Registration | None:
         return self.brokers.get(broker)
 
-    async def owner(self, name: TopicName, *, timeout: float = 5.0, but_not: int = 0) -> int:
+    async def owner(self, name: TopicName, *, timeout: float = PATIENCE_S, but_not: int = 0) -> int:
         try:
             async with asyncio.timeout(timeout):
                 while self.owners.get(name, 0) in (0, but_not):

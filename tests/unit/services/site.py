@@ -51,11 +51,11 @@ from sava.services.subscriptions_admin import SubscriptionsService
 from sava.services.topic_parts import TopicParts
 from sava.services.topics_admin import NamespacesService, TopicsService
 from sava.services.unloading import Unloading
+from tests.patience import PATIENCE_S
 from tests.unit.broker.lives import QUICK, World
 from tests.unit.cluster.fakes import Life
 
 LEADER = 1
-WAIT_S = 10.0
 
 
 @dataclass
@@ -134,9 +134,9 @@ class Director:
         await self._world.step(
             "move", name, target=target, from_broker=owner, reason=reason, timeout_ms=timeout_ms
         )
-        await self._view.wait(lambda: self._state(name) is OwnershipState.SEALED, timeout=WAIT_S)
+        await self._view.wait(lambda: self._state(name) is OwnershipState.SEALED, timeout=PATIENCE_S)
         await self.assign(name, target)
-        await self._view.wait(lambda: self._view.held(name).record.incarnation != 0, timeout=WAIT_S)
+        await self._view.wait(lambda: self._view.held(name).record.incarnation != 0, timeout=PATIENCE_S)
         self.moved.append((name, target))
         record = self._view.held(name).record
         downtime_ms = round(1000 * (time.monotonic() - began))
@@ -260,7 +260,7 @@ class Site:
         await server.start()
         stack.push_async_callback(server.stop, None)
         await self.register(broker, admin=f"127.0.0.1:{port}")
-        await view.wait(lambda: broker in view.brokers, timeout=WAIT_S)
+        await view.wait(lambda: broker in view.brokers, timeout=PATIENCE_S)
         client = await stack.enter_async_context(AdminClient(f"127.0.0.1:{port}"))
         channel = aio.insecure_channel(f"127.0.0.1:{port}")
         stack.push_async_callback(channel.close)

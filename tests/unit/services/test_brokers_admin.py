@@ -26,6 +26,7 @@ from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_admin_pb2_grpc as admin_rpc
 from sava.proto import topics_admin_pb2 as own
 from tests.compat.raw import refused
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import until
 from tests.unit.services.site import BrokerAt, Site, members
 
@@ -65,8 +66,8 @@ Pair = tuple[BrokerAt, BrokerAt]
 async def pair(site: Site) -> AsyncIterator[Pair]:
     """The first one leads. New topics go to the second."""
     async with site.broker(1) as one, site.broker(2) as two:
-        await one.view.wait(lambda: set(one.view.brokers) == {1, 2}, timeout=5)
-        await two.view.wait(lambda: set(two.view.brokers) == {1, 2}, timeout=5)
+        await one.view.wait(lambda: set(one.view.brokers) == {1, 2}, timeout=PATIENCE_S)
+        await two.view.wait(lambda: set(two.view.brokers) == {1, 2}, timeout=PATIENCE_S)
         one.director.place = lambda name: 2
         assigning = asyncio.create_task(one.director.assign_new())
         yield one, two
@@ -107,7 +108,7 @@ async def test_all_brokers_are_listed_also_those_that_are_gone(pair: Pair, site:
     for broker in pair:
         assert broker.node.core_status is not None
         broker.node.core_status.membership = members(1, 2, 3)
-        await broker.view.wait(partial(_has_topics, broker.view, 4, 1), timeout=5)
+        await broker.view.wait(partial(_has_topics, broker.view, 4, 1), timeout=PATIENCE_S)
         listed = (await broker.brokers("ListBrokers", pb.ListBrokersRequest())).brokers
         assert [(each.broker_id, each.status, each.is_leader, each.topics) for each in listed] == [
             (1, "active", True, 0),
@@ -138,7 +139,7 @@ async def test_topics_of_a_broker_as_danube_lists_them(pair: Pair) -> None:
     await create(one, TopicName("default", "spread"), partitions=2)
     names = ["/default/orders", "/default/spread-part-0", "/default/spread-part-1"]
     for broker in pair:
-        await broker.view.wait(partial(_has_topics, broker.view, 2, 3), timeout=5)
+        await broker.view.wait(partial(_has_topics, broker.view, 2, 3), timeout=PATIENCE_S)
         topics = danube_topics(broker)
         found = (await topics.ListBrokerTopics(admin.BrokerRequest(broker_id="2"))).topics
         assert [each.name for each in found] == names
@@ -196,7 +197,7 @@ async def test_a_drain_tells_how_it_goes_on(pair: Pair) -> None:
     request = pb.DrainBrokerRequest(
         broker_id=2, parallel=3, timeout_seconds=60, namespaces_exclude=["system"]
     )
-    told = [progress async for progress in two.client.brokers.DrainBroker(request, timeout=10)]
+    told = [progress async for progress in two.client.brokers.DrainBroker(request, timeout=PATIENCE_S)]
     assert [(each.succeeded, each.pending, each.done) for each in told] == [
         (0, 3, False),
         (2, 1, False),

@@ -30,6 +30,7 @@ from sava.schemas.registry import SchemaRegistry
 from sava.services import danube
 from sava.services.forwarding import Forwarder
 from sava.services.streams import StreamsService
+from tests.patience import PATIENCE_S
 from tests.unit.services.site import BrokerAt, Director, Node, Site
 
 ORDERS = TopicName("default", "orders")
@@ -92,7 +93,9 @@ class Fleet:
     async def move(self, target: int) -> None:
         await self.brokers[1].director.move(ORDERS, target=target, reason="unload", timeout_ms=10_000)
         for each in self.brokers.values():
-            await each.view.wait(lambda each=each: each.view.held(ORDERS).record.owner == target, timeout=5)  # type: ignore[misc]
+            await each.view.wait(
+                lambda each=each: each.view.held(ORDERS).record.owner == target, timeout=PATIENCE_S
+            )  # type: ignore[misc]
 
 
 class Danube:
@@ -142,10 +145,10 @@ class Danube:
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     site = ClientSite(tmp_path)
-    async with AsyncExitStack() as stack, asyncio.timeout(30):
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
         brokers = {number: await stack.enter_async_context(site.broker(number)) for number in (1, 2, 3)}
         for each in brokers.values():
-            await each.view.wait(lambda each=each: len(each.view.brokers) == 3, timeout=5)  # type: ignore[misc]
+            await each.view.wait(lambda each=each: len(each.view.brokers) == 3, timeout=PATIENCE_S)  # type: ignore[misc]
         assigning = asyncio.create_task(brokers[1].director.assign_new())
         try:
             yield Fleet(brokers, site.world.metadata)
@@ -323,9 +326,9 @@ async def test_who_waits_for_more_is_answered_when_there_is_more(fleet: Fleet) -
         stubs = [client._connection.stub(fleet.address(broker)) for broker in (1, 2)]
         request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=0, wait_ms=30_000)
         for stub in stubs:  # there is more already
-            assert (await stub.Offsets(request, timeout=20)).next_offset == 1
+            assert (await stub.Offsets(request, timeout=PATIENCE_S)).next_offset == 1
         request.beyond = 1
-        waiting = [asyncio.ensure_future(stub.Offsets(request, timeout=20)) for stub in stubs]
+        waiting = [asyncio.ensure_future(stub.Offsets(request, timeout=PATIENCE_S)) for stub in stubs]
         await asyncio.sleep(0.1)
         assert not any(each.done() for each in waiting)
         await publish(client, b"1", b"2")
@@ -348,12 +351,14 @@ async def test_who_waits_for_more_learns_that_the_topic_goes(fleet: Fleet) -> No
         await publish(client, b"0")
         request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=1, wait_ms=30_000)
         waiting = [
-            asyncio.ensure_future(client._connection.stub(fleet.address(broker)).Offsets(request, timeout=20))
+            asyncio.ensure_future(
+                client._connection.stub(fleet.address(broker)).Offsets(request, timeout=PATIENCE_S)
+            )
             for broker in (1, 2)
         ]
         await asyncio.sleep(0.1)
         await fleet.move(3)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             for ended in await asyncio.gather(*waiting, return_exceptions=True):
                 assert isinstance(ended, aio.AioRpcError)
                 assert ended.code() is grpc.StatusCode.UNAVAILABLE

@@ -17,6 +17,7 @@ from sava.raft.errors import MembershipRefused
 from sava.raft.types import NodeId
 from sava.services.cluster_admin import check_leaving
 from sava.services.http import readiness
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, Life, new_store, register, step
 from tests.unit.services.site import Core, Node, members
 
@@ -32,26 +33,26 @@ async def store() -> FaultyStore:
 async def view(store: FaultyStore) -> AsyncIterator[ClusterView]:
     view = ClusterView(store)
     view.start()
-    await view.wait(lambda: view.is_ready, timeout=5)
+    await view.wait(lambda: view.is_ready, timeout=PATIENCE_S)
     yield view
     await view.close()
 
 
 async def test_a_node_that_has_topics_stays(store: FaultyStore, view: ClusterView) -> None:
     await step(store, "assign", owner=3)
-    await view.wait(lambda: bool(view.owned_by(3)), timeout=5)
+    await view.wait(lambda: bool(view.owned_by(3)), timeout=PATIENCE_S)
     with pytest.raises(MembershipRefused, match=r"1 topic.*/default/orders; run `sava brokers drain 3`"):
         check_leaving(view, THREE)
 
 
 async def test_a_node_that_may_get_topics_stays(store: FaultyStore, view: ClusterView) -> None:
     await register(store, 3)
-    await view.wait(lambda: 3 in view.brokers, timeout=5)
+    await view.wait(lambda: 3 in view.brokers, timeout=PATIENCE_S)
     with pytest.raises(MembershipRefused, match=r"active.*`sava brokers drain 3`"):
         check_leaving(view, THREE)
     for mode, may_leave in ((Mode.DRAINING, False), (Mode.DRAINED, True)):
         await store.put(records.mode_key(3), specs.encode(BrokerMode(mode=mode)))
-        await view.wait(lambda wanted=mode: view.mode(3).mode is wanted, timeout=5)  # type: ignore[misc]
+        await view.wait(lambda wanted=mode: view.mode(3).mode is wanted, timeout=PATIENCE_S)  # type: ignore[misc]
         if may_leave:
             check_leaving(view, THREE)
         else:

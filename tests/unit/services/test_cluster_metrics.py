@@ -17,6 +17,7 @@ from sava.cluster.writer_tending import Tending
 from sava.cluster.writers import Writers
 from sava.services.cluster_metrics import ClusterParts
 from sava.services.metrics import Metrics
+from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, Life, new_store, register, step
 
 
@@ -69,7 +70,7 @@ class Story:
     async def step(self, name: str, **changes: Any) -> None:
         before = self.view.held(ORDERS).revision
         await step(self.store, name, **changes)
-        await self.view.wait(lambda: self.view.held(ORDERS).revision != before, timeout=5)
+        await self.view.wait(lambda: self.view.held(ORDERS).revision != before, timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ async def story() -> AsyncIterator[Story]:
     story = Story(store, view)
     view.start()
     await register(store, 1)
-    await view.wait(lambda: 1 in view.brokers, timeout=5)
+    await view.wait(lambda: 1 in view.brokers, timeout=PATIENCE_S)
     yield story
     await view.close()
 
@@ -93,7 +94,7 @@ async def test_a_broker_says_whether_it_is_there_and_in_which_mode(story: Story)
     assert story.value("sava_cluster_brokers") == 1
     assert story.value("sava_broker_mode", mode="active") == 1
     await story.store.put(records.mode_key(1), specs.encode(BrokerMode(mode=Mode.DRAINED)))
-    await story.view.wait(lambda: story.view.mode(1).mode is Mode.DRAINED, timeout=5)
+    await story.view.wait(lambda: story.view.mode(1).mode is Mode.DRAINED, timeout=PATIENCE_S)
     assert story.value("sava_broker_mode", mode="active") == 0
     assert story.value("sava_broker_mode", mode="drained") == 1
 

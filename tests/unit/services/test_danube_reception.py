@@ -20,6 +20,7 @@ from sava.services.danube.consumers import ConsumerService
 from sava.services.danube.health import HealthService
 from sava.services.danube.producers import Producers
 from sava.services.danube.seats import Seats
+from tests.patience import PATIENCE_S
 from tests.unit.services.brokers import ORDERS, Hosted, brokers
 
 SEAT = 7
@@ -99,7 +100,7 @@ async def fleet() -> AsyncIterator[Fleet]:
         rpc.add_ConsumerServiceServicer_to_server(consumers, served)
         rpc.add_HealthCheckServicer_to_server(HealthService(producers, own, hosted.forwarder), served)
 
-    async with brokers(3, register) as hosted, asyncio.timeout(20):
+    async with brokers(3, register) as hosted, asyncio.timeout(PATIENCE_S):
         yield Fleet(hosted, seats)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sava.broker.specs import FailurePolicy, SubscriptionSpec, SubscriptionType
 from sava.services.danube.window import LEAST, MOST, START, Window
+from tests.patience import PATIENCE_S
 
 
 class Client:
@@ -48,7 +49,7 @@ class Client:
     def ahead(self) -> int:
         return self.granted - self.acked
 
-    async def more(self, *, timeout: float = 5.0) -> None:
+    async def more(self, *, timeout: float = PATIENCE_S) -> None:
         self._changed.clear()
         async with asyncio.timeout(timeout):
             await self._changed.wait()

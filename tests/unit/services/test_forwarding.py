@@ -18,6 +18,7 @@ from sava.services import forwarding
 from sava.services.faults import Relayed
 from sava.services.peers import Peers, Unreachable
 from sava.services.relays import EOF
+from tests.patience import PATIENCE_S
 from tests.unit.services.brokers import ORDERS, Hosted, brokers
 
 OFFSETS = pb.OffsetsRequest(topic=str(ORDERS))
@@ -27,7 +28,7 @@ PATH = "/sava.streams.Streams/Offsets"
 
 @pytest.fixture
 async def three() -> AsyncIterator[dict[int, Hosted]]:
-    async with brokers(3) as hosted, asyncio.timeout(20):
+    async with brokers(3) as hosted, asyncio.timeout(PATIENCE_S):
         yield hosted
 
 
@@ -428,13 +429,13 @@ async def test_an_owner_that_does_not_read_stops_the_client(three: dict[int, Hos
 
 async def test_a_broker_that_registers_anew_gets_a_new_channel(three: dict[int, Hosted]) -> None:
     view, peers = three[1].view, three[1].peers
-    first = await peers.link(2, "client", timeout=2)
-    assert await peers.link(2, "client", timeout=2) is first
-    assert await peers.link(2, "admin", timeout=2) is not first
+    first = await peers.link(2, "client", timeout=PATIENCE_S)
+    assert await peers.link(2, "client", timeout=PATIENCE_S) is first
+    assert await peers.link(2, "admin", timeout=PATIENCE_S) is not first
     view.brokers[2] = three[2].registration()
-    assert await peers.link(2, "client", timeout=2) is first
+    assert await peers.link(2, "client", timeout=PATIENCE_S) is first
     view.brokers[2] = three[2].registration(incarnation=2)
-    assert await peers.link(2, "client", timeout=2) is not first
+    assert await peers.link(2, "client", timeout=PATIENCE_S) is not first
 
 
 async def test_a_broker_without_a_registration_is_unreachable(three: dict[int, Hosted]) -> None:
@@ -450,10 +451,10 @@ async def test_a_broker_whose_registration_ends_is_not_waited_for(
     finds them there at once, not when the time for connecting is up."""
     monkeypatch.setattr("sava.services.peers.CONNECT_S", 15.0)
     await three[2].die()
-    linking = asyncio.create_task(three[1].peers.link(2, "client", timeout=15))
+    linking = asyncio.create_task(three[1].peers.link(2, "client", timeout=PATIENCE_S))
     await asyncio.sleep(0)  # it has begun to wait
     del three[1].view.brokers[2]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(Unreachable, match=r"broker 2 .* is gone"):
             await linking
 
@@ -469,7 +470,7 @@ async def test_a_call_on_a_channel_that_is_replaced_ends_unavailable(
     asking = asyncio.create_task(status_of(three[1].stub.Offsets(OFFSETS)))
     await began.wait()
     three[1].view.brokers[2] = three[2].registration(incarnation=2)
-    await three[1].peers.link(2, "client", timeout=2)
+    await three[1].peers.link(2, "client", timeout=PATIENCE_S)
     code, _, _ = await asking
     assert code is grpc.StatusCode.UNAVAILABLE
 
@@ -477,6 +478,6 @@ async def test_a_call_on_a_channel_that_is_replaced_ends_unavailable(
 async def test_peers_that_are_closed_leave_nothing_open() -> None:
     async with brokers(2) as hosted:
         peers = Peers(hosted[1].view, Auth())
-        link = await peers.link(2, "client", timeout=2)
+        link = await peers.link(2, "client", timeout=PATIENCE_S)
         await peers.close()
         assert link.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN

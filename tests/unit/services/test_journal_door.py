@@ -14,6 +14,7 @@ from sava.mirroring.server import Session
 from sava.mirroring.wire import Answer, Link, Request
 from sava.services.journal_door import JournalDoor
 from sava.services.raft_listener import RaftListener
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.unit.services.test_raft_transport import TWO, Node
 
@@ -54,14 +55,14 @@ async def test_requests_and_answers_go_over_the_raft_port(listener: RaftListener
     disk, answers = Disk(), asyncio.Queue[Answer]()
     listener.journals = lambda write: Session(disk, write)
     link = await connected(listener, "c", answers)
-    await asyncio.wait_for(link.is_ready, 10)
+    await asyncio.wait_for(link.is_ready, PATIENCE_S)
     for epoch in range(1, 50):
         link.send(Request(epoch, HERE, Fence(JOURNAL, HERE, epoch)))
     for epoch in range(1, 50):
-        answer = await asyncio.wait_for(answers.get(), 10)
+        answer = await asyncio.wait_for(answers.get(), PATIENCE_S)
         assert answer == Answer(epoch, Fenced(JOURNAL, HERE, epoch, None))
     link.abort()
-    await asyncio.wait_for(disk.forgotten.wait(), 10)
+    await asyncio.wait_for(disk.forgotten.wait(), PATIENCE_S)
 
 
 @pytest.mark.parametrize("cluster", ["other", ""])
@@ -69,10 +70,10 @@ async def test_another_cluster_is_refused(listener: RaftListener, cluster: str) 
     listener.journals = lambda write: Session(Disk(), write)
     link = await connected(listener, cluster, asyncio.Queue())
     with pytest.raises(ConnectionError, match="belongs to cluster c"):
-        await asyncio.wait_for(link.is_ready, 10)
+        await asyncio.wait_for(link.is_ready, PATIENCE_S)
 
 
 async def test_a_broker_whose_disk_is_not_open_says_so(listener: RaftListener) -> None:
     link = await connected(listener, "c", asyncio.Queue())
     with pytest.raises(ConnectionError, match="not open yet"):
-        await asyncio.wait_for(link.is_ready, 10)
+        await asyncio.wait_for(link.is_ready, PATIENCE_S)

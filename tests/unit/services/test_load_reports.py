@@ -11,6 +11,7 @@ import pytest
 from sava.broker.names import TopicName
 from sava.services import load_reports
 from sava.services.load_reports import LoadReports, Measure
+from tests.patience import PATIENCE_S
 from tests.unit.broker.lives import options, publish
 from tests.unit.cluster.fakes import until
 from tests.unit.services.site import BrokerAt, Site
@@ -22,7 +23,7 @@ ORDERS = TopicName("default", "orders")
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[BrokerAt, BrokerAt]]:
     site = Site(tmp_path)
     async with site.broker(1) as one, site.broker(2) as two:
-        await two.view.wait(lambda: set(two.view.brokers) == {1, 2}, timeout=5)
+        await two.view.wait(lambda: set(two.view.brokers) == {1, 2}, timeout=PATIENCE_S)
         assigning = asyncio.create_task(one.director.assign_new())
         yield one, two
         assigning.cancel()

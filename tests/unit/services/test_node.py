@@ -30,6 +30,7 @@ from sava.raft.core import Role
 from sava.raft.types import NO_NODE
 from sava.wal.errors import DiskFailed
 from sava.wal.local_disk import LocalDisk
+from tests.patience import PATIENCE_S
 
 FAST = ReplicaConfig(core=CoreConfig(election_ticks=5), tick_ms=20)
 
@@ -57,10 +58,12 @@ class Trio:
 @pytest.fixture
 async def trio(tmp_path: Path) -> AsyncIterator[Trio]:
     trio = Trio(tmp_path)
-    await ClusterOperations(trio.nodes[0]).init(trio.addresses, timeout=10)
+    await ClusterOperations(trio.nodes[0]).init(trio.addresses, timeout=PATIENCE_S)
     await trio.stores[0].get("/")
     first = trio.nodes[0]
-    await first.wait_until(lambda: any(node.replica.is_leader for node in trio.nodes), "leads", timeout=10)
+    await first.wait_until(
+        lambda: any(node.replica.is_leader for node in trio.nodes), "leads", timeout=PATIENCE_S
+    )
     yield trio
     for node in trio.nodes:
         await node.close()
@@ -119,7 +122,7 @@ async def test_without_a_majority_every_caller_gets_an_answer_in_time(trio: Trio
     with pytest.raises(Unavailable):
         await store.get("/x", linearizable=False, min_revision=10**9, timeout=0.2)
     trio.network.cut.clear()
-    await node.wait_until(lambda: _knows_leader(node), "a leader", timeout=10)
+    await node.wait_until(lambda: _knows_leader(node), "a leader", timeout=PATIENCE_S)
     await store.put("/x", b"2")
 
 
@@ -179,10 +182,10 @@ async def test_init_refuses_what_does_not_fit(trio: Trio, tmp_path: Path) -> Non
 async def test_leadership_moves_on_request(trio: Trio) -> None:
     leader = trio.leader()
     target = next(node for node in trio.nodes if node is not leader)
-    to = await ClusterOperations(trio.nodes[2]).transfer(target.info().node, "", timeout=10)
+    to = await ClusterOperations(trio.nodes[2]).transfer(target.info().node, "", timeout=PATIENCE_S)
     assert to == target.info().node
-    await target.wait_until(lambda: target.replica.is_leader, "leads", timeout=10)
-    again = await ClusterOperations(target).transfer(to, "", timeout=10)
+    await target.wait_until(lambda: target.replica.is_leader, "leads", timeout=PATIENCE_S)
+    again = await ClusterOperations(target).transfer(to, "", timeout=PATIENCE_S)
     assert again == to, "repeating the command is harmless"
 
 
@@ -231,7 +234,7 @@ async def test_a_failed_sync_stops_the_node_and_nothing_is_acknowledged(
     monkeypatch.setattr(FailingDisk, "broken", True)
     with pytest.raises(Exception, match="cannot sync"):
         await store.put("/lost", b"2", timeout=5)
-    error = await asyncio.wait_for(node.failed, 5)
+    error = await asyncio.wait_for(node.failed, PATIENCE_S)
     assert isinstance(error, DiskFailed)
     assert sum("raft: stopped" in record.message for record in caplog.records) == 1
     monkeypatch.setattr(FailingDisk, "broken", False)
@@ -248,7 +251,7 @@ async def test_an_impossible_state_stops_the_node_and_nobody_waits_for_ever(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = trio.leader()
-    waiting = asyncio.create_task(RaftStore(leader).put("/x", b"1", timeout=30))
+    waiting = asyncio.create_task(RaftStore(leader).put("/x", b"1", timeout=PATIENCE_S))
     await asyncio.sleep(0)
 
     def impossible(now_ms: int) -> None:
@@ -256,9 +259,9 @@ async def test_an_impossible_state_stops_the_node_and_nobody_waits_for_ever(
 
     monkeypatch.setattr(leader.replica, "pump", impossible)
     monkeypatch.setattr(leader.replica, "tick", impossible)
-    assert isinstance(await asyncio.wait_for(leader.failed, 5), AssertionError)
+    assert isinstance(await asyncio.wait_for(leader.failed, PATIENCE_S), AssertionError)
     with pytest.raises(OutcomeUnknown):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, PATIENCE_S)
     with pytest.raises(Unavailable):
         await RaftStore(leader).put("/y", b"1")
 
@@ -269,13 +272,13 @@ async def test_a_node_that_was_cut_off_steps_down_and_learns(trio: Trio) -> None
     others: Sequence[RaftNode] = [node for node in trio.nodes if node is not leader]
     for other in trio.addresses:
         trio.network.cut |= {(address, other), (other, address)}
-    await RaftStore(others[0]).put("/x", b"new", timeout=10)
+    await RaftStore(others[0]).put("/x", b"new", timeout=PATIENCE_S)
     await leader.wait_until(
         lambda: (core := leader.core_status) is not None and core.role is not Role.LEADER,
         "the old leader steps down",
-        timeout=10,
+        timeout=PATIENCE_S,
     )
     trio.network.cut.clear()
-    kv = await RaftStore(leader).get("/x", timeout=10)
+    kv = await RaftStore(leader).get("/x", timeout=PATIENCE_S)
     assert kv is not None
     assert kv.value == b"new"

@@ -27,6 +27,7 @@ from sava.services.lanes import Lane, LaneLimits
 from sava.services.raft_listener import RaftListener
 from sava.services.raft_transport import TcpTransport, is_bulk
 from sava.services.raft_wire import GREETING, OpenLane, encode
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 ONE, TWO = NodeId(1), NodeId(2)
@@ -55,7 +56,7 @@ class Node:
             self.arrived.notify_all()
 
     async def have(self, count: int) -> list[PeerMessage]:
-        async with asyncio.timeout(10), self.arrived:
+        async with asyncio.timeout(PATIENCE_S), self.arrived:
             await self.arrived.wait_for(lambda: len(self.received) >= count)
         return self.received
 
@@ -102,11 +103,11 @@ async def test_frames_of_one_lane_arrive_in_order(pair: tuple[TcpTransport, Node
 
 async def test_identify_and_bootstrap(pair: tuple[TcpTransport, Node, Node]) -> None:
     transport, _, target = pair
-    info = await transport.identify(target.address, timeout=5.0)
+    info = await transport.identify(target.address, timeout=PATIENCE_S)
     assert info == target.info()
-    await transport.bootstrap(target.address, Bootstrap("c", Membership()), timeout=5.0)
+    await transport.bootstrap(target.address, Bootstrap("c", Membership()), timeout=PATIENCE_S)
     with pytest.raises(IdentityConflict):
-        await transport.bootstrap(target.address, Bootstrap("other", Membership()), timeout=5.0)
+        await transport.bootstrap(target.address, Bootstrap("other", Membership()), timeout=PATIENCE_S)
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
         await transport.identify("127.0.0.1:1", timeout=2.0)
 
@@ -115,7 +116,7 @@ async def test_a_stream_of_another_cluster_is_refused(pair: tuple[TcpTransport, 
     transport, sender, target = pair
     sender.cluster = "foreign"
     transport.send(target.address, [envelope(append(1))])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         # The first write may be under way when the refusal arrives; the lane notices with the next one at
         # the latest.
         while sender.lost.empty():
@@ -131,14 +132,14 @@ async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     transport.send(address, [envelope(append(index)) for index in range(1, 6)])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await sender.lost.get() == TWO
     assert transport.dropped()["unreachable"] >= 1
 
     late = Node(TWO, address)
     server = RaftListener(late, address, Auth())
     await server.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not late.received:
             transport.send(address, [envelope(append(9))])
             await asyncio.sleep(0.02)
@@ -216,7 +217,7 @@ async def test_a_stranger_on_the_raft_port_is_dropped_and_counted() -> None:
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(garbage)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while await reader.read(100):
                     pass
             writer.close()
@@ -253,7 +254,7 @@ async def test_a_listener_stops_although_peers_keep_connecting() -> None:
         peers = [asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
         connecting = asyncio.gather(*peers, return_exceptions=True)
         await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await listener.stop()
         for opened in await connecting:
             if not isinstance(opened, BaseException):

@@ -18,6 +18,7 @@ from sava.cluster.view import ClusterView
 from sava.errors import SavaError
 from sava.proto import topics_admin_pb2 as pb
 from sava.services import peers, topic_parts
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.unit.broker.lives import publish
 from tests.unit.cluster.fakes import until
@@ -45,7 +46,7 @@ async def pair(site: Site) -> AsyncIterator[Pair]:
         return 2 if part is None else part[1] % 2 + 1
 
     async with site.broker(1) as one, site.broker(2) as two:
-        await one.view.wait(lambda: set(one.view.brokers) == {1, 2}, timeout=5)
+        await one.view.wait(lambda: set(one.view.brokers) == {1, 2}, timeout=PATIENCE_S)
         one.director.place = place
         assigning = asyncio.create_task(one.director.assign_new())
         yield one, two
@@ -75,7 +76,7 @@ async def subscribe(broker: BrokerAt, name: TopicName = ORDERS) -> pb.Subscripti
 
 async def unload(broker: BrokerAt, name: TopicName = ORDERS, target: int = 0) -> dict[str, pb.TopicMove]:
     request = pb.UnloadTopicRequest(name=str(name), to_broker_id=target)
-    return {move.topic: move async for move in broker.client.topics.UnloadTopic(request, timeout=30)}
+    return {move.topic: move async for move in broker.client.topics.UnloadTopic(request, timeout=PATIENCE_S)}
 
 
 async def fill(pair: Pair) -> None:
@@ -126,7 +127,7 @@ async def test_topics_are_listed_with_who_has_them(pair: Pair) -> None:
     plain = TopicName("default", "plain")
     epoch = two.topics.loaded[plain].epoch
     for broker in pair:
-        await broker.view.wait(partial(_has_epoch, broker.view, plain, epoch), timeout=5)
+        await broker.view.wait(partial(_has_epoch, broker.view, plain, epoch), timeout=PATIENCE_S)
         listed = (await broker.topic("ListTopics", pb.ListTopicsRequest())).topics
         found = {topic.name: (topic.broker_id, topic.state) for topic in listed}
         assert found == {
@@ -156,7 +157,9 @@ async def test_a_topic_whose_owner_is_gone_is_described_by_what_is_known(pair: P
     await site.unregister(2)
     await site.world.step("orphan", ORDERS)
     await site.world.step("orphan", TopicName("default", "spread").partition(1))
-    await one.view.wait(lambda: one.view.held(ORDERS).record.state is OwnershipState.ORPHAN, timeout=5)
+    await one.view.wait(
+        lambda: one.view.held(ORDERS).record.state is OwnershipState.ORPHAN, timeout=PATIENCE_S
+    )
 
     began = time.monotonic()
     described = await describe(one)
@@ -182,7 +185,7 @@ async def test_a_topic_whose_owner_does_not_answer_is_described_by_what_is_known
     await create(one, TopicName("default", "spread"), partitions=2)
     (port,) = free_ports(1)
     await site.register(2, admin=f"127.0.0.1:{port}", incarnation=77)
-    await one.view.wait(lambda: one.view.brokers[2].incarnation == 77, timeout=5)
+    await one.view.wait(lambda: one.view.brokers[2].incarnation == 77, timeout=PATIENCE_S)
     described = await describe(one)
     assert (described.state, described.broker_id) == ("assigned", 2)
     assert described.reason.startswith("broker 2 does not answer")

@@ -11,6 +11,7 @@ from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicState
 from sava.storage.uploader import UploadOptions
+from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import (
     TOPIC,
     Cluster,
@@ -33,7 +34,7 @@ async def state_of(cluster: Cluster) -> TopicState:
 async def until(cluster: Cluster, *, at_rest: bool) -> TopicState:
     """Wait for the record to say so."""
     watch = cluster.metadata.watch(keys.state_key(TOPIC))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (state := await state_of(cluster)).at_rest is not at_rest:
             await anext(watch)
     watch.close()

@@ -16,6 +16,7 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicKey
 from sava.storage.uploader import UploadOptions
+from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import (
     EAGER,
     LAZY,
@@ -247,6 +248,6 @@ async def test_an_upload_that_a_deletion_overtakes_leaves_no_object(cluster: Clu
         await storage.delete_topic(TOPIC)
         assert await cluster.object_count() == 0
         goes_on.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await backlog.changed.wait()
         assert await cluster.object_count() == 0

@@ -24,6 +24,7 @@ from sava.wal import (
     Writer,
 )
 from sava.wal.format import FRAME_BYTES, file_name
+from tests.patience import PATIENCE_S
 from tests.sim.disk import CrashPolicy, SimDisk
 from tests.unit.wal.helpers import open_log, recovered_payloads
 
@@ -58,7 +59,7 @@ class Outcomes:
         return lambda outcome: self._queue.put((tag, outcome))
 
     def next(self) -> tuple[object, BaseException | None]:
-        return self._queue.get(timeout=10)
+        return self._queue.get(timeout=PATIENCE_S)
 
     def is_empty(self) -> bool:
         return self._queue.empty()
@@ -318,7 +319,7 @@ async def test_completions_reach_an_event_loop(disk: Disk) -> None:
     writer = Writer(open_log(disk), deliver=loop.call_soon_threadsafe)
     durable: asyncio.Future[None] = loop.create_future()
     writer.append(one(b"x"), lambda outcome: durable.set_result(None))
-    await asyncio.wait_for(durable, 10)
+    await asyncio.wait_for(durable, PATIENCE_S)
     await asyncio.to_thread(writer.close)
 
 

@@ -33,6 +33,8 @@ class SchemaConflict(CallerError):
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(f"{what}: {reason}")
+        self.row = 0
+        """The first that names it, of those that were to be translated."""
 
 
 class Named(NamedTuple):
@@ -62,19 +64,23 @@ class Schemas:
         self._subject = subject
 
     def translate(self, rows: Any) -> Any:
-        """The same rows, with the target's ids and versions. Raises SchemaConflict; Unavailable, Denied;
-        SourceFailed."""
+        """The same rows, with the target's ids and versions. Raises SchemaConflict, of the first row that
+        cannot be translated; Unavailable, Denied; SourceFailed."""
         ids, versions = rows.column("schema_id"), rows.column("schema_version")
         if ids.null_count == len(ids):
             return rows
-        named = pa.table([ids, versions], ["schema_id", "schema_version"])
-        distinct = named.group_by(named.column_names).aggregate([]).to_pylist()
+        named = pa.table([ids, versions, pa.arange(0, len(ids))], ["schema_id", "schema_version", "row"])
+        distinct = named.group_by(["schema_id", "schema_version"]).aggregate([("row", "min")])
         new_ids, new_versions = ids, versions
-        for pair in distinct:
+        for pair in distinct.sort_by("row_min").to_pylist():
             schema_id, version = pair["schema_id"], pair["schema_version"]
             if schema_id is None:
                 continue
-            there = self._there(Named(schema_id, version))
+            try:
+                there = self._there(Named(schema_id, version))
+            except SchemaConflict as error:
+                error.row = pair["row_min"]
+                raise
             here = pc.equal(ids, schema_id)
             same = pc.is_null(versions) if version is None else pc.equal(versions, version)
             is_of = pc.fill_null(pc.and_(here, same), False)

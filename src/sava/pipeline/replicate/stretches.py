@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from sava.errors import CallerError
 from sava.pipeline.replicate.chains import Stretch
 from sava.pipeline.replicate.origins import Translated, Way
+from sava.pipeline.replicate.schemas import SchemaConflict
 from sava.pipeline.source.segments import Rows
 from sava.records import STORED_COLUMNS, BatchTooLarge, RecordBatch, schema_of
 from sava.records.columns import COLUMNS, nulls
@@ -50,38 +51,36 @@ class Stretcher:
         self._limit = max_message_size
 
     def stretches(self, rows: Iterable[Rows], start: int, *, begin: bool) -> Generator[Stretch, None, None]:
-        """Raises MessageTooLarge, DataGap, and what ``schemas`` raises; what is before the message in
-        question has been yielded then."""
+        """Raises MessageTooLarge, SchemaConflict, DataGap; what is before the message in question has been
+        yielded then. And what else ``schemas`` raises."""
         for at, portion in self._portions(rows, start):
             for stretch in self._stretches(at, portion):
                 yield stretch._replace(begin=begin)
                 begin = False
 
     def _stretches(self, at: int, portion: Any) -> Iterator[Stretch]:
-        translated = self._way.translate(portion, at)
-        large = self._first_too_large(translated)
-        if large is None:
-            yield self._stretch(at, at + portion.num_rows, translated)
-            return
-        offset, size = large
-        if offset > at:
-            before = portion.slice(0, offset - at)
-            yield self._stretch(at, offset, self._way.translate(before, at))
-        raise MessageTooLarge(self._name, offset, size, self._limit)
-
-    def _first_too_large(self, translated: Translated) -> tuple[int, int] | None:
-        """Its offset and size."""
-        if not self._limit or not len(translated.offsets):
-            return None
-        sizes = pc.binary_length(translated.rows.column("payload"))
-        if pc.max(sizes).as_py() <= self._limit:
-            return None
-        row = pc.index(pc.greater(sizes, self._limit), True).as_py()
-        return translated.offsets[row].as_py(), sizes[row].as_py()
+        """All of it, or what is before the first message that cannot be copied. Which messages share a
+        portion is chance: how far a partition gets must not depend on that."""
+        end = at + portion.num_rows
+        trouble: CallerError | None = None
+        while end > at:
+            translated = self._way.translate(portion.slice(0, end - at), at)
+            try:
+                stretch = self._stretch(at, end, translated)
+            except MessageTooLarge as error:
+                end, trouble = error.offset, error
+            except SchemaConflict as error:
+                end, trouble = translated.offsets[error.row].as_py(), error
+            else:
+                yield stretch
+                break
+        if trouble is not None:
+            raise trouble
 
     def _stretch(self, start: int, end: int, translated: Translated) -> Stretch:
         batches = b""
         if len(translated.offsets):
+            self._check_sizes(translated)
             rows = self._schemas(translated.rows)
             try:
                 batches = RecordBatch.from_arrow(rows).to_bytes()
@@ -89,6 +88,13 @@ class Stretcher:
                 size = rows.column("payload").nbytes
                 raise MessageTooLarge(self._name, start, size, error.limit) from error
         return Stretch(start, end, False, batches, translated.ranges(), translated.skipped)
+
+    def _check_sizes(self, translated: Translated) -> None:
+        sizes = pc.binary_length(translated.rows.column("payload"))
+        if not self._limit or pc.max(sizes).as_py() <= self._limit:
+            return
+        row = pc.index(pc.greater(sizes, self._limit), True).as_py()
+        raise MessageTooLarge(self._name, translated.offsets[row].as_py(), sizes[row].as_py(), self._limit)
 
     def _portions(self, rows: Iterable[Rows], at: int) -> Iterator[tuple[int, Any]]:
         """With the offset of the first row of each."""

@@ -17,16 +17,16 @@ from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.work import Errand, Outcome, Share
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
+from tests.patience import PATIENCE_S
 from tests.unit.pipeline.replicate.test_topics import TOPIC
 
-WAIT_S = 20.0
 NAMES = (f"{TOPIC}-part-0", f"{TOPIC}-part-1")
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
         time.sleep(0.005)
 
 
@@ -312,7 +312,7 @@ def test_a_slow_partition_keeps_nobody_waiting(world: World) -> None:
 
     def before(shares: Sequence[Share]) -> None:
         if [each.name for share in shares for each in share.errands] == [NAMES[1]]:
-            released.wait(WAIT_S)
+            released.wait(PATIENCE_S)
 
     world.engine.outcome = lambda errand: (
         Outcome(name=errand.name, code="unavailable", reason="slow") if errand.name == NAMES[1] else None
@@ -459,11 +459,11 @@ def test_what_is_copied_again_is_not_let_go_of_before_it_is(world: World) -> Non
 
     def before(shares: Sequence[Share]) -> None:
         began.set()
-        released.wait(WAIT_S)
+        released.wait(PATIENCE_S)
 
     world.engine.before = before
     world.cluster.publish(NAMES[0], 5)
-    assert began.wait(WAIT_S)
+    assert began.wait(PATIENCE_S)
     world.remote.failure = Unavailable("no broker has answered")
     until(lambda: world.cluster.states() == ["unreachable"] * 2, "the remote is away")
     topic = world.cluster.link.topics[0]
@@ -523,14 +523,14 @@ def test_a_round_that_does_not_end_keeps_no_failed_link_from_ending(
 
     def before(shares: Sequence[Share]) -> None:
         begun.set()
-        assert world.engine.cancelled.wait(2 * WAIT_S)
+        assert world.engine.cancelled.wait(2 * PATIENCE_S)
         raise RuntimeError("cancelled")
 
     job = world.start()
     world.copied()
     world.engine.before = before
     world.cluster.publish(NAMES[0], 5)
-    assert begun.wait(WAIT_S)
+    assert begun.wait(PATIENCE_S)
     world.cluster.failure = Refused("there is no remote west", "remote_unknown")
     until(lambda: world.cluster.is_closed, "it has failed")
     assert job.end is None
@@ -545,13 +545,13 @@ def test_it_stops_after_the_rounds_that_are_under_way(world: World) -> None:
 
     def before(shares: Sequence[Share]) -> None:
         begun.set()
-        assert released.wait(WAIT_S)
+        assert released.wait(PATIENCE_S)
 
     job = world.start()
     world.copied()
     world.engine.before = before
     world.cluster.publish(NAMES[0], 5)
-    assert begun.wait(WAIT_S)
+    assert begun.wait(PATIENCE_S)
     job.stop(now=False)
     time.sleep(0.3)  # it does not end, which has no event
     assert job.end is None
@@ -567,14 +567,14 @@ def test_told_to_stop_now_it_cancels_what_is_under_way(world: World) -> None:
 
     def before(shares: Sequence[Share]) -> None:
         begun.set()
-        assert world.engine.cancelled.wait(WAIT_S)
+        assert world.engine.cancelled.wait(PATIENCE_S)
         raise RuntimeError("cancelled")
 
     job = world.start()
     world.copied()
     world.engine.before = before
     world.cluster.publish(NAMES[0], 5)
-    assert begun.wait(WAIT_S)
+    assert begun.wait(PATIENCE_S)
     job.stop(now=True)
     until(lambda: job.end is not None, "it ends")
     assert job.end is not None

@@ -32,6 +32,7 @@ from sava.pipeline.replicate.rounds import (
 from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
 from sava.pipeline.source.planning import Piece
 from sava.proto import streams_pb2
+from tests.patience import PATIENCE_S
 from tests.unit.pipeline.replicate.memory import World
 
 ENDS = LinkEnds(
@@ -42,7 +43,6 @@ ENDS = LinkEnds(
     target_name="west",
     target_id="w",
 )
-WAIT_S = 10.0
 
 
 def candidate(name: str, *, messages: int = 10, suspect: bool = False, alone: bool = False) -> Candidate:
@@ -198,7 +198,7 @@ class TestRunning:
         )
         rounds, done = made(engine)
         group = rounds.start(Weight.LIGHT, [draft("a"), draft("b")], ENDS)
-        found = done.get(timeout=WAIT_S)
+        found = done.get(timeout=PATIENCE_S)
         assert (found.group, found.error, set(found.outcomes)) == (group, "", {"a", "b"})
         rounds.close()
 
@@ -212,17 +212,17 @@ class TestRunning:
 
         rounds, done = made(Engine(run))
         rounds.start(Weight.LIGHT, [draft("a")], ENDS)
-        broken = done.get(timeout=WAIT_S)
+        broken = done.get(timeout=PATIENCE_S)
         assert (broken.error, broken.outcomes) == ("RuntimeError: Job aborted: executor lost", {})
         rounds.start(Weight.LIGHT, [draft("a")], ENDS)
-        assert done.get(timeout=WAIT_S).error == ""
+        assert done.get(timeout=PATIENCE_S).error == ""
         rounds.close()
 
     def test_a_source_that_does_not_answer_is_the_outcome_of_that_partition_alone(self) -> None:
         engine = Engine(lambda shares: [Outcome(name="a", is_known=True)])
         rounds, done = made(engine)
         rounds.start(Weight.HEAVY, [draft("a"), draft("history", messages=1_000_000)], ENDS)
-        found = done.get(timeout=WAIT_S)
+        found = done.get(timeout=PATIENCE_S)
         assert (found.error, found.outcomes["a"].code) == ("", "")
         history = found.outcomes["history"]
         assert (history.code, history.may_pass) == ("source_unavailable", True)
@@ -233,7 +233,7 @@ class TestRunning:
         engine = Engine(lambda shares: [])
 
         def hang(shares: Sequence[Share]) -> list[Outcome]:
-            assert engine.on_cancel.wait(WAIT_S)
+            assert engine.on_cancel.wait(PATIENCE_S)
             raise RuntimeError("cancelled")
 
         engine._run = hang
@@ -244,7 +244,7 @@ class TestRunning:
         rounds.cancel_overdue(later)
         rounds.cancel_overdue(later)
         assert engine.cancelled == [group]
-        assert done.get(timeout=WAIT_S).error == "RuntimeError: cancelled"
+        assert done.get(timeout=PATIENCE_S).error == "RuntimeError: cancelled"
         rounds.close()
 
     def test_stopping_does_not_wait_for_a_source_that_does_not_answer(self) -> None:
@@ -252,19 +252,19 @@ class TestRunning:
 
         def segments(name: str, start: int) -> Any:
             asked.set()
-            assert answered.wait(WAIT_S)
+            assert answered.wait(PATIENCE_S)
             return streams_pb2.SegmentsResponse(store_url="file:///nowhere")
 
         engine = Engine(lambda shares: [])
         rounds, done = made(engine)
         rounds._history._link.segments = segments  # type: ignore[method-assign]
         rounds.start(Weight.HEAVY, [draft("history", messages=1_000_000)], ENDS)
-        assert asked.wait(WAIT_S)
+        assert asked.wait(PATIENCE_S)
         assert rounds.is_any
         rounds.stop()
         assert not rounds.is_any
         answered.set()
-        assert done.get(timeout=WAIT_S).error == "the link is stopped"
+        assert done.get(timeout=PATIENCE_S).error == "the link is stopped"
         assert engine.groups == []
         rounds.close()
 
@@ -278,7 +278,7 @@ class TestRunning:
 
         rounds, done = made(Engine(run))
         rounds.start(Weight.LIGHT, [draft("a")], ENDS)
-        done.get(timeout=WAIT_S)
+        done.get(timeout=PATIENCE_S)
         (piece,) = shares[0].errands[0].pieces
         assert (piece.start, piece.end, piece.segment) == (0, 10, None)
         rounds.close()

@@ -120,6 +120,14 @@ def test_what_the_target_does_not_take_is_told_with_the_subject(schemas: Schemas
     assert named(schemas.translate(rows((1, 1)))) == [(101, 11)], "a refusal is not remembered"
 
 
+def test_the_first_row_that_cannot_be_translated_is_told(schemas: Schemas) -> None:
+    """Whatever schemas the rows before it name, and however they are grouped."""
+    plain: list[tuple[int | None, int | None]] = [(1, 1), (None, None), (2, 1), (1, 1)]
+    with pytest.raises(SchemaConflict) as refused:
+        schemas.translate(rows(*plain, (9, 4), (3, 1), (9, 1), (9, 4)))
+    assert refused.value.row == 4
+
+
 def test_a_schema_that_the_source_has_no_more(schemas: Schemas) -> None:
     with pytest.raises(SchemaConflict, match=r"schema 9, version 4, .*the source says: subject 9"):
         schemas.translate(rows((9, 4)))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from sava.pipeline.replicate.chains import Stretch
 from sava.pipeline.replicate.origins import Way
-from sava.pipeline.replicate.stretches import Stretcher
+from sava.pipeline.replicate.schemas import SchemaConflict
+from sava.pipeline.replicate.stretches import MessageTooLarge, Stretcher
 from sava.pipeline.source.segments import Rows
-from sava.records import STORED_COLUMNS, RecordBatch, iter_batches
+from sava.records import STORED_COLUMNS, Message, RecordBatch, iter_batches
 from sava.storage.errors import DataGap
 
 
@@ -25,8 +28,9 @@ def as_they_are(rows: Any) -> Any:
     return rows
 
 
-def stretcher() -> Stretcher:
-    return Stretcher("/default/t", Way("eu", "aa", "us", False), as_they_are, max_message_size=0)
+def stretcher(schemas: Callable[[Any], Any] = as_they_are, *, max_message_size: int = 0) -> Stretcher:
+    way = Way("eu", "aa", "us", False)
+    return Stretcher("/default/t", way, schemas, max_message_size=max_message_size)
 
 
 def test_stretches_follow_one_another_whatever_the_rows_come_in() -> None:
@@ -56,3 +60,61 @@ def test_rows_that_do_not_follow_are_an_error(second: Rows) -> None:
         list(stretcher().stretches([rows(0, 10), second], 0, begin=True))
     with pytest.raises(DataGap, match="offset 3 follows 0"):
         list(stretcher().stretches([rows(3, 10)], 0, begin=True))
+
+
+LARGE = 1000
+
+
+def told(*messages: str) -> Rows:
+    """Of which some are to stay in their cluster, some are large, and some name a schema."""
+    batch = RecordBatch.from_messages(
+        [
+            Message(
+                b"x" * (LARGE if what == "large" else 1),
+                None,
+                {"sava-replicate": "none"} if what == "stays" else {},
+                1,
+                7 if what == "named" else None,
+                1 if what == "named" else None,
+            )
+            for what in messages
+        ]
+    )
+    found = batch.to_arrow(STORED_COLUMNS)
+    return Rows(0, len(messages), dict(zip(found.schema.names, found.columns, strict=True)))
+
+
+def refuse_schemas(rows: Any) -> Any:
+    named = [row for row, schema_id in enumerate(rows.column("schema_id").to_pylist()) if schema_id]
+    if named:
+        refused = SchemaConflict("subject 's'", "the target says: no")
+        refused.row = named[0]
+        raise refused
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("messages", "trouble", "end"),
+    [
+        (("plain", "plain", "named", "plain"), SchemaConflict, 2),
+        (("plain", "plain", "large", "plain"), MessageTooLarge, 2),
+        (("plain", "stays", "plain", "named"), SchemaConflict, 3),
+        (("plain", "named", "plain", "large"), SchemaConflict, 1),
+        (("plain", "large", "plain", "named"), MessageTooLarge, 1),
+        (("stays", "stays", "named"), SchemaConflict, 2),
+        (("named", "plain", "large"), SchemaConflict, 0),
+    ],
+)
+def test_what_is_before_a_message_that_cannot_be_copied_is_copied(
+    messages: tuple[str, ...], trouble: type[Exception], end: int
+) -> None:
+    """Five messages and one whose schema the target does not take: read one by one, the five were copied;
+    read together, nothing was."""
+    found: list[Stretch] = []
+    with pytest.raises(trouble):
+        found.extend(
+            stretcher(refuse_schemas, max_message_size=LARGE - 1).stretches([told(*messages)], 0, begin=True)
+        )
+    assert [(each.start, each.end, each.begin) for each in found] == ([(0, end, True)] if end else [])
+    sent = sum(len(batch.payloads()) for each in found for batch in iter_batches(each.batches))
+    assert sent == end - messages[:end].count("stays")

@@ -14,8 +14,8 @@ from sava.pipeline.link import Access
 from sava.pipeline.options import TopicChoice
 from sava.pipeline.runner.kinds import End
 from sava.pipeline.runner.queries import QueryJob
+from tests.patience import PATIENCE_S
 
-WAIT_S = 10.0
 WAITING = {"message": "Waiting for data to arrive", "isTriggerActive": False, "isDataAvailable": False}
 
 
@@ -78,7 +78,7 @@ class FakeSpark:
         return []
 
     def prepare(self, session: FakeSpark) -> FakeSpark:
-        self.prepared.wait(WAIT_S)
+        self.prepared.wait(PATIENCE_S)
         return self
 
     def start(self) -> FakeQuery:
@@ -98,7 +98,7 @@ def _job(spark: FakeSpark) -> QueryJob:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -122,7 +122,7 @@ def test_progress_is_what_spark_tells(spark: FakeSpark) -> None:
 def test_a_query_that_is_being_initialized_does_not_run_yet(spark: FakeSpark) -> None:
     spark.query.status = {**WAITING, "message": "Initializing sources"}
     job = _job(spark)
-    assert spark.started.wait(WAIT_S)
+    assert spark.started.wait(PATIENCE_S)
     time.sleep(0.1)
     assert not job.progress.is_running
     spark.query.status = WAITING
