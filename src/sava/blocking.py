@@ -145,7 +145,7 @@ class Consumer(_Facade[AsyncConsumer]):
         self._acked.append(message)
         if not self._is_passing:
             self._is_passing = True
-            self._loop.start(self._pass_on)
+            self._loop.start(self._pass_on, name=f"sava acks of {self.topic}")
 
     async def _pass_on(self) -> None:
         """On the loop's thread. The flag falls first: whoever acks after that calls for another pass, and

@@ -33,6 +33,7 @@ from sava.broker.tenure import Tenure
 from sava.errors import SavaError
 from sava.metadata.commands import Compare, Operation, Put
 from sava.metadata.store import MetadataStore
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +73,11 @@ class CursorKeeper:
         """Rounds that did not reach the store."""
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="cursors")
-        self._task.add_done_callback(report_failure)
+        self._task = spawn(self._run(), name="cursors")
 
     async def close(self) -> None:
         """Without writing: ``flush`` comes first."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
         if self._round_done is not None and not self._round_done.done():
             self._round_done.set_result(False)
 
@@ -167,13 +165,6 @@ class CursorKeeper:
             await self._write([cursor])
         else:
             self._kept.discard(cursor)
-
-
-def report_failure(task: asyncio.Task[None]) -> None:
-    """A task that was to run on has ended by an error that nobody foresaw."""
-    failure = None if task.cancelled() else task.exception()
-    if failure is not None:
-        log.error("a background task failed name=%s", task.get_name(), exc_info=failure)
 
 
 def _encode(record: CursorRecord) -> bytes:

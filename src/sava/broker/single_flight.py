@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
 from sava.errors import SavaError
+from sava.tasks import cancelled
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -51,10 +52,7 @@ class SingleFlight(Generic[K, V]):
     async def stop(self, error: SavaError) -> None:
         """End all that is running, and begin nothing more: whoever asks gets the error."""
         self._stopped = error
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._running.values())
 
     def _done(self, key: K, task: asyncio.Task[V]) -> None:
         del self._running[key]

@@ -38,6 +38,7 @@ from sava.broker.specs import CursorRecord, SubscriptionSpec, SubscriptionType
 from sava.errors import SavaError
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
+from sava.tasks import cancelled
 
 __all__ = ["Hooks", "LogView", "Subscription", "SubscriptionStats"]
 
@@ -302,10 +303,7 @@ class Subscription:
         if self._closed is None:
             self._closed = error
             self._end_consumers(error)
-        tasks = [task for task in (self._task, self._follower) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._task, self._follower)
         await self._letters.close()
         self._cursor.give_up(error)
 

@@ -10,6 +10,7 @@ so a broker that has lost the topic changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -312,7 +313,7 @@ class Subscriptions:
         """Until everything that is acked now is in the metadata store."""
         stored = self.need(name).acks_stored()
         self._parts.keeper.wake()
-        await stored
+        await asyncio.shield(stored)  # others wait for the same
 
     async def tend(self) -> None:
         """Forget consumers that stay away."""

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from sava.broker import ownership, tenure
 from sava.broker.consumers import KnownConsumer, topic_of_consumer
-from sava.broker.cursors import CursorKeeper, report_failure
+from sava.broker.cursors import CursorKeeper
 from sava.broker.deletions import Deletions, Released, topic_key
 from sava.broker.errors import (
     ConsumerClosed,
@@ -61,6 +61,7 @@ from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.topic_log import TopicClosed
+from sava.tasks import cancelled, spawn
 
 __all__ = ["PublishElsewhere", "Topics", "TopicsOptions"]
 
@@ -139,16 +140,14 @@ class Topics:
         for namespace in self._config.bootstrap_namespaces:
             check_name(namespace, "namespace")
         self._keeper.start()
-        self._spawn(self._prepare())
+        self._spawn(self._prepare(), "preparing")
         for task in self._upkeep.tasks():
-            self._spawn(task)
+            self._spawn(task, "upkeep")
 
     async def close(self) -> None:
         """Stop accepting, resolve what is in flight, write positions, close the logs."""
         self._is_closing = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
         stopped = TopicClosed("this broker stops")
         await self._loading.stop(stopped)
         await self._deletions.stop(stopped)
@@ -156,11 +155,10 @@ class Topics:
         await asyncio.gather(*(self._close(topic, "this broker stops") for topic in topics))
         await self._keeper.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = spawn(work, name=f"topics: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(report_failure)
 
     async def _prepare(self) -> None:
         """Until it has succeeded: the store may have no quorum yet."""
@@ -425,7 +423,7 @@ class Topics:
         topic = self._loaded.get(lost.name)
         if topic is not None and topic.epoch == lost.epoch and not self._is_closing:
             log.warning("topics: the tenure is over topic=%s epoch=%d", topic.name, topic.epoch)
-            self._spawn(self._drop(topic, "its tenure is over"))
+            self._spawn(self._drop(topic, "its tenure is over"), f"dropping {topic.name}")
 
     # -- deleting ----------------------------------------------------------------------------
 

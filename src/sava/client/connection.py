@@ -216,7 +216,10 @@ class Connection:
                     return response, target
                 except Unavailable as error:
                     failure = error
-                    self._turn = (self._turn + 1) % len(self._known)
+                    if self._known[self._turn] == target:
+                        # Else somebody who failed with it as well has passed it: past both would be past one
+                        # that was not asked, and of two addresses back to this one.
+                        self._turn = (self._turn + 1) % len(self._known)
             delay = backoff.delay()
             if loop.time() + delay >= deadline:
                 raise failure

@@ -18,10 +18,10 @@ from sava.client.errors import ClientError, Closed, Refused, Timeout
 from sava.client.feed import Feed, FeedHooks, FeedOptions
 from sava.client.partitions import watch_partitions
 from sava.client.position import Start, position_of
-from sava.client.tasks import cancelled
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import Message
+from sava.tasks import cancelled, spawn
 
 SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
 
@@ -119,8 +119,9 @@ class Consumer:
             await self.close(timeout=0)
             raise
         if found.partition_count:
-            self._watch = asyncio.create_task(
-                watch_partitions(self._connection, self.topic, lambda: len(self._feeds), self._add_new)
+            self._watch = spawn(
+                watch_partitions(self._connection, self.topic, lambda: len(self._feeds), self._add_new),
+                name=f"sava partitions of {self.topic}",
             )
 
     async def close(self, *, timeout: float | None = None) -> None:

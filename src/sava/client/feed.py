@@ -28,10 +28,10 @@ from sava.client.codec import Codec
 from sava.client.connection import Connection
 from sava.client.errors import ClientError, Closed, Unavailable
 from sava.client.stream import Route, Stream, both, open_stream
-from sava.client.tasks import cancelled, is_done_within
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
+from sava.tasks import cancelled, is_done_within
 
 log = logging.getLogger(__name__)
 

@@ -41,11 +41,11 @@ from sava.client.errors import (
 from sava.client.pending import Pending, Ready, Stamp
 from sava.client.room import Room
 from sava.client.stream import Route, Stream, both, open_stream
-from sava.client.tasks import cancelled, is_done_within
 from sava.client.window import UNKNOWN_OFFSET, Window
 from sava.errors import CallerError
 from sava.proto import streams_pb2 as pb
 from sava.records import MAX_BATCH_BYTES, RecordBatch
+from sava.tasks import cancelled, is_done_within
 
 log = logging.getLogger(__name__)
 

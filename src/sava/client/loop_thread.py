@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from sava.client.errors import Closed
-from sava.client.tasks import cancelled
+from sava.tasks import cancelled, spawn
 
 T = TypeVar("T")
 
@@ -36,14 +36,21 @@ class LoopThread:
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """It goes on while the caller does something else."""
-        if not self._thread.is_alive():
+        try:
+            self._check_alive()
+        except Closed:
             work.close()
-            raise Closed("the client is closed, or the process was forked")
+            raise
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
         """Work that nobody waits for. It runs before whatever is asked of the loop later."""
-        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(work()))
+        self._check_alive()
+        self._loop.call_soon_threadsafe(lambda: spawn(work(), name=name))
+
+    def _check_alive(self) -> None:
+        if not self._thread.is_alive():
+            raise Closed("the client is closed, or the process was forked")
 
     def close(self) -> None:
         """What is still running is cancelled; whoever waits for it gets Closed."""

@@ -20,10 +20,10 @@ from sava.client.pending import MESSAGE_OVERHEAD, Stamp
 from sava.client.position import microseconds
 from sava.client.room import Room
 from sava.client.routing import partition_of
-from sava.client.tasks import cancelled
 from sava.proto import streams_pb2 as pb
 from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
 from sava.records import Codec as Compression
+from sava.tasks import cancelled, spawn
 
 _COMPRESSION: Final = {None: Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 _DELIVERY: Final = {None: pb.ANY, True: pb.RELIABLE, False: pb.NON_RELIABLE}
@@ -135,8 +135,9 @@ class Producer:
             raise
         self._error = None
         if found.partition_count:
-            self._watch = asyncio.create_task(
-                watch_partitions(connection, self.topic, lambda: len(self._lanes), self._add_lanes)
+            self._watch = spawn(
+                watch_partitions(connection, self.topic, lambda: len(self._lanes), self._add_lanes),
+                name=f"sava partitions of {self.topic}",
             )
 
     async def close(self, *, timeout: float | None = None) -> None:

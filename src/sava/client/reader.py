@@ -23,10 +23,10 @@ from sava.client.errors import ClientError, Closed, Refused, Unavailable
 from sava.client.partitions import watch_partitions
 from sava.client.position import End, Start, microseconds, position_of
 from sava.client.stream import Route, open_stream
-from sava.client.tasks import cancelled
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import Message, RecordBatch
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,9 @@ class Reader:
         for track in tracks:
             self._begin(track)
         if found.partition_count and options.end is None:
-            self._watch = asyncio.create_task(
-                watch_partitions(self._connection, self.topic, lambda: len(self._tracks), self._add_new)
+            self._watch = spawn(
+                watch_partitions(self._connection, self.topic, lambda: len(self._tracks), self._add_new),
+                name=f"sava partitions of {self.topic}",
             )
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from grpc.aio import AioRpcError
 
 from sava.client.connection import OPEN_TIMEOUT_S, Connection
 from sava.client.errors import Unavailable, error_of
-from sava.client.tasks import cancelled
+from sava.tasks import cancelled
 
 STATUS_S: Final = 1.0
 """For the status of a stream to arrive after a write has failed."""

@@ -36,7 +36,6 @@ from typing import Any, Final, Protocol
 
 from sava.broker import ownership, specs
 from sava.broker.conditions import unchanged
-from sava.broker.cursors import report_failure
 from sava.broker.errors import NotOwner, RegistryBusy, TopicUnknown
 from sava.broker.names import TopicName
 from sava.broker.ownership import WrongState
@@ -50,6 +49,7 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.store import MetadataStore
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -179,16 +179,12 @@ class Agent:
         self._view.listen(self._changed)
         self._registrar.listen(self._pass_due.set)
         self._pass_due.set()
-        self._task = asyncio.create_task(self._run(), name="agent")
-        self._task.add_done_callback(report_failure)
+        self._task = spawn(self._run(), name="agent")
 
     async def close(self) -> None:
         """What is under way ends where it is; records and journal say where that was."""
         self._is_closing = True
-        tasks = [task for task in (self._task, *(case.task for case in self._cases.values())) if task]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._task, *(case.task for case in self._cases.values()))
 
     def _changed(self, topics: frozenset[TopicName] | None) -> None:
         if topics is None:
@@ -225,8 +221,7 @@ class Agent:
                 case.woken.set()
         elif job is not None:
             case = self._cases[name] = _Case()
-            case.task = asyncio.create_task(self._tend(name, case), name=f"agent: {name}")
-            case.task.add_done_callback(report_failure)
+            case.task = spawn(self._tend(name, case), name=f"agent: {name}")
 
     def _decide(self, name: TopicName, entry: Entry | None) -> Job | None:
         incarnation = self._registrar.incarnation

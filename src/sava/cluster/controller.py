@@ -23,7 +23,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
-from sava.broker.cursors import report_failure
 from sava.broker.names import TopicName
 from sava.cluster import placement
 from sava.cluster.decisions import Writer
@@ -45,6 +44,7 @@ from sava.metadata.store import MetadataStore
 from sava.storage import catalog
 from sava.storage.errors import CatalogCorrupt
 from sava.storage.types import TopicKey, TopicState
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -127,16 +127,13 @@ class Controller:
     # -- running -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        for run in (self._run, self._rebalance):
-            task = asyncio.create_task(run(), name=f"controller{run.__name__}")
-            task.add_done_callback(report_failure)
-            self._tasks.append(task)
+        self._tasks += [
+            spawn(self._run(), name="controller"),
+            spawn(self._rebalance(), name="rebalancing"),
+        ]
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *self._working.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._tasks, *self._working.values())
         await self._drains.stop()
 
     @property
@@ -380,8 +377,7 @@ class Controller:
     def _begin(self, work: str) -> None:
         """Unless it is still under way."""
         if work not in self._working or self._working[work].done():
-            task = self._working[work] = asyncio.create_task(self._work(work), name=f"controller {work}")
-            task.add_done_callback(report_failure)
+            self._working[work] = spawn(self._work(work), name=f"controller {work}")
 
     async def _work(self, work: str) -> None:
         try:

@@ -35,6 +35,7 @@ from sava.errors import SavaError
 from sava.metadata.commands import Compare, Put
 from sava.metadata.errors import Deposed
 from sava.metadata.store import MetadataStore
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -167,10 +168,7 @@ class Drain:
     async def stop(self, why: Literal["replaced", "deposed"]) -> None:
         """The moves that are under way go on by themselves."""
         self.over = why
-        tasks = list(self._under_way.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._under_way.values())
         self.tell()
 
     # -- telling -----------------------------------------------------------------------------

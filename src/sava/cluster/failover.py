@@ -36,7 +36,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from sava.broker.cursors import report_failure
 from sava.broker.names import TopicName
 from sava.cluster import records as cluster_records
 from sava.cluster.controller import Leadership
@@ -54,6 +53,7 @@ from sava.mirroring.ports import Peers, Stored
 from sava.mirroring.records import RecordCorrupt, Records
 from sava.mirroring.salvage import NotClosed, Salvage
 from sava.storage.leftovers import named_states
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -170,15 +170,11 @@ class Failover:
     def start(self) -> None:
         self._view.listen(self._on_change)
         self._records.listen(None, self._woken.set)
-        self._task = asyncio.create_task(self._run(), name="failover")
-        self._task.add_done_callback(report_failure)
+        self._task = spawn(self._run(), name="failover")
 
     async def close(self) -> None:
         works = [*self._recovering.values(), *self._salvaging.values()]
-        tasks = [task for task in (self._task, *(work.task for work in works)) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._task, *(work.task for work in works))
 
     def _on_change(self, topics: frozenset[TopicName] | None) -> None:
         if topics is None:  # about brokers, or everything
@@ -259,9 +255,7 @@ class Failover:
 
     async def _stop_recoveries(self) -> None:
         tasks = [work.task for work in self._recovering.values() if work.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*tasks)
         self._recovering.clear()
 
     def is_continued(self, journal: JournalId) -> bool:
@@ -384,8 +378,7 @@ class Failover:
             work.retry_at = time.monotonic() + PASS_S
 
     def _begin(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        task.add_done_callback(report_failure)
+        task = spawn(work, name=name)
         task.add_done_callback(lambda _: self._woken.set())
         return task
 

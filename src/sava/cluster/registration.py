@@ -32,13 +32,13 @@ from typing import Final
 
 from sava.broker import specs
 from sava.broker.conditions import unchanged
-from sava.broker.cursors import report_failure
 from sava.cluster import records
 from sava.cluster.records import Registration
 from sava.errors import SavaError
 from sava.metadata.commands import Put
 from sava.metadata.errors import LeaseNotFound, Unavailable
 from sava.metadata.store import MetadataStore
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -100,14 +100,11 @@ class Registrar:
     # -- running -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="registration")
-        self._task.add_done_callback(report_failure)
+        self._task = spawn(self._run(), name="registration")
 
     async def close(self) -> None:
         """The lease is revoked, so that others take over at once: after all topics are closed."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
         self._is_written = False
         lease, self._lease = self._lease, 0
         if lease:

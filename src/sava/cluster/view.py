@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sava.broker import ownership, specs
-from sava.broker.cursors import report_failure
 from sava.broker.names import TopicName
 from sava.broker.ownership import Held
 from sava.broker.specs import Ownership, RecordCorrupt, TopicSpec
@@ -29,6 +28,7 @@ from sava.errors import SavaError
 from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Compacted
 from sava.metadata.store import MetadataStore, Watch
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -78,13 +78,10 @@ class ClusterView:
     # -- running -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="cluster view")
-        self._task.add_done_callback(report_failure)
+        self._task = spawn(self._run(), name="cluster view")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
@@ -124,9 +121,7 @@ class ClusterView:
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await cancelled(*tasks)
         for task in done:
             task.result()
 

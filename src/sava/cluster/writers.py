@@ -38,15 +38,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from sava.broker import specs
 from sava.broker.conditions import unchanged
-from sava.broker.cursors import report_failure
 from sava.broker.names import TopicName, check_name
 from sava.broker.single_flight import SingleFlight
 from sava.cluster import commits
@@ -70,6 +69,7 @@ from sava.storage import staging
 from sava.storage.errors import ObjectMissing, StagedExpired, StagedInvalid
 from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.staging import Manifest, Part, Section
+from sava.tasks import cancelled, spawn, spread
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +79,6 @@ PARALLEL: Final = 16
 INEXACT_MS: Final = 2000
 """By so much two answers of an object store about the age of one object may differ: some of them are given in
 whole seconds."""
-
-T = TypeVar("T")
-Result = TypeVar("Result")
 
 
 class StagedTopics(Protocol):
@@ -135,9 +132,7 @@ class Writers:
     async def close(self) -> None:
         """What is not finished is left to other brokers."""
         await self._finishing.stop(Unavailable("this broker stops"))
-        for task in list(self._tidying):
-            task.cancel()
-        await asyncio.gather(*self._tidying, return_exceptions=True)
+        await cancelled(*self._tidying)
 
     # -- committing ------------------------------------------------------------------------------
 
@@ -216,7 +211,7 @@ class Writers:
                 ) from None
 
         oldest_ms = now_ms() - self.usable_s * 1000
-        for info in await spread(ends, look):
+        for info in await spread(ends, look, parallel=PARALLEL):
             if info.size < ends[info.key]:
                 raise StagedInvalid(f"{info.key} has {info.size} bytes; a section ends at {ends[info.key]}")
             if info.modified_ms < max(oldest_ms, swept_ms + INEXACT_MS):
@@ -231,7 +226,7 @@ class Writers:
             topic_id = await self._topics.check(commit.writer, topic, sections)
             return Part(str(topic), topic_id, tuple(sections))
 
-        return tuple(await spread(commit.parts, check))
+        return tuple(await spread(commit.parts, check, parallel=PARALLEL))
 
     # -- finishing -------------------------------------------------------------------------------
 
@@ -290,7 +285,8 @@ class Writers:
             except (SavaError, TimeoutError) as error:
                 failures.append(error)
 
-        await spread((part for part in manifest.parts if part.topic not in record.done), publish)
+        left = [part for part in manifest.parts if part.topic not in record.done]
+        await spread(left, publish, parallel=PARALLEL)
         if failures:
             if done:
                 await self._note(writer, record.manifest, done=done)
@@ -371,27 +367,10 @@ class Writers:
             log.warning("writers: staged objects not removed error=%s: %s", type(error).__name__, error)
 
     def _tidy(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="writers: removing")
+        task = spawn(work, name="writers: removing")
         self._tidying.add(task)
         task.add_done_callback(self._tidying.discard)
-        task.add_done_callback(report_failure)
 
 
 def _is_over(record: WriterRecord, manifest: str) -> bool:
     return record.manifest != manifest or record.is_published
-
-
-async def spread(items: Iterable[T], work: Callable[[T], Awaitable[Result]]) -> list[Result]:
-    """``work`` for each, some at a time; results in the order of the items. The first failure ends it."""
-    slots = asyncio.Semaphore(PARALLEL)
-
-    async def one(item: T) -> Result:
-        async with slots:
-            return await work(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(item)) for item in items]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]

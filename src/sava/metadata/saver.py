@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from sava.metadata.machine.state_machine import FrozenState
 from sava.metadata.snapshots import SnapshotBuilder, SnapshotStore
 from sava.raft.types import SnapshotMeta
+from sava.tasks import cancelled
 
 SLICE_S = 0.001
 PAUSE_S = 0.004
@@ -47,9 +48,7 @@ class BackgroundSaver:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
         self._thread.shutdown(wait=True)
 
     async def _save(self, base: SnapshotMeta, frozen: FrozenState, done: Done) -> None:

@@ -37,6 +37,7 @@ from sava.mirror import (
     StorageId,
 )
 from sava.mirroring.ports import Peers, PeerUnreachable, RecordChanged, Stored
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -148,10 +149,7 @@ class Coordinator:
             while recovery.phase not in (Phase.CLOSED, Phase.OVERTAKEN):
                 await self._advance(recovery)
         finally:
-            tasks = list(self._asking.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(*self._asking.values())
         return recovery.record if recovery.phase is Phase.CLOSED else None
 
     async def _advance(self, recovery: Recovery) -> None:

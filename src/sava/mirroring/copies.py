@@ -48,7 +48,7 @@ from sava.mirror.types import without
 from sava.mirroring.copy_files import CopyFiles, directory_name, journal_of_directory
 from sava.mirroring.ports import JournalRecords
 from sava.mirroring.syncing import Syncing
-from sava.mirroring.tasks import spawn
+from sava.tasks import cancelled, spawn
 from sava.wal import DiskFull, LocalDisk, PositionOutside, Record
 
 log = logging.getLogger(__name__)
@@ -348,9 +348,7 @@ class Copies:
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+        await cancelled(self._sweeping)
         await asyncio.gather(*self._looking, return_exceptions=True)
         for copy in self._copies.values():
             await copy.settle()

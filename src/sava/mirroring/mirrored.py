@@ -40,11 +40,11 @@ from sava.mirroring.ports import Choose, JournalRecords, Neighbours, RecordChang
 from sava.mirroring.recent import RecentBytes
 from sava.mirroring.server import Session, Write
 from sava.mirroring.stretches import Stretches
-from sava.mirroring.tasks import spawn
 from sava.mirroring.wire import Door
 from sava.records import RecordBatch
 from sava.storage.journal import Journal
 from sava.storage.replay import BATCH
+from sava.tasks import cancelled, spawn
 from sava.wal import DiskFull, LocalDisk
 
 log = logging.getLogger(__name__)
@@ -336,9 +336,7 @@ class MirroredJournal:
     async def lost(self) -> None:
         """The registration is lost: nothing that is in flight will be acknowledged."""
         beginning, self._beginning = self._beginning, None
-        if beginning is not None:
-            beginning.cancel()
-            await asyncio.gather(beginning, return_exceptions=True)
+        await cancelled(beginning)
         why = JournalFenced(JournalId(self._broker, self._incarnation))
         self._journal.fail_waiting(why)
         await self._stop(why)
@@ -388,10 +386,7 @@ class MirroredJournal:
 
     async def close(self) -> None:
         """Before the journal is closed. What is in flight fails; topics are closed by then."""
-        tasks = [task for task in (self._beginning, self._tidying) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._beginning, self._tidying)
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._stop(JournalFenced(JournalId(self._broker, self._incarnation)))
         await self.peers.close()

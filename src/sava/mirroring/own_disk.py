@@ -43,8 +43,8 @@ from sava.mirror.types import without
 from sava.mirroring.copies import Copies, Reply
 from sava.mirroring.lives import Life, Lives
 from sava.mirroring.stretches import Stretches
-from sava.mirroring.tasks import spawn
 from sava.storage.journal import Journal
+from sava.tasks import cancelled, spawn
 from sava.wal import DiskFull, PositionOutside
 
 log = logging.getLogger(__name__)
@@ -202,9 +202,7 @@ class OwnDisk:
             self._copies.receive(origin, first, reply)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
 
 async def _no_life(_: int) -> Ended | None:

@@ -35,9 +35,9 @@ from sava.mirror import Durable, JournalId, JournalRecord, Owner, Refusal, Stora
 from sava.mirroring.ports import Choose, JournalRecords, Neighbour, Neighbours, RecordChanged
 from sava.mirroring.recent import RecentBytes
 from sava.mirroring.streams import OlderBytes, Stream
-from sava.mirroring.tasks import spawn
 from sava.mirroring.wire import Door
 from sava.storage.commitment import NotCommittable
+from sava.tasks import cancelled, spawn
 from sava.wal import Tap
 
 log = logging.getLogger(__name__)
@@ -373,10 +373,7 @@ class OwnedJournal:
         self.stop()
         for end in self._ends:
             end()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
         for stream in list(self._streams.values()):
             await stream.close()
         self._streams.clear()

@@ -25,6 +25,7 @@ from sava.metadata.errors import Compacted
 from sava.metadata.store import MetadataStore
 from sava.mirror import JournalId, JournalRecord
 from sava.mirroring.ports import RecordChanged, Stored
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -140,12 +141,10 @@ class Records:
         return end
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="journal records")
+        self._task = spawn(self._run(), name="journal records")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     async def _run(self) -> None:
         """Listeners are told too often rather than too seldom: they look for themselves."""

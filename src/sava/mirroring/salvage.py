@@ -47,6 +47,7 @@ from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
 from sava.storage.types import TopicKey, TopicState
 from sava.storage.uploader import marks_of
+from sava.tasks import cancelled
 from sava.wal import Record
 
 log = logging.getLogger(__name__)
@@ -304,9 +305,7 @@ class _Uploads:
 
     async def close(self) -> None:
         tasks = [upload.task for upload in self._uploads.values() if upload.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*tasks)
 
     async def _begin(self, upload: _Upload, *, seals: bool = False) -> None:
         """What is held of the topic goes on its way, after what went before it."""

@@ -24,8 +24,8 @@ from sava.mirror import Durable, Joined, Owner, Range, Refusal, Refused, Storage
 from sava.mirroring.ports import Neighbours
 from sava.mirroring.recent import RecentBytes
 from sava.mirroring.stretches import READ_BYTES
-from sava.mirroring.tasks import spawn
 from sava.mirroring.wire import Answer, Door, Link, Request
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +198,4 @@ class Stream:
 
     async def close(self) -> None:
         tasks = [self._task, *([self._reading] if self._reading is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*tasks)

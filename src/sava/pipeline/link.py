@@ -24,13 +24,13 @@ from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
 from sava.client.errors import ClientError, Closed, Refused, Timeout
 from sava.client.loop_thread import LoopThread
 from sava.client.reader import Reader, ReaderOptions
-from sava.client.tasks import cancelled
 from sava.pipeline.calls import Calls
 from sava.pipeline.per_process import PerProcess
 from sava.pipeline.publishing import Publishing
 from sava.pipeline.tails import Extent, Tails
 from sava.proto import danube_schema_pb2, replica_pb2, replica_pb2_grpc, streams_pb2, writers_pb2
 from sava.records import RecordBatch
+from sava.tasks import cancelled
 
 __all__ = ["Access", "Extent", "Link", "OffsetGone", "TopicParts"]
 

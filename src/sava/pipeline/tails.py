@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 from sava.client.backoff import Backoff
 from sava.client.connection import OPEN_TIMEOUT_S
 from sava.client.errors import Unavailable
-from sava.client.tasks import cancelled
 from sava.pipeline.calls import Calls, Owner
 from sava.proto import streams_pb2
+from sava.tasks import cancelled
 
 STAND_S: Final = 20.0
 """How long an owner keeps a question before it answers that nothing has changed."""

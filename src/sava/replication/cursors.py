@@ -26,6 +26,7 @@ from sava.errors import SavaError
 from sava.metadata.store import MetadataStore
 from sava.replication.records import EARLIEST, LATEST
 from sava.storage.link_cursors import link_cursor
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +118,7 @@ class LinkCursors:
         except TimeoutError:
             pass  # the rest is for the next pass
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(*tasks)
         return len(done) == len(work)
 
     def _failed(self, cursor: Cursor, reason: str) -> None:

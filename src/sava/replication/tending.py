@@ -8,7 +8,6 @@ import logging
 import time
 from typing import Final
 
-from sava.broker.cursors import report_failure
 from sava.broker.names import TopicName
 from sava.cluster.controller import Leadership
 from sava.cluster.errors import NotLeader
@@ -18,6 +17,7 @@ from sava.metadata.errors import Deposed
 from sava.replication.links import Links
 from sava.replication.reports import Reports
 from sava.replication.status import Statuses
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +49,10 @@ class Tending:
         view.listen(self._on_change)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="replication")
-        self._task.add_done_callback(report_failure)
+        self._task = spawn(self._run(), name="replication")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     def _on_change(self, topics: frozenset[TopicName] | None) -> None:
         self._is_changed = True

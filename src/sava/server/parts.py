@@ -64,6 +64,7 @@ from sava.storage.journal import JournalOptions
 from sava.storage.objectstore import ObjectStore
 from sava.storage.store_identity import store_id
 from sava.storage.uploader import UploadOptions
+from sava.tasks import cancelled, spawn
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class Parts:
         self.failover.start()
         self.replicating.start()
         self.reports.start()
-        self._joining = asyncio.create_task(self._join(), name="joining")
+        self._joining = spawn(self._join(), name="joining")
 
     async def _join(self) -> None:
         """Be there for others, once it is known which segments this broker can read. Until then it has no
@@ -183,9 +184,7 @@ class Parts:
     async def stop(self) -> None:
         """Clients are turned away and positions written down while the metadata store still works; then
         others may have the topics."""
-        if self._joining is not None:
-            self._joining.cancel()
-            await asyncio.gather(self._joining, return_exceptions=True)
+        await cancelled(self._joining)
         await self.reports.close()
         await self.failover.close()
         await self.replicating.close()

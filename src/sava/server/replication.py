@@ -22,11 +22,12 @@ from sava.replication.remotes import Identity, Remotes
 from sava.replication.reports import Reports
 from sava.replication.status import Statuses
 from sava.replication.tending import Tending
-from sava.services.owners import spread
+from sava.services.owners import PARALLEL
 from sava.services.remotes import RemoteClusters
 from sava.services.subscriptions_admin import SERVICE
 from sava.services.topic_descriptions import start_message
 from sava.services.topic_parts import TopicParts
+from sava.tasks import spread
 
 
 def open_replication(
@@ -112,5 +113,5 @@ async def _extents(topics: TopicParts, names: Sequence[TopicName]) -> dict[Topic
             return None
         return Extent(described.start_offset, described.next_offset)
 
-    found = zip(names, await spread(names, extent), strict=True)
+    found = zip(names, await spread(names, extent, parallel=PARALLEL), strict=True)
     return {name: extent for name, extent in found if extent is not None}

@@ -30,6 +30,7 @@ from sava.services.raft_wire import (
     encode,
 )
 from sava.services.sockets import settle
+from sava.tasks import cancelled
 
 PAUSE_MIN_S = 0.05
 PAUSE_MAX_S = 1.0
@@ -113,8 +114,7 @@ class Lane(asyncio.Protocol):
     async def close(self) -> None:
         self._is_closing = True
         if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+            await cancelled(self._connecting)
             await settle()
         if self._transport is not None:
             self._transport.abort()

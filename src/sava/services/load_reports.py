@@ -24,6 +24,7 @@ from sava.proto import brokers_pb2 as pb
 from sava.services.brokers_admin import load_report
 from sava.services.forwarding import Forwarder
 from sava.storage.link_cursors import is_link_cursor
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +57,10 @@ class LoadReports:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="load reports")
+        self._task = spawn(self._run(), name="load reports")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     async def _run(self) -> None:
         reported_to, reported_at = 0, float("-inf")

@@ -21,9 +21,8 @@ from sava.errors import RetryableError
 from sava.metadata.errors import Unavailable
 from sava.services.forwarding import Forwarder, Routes
 from sava.services.peers import Port
+from sava.tasks import spread
 
-T = TypeVar("T")
-Result = TypeVar("Result")
 Reply = TypeVar("Reply", bound=Message)
 
 PARALLEL: Final = 16
@@ -73,7 +72,7 @@ class Owners:
     async def each(self, parts: Iterable[Part[Reply]]) -> list[Reply]:
         """All, in their order. The first failure is raised, and the parts that are not done yet are given
         up."""
-        return await spread(parts, self.do)
+        return await spread(parts, self.do, parallel=PARALLEL)
 
     async def settled(self, names: Iterable[TopicName], *, timeout: float) -> None:
         """Until all have an owner, or the time is over; which of the two, whoever describes them finds
@@ -85,25 +84,4 @@ class Owners:
 
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await spread(names, settle)
-
-
-async def spread(
-    items: Iterable[T], work: Callable[[T], Awaitable[Result]], parallel: int = PARALLEL
-) -> list[Result]:
-    """``work`` for each item, a few at a time; results in the order of the items."""
-    waiting = iter(list(enumerate(items)))
-    results: dict[int, Result] = {}
-
-    async def take_turns() -> None:
-        for index, item in waiting:
-            results[index] = await work(item)
-
-    turns = [asyncio.create_task(take_turns()) for _ in range(parallel)]
-    try:
-        await asyncio.gather(*turns)
-    finally:
-        for turn in turns:
-            turn.cancel()  # those that are left when another has failed
-        await asyncio.gather(*turns, return_exceptions=True)
-    return [results[index] for index in sorted(results)]
+                await spread(names, settle, parallel=PARALLEL)

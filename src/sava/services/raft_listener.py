@@ -37,6 +37,7 @@ from sava.services.raft_wire import (
     encode,
 )
 from sava.services.sockets import notice_vanishing, settle, split_address
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +83,7 @@ class RaftListener:
         await settle()
         for connection in tuple(self._connections):
             connection.abort()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
         await self._empty.wait()
 
     def joined(self, connection: _Connection) -> bool:

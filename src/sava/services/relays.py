@@ -17,6 +17,7 @@ from grpc import aio
 from sava.services import faults
 from sava.services.faults import Relayed
 from sava.services.peers import Link, Unreachable
+from sava.tasks import cancelled
 
 EOF: Final[Any] = vars(aio)["EOF"]  # the type stubs do not know it
 
@@ -105,9 +106,7 @@ async def both_ways(
             return await _trailing(call)
         finally:
             call.cancel()
-            if sending is not None:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
+            await cancelled(sending)
 
 
 async def _send(call: Any, read: Callable[[], Awaitable[Any]]) -> None:

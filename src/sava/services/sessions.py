@@ -24,6 +24,7 @@ from sava.proto import streams_pb2 as pb
 from sava.records import Header, RecordBatch
 from sava.services import faults
 from sava.services.deliveries import Deliveries
+from sava.tasks import cancelled
 
 EOF: Final[Any] = vars(aio)["EOF"]  # the type stubs do not know it
 MAX_UNANSWERED: Final = 64
@@ -208,12 +209,6 @@ async def opening(context: Any) -> Any:
     if request is EOF or request.WhichOneof("kind") != "open":
         raise MessageInvalid("a stream begins with its opening")
     return request.open
-
-
-async def cancelled(*tasks: asyncio.Future[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _ranges(flat: Sequence[int]) -> list[Range]:

@@ -28,7 +28,8 @@ from sava.metadata.store import MetadataStore
 from sava.proto import topics_admin_pb2 as pb
 from sava.services import topic_descriptions as describe
 from sava.services.faults import Relayed
-from sava.services.owners import Owners, Part, Reply, spread
+from sava.services.owners import PARALLEL, Owners, Part, Reply
+from sava.tasks import spread
 
 Request = TypeVar("Request", bound=Message)
 
@@ -75,7 +76,7 @@ class TopicParts:
 
     async def describe(self, names: Sequence[TopicName]) -> list[pb.TopicDescription]:
         """Each by its owner. Of one whose owner does not answer, what the metadata store knows."""
-        return await spread(names, self._describe)
+        return await spread(names, self._describe, parallel=PARALLEL)
 
     async def _describe(self, name: TopicName) -> pb.TopicDescription:
         part = Part(

@@ -19,6 +19,7 @@ from sava.cluster.errors import NotLeader
 from sava.errors import CallerError, SavaError
 from sava.proto import topics_admin_pb2 as pb
 from sava.services.topic_parts import TopicParts
+from sava.tasks import cancelled
 
 REASON: Final = "unload"
 PARALLEL: Final = 8
@@ -80,9 +81,7 @@ class Unloading:
                 yield await done.get()
         finally:
             # Of moves that were begun the controller sees the end, whoever waits for it.
-            for turn in turns:
-                turn.cancel()
-            await asyncio.gather(*turns, return_exceptions=True)
+            await cancelled(*turns)
 
     async def _move(self, name: TopicName, target: int, timeout_ms: int) -> pb.TopicMove:
         move = await self._controller.move(name, target=target, reason=REASON, timeout_ms=timeout_ms)

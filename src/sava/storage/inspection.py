@@ -47,6 +47,7 @@ from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.orphans import can_be_registered
 from sava.storage.segment import SegmentReader
 from sava.storage.types import Segment, TopicKey, TopicState
+from sava.tasks import cancelled
 
 OBJECTS: Final = "topics"
 _BEHIND: Final = "\U0010ffff"
@@ -341,9 +342,7 @@ class Verification:
                 if text:
                     yield text
         finally:
-            for _, task in ahead:
-                task.cancel()
-            await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+            await cancelled(*(task for _, task in ahead))
 
     async def _verify(self, name: TopicName, segment: Segment) -> str:
         """What is wrong, in words."""

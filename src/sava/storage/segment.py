@@ -32,6 +32,7 @@ from sava.storage.keys import ObjectName, check_topic, object_key
 from sava.storage.objectstore import ObjectStore
 from sava.storage.segment_file import Footer, RowGroup
 from sava.storage.types import Segment, TopicKey
+from sava.tasks import cancelled
 
 WINDOW_BYTES: Final = 4 << 20
 """Of messages before compression, fetched and decoded together."""
@@ -133,9 +134,7 @@ class SegmentReader:
                     yield batch.slice(start, end)
                 ahead.popleft()
         finally:
-            for task in ahead:
-                task.cancel()
-            await asyncio.gather(*ahead, return_exceptions=True)
+            await cancelled(*ahead)
 
     async def offset_at(self, segment: Segment, publish_time: int) -> int | None:
         """The first offset in the segment whose publish time is >= ``publish_time`` (µs), or None. Reads one

@@ -52,6 +52,7 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
 from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
+from sava.tasks import cancelled, spawn
 
 _log = logging.getLogger(__name__)
 
@@ -181,7 +182,7 @@ class Uploader:
         self._woken = asyncio.Event()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="sava-upload")
         """One: malloc keeps the memory of a segment for every thread that has ever made one."""
-        self._task = asyncio.create_task(self._run(), name="sava-uploader")
+        self._task = spawn(self._run(), name="sava-uploader")
 
     def attach(self, backlog: Backlog) -> None:
         self._backlogs.add(backlog)
@@ -210,9 +211,7 @@ class Uploader:
 
     async def close(self) -> None:
         """Stop at once: what is not registered stays in the journal."""
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await cancelled(self._task)
         await asyncio.to_thread(self._threads.shutdown)
 
     # -- the task ----------------------------------------------------------------------------

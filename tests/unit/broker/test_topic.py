@@ -358,6 +358,31 @@ async def test_while_the_store_cannot_be_reached_positions_wait(world: World) ->
         assert stored_cursor(world).next_offset == 2
 
 
+async def test_a_consumer_that_goes_does_not_end_another_ones_wait_for_its_acks_to_be_stored(
+    world: World,
+) -> None:
+    """Two wait for the same position, and share the event of its being stored. The stream of one ends, which
+    cancels its waiting. The other, and whoever asks after that, must still be told."""
+    world.metadata = store = _Failing()
+    async with world.topics() as topics:
+        topic = await topics.get_or_create(ORDERS, True)
+        await publish(topic, "a")
+        consumer = await topic.subscribe(options())
+        await received(consumer, 1)
+        store.is_failing = True
+        consumer.ack(ranges(0))
+        leaving, staying = (asyncio.create_task(topic.acks_stored("s")) for _ in range(2))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait((leaving,))
+        late = asyncio.create_task(topic.acks_stored("s"))
+        store.is_failing = False
+        await asyncio.wait((staying, late))
+        assert not staying.cancelled()
+        assert not late.cancelled()
+        assert stored_cursor(world).next_offset == 1
+
+
 async def test_many_cursors_are_written_in_few_transactions(world: World) -> None:
     async with world.topics(options=SLOW) as topics:
         topic = await topics.get_or_create(ORDERS, True)

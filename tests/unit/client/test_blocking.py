@@ -115,3 +115,16 @@ def test_a_closed_client_says_so(address: str) -> None:
     client.close()
     with pytest.raises(Closed):
         producer.open()
+
+
+def test_an_ack_after_the_client_was_closed_says_so(address: str) -> None:
+    """It is passed on by the client's thread, which is gone: that was an error of asyncio's own."""
+    with Client(f"http://{address}") as client:
+        with client.producer(TOPIC) as producer:
+            producer.send(b"x")
+        consumer = client.consumer(TOPIC, subscription="s")
+        consumer.open()
+        batch = consumer.receive_batch()
+        assert batch is not None
+    with pytest.raises(Closed):
+        consumer.ack(batch)

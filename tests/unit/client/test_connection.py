@@ -11,10 +11,11 @@ import pytest
 from grpc import aio
 
 from sava.client import Client, ConsumerReplaced, Refused, TopicUnknown, Unavailable
-from sava.client.connection import parse_addresses
+from sava.client.connection import Connection, parse_addresses
 from sava.client.errors import ClientError, Denied, error_of
 from sava.client.position import microseconds, position_of
 from sava.client.routing import fnv1a, partition_of
+from sava.proto import streams_pb2 as pb
 from tests.patience import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
 
@@ -109,6 +110,31 @@ async def test_one_address_that_answers_is_enough(broker: MemoryBroker) -> None:
     await dead.stop()
     async with Client([dead.address, broker.address]) as client, client.producer("/default/t") as producer:
         assert await producer.send(b"x") == 0
+
+
+class Silenced(Connection):
+    """Whose first address says nothing to two who ask it, whose time for it is over at the same moment."""
+
+    def __init__(self) -> None:
+        super().__init__("silent:1, good:2", token=None, tls=None, timeout=1.0)
+        self.asked: list[str] = []
+        self._moment = asyncio.Event()
+
+    async def call(self, method: str, request: Any, *, target: str, **rest: Any) -> pb.LookUpResponse:
+        self.asked.append(target)
+        if target != "silent:1":
+            return pb.LookUpResponse()
+        if len(self.asked) == 2:
+            self._moment.set()
+        await self._moment.wait()
+        raise Unavailable("it said nothing")
+
+
+async def test_two_who_fail_at_once_with_one_address_go_on_to_the_next_and_not_past_it() -> None:
+    """Each moved the turn on by one, which for two addresses is back to the first."""
+    connection = Silenced()
+    await asyncio.gather(*(connection.look_up("/default/t") for _ in range(2)))
+    assert connection.asked == ["silent:1", "silent:1", "good:2", "good:2"]
 
 
 async def test_no_broker_is_unavailable_within_the_timeout() -> None:

@@ -22,6 +22,7 @@ from sava.broker.specs import Poison
 from sava.errors import RetryableError, SavaError
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
+from sava.tasks import cancelled, spawn
 
 _log = logging.getLogger(__name__)
 
@@ -63,16 +64,14 @@ class DeadLetters:
     def look(self) -> None:
         """There may be dead letters."""
         if self._core.failures.dead and self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"dead letters of {self._subscription}")
+            self._task = spawn(self._run(), name=f"dead letters of {self._subscription}")
 
     def retry_now(self) -> None:
         """The policy has changed: what failed before may succeed."""
         self._hurry.set()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     async def _run(self) -> None:
         pause = _FIRST_PAUSE_S

@@ -24,9 +24,9 @@ from sava.client.connection import Connection
 from sava.client.errors import ClientError, Unavailable
 from sava.client.loop_thread import LoopThread
 from sava.client.stream import STATUS_S, Route, Stream
-from sava.client.tasks import cancelled
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
+from sava.tasks import cancelled
 
 T = TypeVar("T")
 

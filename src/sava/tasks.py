@@ -1,0 +1,77 @@
+"""Tasks: begun so that none fails unseen, waited for, and ended so that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def report(task: asyncio.Task[Any], error: BaseException) -> None:
+    log.error("a background task failed name=%s", task.get_name(), exc_info=error)
+
+
+def spawn(
+    work: Coroutine[Any, Any, T], *, name: str, failed: Callable[[BaseException], None] | None = None
+) -> asyncio.Task[T]:
+    """A task of which nobody asks for the result. asyncio tells of an error only when the task is forgotten,
+    and whoever is to cancel it later does not forget it: so an error that the work does not handle itself
+    goes to ``failed`` at once, or to the log."""
+
+    def done(task: asyncio.Task[T]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if failed is not None:
+            failed(error)
+        else:
+            report(task, error)
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(done)
+    return task
+
+
+async def cancelled(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel them and wait until they have ended, however that is. None stands for one that never began."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def is_done_within(timeout: float, future: asyncio.Future[None]) -> bool:
+    """False when the time is up; the future goes on. Raises what it failed with."""
+    try:
+        async with asyncio.timeout(timeout):
+            await asyncio.shield(future)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def spread(
+    items: Iterable[Item], work: Callable[[Item], Awaitable[Result]], *, parallel: int
+) -> list[Result]:
+    """``work`` for each item, so many at a time; results in the order of the items. Raises the first failure,
+    and gives up what is not done by then."""
+    waiting = iter(list(enumerate(items)))
+    results: dict[int, Result] = {}
+
+    async def take_turns() -> None:
+        for index, item in waiting:
+            results[index] = await work(item)
+
+    turns = [asyncio.create_task(take_turns()) for _ in range(parallel)]
+    try:
+        await asyncio.gather(*turns)
+    finally:
+        await cancelled(*turns)
+    return [results[index] for index in sorted(results)]
