@@ -27,6 +27,8 @@ UNITS: Final = {
     "messages": "messages",
     "ratio": "ratio",
     "imbalance": "ratio",
+    "backlog": "messages",
+    "journal_position": "bytes",
     "index": "position",
     "revision": "position",
     "term": "number",

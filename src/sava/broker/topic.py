@@ -124,6 +124,10 @@ class Topic:
         return self._reliable if self._reliable is not None else self._need_transient()
 
     @property
+    def next_offset(self) -> int:
+        return self.log.next_offset if self.log is not None else self._need_transient().next_offset
+
+    @property
     def subscriptions(self) -> Mapping[str, AnySubscription]:
         return self._subscriptions.live
 
@@ -313,7 +317,7 @@ class Topic:
             epoch=self.epoch,
             state="closed" if self._is_closed else log.status.value if log is not None else "open",
             start_offset=log.start_offset if log is not None else 0,
-            next_offset=log.next_offset if log is not None else self._need_transient().next_offset,
+            next_offset=self.next_offset,
             stored_offset=log.stored_offset if log is not None else 0,
             producers=tuple(producer.name for producer in self.producers),
             subscriptions=tuple(map(_describe, self.subscriptions.values())),

@@ -165,6 +165,11 @@ class Owner:
         """As far as it is known; for figures."""
         return self._durable.get(storage, 0)
 
+    @property
+    def own_durable(self) -> int:
+        """What the own disk has: all that is committed, also before the first sync. For figures."""
+        return max(self.durable_end(self.own), self.commit)
+
     # -- changing the record -----------------------------------------------------------------
 
     @property

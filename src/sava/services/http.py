@@ -10,20 +10,23 @@ so is one that could not renew its registration: it has let go of its topics.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Protocol
 
 from sava.cluster.view import ClusterView
 from sava.metadata.node import RaftNode
+from sava.services import metrics_page
 from sava.services.metrics import Metrics
 
 MAX_REQUEST_BYTES = 16 << 10
-REQUEST_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 5.0
+WRITE_TIMEOUT_S = 30.0
+"""A page of many topics has megabytes."""
 CAUGHT_UP = 100
 """Entries that may be committed and not yet applied while a node still counts as caught up."""
 
-Page = Callable[[], tuple[HTTPStatus, str, bytes]]
+Page = Callable[[], Awaitable[tuple[HTTPStatus, str, bytes]]]
 
 
 class Presence(Protocol):
@@ -73,32 +76,34 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(READ_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._respond(head))
+            # However long this takes: it is this broker that is slow, and who asks has a deadline of his own.
+            writer.write(await self._respond(head))
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await writer.drain()
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return
         finally:
             writer.close()
 
-    def _respond(self, head: bytes) -> bytes:
+    async def _respond(self, head: bytes) -> bytes:
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or words[0] not in ("GET", "HEAD"):
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"GET only\n")
         page = self._pages.get(words[1].partition("?")[0])
         if page is None:
             return _response(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
-        status, kind, body = page()
+        status, kind, body = await page()
         return _response(status, kind, body)
 
-    def _render(self) -> tuple[HTTPStatus, str, bytes]:
-        return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", self._metrics.render()
+    async def _render(self) -> tuple[HTTPStatus, str, bytes]:
+        return HTTPStatus.OK, metrics_page.TYPE, await self._metrics.page()
 
-    def _health(self) -> tuple[HTTPStatus, str, bytes]:
+    async def _health(self) -> tuple[HTTPStatus, str, bytes]:
         return HTTPStatus.OK, "text/plain", b"ok\n"
 
-    def _ready(self) -> tuple[HTTPStatus, str, bytes]:
+    async def _ready(self) -> tuple[HTTPStatus, str, bytes]:
         ready, reason = readiness(self._node, self._view, self._presence)
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "text/plain", f"{reason}\n".encode()

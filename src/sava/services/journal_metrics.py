@@ -61,7 +61,7 @@ class JournalCollector(Collector):
             for name, position in (
                 ("stored", owner.floor),
                 ("committed", owner.commit),
-                ("durable", owner.durable_end(owner.own)),
+                ("durable", owner.own_durable),
                 ("end", owner.end),
             ):
                 positions.add_metric((name,), position)

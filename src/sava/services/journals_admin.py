@@ -144,7 +144,7 @@ class JournalsService(rpc.JournalsServicer):
 
 def _add_own_positions(own: OwnedJournal, described: pb.Journal) -> None:
     owner = own.owner
-    durable = max(owner.durable_end(owner.own), owner.commit)  # the own disk has what is committed
+    durable = owner.own_durable
     described.positions.CopyFrom(
         pb.JournalPositions(floor=owner.floor, committed=owner.commit, durable=durable, end=owner.end)
     )

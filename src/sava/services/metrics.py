@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -14,6 +14,7 @@ from sava.cluster.pipelines import Pipelines
 from sava.config import Config
 from sava.metadata.node import RaftNode
 from sava.replication.control import Control
+from sava.services import metrics_page
 from sava.services.cluster_metrics import ClusterParts, observe_cluster
 from sava.services.disks import DisksCollector
 from sava.services.journal_metrics import JournalCollector, JournalParts
@@ -115,8 +116,8 @@ class Metrics:
     def observe_replication(self, control: Control) -> None:
         self.registry.register(ReplicationCollector(control))
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+    async def page(self) -> bytes:
+        return await metrics_page.written(self.registry)
 
 
 class _NodeCollector(Collector):

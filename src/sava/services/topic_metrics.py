@@ -1,19 +1,28 @@
-"""What a broker tells Prometheus about its topics and subscriptions, read from them when scraped."""
+"""What a broker tells Prometheus about its topics and subscriptions, read from them when scraped; of many of
+them in parts, so that whoever writes the page can do something else in between."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sava.broker.names import TopicName
+from sava.broker.non_reliable import NonReliableSubscription
 from sava.broker.subscription import Subscription
+from sava.broker.topic import Topic
 from sava.broker.topics import Topics
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.link_cursors import is_link_cursor
 
 _TOPIC: tuple[str, ...] = ("topic",)
 _SUBSCRIPTION: tuple[str, ...] = ("topic", "subscription")
+_PART = 50
+"""Topics at a time: about what a slice of ``metrics_page`` bears, with some subscriptions each."""
+
+
+Part = list[tuple[TopicName, Topic]]
 
 
 class TopicsCollector(Collector):
@@ -23,8 +32,17 @@ class TopicsCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._journal()
-        yield from self._of_topics()
-        yield from self._of_subscriptions()
+        for part in self._parts():
+            yield from _of_topics(part)
+            yield from _of_subscriptions(part)
+
+    def _parts(self) -> Iterator[Part]:
+        """At least one: what each figure means is told also where there are no topics."""
+        loaded = self._topics.loaded
+        names = list(loaded)
+        for first in range(0, max(1, len(names)), _PART):
+            # What has gone since the page was begun is told by who has it now.
+            yield [(name, loaded[name]) for name in names[first : first + _PART] if name in loaded]
 
     def _journal(self) -> Iterable[Metric]:
         journal = self._storage.journal
@@ -38,64 +56,77 @@ class TopicsCollector(Collector):
             "sava_topics_served", "Topics that this broker serves.", len(self._topics.loaded)
         )
 
-    def _of_topics(self) -> Iterable[Metric]:
-        ends = CounterMetricFamily("sava_topic_messages", "Messages published, by offset.", labels=_TOPIC)
-        stored = GaugeMetricFamily(
-            "sava_topic_unstored_messages", "Messages that are not in segments yet.", labels=_TOPIC
-        )
-        producers = GaugeMetricFamily("sava_topic_producers", "Open producers.", labels=_TOPIC)
-        copied = CounterMetricFamily(
-            "sava_topic_copied_messages",
-            "Messages that came from other clusters, by what became of them.",
-            labels=(*_TOPIC, "outcome"),
-        )
-        refused = CounterMetricFamily(
-            "sava_topic_chain_refusals",
-            "Stretches of other clusters' topics that did not go on where the copy is.",
-            labels=_TOPIC,
-        )
-        for name, topic in self._topics.loaded.items():
-            labels = (str(name),)
-            producers.add_metric(labels, sum(1 for _ in topic.producers))
-            copies = topic.copies
-            if copies.refused:
-                refused.add_metric(labels, copies.refused)
-            for outcome in ("appended", "duplicates", "loops"):
-                if count := getattr(copies, outcome):
-                    copied.add_metric((*labels, outcome), count)
-            if topic.log is not None:
-                ends.add_metric(labels, topic.log.next_offset)
-                stored.add_metric(labels, topic.log.next_offset - topic.log.stored_offset)
-        yield from (ends, stored, producers, copied, refused)
 
-    def _of_subscriptions(self) -> Iterable[Metric]:
-        gauges = {
-            "backlog": GaugeMetricFamily(
-                "sava_subscription_backlog_messages", "Messages that are not acked.", labels=_SUBSCRIPTION
-            ),
-            "unacked": GaugeMetricFamily(
-                "sava_subscription_unacked_messages", "Delivered and not acked.", labels=_SUBSCRIPTION
-            ),
-            "consumers": GaugeMetricFamily(
-                "sava_subscription_consumers", "Connected consumers.", labels=_SUBSCRIPTION
-            ),
-            "blocked": GaugeMetricFamily(
-                "sava_subscription_blocked",
-                "1 while a message that failed too often waits for somebody to act.",
-                labels=_SUBSCRIPTION,
-            ),
-        }
-        counters = {
-            name: CounterMetricFamily(f"sava_subscription_{name}_messages", text, labels=_SUBSCRIPTION)
-            for name, text in _COUNTERS.items()
-        }
-        for name, topic in self._topics.loaded.items():
-            for subscription in topic.subscriptions.values():
-                # What links have not copied is among the figures of replication.
-                if isinstance(subscription, Subscription) and not is_link_cursor(subscription.name):
-                    _add(gauges, counters, (str(name), subscription.name), subscription)
-        yield from gauges.values()
-        yield from counters.values()
+def _of_topics(topics: Part) -> Iterable[Metric]:
+    ends = CounterMetricFamily(
+        "sava_topic_messages",
+        "Messages published: of a reliable topic all, by offset; of another those since it was opened here.",
+        labels=_TOPIC,
+    )
+    stored = GaugeMetricFamily(
+        "sava_topic_unstored_messages", "Messages that are not in segments yet.", labels=_TOPIC
+    )
+    producers = GaugeMetricFamily("sava_topic_producers", "Open producers.", labels=_TOPIC)
+    copied = CounterMetricFamily(
+        "sava_topic_copied_messages",
+        "Messages that came from other clusters, by what became of them.",
+        labels=(*_TOPIC, "outcome"),
+    )
+    refused = CounterMetricFamily(
+        "sava_topic_chain_refusals",
+        "Stretches of other clusters' topics that did not go on where the copy is.",
+        labels=_TOPIC,
+    )
+    for name, topic in topics:
+        labels = (str(name),)
+        producers.add_metric(labels, sum(1 for _ in topic.producers))
+        copies = topic.copies
+        if copies.refused:
+            refused.add_metric(labels, copies.refused)
+        for outcome in ("appended", "duplicates", "loops"):
+            if count := getattr(copies, outcome):
+                copied.add_metric((*labels, outcome), count)
+        ends.add_metric(labels, topic.next_offset)
+        if topic.log is not None:
+            stored.add_metric(labels, topic.log.next_offset - topic.log.stored_offset)
+    yield from (ends, stored, producers, copied, refused)
+
+
+def _of_subscriptions(topics: Part) -> Iterable[Metric]:
+    gauges = {
+        "backlog": GaugeMetricFamily(
+            "sava_subscription_backlog_messages", "Messages that are not acked.", labels=_SUBSCRIPTION
+        ),
+        "unacked": GaugeMetricFamily(
+            "sava_subscription_unacked_messages", "Delivered and not acked.", labels=_SUBSCRIPTION
+        ),
+        "consumers": GaugeMetricFamily(
+            "sava_subscription_consumers", "Connected consumers.", labels=_SUBSCRIPTION
+        ),
+        "blocked": GaugeMetricFamily(
+            "sava_subscription_blocked",
+            "1 while a message that failed too often waits for somebody to act.",
+            labels=_SUBSCRIPTION,
+        ),
+        "failing": GaugeMetricFamily(
+            "sava_subscription_failing",
+            "1 while nothing can be read, or handed on to the dead-letter topic.",
+            labels=_SUBSCRIPTION,
+        ),
+    }
+    counters = {
+        name: CounterMetricFamily(f"sava_subscription_{name}_messages", text, labels=_SUBSCRIPTION)
+        for name, text in _COUNTERS.items()
+    }
+    for name, topic in topics:
+        for subscription in topic.subscriptions.values():
+            labels = (str(name), subscription.name)
+            if isinstance(subscription, NonReliableSubscription):
+                _add_transient(gauges, counters, labels, subscription)
+            elif not is_link_cursor(subscription.name):  # replication tells what links have not copied
+                _add(gauges, counters, labels, subscription)
+    yield from gauges.values()
+    yield from counters.values()
 
 
 _COUNTERS = {
@@ -104,8 +135,12 @@ _COUNTERS = {
     "acked": "Messages acked.",
     "nacked": "Messages given back.",
     "timed_out": "Messages not acked in time.",
-    "dropped": "Messages dropped by the poison policy.",
+    "dropped": (
+        "Messages dropped by the poison policy; of a non-reliable topic, those that no consumer had room for."
+    ),
     "dead_lettered": "Messages moved to the dead-letter topic.",
+    "skipped_by_filter": "Messages whose key no consumer accepted.",
+    "skipped_by_retention": "Messages removed before they were acked.",
 }
 
 
@@ -120,5 +155,18 @@ def _add(
     gauges["unacked"].add_metric(labels, stats.unacked)
     gauges["consumers"].add_metric(labels, len(subscription.consumers))
     gauges["blocked"].add_metric(labels, float(stats.blocked))
+    gauges["failing"].add_metric(labels, float(bool(stats.error)))
     for name, family in counters.items():
         family.add_metric(labels, getattr(stats, name))
+
+
+def _add_transient(
+    gauges: dict[str, GaugeMetricFamily],
+    counters: dict[str, CounterMetricFamily],
+    labels: tuple[str, str],
+    subscription: NonReliableSubscription,
+) -> None:
+    """Nothing waits there, and nothing is acked."""
+    gauges["consumers"].add_metric(labels, len(subscription.consumers))
+    counters["delivered"].add_metric(labels, subscription.delivered)
+    counters["dropped"].add_metric(labels, subscription.dropped)
