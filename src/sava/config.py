@@ -280,11 +280,18 @@ class Config(Section):
 
 
 def load(
-    path: Path | None, environment: Mapping[str, str] = os.environ, overlay: dict[str, Any] | None = None
+    path: Path | None,
+    environment: Mapping[str, str] = os.environ,
+    overlay: dict[str, Any] | None = None,
+    *,
+    underlay: dict[str, Any] | None = None,
 ) -> Config:
     """Read ``path`` (None: defaults only), lay the environment over it, then ``overlay`` (what the command
-    line says), and check everything. Raises ConfigInvalid."""
-    tree = _merge(_merge(_read(path), overrides(environment)), overlay or {})
+    line says), and check everything. ``underlay`` is for what neither file nor environment says. Raises
+    ConfigInvalid."""
+    tree = underlay or {}
+    for above in (_read(path), overrides(environment), overlay or {}):
+        tree = _merge(tree, above)
     return check(tree, source=str(path or "defaults"))
 
 

@@ -24,10 +24,16 @@ def broker(
     standalone: Annotated[
         bool, typer.Option("--standalone", help="A cluster of one that initializes itself.")
     ] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Data directory (standalone: ./sava-data).")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Everything of this broker is kept below it (standalone: ./sava-data)."),
+    ] = None,
     storage_url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Where segments live. Topics move between brokers that share it."),
+        typer.Option(
+            metavar="URL",
+            help="Where segments live, one place for all brokers; else as configured, or below --data-dir.",
+        ),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to bind (standalone: 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Client port.")] = None,
@@ -45,7 +51,7 @@ def broker(
             raise typer.BadParameter(f"{data_dir} has a cluster of several brokers; start it with `sava up`")
     ports = {"client": port, "admin": admin_port, "raft": raft_port, "prometheus": http_port}
     given = _given(data_dir, storage_url, host, ports)
-    loaded = settings.load(config, overlay=given)
+    loaded = settings.load(config, overlay=given, underlay=_segments_below(data_dir))
     logs.set_up(form=loaded.logging.format, level=loaded.logging.level)
     if "pyarrow" not in sys.modules:  # a process of its own, and not a test
         sys.meta_path.insert(0, _WithoutPandas())
@@ -67,8 +73,8 @@ class _WithoutPandas(MetaPathFinder):
 def _given(
     data_dir: Path | None, storage_url: str | None, host: str | None, ports: dict[str, int | None]
 ) -> dict[str, Any]:
-    """The options that were given, as a tree of settings. With a data directory everything of the broker
-    lives below it, its segments too unless they are said to be elsewhere."""
+    """The options that were given, as a tree of settings. With a data directory everything that is the
+    broker's alone lives below it."""
     broker: dict[str, Any] = {"ports": {name: port for name, port in ports.items() if port is not None}}
     storage: dict[str, Any] = {}
     given: dict[str, Any] = {"broker": broker, "storage": storage}
@@ -77,7 +83,14 @@ def _given(
     if data_dir is not None:
         root = data_dir.absolute()
         given["meta_store"] = {"data_dir": str(root)}
-        storage |= {"journal_dir": str(root / "journal"), "url": (root / "segments").as_uri()}
+        storage["journal_dir"] = str(root / "journal")
     if storage_url is not None:
         storage["url"] = storage_url
     return given
+
+
+def _segments_below(data_dir: Path | None) -> dict[str, Any]:
+    """Segments are shared by brokers, so a data directory has them only if nothing says where they are: a
+    broker that did not go by its file would keep history on a disk of its own, and nobody would notice
+    before the disk is gone."""
+    return {} if data_dir is None else {"storage": {"url": (data_dir.absolute() / "segments").as_uri()}}

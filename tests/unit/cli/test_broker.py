@@ -47,3 +47,18 @@ def test_segments_may_be_elsewhere_so_that_brokers_share_them(
     assert (below.storage.url, below.storage.journal_dir) == ("s3://bucket/prefix", tmp_path / "journal")
     assert elsewhere.storage.url == "s3://bucket/prefix"
     assert as_written.storage.url == "s3://of-the/file"
+
+
+def test_a_data_directory_does_not_take_segments_from_where_the_file_says(
+    sava: Sava, started: list[Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given `storage.url: s3://…` for all brokers and a `--data-dir` for each, segments went below the data
+    directories: history was on one disk each, and topics could not move."""
+    file = tmp_path / "sava.yml"
+    file.write_text("storage: {url: 's3://of-the/file'}\n")
+    sava(f"broker --config {file} --data-dir {tmp_path}")
+    monkeypatch.setenv("SAVA__STORAGE__URL", "s3://of-the/environment")
+    sava(f"broker --config {file} --data-dir {tmp_path}")
+    by_file, by_environment = started
+    assert (by_file.storage.url, by_file.storage.journal_dir) == ("s3://of-the/file", tmp_path / "journal")
+    assert by_environment.storage.url == "s3://of-the/environment"
