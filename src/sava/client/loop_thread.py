@@ -20,6 +20,7 @@ class LoopThread:
 
     def __init__(self, name: str = "sava client") -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_report)
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -62,3 +63,15 @@ class LoopThread:
     async def _end(self) -> None:
         await cancelled(*(asyncio.all_tasks() - {asyncio.current_task()}))
         self._loop.stop()
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """As asyncio does, but for what gRPC finds too late. gRPC has one queue of events for all loops of a
+    process, and whichever loop takes one off hands it to the loop that asked. A stream that was cancelled as
+    its client closed ends a moment later; on a busy machine that loop may be gone by then. Nobody waits for
+    such an event, and other events are not touched: a program would see a stack trace for nothing. gRPC gives
+    it no type of its own."""
+    is_late = isinstance(context.get("exception"), RuntimeError)
+    if is_late and "PollerCompletionQueue" in context["message"]:
+        return
+    loop.default_exception_handler(context)
