@@ -25,6 +25,8 @@ from sava.services.admin_client import PLAIN
 from tests.integration.harness import BrokerProcess, Cluster, sava
 from tests.patience import PATIENCE_S
 
+CALL_S = PATIENCE_S / 2
+"""A call that was lost on its way can be repeated before patience is over."""
 REGISTRATION_TTL_MS = 3000
 """Half of the default: most scenarios wait until a broker is taken for dead, and few are about how long."""
 
@@ -120,7 +122,7 @@ class Brokers(Cluster):
     async def list_brokers(self, *, through: BrokerProcess | None = None) -> list[brokers_pb.Broker]:
         client = (through or self.running[0]).client
         response = await client.call(
-            client.brokers.ListBrokers, brokers_pb.ListBrokersRequest(), timeout=PATIENCE_S
+            client.brokers.ListBrokers, brokers_pb.ListBrokersRequest(), timeout=CALL_S
         )
         return list(response.brokers)
 
@@ -141,22 +143,20 @@ class Brokers(Cluster):
     async def create(self, name: str, *, reliable: bool = True, partitions: int = 0) -> pb.TopicDescription:
         client = self.running[0].client
         request = pb.CreateTopicRequest(name=name, reliable=reliable, partitions=partitions)
-        described: pb.TopicDescription = await client.call(
-            client.topics.CreateTopic, request, timeout=PATIENCE_S
-        )
+        described: pb.TopicDescription = await client.call(client.topics.CreateTopic, request, timeout=CALL_S)
         return described
 
     async def describe(self, name: str, *, through: BrokerProcess | None = None) -> pb.TopicDescription:
         client = (through or self.running[0]).client
         request = pb.DescribeTopicRequest(name=name)
         described: pb.TopicDescription = await client.call(
-            client.topics.DescribeTopic, request, timeout=PATIENCE_S
+            client.topics.DescribeTopic, request, timeout=CALL_S
         )
         return described
 
     async def list_topics(self) -> dict[str, pb.TopicSummary]:
         client = self.running[0].client
-        response = await client.call(client.topics.ListTopics, pb.ListTopicsRequest(), timeout=PATIENCE_S)
+        response = await client.call(client.topics.ListTopics, pb.ListTopicsRequest(), timeout=CALL_S)
         return {topic.name: topic for topic in response.topics}
 
     async def owner(self, name: str) -> BrokerProcess:

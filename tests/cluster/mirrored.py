@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sava.proto import journals_pb2 as pb
-from tests.cluster.harness import until
+from tests.cluster.harness import CALL_S, until
 from tests.cluster.trapped import TrappedBrokers
 from tests.integration.harness import BrokerProcess, sava
 from tests.patience import PATIENCE_S
@@ -26,16 +26,14 @@ class MirroredBrokers(TrappedBrokers):
 
     async def journals(self, *, through: BrokerProcess | None = None) -> list[pb.Journal]:
         client = (through or self.running[0]).client
-        response = await client.call(
-            client.journals.ListJournals, pb.ListJournalsRequest(), timeout=PATIENCE_S
-        )
+        response = await client.call(client.journals.ListJournals, pb.ListJournalsRequest(), timeout=CALL_S)
         return list(response.journals)
 
     async def journal_of(self, broker: BrokerProcess, *, through: BrokerProcess | None = None) -> pb.Journal:
         """The newest one."""
         client = (through or self.running[0]).client
         request = pb.DescribeJournalRequest(broker_id=await self.id_of(broker))
-        found: pb.Journal = await client.call(client.journals.DescribeJournal, request, timeout=PATIENCE_S)
+        found: pb.Journal = await client.call(client.journals.DescribeJournal, request, timeout=CALL_S)
         return found
 
     async def mirrors_of(self, broker: BrokerProcess) -> list[BrokerProcess]:

@@ -17,7 +17,7 @@ from sava.proto import admin_pb2 as admin
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.types import TopicState
 from tests.cluster.broker_child import VARIABLE, Trap
-from tests.cluster.harness import Brokers, until
+from tests.cluster.harness import CALL_S, Brokers, until
 from tests.integration.harness import BrokerProcess
 from tests.patience import PATIENCE_S
 
@@ -75,7 +75,7 @@ class TrappedBrokers(Brokers):
         found: list[str] = []
         while True:
             request = admin.RangeRequest(prefix=prefix, start_after=found[-1] if found else "")
-            page = await client.call(client.meta.Range, request, timeout=PATIENCE_S)
+            page = await client.call(client.meta.Range, request, timeout=CALL_S)
             found += [kv.key for kv in page.kvs]
             if not page.more:
                 return found
@@ -137,7 +137,7 @@ class TrappedBrokers(Brokers):
         async def is_gone() -> bool:
             try:
                 await client.call(
-                    client.topics.DeleteTopic, pb.DeleteTopicRequest(name=topic), timeout=PATIENCE_S
+                    client.topics.DeleteTopic, pb.DeleteTopicRequest(name=topic), timeout=CALL_S
                 )
             except SavaError as error:
                 if "does not exist" not in str(error):

@@ -100,7 +100,7 @@ def test_growth_wakes_who_waits(link: Link) -> None:
     timer.start()
     began = time.monotonic()
     assert link.wait_beyond({first: 0, second: 0}, timeout_s=PATIENCE_S)[second].end == ROWS
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < PATIENCE_S / 2, "it did not wait for its time to be over"
     timer.join()
 
 
@@ -182,7 +182,7 @@ def test_a_broker_that_is_killed_and_comes_back_is_only_a_pause(tmp_path: Path) 
         broker.kill()
         assert link.wait_beyond({name: count * ROWS}, timeout_s=0.5) == {}
         broker.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while name not in link.wait_beyond({name: count * ROWS}, timeout_s=1):
             assert time.monotonic() < deadline
         link.publish(name, batches(1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 
 import pytest
 
@@ -19,6 +18,7 @@ from sava.cluster.view import Entry
 from sava.metadata.commands import Put
 from sava.storage import keys
 from sava.storage.types import TopicState
+from tests.own_time import OwnTime
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, config, registration, soon, storage_key, topic, world
 
@@ -290,16 +290,16 @@ async def test_a_look_at_ten_thousand_topics_is_short_and_a_burst_of_a_thousand_
         await w.create(names)
         await w.until(lambda: sum(w.view.counts().values()) == 10_000, timeout=PATIENCE_S)
         assert set(w.view.counts().values()) == {3333, 3334}
-        began = time.perf_counter()
+        own = OwnTime()
         await w.controller._pass(1, is_full=True)
-        full = time.perf_counter() - began
-        began = time.perf_counter()
+        full = own.seconds
+        own = OwnTime()
         for index in range(1000):
             await w.create([topic(f"new-{index}")])
             if index % 10 == 0:
                 await asyncio.sleep(0)
         await w.until(lambda: sum(w.view.counts().values()) == 11_000, timeout=PATIENCE_S)
-        burst = time.perf_counter() - began
+        burst = own.seconds
         print(f"a look at 10,000 topics {full * 1000:.0f} ms; 1,000 created {burst * 1000:.0f} ms")
         assert full < 1.0
         assert burst < 5.0

@@ -111,7 +111,8 @@ async def test_after_its_time_no_more_moves_are_begun() -> None:
         await all_at_broker_1(w)
         w.brokers[1].hangs = True
         draining = asyncio.create_task(drain(w, parallel=2, timeout_ms=300))
-        await asyncio.sleep(0.4)
+        await soon(lambda: [w.record(name).state for name in NAMES].count(S.MOVING) == 2)
+        await asyncio.sleep(0.4)  # its time passes
         w.brokers[1].hangs = False
         w.brokers[1].wake()
         last = (await draining)[-1]

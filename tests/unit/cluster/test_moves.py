@@ -17,7 +17,7 @@ from sava.cluster.moves import Move, outcome_of
 from sava.cluster.records import Mode
 from sava.cluster.view import Entry
 from sava.metadata.errors import OutcomeUnknown
-from tests.patience import PATIENCE_S
+from tests.patience import FAR_S, PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
 
 
@@ -130,7 +130,7 @@ async def test_an_owner_that_dies_with_messages_of_its_own_ends_the_move() -> No
         await w.add(2)
         await w.until(lambda: 2 in w.view.brokers)
         w.brokers[1].hangs = True
-        moving = asyncio.create_task(unload(w))
+        moving = asyncio.create_task(unload(w, timeout_ms=int(FAR_S * 1000)))
         await w.until(lambda: w.record(topic(1)).state is S.MOVING)
         await w.brokers[1].die()
         async with asyncio.timeout(PATIENCE_S):

@@ -36,7 +36,7 @@ async def test_with_an_injected_clock_only_advance_lets_time_pass() -> None:
 async def test_with_the_real_clock_leases_expire_by_themselves() -> None:
     async with MemoryStore() as store:
         watch = store.watch("/r")
-        lease = await store.grant_lease(500)
+        lease = await store.grant_lease(2000)
         await store.put("/r", b"", lease=lease)
         await anext(watch)
         await asyncio.sleep(0.3)

@@ -18,6 +18,7 @@ from sava.pipeline.source.errors import DataLost, SourceRefused
 from sava.pipeline.source.query import Query
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
+from tests.patience import PATIENCE_S
 
 TOPIC = "/default/t"
 P0, P1, P2 = (Part(TOPIC, number) for number in range(3))
@@ -222,7 +223,7 @@ def test_new_partitions_begin_at_what_is_kept(monkeypatch: pytest.MonkeyPatch) -
     table = Table((0, 0, 5))
     query = begin(monkeypatch, table)
     table.extents_of[f"{TOPIC}-part-1"] = Extent(3, 3, 9)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while (found := latest(query, {P0: 5})) == {P0: 5}:
         assert time.monotonic() < deadline
     assert found == {P0: 5, P1: 9}

@@ -135,6 +135,6 @@ def test_the_work_is_in_proportion_to_the_payload() -> None:
     """A hundred thousand announced items, and blocks of one item each."""
     check = validator({"type": "array", "items": {"type": "array", "items": "boolean"}})
     payload = (number(1) + number(1) + b"\1\0") * 50_000 + b"\0"
-    started = time.monotonic()
+    started = time.thread_time()
     check.validate(payload)
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5

@@ -122,10 +122,10 @@ def test_a_schema_that_doubles_at_every_level_is_given_up_on() -> None:
     for level in range(40):
         branch = {"$ref": f"#/$defs/d{level + 1}"}
         definitions[f"d{level}"] = {"anyOf": [branch, branch]}
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(PayloadInvalid, match="too many steps"):
         validator({"$defs": definitions, "$ref": "#/$defs/d0"}).validate(b"1")
-    assert time.monotonic() - started < 30
+    assert time.thread_time() - started < 30
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}])
@@ -162,9 +162,9 @@ def test_brackets_in_strings_are_not_nesting() -> None:
 
 def test_an_array_of_many_unlike_items_is_unique_in_no_time() -> None:
     items = [{"a": index} for index in range(50_000)]
-    started = time.monotonic()
+    started = time.thread_time()
     validator({"uniqueItems": True}).validate(json.dumps(items).encode())
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5
     assert not is_valid({"uniqueItems": True}, [*items[:10], {"a": 5}])
     assert not is_valid({"uniqueItems": True}, [1, 1.0])
     assert is_valid({"uniqueItems": True}, [1, True, "1", [1], {"1": 1}])
@@ -176,9 +176,9 @@ def test_an_array_of_many_unlike_items_is_unique_in_no_time() -> None:
 def test_the_longest_text_of_a_pattern_is_matched_in_bounded_time(pattern: str) -> None:
     limit = longest_text(pattern)
     for letter in "a0@":
-        started = time.monotonic()
+        started = time.thread_time()
         re.search(pattern, letter * min(limit, 200_000))
-        assert time.monotonic() - started < 10
+        assert time.thread_time() - started < 10
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from sava.proto import danube_api_pb2_grpc as rpc
 from sava.proto import streams_pb2
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
-from sava.services import danube
+from sava.services import danube, streams
 from sava.services.forwarding import Forwarder
 from sava.services.streams import StreamsService
-from tests.patience import PATIENCE_S
+from tests.patience import FAR_S, HURRIES, PATIENCE_S
 from tests.unit.services.site import BrokerAt, Director, Node, Site
 
 ORDERS = TopicName("default", "orders")
@@ -199,28 +199,35 @@ async def test_a_danube_client_does_not_notice_that_its_topic_moves(fleet: Fleet
     consumer = await one.subscribe()
     stream = one.receive(consumer)
     got: set[str] = set()
+    sent = 0
 
     async def consume() -> None:
         async for message in stream:
             await one.ack(message)
             got.add(message.payload.decode())
 
-    async def produce() -> int:
-        number = 0
+    async def produce() -> None:
+        nonlocal sent
         while not moved.is_set():
-            await one.send(producer, str(number))
-            number += 1
-        return number
+            await one.send(producer, str(sent))
+            sent += 1
+
+    async def produced(count: int) -> None:
+        """So many more."""
+        goal = sent + count
+        while sent < goal:
+            assert not producing.done(), producing.exception()
+            await asyncio.sleep(0.01)
 
     moved = asyncio.Event()
     consuming, producing = asyncio.create_task(consume()), asyncio.create_task(produce())
     for target in (2, 3, 1):
-        await asyncio.sleep(0.2)
+        await produced(5)
         await fleet.move(target)
-    await asyncio.sleep(0.2)
+    await produced(5)
     moved.set()
-    wanted = {str(number) for number in range(await producing)}
-    assert len(wanted) > 10
+    await producing
+    wanted = {str(number) for number in range(sent)}
     while got != wanted:
         assert not consuming.done(), consuming.exception()
         await asyncio.sleep(0.01)
@@ -319,40 +326,53 @@ async def publish(client: Client, *payloads: bytes) -> None:
         await producer.send_many(payloads)
 
 
-async def test_who_waits_for_more_is_answered_when_there_is_more(fleet: Fleet) -> None:
+async def test_who_waits_for_more_is_answered_when_there_is_more(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the owner, and through a broker that is not."""
+    monkeypatch.setattr(streams, "LONGEST_WAIT_MS", int(FAR_S * 1000))
     async with Client(fleet.address(1)) as client:
         await publish(client, b"0")
         stubs = [client._connection.stub(fleet.address(broker)) for broker in (1, 2)]
-        request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=0, wait_ms=30_000)
+        request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=0, wait_ms=int(FAR_S * 1000))
         for stub in stubs:  # there is more already
             assert (await stub.Offsets(request, timeout=PATIENCE_S)).next_offset == 1
         request.beyond = 1
-        waiting = [asyncio.ensure_future(stub.Offsets(request, timeout=PATIENCE_S)) for stub in stubs]
+        waiting = [asyncio.ensure_future(stub.Offsets(request, timeout=FAR_S)) for stub in stubs]
         await asyncio.sleep(0.1)
         assert not any(each.done() for each in waiting)
         await publish(client, b"1", b"2")
-        assert [each.next_offset for each in await asyncio.gather(*waiting)] == [3, 3]
+        async with asyncio.timeout(PATIENCE_S):
+            assert [each.next_offset for each in await asyncio.gather(*waiting)] == [3, 3]
 
 
 async def test_who_waits_for_more_is_told_when_the_time_is_up(fleet: Fleet) -> None:
     """Its own, or what is left of the deadline: then the answer comes a little before gRPC's."""
     async with Client(fleet.address(1)) as client:
         await publish(client, b"0")
-        for broker, wait_ms, timeout in ((1, 100, 10), (2, 100, 10), (2, 30_000, 3)):
-            stub = client._connection.stub(fleet.address(broker))
-            request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=1, wait_ms=wait_ms)
-            assert (await stub.Offsets(request, timeout=timeout)).next_offset == 1
+        request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=1, wait_ms=100)
+        stubs = [client._connection.stub(fleet.address(broker)) for broker in (1, 2)]
+        for stub in stubs:
+            assert (await stub.Offsets(request, timeout=PATIENCE_S)).next_offset == 1
+        request.wait_ms = streams.LONGEST_WAIT_MS
+        for seconds in HURRIES:
+            with suppress(aio.AioRpcError):
+                assert (await stubs[1].Offsets(request, timeout=seconds)).next_offset == 1
+                return
+        raise AssertionError("no answer within any deadline")
 
 
-async def test_who_waits_for_more_learns_that_the_topic_goes(fleet: Fleet) -> None:
+async def test_who_waits_for_more_learns_that_the_topic_goes(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once: whoever waits asks its next owner."""
+    monkeypatch.setattr(streams, "LONGEST_WAIT_MS", int(FAR_S * 1000))
     async with Client(fleet.address(1)) as client:
         await publish(client, b"0")
-        request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=1, wait_ms=30_000)
+        request = streams_pb2.OffsetsRequest(topic=TEXT, beyond=1, wait_ms=int(FAR_S * 1000))
         waiting = [
             asyncio.ensure_future(
-                client._connection.stub(fleet.address(broker)).Offsets(request, timeout=PATIENCE_S)
+                client._connection.stub(fleet.address(broker)).Offsets(request, timeout=FAR_S)
             )
             for broker in (1, 2)
         ]

@@ -18,7 +18,7 @@ from sava.services import forwarding
 from sava.services.faults import Relayed
 from sava.services.peers import Peers, Unreachable
 from sava.services.relays import EOF
-from tests.patience import PATIENCE_S
+from tests.patience import FAR_S, HURRIES, PATIENCE_S
 from tests.unit.services.brokers import ORDERS, Hosted, brokers
 
 OFFSETS = pb.OffsetsRequest(topic=str(ORDERS))
@@ -67,8 +67,8 @@ async def test_the_owner_gets_what_is_left_of_the_clients_deadline(three: dict[i
         return pb.OffsetsResponse(next_offset=round(context.time_remaining() * 1000))
 
     three[2].service.offsets = left
-    with_deadline = await three[1].stub.Offsets(OFFSETS, timeout=4.0)
-    assert 2000 < with_deadline.next_offset < 4000
+    with_deadline = await three[1].stub.Offsets(OFFSETS, timeout=20.0)
+    assert 10_000 < with_deadline.next_offset < 20_000
     without = await three[1].stub.Offsets(OFFSETS)
     assert 25_000 < without.next_offset < 36_000  # longer than it may wait; gRPC rounds it up
 
@@ -121,7 +121,10 @@ async def test_a_call_waits_for_a_topic_that_nobody_has(three: dict[int, Hosted]
 
 
 async def test_a_topic_that_nobody_has_is_unavailable_before_the_deadline(three: dict[int, Hosted]) -> None:
-    code, details, trailing = await status_of(three[1].stub.Offsets(OFFSETS, timeout=1.5))
+    for seconds in HURRIES:
+        code, details, trailing = await status_of(three[1].stub.Offsets(OFFSETS, timeout=seconds))
+        if code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            break
     assert (code, trailing["sava-code"]) == (grpc.StatusCode.UNAVAILABLE, "not_served")
     assert "/default/orders" in details
 
@@ -449,9 +452,9 @@ async def test_a_broker_whose_registration_ends_is_not_waited_for(
 ) -> None:
     """It died; a call begins to connect to it; then its lease is over, and its topics go to others. The call
     finds them there at once, not when the time for connecting is up."""
-    monkeypatch.setattr("sava.services.peers.CONNECT_S", 15.0)
+    monkeypatch.setattr("sava.services.peers.CONNECT_S", FAR_S)
     await three[2].die()
-    linking = asyncio.create_task(three[1].peers.link(2, "client", timeout=PATIENCE_S))
+    linking = asyncio.create_task(three[1].peers.link(2, "client", timeout=FAR_S))
     await asyncio.sleep(0)  # it has begun to wait
     del three[1].view.brokers[2]
     async with asyncio.timeout(PATIENCE_S):

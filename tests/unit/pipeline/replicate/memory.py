@@ -21,6 +21,7 @@ from sava.pipeline.source.planning import Piece
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.records import Message, RecordBatch, iter_batches
+from tests.patience import PATIENCE_S
 from tests.unit.client.server import Fault, MemoryBroker
 
 TOPIC_ID = 1
@@ -196,7 +197,7 @@ class World:
         self.loop.run(run())
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.005)

@@ -4,7 +4,6 @@ nothing is left out or done twice."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,8 @@ from sava.pipeline.replicate.work import Errand, Outcome, Share
 from sava.proto import replica_pb2 as pb
 from sava.records import RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from tests.own_time import OwnTime
+from tests.patience import HURRIES, PATIENCE_S
 from tests.unit.client.server import AWAY, Fault, refused
 from tests.unit.pipeline.replicate.memory import MemoryChain, World
 
@@ -28,20 +29,19 @@ LARGE = 20_000
 """Bytes of messages, so that fifty make a stretch."""
 
 
-def run(world: World, *errands: Errand, budget: float = 10.0) -> list[Outcome]:
+def run(world: World, *errands: Errand, budget: float = PATIENCE_S) -> list[Outcome]:
     return copy(Share(ends=world.ends, errands=errands, budget_s=budget))
 
 
-def run_one(world: World, errand: Errand, budget: float = 10.0) -> Outcome:
+def run_one(world: World, errand: Errand, budget: float = PATIENCE_S) -> Outcome:
     (outcome,) = run(world, errand, budget=budget)
     return outcome
 
 
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes many seconds takes less; an answer of a busy machine is still in time."""
-    for name, seconds in (("OPEN_S", 2.0), ("SETTLE_S", 2.5), ("END_S", 3.0)):
-        monkeypatch.setattr(copying, name, seconds)
+def hurry(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """What takes at most some ten seconds takes at most so many."""
+    for name, part in (("OPEN_S", 0.7), ("SETTLE_S", 0.85), ("END_S", 1.0)):
+        monkeypatch.setattr(copying, name, part * seconds)
 
 
 def ends(code: str, at: Callable[[pb.Stretch], bool], *, may_pass: bool = False) -> Any:
@@ -170,7 +170,7 @@ def test_two_at_once_copy_each_message_once(world: World) -> None:
     assert world.copied(TOPIC) == list(range(2000))
 
 
-def test_one_that_fails_does_not_disturb_the_others(world: World, hurried: None) -> None:
+def test_one_that_fails_does_not_disturb_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"/default/t{number}" for number in range(12)]
     for name in names:
         world.publish(name, 200)
@@ -178,7 +178,11 @@ def test_one_that_fails_does_not_disturb_the_others(world: World, hurried: None)
     world.replica.refuse_opening[names[1]] = AWAY
     world.replica.refuse_opening[names[2]] = refused("limit_of_something")
     world.replica.silent_openings.add(names[3])
-    outcomes = run(world, *map(world.errand, names), budget=5)
+    for seconds in HURRIES:
+        hurry(monkeypatch, seconds)
+        outcomes = run(world, *map(world.errand, names), budget=seconds)
+        if all(outcome.position for outcome in outcomes[4:]):
+            break
     assert [outcome.name for outcome in outcomes] == names
     told = [(outcome.code, outcome.may_pass) for outcome in outcomes]
     assert told[:4] == [
@@ -191,7 +195,8 @@ def test_one_that_fails_does_not_disturb_the_others(world: World, hurried: None)
     assert [outcome.position for outcome in outcomes[4:]] == [200] * 8
 
 
-def test_a_target_that_is_not_there(world: World, hurried: None) -> None:
+def test_a_target_that_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch, HURRIES[0])
     world.publish(TOPIC, 100)
     world.loop.run(world.remote.stop())
     outcome = run_one(world, world.errand(TOPIC), budget=0.2)
@@ -217,7 +222,7 @@ def test_what_the_source_says_is_not_told_as_the_target_s_word(
     assert str(error) in outcome.reason
 
 
-def test_a_target_that_falls_silent_holds_nobody(world: World, hurried: None) -> None:
+def test_a_target_that_falls_silent_holds_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has said before counts."""
     world.publish(TOPIC, 300, per_batch=10, size=LARGE)
 
@@ -226,11 +231,15 @@ def test_a_target_that_falls_silent_holds_nobody(world: World, hurried: None) ->
             world.replica.receipts.clear()
 
     world.replica.order = order
-    began = time.monotonic()
-    outcome = run_one(world, world.errand(TOPIC), budget=0.5)
-    assert time.monotonic() - began < 8
+    for seconds in HURRIES:
+        hurry(monkeypatch, seconds)
+        own = OwnTime()
+        outcome = run_one(world, world.errand(TOPIC), budget=seconds / 2)
+        assert own.seconds < 3 * seconds
+        if outcome.position and outcome.code:
+            break
     assert (outcome.code, outcome.may_pass) == ("unavailable", True)
-    assert outcome.position == outcome.messages < 300
+    assert 0 < outcome.position < 300
     world.replica.order = lambda chain, stretch: None
     world.call(world.replica.receipts.set)
     assert run_one(world, world.errand(TOPIC)).position == 300
@@ -240,25 +249,29 @@ def test_a_target_that_falls_silent_holds_nobody(world: World, hurried: None) ->
 class Slow:
     """In place of a link: what it reads comes, and then nothing more until it is let go."""
 
-    def __init__(self, batches: list[RecordBatch]) -> None:
-        self.batches = batches
+    def __init__(self) -> None:
+        self.batches: list[RecordBatch] = []
         self.waits = threading.Event()
 
     def read(self, name: str, start: int, end: int) -> Iterator[RecordBatch]:
         yield from self.batches
-        self.waits.wait(30)
+        self.waits.wait(PATIENCE_S)
 
 
-def test_a_source_that_falls_silent_holds_nobody(
-    world: World, hurried: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.publish(TOPIC, 300, per_batch=100, size=LARGE)
-    slow = Slow(world.source.topics[TOPIC].batches[:2])
+def test_a_source_that_falls_silent_holds_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow()
     monkeypatch.setattr(copying.rows_of.__globals__["Link"], "of", lambda access: slow)
-    began = time.monotonic()
     try:
-        outcome = run_one(world, world.errand(TOPIC), budget=0.3)
-        assert time.monotonic() - began < 8
+        for seconds in HURRIES:
+            topic = f"{TOPIC}-{seconds:g}"
+            world.publish(topic, 300, per_batch=100, size=LARGE)
+            slow.batches = world.source.topics[topic].batches[:2]
+            hurry(monkeypatch, seconds)
+            own = OwnTime()
+            outcome = run_one(world, world.errand(topic), budget=0.3)
+            assert own.seconds < 3 * seconds
+            if outcome.position:
+                break
         assert (outcome.code, outcome.may_pass) == ("source_unavailable", True)
         assert outcome.position == outcome.messages > 0
     finally:

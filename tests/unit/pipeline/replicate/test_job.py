@@ -17,6 +17,7 @@ from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.work import Errand, Outcome, Share
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
+from tests.own_time import OwnTime
 from tests.patience import PATIENCE_S
 from tests.unit.pipeline.replicate.test_topics import TOPIC
 
@@ -291,10 +292,10 @@ def test_what_comes_is_copied_as_it_comes(world: World) -> None:
     world.copied()
     delays = []
     for _ in range(20):
-        began = time.monotonic()
+        own = OwnTime()
         world.cluster.publish(NAMES[0], 5)
         world.copied()
-        delays.append(time.monotonic() - began)
+        delays.append(own.seconds)
     assert sorted(delays)[10] < 0.5  # there is no interval that it would have to wait for
 
 
@@ -302,8 +303,9 @@ def test_an_idle_link_asks_seldom(world: World) -> None:
     world.start()
     world.copied()
     asked, errands = world.cluster.asked, len(world.engine.errands)
+    began = time.monotonic()
     time.sleep(0.5)  # nothing happens, which has no event
-    assert world.cluster.asked - asked < 10
+    assert (world.cluster.asked - asked) / (time.monotonic() - began) < 20
     assert len(world.engine.errands) == errands
 
 
@@ -328,13 +330,13 @@ def test_a_slow_partition_keeps_nobody_waiting(world: World) -> None:
 
 def test_all_partitions_share_the_rate_of_the_link(world: World) -> None:
     world.cluster.link.remote.max_rate = 20
+    began = time.monotonic()
     world.start()
     until(lambda: sum(world.engine.positions.values()) == 20, "what may go at once is copied")
-    began = time.monotonic()
     world.cluster.publish(NAMES[0], 5)
     world.cluster.publish(NAMES[1], 5)
     world.copied()
-    assert time.monotonic() - began > 0.2
+    assert time.monotonic() - began > 0.4, "the rate of a second at once, and half of one more"
     assert max(len(range(*each)) for each in ranges(world)) <= 10
     world.cluster.link.remote.max_rate = 0
     world.cluster.publish(NAMES[0], 1000)
@@ -501,7 +503,7 @@ def test_a_cluster_that_elects_a_leader_keeps_nobody_from_copying(world: World) 
     world.cluster.publish(NAMES[0], 5)
     world.copied()
     world.cluster.failure = None
-    until(lambda: world.cluster.last()[0].position == 15, "it is reported later")
+    until(lambda: [each.position for each in world.cluster.last()[:1]] == [15], "it is reported later")
     assert job.end is None
 
 
