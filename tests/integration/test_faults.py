@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -208,13 +209,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
+async def _move(broker: BrokerProcess, disk: Path) -> None:
+    await broker.stop()
+    shutil.move(broker.data_dir, disk / "data")
+    broker.data_dir.symlink_to(disk / "data", target_is_directory=True)
+    await broker.start()
+
+
 async def test_a_full_disk_refuses_writes_and_recovers(tmp_path: Path, small_disk: Path) -> None:
     async with Cluster(1, tmp_path) as cluster:
         (broker,) = cluster.brokers
-        await broker.stop()
-        shutil.move(broker.data_dir, small_disk / "data")
-        broker.data_dir.symlink_to(small_disk / "data", target_is_directory=True)
-        await broker.start()
+        await _move(broker, small_disk)
         await cluster.init()
         ballast = small_disk / "ballast"
         await broker.put("/before", b"kept")
@@ -249,3 +254,28 @@ async def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
         position = rival._arguments.index("--admin-port")
         rival._arguments[position + 1] = taken
         assert f"cannot listen on 127.0.0.1:{taken}" in await refused_start(rival)
+
+
+async def test_a_leader_whose_disk_is_full_does_not_stop_the_others(tmp_path: Path, small_disk: Path) -> None:
+    """One disk of three is full, and it is the leader's. It could neither write nor be deposed, for all heard
+    it: every change in the whole cluster waited for an operator, and all brokers lost their leases."""
+    async with Cluster(3, tmp_path) as cluster:
+        victim, *others = cluster.brokers
+        await _move(victim, small_disk)
+        await cluster.init()
+        full = await victim.node_id()
+        if (leader := await cluster.leader()) is not victim:
+            request = pb.TransferLeaderRequest(node_id=full)
+            await leader.client.call(leader.client.cluster.TransferLeader, request)
+        with contextlib.suppress(OSError), (small_disk / "ballast").open("wb", buffering=0) as ballast:
+            while ballast.write(b"b" * 4096):
+                pass
+        async with asyncio.timeout(30):
+            while (await others[0].status()).leader_id in (0, full):
+                with contextlib.suppress(SavaError):
+                    await others[0].put("/fill", b"f" * 20_000, timeout=2.0)
+        revision = await others[0].put("/after", b"1")
+        assert victim.is_running
+        (small_disk / "ballast").unlink()
+        await victim.caught_up(revision)
+        assert await victim.get("/after") == b"1"

@@ -56,6 +56,11 @@ has its receipt, and then wait together while the next is on its way; in several
 others wait."""
 
 
+STUCK_S: Final = 1.0
+"""A batch that was to go so long ago and is still here waits for more than its turn: a broker is gone, or its
+disk is full."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaneOptions:
     stamp: Stamp
@@ -117,6 +122,11 @@ class Lane:
             raise self._failure or Unavailable(f"{self.topic} was not opened within {timeout} s")
 
     # -- gathering -----------------------------------------------------------------
+
+    @property
+    def is_stuck(self) -> bool:
+        """What is added now would wait for long."""
+        return bool(self._queue) and self._queue[0].ready_at + STUCK_S < self._loop.time()
 
     def refusal(self, size: int) -> ClientError:
         """Why it does not take a message of this size."""

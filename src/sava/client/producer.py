@@ -300,14 +300,18 @@ class Producer:
 
     def _choose(self, key: str | None) -> Lane:
         """A key has its partition. Messages without one fill a batch of one partition, then one of the next:
-        full batches are worth more than an even spread within milliseconds."""
+        full batches are worth more than an even spread within milliseconds. A partition that takes none at
+        present is passed over: the open batch there would gather a thousand messages that any other could
+        have."""
         lanes = self._lanes
         if len(lanes) == 1:
             return lanes[0]
         if key is not None:
             return lanes[partition_of(key, len(lanes))]
-        if lanes[self._turn].open_batch is None:
-            self._turn = (self._turn + 1) % len(lanes)
+        lane = lanes[self._turn]
+        if lane.open_batch is None or lane.is_stuck:
+            turns = [(self._turn + step) % len(lanes) for step in range(1, len(lanes) + 1)]
+            self._turn = next((turn for turn in turns if not lanes[turn].is_stuck), turns[0])
         return lanes[self._turn]
 
     def _take_lane(self, lane: Lane | None, largest: int, count: int, size: int) -> Lane:

@@ -10,6 +10,11 @@ broker that was stopped for a minute knows it as soon as it looks, and it looks 
     sent t0 ── answered            sent t1 ── no answer           sent t2 ── no answer      t0 + TTL
        is there until t0 + TTL                                                              drops its topics
 
+A renewal is also a look at the metadata store as it is now. The leader renews the lease of a broker whose own
+copy stands still (its disk is full, say): it owns topics, takes no messages for them, and does not see that
+anybody wants them moved. Such a broker is as good as gone, so it lets the lease end, and others, which have
+copies of its journal, serve its topics until it can follow again.
+
 A registration may also be given up from within (``renew``), when what it stands for has ended: the journal
 that was opened under its number.
 
@@ -201,10 +206,11 @@ class Registrar:
                 # The bound is enforced here too: no call may keep this task from looking at the clock.
                 async with asyncio.timeout(limit):
                     await self._store.keep_alive(self._lease, timeout=limit)
+                    await self._store.get(records.registration_key(self._broker), timeout=limit)
             except LeaseNotFound as error:
                 return str(error)
             except FAILURES as error:
-                now = f"{type(error).__name__}: {error}"
+                now = f"{type(error).__name__}: {str(error) or f'no answer within {limit:.1f} s'}"
                 if not reason:
                     log.warning("cluster: the registration was not renewed error=%s", now)
                 reason = now

@@ -98,7 +98,10 @@ def _without(seen: Observation, broker: BrokerSeen) -> str:
                 "removes it"
             )
     gone = ", when its topics have gone to others, which takes some seconds" if broker.listed.topics else ""
-    return f"start it again; if it is gone for ever, {removal}{gone}"
+    return (
+        "start it again; if it runs, its log says what keeps it away, such as a full disk; if it is gone for "
+        f"ever, {removal}{gone}"
+    )
 
 
 def check_consensus(seen: Observation) -> Iterator[Finding]:

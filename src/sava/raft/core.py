@@ -24,6 +24,7 @@ Where things are:
     election     campaigns, votes, terms          replication  what a leader sends
     following    a follower's log matching        leading      acknowledgements, commit, reads, transfer
     snapshot     chunked transfer, compaction     reconfigure  membership changes
+    own_disk     a leader that cannot write
     state        all that is remembered           log, progress, reads, membership, quorum: its parts
 
 A state that cannot be raises ``InvariantError``; the node must stop then. Wrong requests raise before

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sava.raft.errors import InvariantError, NotLeader, TransferRefused
 from sava.raft.messages import AppendReply, HeartbeatReply, TimeoutNow
 from sava.raft.output import Role
+from sava.raft.own_disk import next_leader
 from sava.raft.progress import Progress, ProgressState
 from sava.raft.quorum import has_quorum, quorum_index
 from sava.raft.reconfigure import after_commit, check_learners, has_committed_own_term
@@ -166,6 +167,8 @@ def tick_leader(state: CoreState) -> None:
             state.become_follower(state.term, NO_NODE)
             return
     _tick_transfer(state)
+    if (to := next_leader(state)) != NO_NODE and state.transferee == NO_NODE:
+        transfer_leadership(state, to)
     is_heartbeat = state.heartbeat_elapsed >= state.config.heartbeat_ticks
     tick_transfers(state, resend=is_heartbeat)
     if is_heartbeat:

@@ -70,6 +70,8 @@ class CoreState:
         "append_wanted",
         "config",
         "departing",
+        "disk_elapsed",
+        "disk_end",
         "durable_ballot",
         "election_elapsed",
         "election_timeout",
@@ -138,6 +140,9 @@ class CoreState:
         )
         self.transferee = NO_NODE
         self.transfer_elapsed = 0
+        self.disk_end = 0
+        """On the leader: where the durable part of its log has ended for ``disk_elapsed`` ticks."""
+        self.disk_elapsed = 0
 
         self.incoming: Incoming | None = None
         self.install: SnapshotMeta | None = None
@@ -274,4 +279,5 @@ class CoreState:
         self.uncommitted_bytes = 0
         self.transferee = NO_NODE
         self.transfer_elapsed = 0
+        self.disk_elapsed = 0
         self.heartbeat_elapsed = 0

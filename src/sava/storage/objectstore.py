@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -272,9 +273,13 @@ def _info(meta: Any) -> ObjectInfo:
     return ObjectInfo(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
 
 
+_TOOK: Final = re.compile(r" in [\d.]+(?:ns|µs|ms|s)\b")
+
+
 def _line(error: BaseException) -> str:
-    """obstore's messages go on for pages; the first line says it."""
-    return str(error).partition("\n")[0] or type(error).__name__
+    """obstore's messages go on for pages; the first line says it. How long the last attempt took is left out:
+    the same trouble is to have the same text, so that it is told once and not each time."""
+    return _TOOK.sub("", str(error).partition("\n")[0]) or type(error).__name__
 
 
 def _sync(root: Path, key: str) -> None:

@@ -94,6 +94,8 @@ class MemoryBroker(rpc.StreamsServicer):
         self.refuse_payload: dict[bytes, Fault] = {}
         """A batch with this payload ends the stream with that fault."""
         self.refuse_opening: Fault | None = None
+        self.away: set[str] = set()
+        """Topics that nobody serves at present."""
         self.max_message_size = 0
         self.is_degraded = False
         self.stores_acks = True
@@ -263,6 +265,8 @@ class MemoryBroker(rpc.StreamsServicer):
         self.openings.append(opening)
         if self.refuse_opening is not None:
             raise self.refuse_opening
+        if opening.topic in self.away:
+            raise AWAY
         topic = self.topics[opening.topic]
         opened = pb.ProducerOpened(
             producer_id=7,

@@ -20,6 +20,7 @@ from sava.client import (
     Timeout,
     TopicUnknown,
     Unavailable,
+    lane,
 )
 from sava.client import partitions as partition_watch
 from sava.client.routing import partition_of
@@ -198,6 +199,29 @@ async def test_a_key_has_its_partition_and_messages_without_one_fill_batches_in_
         before = [part.next_offset for part in parts]
         await asyncio.gather(*(producer.send(b"x") for _ in range(30)))
         assert [part.next_offset - b for part, b in zip(parts, before, strict=True)] == [10, 10, 10]
+
+
+async def test_a_partition_that_nobody_serves_does_not_keep_messages_that_others_could_have(
+    client: Client, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker of one partition dies. Its open batch is never sent, so it stays open, and the messages
+    without a key would all go into it, a thousand before the next partition gets one."""
+    monkeypatch.setattr(lane, "STUCK_S", 0.05)
+    parts = broker.partitioned(TOPIC, 3)
+    async with client.producer(TOPIC, timeout=20) as producer:
+        broker.away.add(parts[1].name)
+        await broker.break_streams()
+        sends: list[asyncio.Future[int]] = []
+        async with asyncio.timeout(10):
+            while min(parts[0].next_offset, parts[2].next_offset) < 50:
+                sends += [producer.send(b"x") for _ in range(5)]
+                await asyncio.sleep(0.01)
+        assert sum(not send.done() for send in sends) < 100
+        broker.away.clear()
+        async with asyncio.timeout(15):
+            await asyncio.gather(*sends)
+            while not parts[1].next_offset:
+                await producer.send(b"x")
 
 
 async def test_a_producer_can_ask_for_partitions(client: Client, broker: MemoryBroker) -> None:

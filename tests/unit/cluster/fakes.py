@@ -19,7 +19,7 @@ from sava.broker.registry import Registry
 from sava.broker.specs import Ownership, OwnershipState
 from sava.cluster import records
 from sava.cluster.records import Registration
-from sava.metadata.commands import Compare, Operation, Put, TxnResult
+from sava.metadata.commands import Compare, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.memory import MemoryStore
 from tests.patience import PATIENCE_S
@@ -54,6 +54,10 @@ class FaultyStore(MemoryStore):
         result = await super().txn(compare, then, *args, **options)
         self._answer("txn")
         return result
+
+    async def get(self, key: str, **options: Any) -> KeyValue | None:
+        await self._meet("get")
+        return await super().get(key, **options)
 
     async def grant_lease(self, ttl_ms: int, *, timeout: float = 10.0) -> int:
         await self._meet("grant_lease")

@@ -121,6 +121,26 @@ async def test_without_an_answer_it_fences_itself_within_a_ttl_of_what_was_sent(
     await here.close()
 
 
+async def test_a_broker_that_does_not_see_the_metadata_any_more_leaves(store: FaultyStore) -> None:
+    """Its own replica stands still, for its disk is full; the leader goes on renewing its lease. It would
+    keep its topics for as long as that lasts, and could do nothing with them."""
+    lost = asyncio.Event()
+
+    async def on_lost() -> None:
+        lost.set()
+
+    here = registrar(store, on_lost)
+    await registered(here)
+    store.before["get"] = failing(Unavailable("it is committed, and this node has not applied it yet"), 1000)
+    async with asyncio.timeout(5):
+        await lost.wait()
+    assert store.calls["keep_alive"] > 0
+    await until(lambda: store.local.get(KEY) is None)
+    del store.before["get"]
+    await until(lambda: here.is_registered)
+    await here.close()
+
+
 async def test_one_lost_keep_alive_is_no_loss(store: FaultyStore) -> None:
     here = registrar(store, ttl_ms=2000)
     incarnation = await registered(here)

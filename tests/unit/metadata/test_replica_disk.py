@@ -9,6 +9,7 @@ import pytest
 from sava.metadata.errors import Unavailable
 from sava.metadata.failures import error_of
 from sava.metadata.peer import Committed, Failed, ReadAt, TransferLeadership
+from sava.metadata.replica.persister import MAX_WAITING
 from sava.metadata.replica.proposals import BATCH_ENTRIES
 from sava.raft.messages import Append, AppendReply, VoteReply, VoteRequest
 from sava.wal.errors import DiskFailed
@@ -237,6 +238,62 @@ def test_a_follower_with_a_full_disk_holds_its_promises_back_and_catches_up() ->
     follower.restart()
     world.pass_time(3_000)
     assert follower.get("/k/4") == b"v"
+
+
+@pytest.mark.parametrize("trouble", ["full", "hangs"])
+def test_a_leader_whose_disk_takes_nothing_hands_over_to_one_whose_disk_does(trouble: str) -> None:
+    """The leader's disk is full, or its sync does not return. It sends what it cannot write, the others have
+    it and commit it, and the leader, which cannot apply it, answers nobody any more. All hear it, so nobody
+    campaigns: two good disks of three, and a store that stands still until somebody comes."""
+    world, leader, follower = three()
+    if trouble == "full":
+        leader.disk.set_capacity(leader.disk.used)
+    else:
+        leader.writer.is_held = True
+    stuck = follower.put("/x", "1", timeout_ms=60_000)
+    assert isinstance(world.answer(stuck), Committed)
+    assert world.leader() is not leader
+    assert isinstance(world.put(world.leader(), "/y", "1"), Committed)
+    assert leader.get("/x") is None
+
+    leader.disk.set_capacity(None)
+    leader.writer.is_held = False
+    world.until(lambda: leader.get("/y") == b"1")
+    assert leader.failures == []
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_a_leader_with_a_full_disk_stays_while_nobody_can_do_without_it(names: str) -> None:
+    """Of two voters the other cannot be elected; of three with two full disks neither can the third. Handing
+    over would leave nobody who leads, and end the reads as well."""
+    world = World()
+    world.found(*names)
+    leader = world.leader()
+    world.put(leader, "/x", "1")
+    for machine in [leader, *world.followers()[1:]]:
+        machine.disk.set_capacity(machine.disk.used)
+    leader.put("/x", "2", timeout_ms=60_000)
+    for _ in range(10):
+        world.pass_time(1_000)
+        assert world.leader() is leader
+        assert isinstance(world.answer(leader.read_index()), ReadAt)
+    leader.disk.set_capacity(None)
+    world.pass_time(500)
+    assert isinstance(world.put(leader, "/x", "3"), Committed)
+
+
+def test_what_a_follower_with_a_full_disk_has_to_say_does_not_pile_up() -> None:
+    """Its answers wait for the disk. The leader asks again with every heartbeat, and a disk may be full for
+    days: at ten answers a second the follower would run out of memory."""
+    world, leader, follower = three()
+    follower.disk.set_capacity(follower.disk.used)
+    world.put(leader, "/x", "1")
+    world.pass_time(2 * MAX_WAITING * 100)
+    world.log.clear()
+    follower.disk.set_capacity(None)
+    world.pass_time(2_000)
+    assert follower.get("/x") == b"1"
+    assert sum(src == follower.name for src, _, _ in world.log) < MAX_WAITING + 200
 
 
 def test_nothing_passes_a_write_that_did_not_fit() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -303,6 +304,26 @@ async def test_only_the_first_line_of_a_long_complaint_is_shown(
     backend.plan("head_async", *[refuse(GenericError("timed out\n\nDebug source:\nreqwest"))] * 3)
     with pytest.raises(ObjectStoreUnavailable, match=r"timed out$"):
         await flaky.head("a")
+
+
+async def test_the_same_trouble_has_the_same_text() -> None:
+    """A real client of S3 says how many microseconds its attempt took. Who tells a trouble once, as long as
+    it is the same, would tell it at every attempt of an outage."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        store = ObjectStore.open(
+            "s3://bucket",
+            attempts=1,
+            options={"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"},
+        )
+        texts = set()
+        for _ in range(3):
+            with pytest.raises(ObjectStoreUnavailable) as refused:
+                await store.head("a")
+            texts.add(str(refused.value))
+    assert len(texts) == 1
+    assert endpoint in texts.pop()
 
 
 async def test_a_file_is_durable_with_its_directories_before_the_put_returns(

@@ -10,7 +10,9 @@ A refused submission stays at the head of the queue and is tried again with ever
 it. Meanwhile the node reads and takes part in elections as far as that needs no disk, and refuses proposals.
 
 An output without anything durable costs no write. Its messages may still depend on earlier outputs, so it
-waits its turn behind them.
+waits its turn behind them. A node whose disk stands still answers every heartbeat with such an output, ten a
+second for hours: of these only so many wait. The others are lost, as a network would lose them, and the
+leader asks again.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from sava.wal.log import Buffers, Log
 MAX_GROUP = 256
 """Outputs per submission; each is at most a few megabytes (the core's limits), most are a few hundred bytes.
 """
+MAX_WAITING = 1024
+"""Outputs behind which one that has nothing durable does not wait any more."""
 
 Done = Callable[[BaseException | None], None]
 
@@ -98,8 +102,9 @@ class Persister:
         if not output.chunks and not has_durable_part(output):
             if self.is_idle:
                 return True
-            if not output.send_after_persist:
-                return False  # it promises nothing: nobody needs to know when its turn would have come
+            if not output.send_after_persist or len(self._queue) >= MAX_WAITING:
+                # It promises nothing, or nobody will hear it: no need to know when its turn would have come.
+                return False
         self._queue.append(output)
         return False
 
