@@ -21,6 +21,8 @@ _NAME: Final = "use an address that the certificate names, or give the broker on
 
 _BROKEN_OFF: Final = re.compile(r"failed to connect.*: (Socket closed|.*Connection reset by peer)$")
 _HANDSHAKE: Final = re.compile(r"OPENSSL_internal:(?P<fault>\w+)(?:: (?P<detail>.+))?$")
+_HTTP_1: Final = "http1.x server"
+_PORT: Final = "name a client port (6650 by default) or an admin port (50051), whichever is asked for"
 _MISNAMED: Final = "Hostname Verification Check failed"
 
 
@@ -49,7 +51,9 @@ def cause_of(details: str | None) -> Cause:
         return _handshake(found["fault"], found["detail"] or "")
     if _MISNAMED in said:
         return Cause("TLS: its certificate does not name this address", _NAME)
-    return Cause(said.rsplit(": ", 1)[-1] or "gRPC does not say why")
+    if _HTTP_1 in said:
+        return Cause("it speaks HTTP/1.1, as no port of a broker does but the one for Prometheus", _PORT)
+    return Cause(said.rsplit(": ", 1)[-1].rstrip("]") or "gRPC does not say why")
 
 
 def _handshake(fault: str, detail: str) -> Cause:

@@ -8,22 +8,35 @@ caller should have to pass along comes from here:
   has read its identity; *-* before.
 * ``epoch``, in lines about a topic that do not say it themselves: as this broker knows it when it writes the
   line. Two brokers that both speak of a topic can be told apart by it: the one with the smaller is late.
+
+One cause has many effects: an object store that is down fails for every topic, and again with each attempt.
+So of warnings and errors with the same text only the first few of a minute are written, and then one line
+that says how many more there were. What is not a warning is written always: a topic's way through a drain of
+a thousand is what a log is for.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from contextlib import nullcontext
+from typing import Any, Final, Literal, TextIO
 
 _PLACE: Final = re.compile(r"%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
 _NAME: Final = re.compile(r"(\w+)=$")
 _GOES_ON: Final = ": "
 """Between the parts of one value, as in ``error=%s: %s``."""
+
+MOST: Final = 20
+MINUTE_S: Final = 60.0
+TEXTS: Final = 500
+"""That are counted at a time; the code has fewer, other people's libraries may write a new one each time."""
 
 EpochOf = Callable[[str], int | None]
 
@@ -126,7 +139,67 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(event, ensure_ascii=False)
 
 
+class Restraint:
+    """Which lines are one too many. Time is that of the records. Used under the lock of its handler."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str], float] = {}
+        """Of texts that were written lately: when their minute began."""
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._more: dict[tuple[str, str], logging.LogRecord] = {}
+        """Of those with lines left out: the last of them."""
+
+    def lets(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        text = record.name, str(record.msg)
+        if len(self._since) >= TEXTS and text not in self._since:
+            return True
+        self._since.setdefault(text, record.created)
+        self._counts[text] += 1
+        if self._counts[text] <= MOST:
+            return True
+        self._more[text] = record
+        return False
+
+    def over(self, now: float) -> list[logging.LogRecord]:
+        """What there is to say of minutes that are over."""
+        ended = [text for text, since in self._since.items() if not since <= now < since + MINUTE_S]
+        said = []
+        for text in ended:
+            since, count, last = self._since.pop(text), self._counts.pop(text), self._more.pop(text, None)
+            if last is not None:
+                said.append(_summary(last, count - MOST, last.created - since))
+        return said
+
+
+def _summary(last: logging.LogRecord, count: int, seconds: float) -> logging.LogRecord:
+    text = 'logs: there were more lines like this one lines=%d seconds=%.0f last="%s"'
+    values = (count, seconds, last.getMessage())
+    return logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, text, values, None)
+
+
+class RestrainedHandler(logging.StreamHandler[TextIO]):
+    """Writes to standard error, and no more of the same than somebody would read."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self._restraint = Restraint()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for summary in self._restraint.over(record.created):
+            super().emit(summary)
+        if self._restraint.lets(record):
+            super().emit(record)
+
+    def close(self) -> None:
+        with self.lock or nullcontext():
+            for summary in self._restraint.over(math.inf):
+                super().emit(summary)
+        super().close()
+
+
 def set_up(*, form: Literal["text", "json"] = "text", level: str = "info") -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = RestrainedHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else LineFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ async def broker(tmp_path: Path) -> AsyncIterator[Standalone]:
     with Standalone(tmp_path) as running:
         await ready(running)
         yield running
+
+
+@contextmanager
+def two_clusters(directory: Path) -> Iterator[list[Standalone]]:
+    with ExitStack() as running:
+        clusters = []
+        for name in ("east", "west"):
+            (directory / name).mkdir()
+            clusters.append(running.enter_context(Standalone(directory / name, SAVA__CLUSTER_NAME=name)))
+        yield clusters
 
 
 @only_long("a cluster of three, and a lease that runs out")
@@ -163,7 +174,7 @@ async def test_a_client_that_is_told_the_wrong_service(broker: Standalone) -> No
     [port] = free_ports(1)
     code, findings = await doctor(broker.admin, "--service", f"http://127.0.0.1:{port}")
     assert code == 1
-    found(findings, "error", "client", "learns nothing")
+    found(findings, "error", "clients", "learns nothing")
 
 
 async def test_a_service_is_asked_also_where_there_is_no_topic(tmp_path: Path) -> None:
@@ -173,7 +184,35 @@ async def test_a_service_is_asked_also_where_there_is_no_topic(tmp_path: Path) -
         assert await doctor(broker.admin) == (0, [])
         code, findings = await doctor(broker.admin, "--service", f"http://127.0.0.1:{port}")
         assert code == 1
-        found(findings, "error", "client", "learns nothing")
+        found(findings, "error", "clients", "learns nothing")
+
+
+async def test_the_service_of_another_cluster(tmp_path: Path) -> None:
+    """SAVA_ADMIN and SAVA_SERVICE name two clusters, neither of which has a topic: all looked well."""
+    with two_clusters(tmp_path) as (east, west):
+        await asyncio.gather(*(asyncio.to_thread(each.ready) for each in (east, west)))
+        assert await doctor(east.admin, "--service", f"{east.url},{east.url}") == (0, [])
+        code, findings = await doctor(east.admin, "--service", west.url)
+        assert code == 1
+        found(findings, "error", "clients", "is of another")
+        code, findings = await doctor(east.admin, "--service", f"http://{east.admin}")
+        assert code == 1
+        found(findings, "error", "clients", "who is not the client port of a broker")
+
+
+async def test_what_needs_a_runner_and_has_none(tmp_path: Path) -> None:
+    """Both are found, with the reason that their own commands give."""
+    with two_clusters(tmp_path) as (east, west):
+        await asyncio.gather(ready(east), asyncio.to_thread(west.ready))
+        await sava("remotes", "add", "west", "--service", west.address, admin=east.admin)
+        await sava("replication", "set", "default", "--remote", "west", admin=east.admin)
+        ends = "--from", "topic=/default/orders", "--to", "topic=/default/copy"
+        await sava("pipelines", "create", "copy", *ends, admin=east.admin)
+        code, findings = await doctor(east.admin)
+        assert code == 1
+        found(findings, "error", "replication", "no runner has pipeline replicate-west")
+        told = found(findings, "error", "pipelines", "no runner has it")
+        assert (told["subject"], len(findings)) == ("copy", 2)
 
 
 async def test_nobody_is_there() -> None:

@@ -55,9 +55,23 @@ def test_a_fault_of_tls_is_named_with_the_settings(details: str, text: str, reme
     assert str(cause) == f"{cause.text}; {cause.remedy}"
 
 
+def test_the_port_for_prometheus_is_not_the_one_that_was_meant() -> None:
+    cause = cause_of(
+        f"{FAILED}UNAVAILABLE: ipv4:127.0.0.1:1: Failed parsing HTTP/2 (Expected SETTINGS frame as the first "
+        "frame, got frame type 80) (Trying to connect an http1.x server (HTTP status 405))"
+    )
+    assert "the one for Prometheus" in cause.text
+    assert "50051" in cause.remedy
+
+
 @pytest.mark.parametrize(
     ("details", "text"),
     [
+        (
+            "errors resolving x.example:1: [field:hostname lookup error:address lookup failed for "
+            "x.example:1: Domain name not found]",
+            "Domain name not found",
+        ),
         (f"{FAILED}UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: refused", "refused"),
         ("Socket closed", "Socket closed"),  # of a connection that had come about: no matter of certificates
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import logging
 import re
@@ -132,3 +133,61 @@ def test_lines_about_a_topic_name_it_so_that_tools_find_it() -> None:
 def test_nothing_is_looked_for_where_there_is_nothing() -> None:
     assert logs.fields(record("plain")) == {}
     assert logs.fields(record("one %s topic=%s", "missing")) == {}
+
+
+def at(
+    seconds: float, level: int = logging.WARNING, text: str = "uploader: failed topic=%s"
+) -> logging.LogRecord:
+    made = logging.LogRecord("sava.part", level, __file__, 1, text, (f"/default/{seconds:g}",), None)
+    made.created = seconds
+    return made
+
+
+def written(*records: logging.LogRecord, ends: bool = False) -> list[str]:
+    handler, said = logs.RestrainedHandler(), io.StringIO()
+    handler.setStream(said)
+    for each in records:
+        handler.handle(each)
+    if ends:
+        handler.close()
+    return said.getvalue().splitlines()
+
+
+def test_one_cause_with_a_thousand_effects_does_not_fill_the_log() -> None:
+    """An object store was down: each of a thousand topics said so, again with each attempt."""
+    lines = written(*(at(number / 100) for number in range(1000)), at(61, text="something else topic=%s"))
+    assert lines[:20] == [f"uploader: failed topic=/default/{number / 100:g}" for number in range(20)]
+    assert lines[20:] == [
+        'logs: there were more lines like this one lines=980 seconds=10 last="uploader: failed '
+        'topic=/default/9.99"',
+        "something else topic=/default/61",
+    ]
+
+
+def test_every_minute_has_its_own() -> None:
+    lines = written(*(at(minute * 60.0 + number / 10) for minute in range(3) for number in range(30)))
+    assert len(lines) == 3 * 20 + 2
+    assert sum("lines=10" in line for line in lines) == 2
+
+
+def test_what_is_no_warning_is_written_always() -> None:
+    assert len(written(*(at(number / 100, logging.INFO) for number in range(1000)))) == 1000
+
+
+def test_a_clock_that_is_set_back_does_not_silence_anything() -> None:
+    lines = written(
+        *(at(1000 + number / 100) for number in range(30)), *(at(number / 100) for number in range(5))
+    )
+    assert len(lines) == 20 + 1 + 5
+
+
+def test_what_was_left_out_is_said_at_the_end_too() -> None:
+    lines = written(*(at(number / 100) for number in range(25)), ends=True)
+    assert len(lines) == 21
+    assert "lines=5 " in lines[-1]
+
+
+def test_a_library_that_never_says_the_same_twice_takes_no_memory() -> None:
+    restraint = logs.Restraint()
+    assert all(restraint.lets(at(1, text=f"task {number} topic=%s")) for number in range(2000))
+    assert len(restraint._since) == logs.TEXTS

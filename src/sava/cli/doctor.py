@@ -42,7 +42,7 @@ def doctor(
 ) -> None:
     """Check a cluster, and how a client on this machine sees it: addresses, leader, terms, clocks, disks,
     versions, certificates, topics without an owner, journals that cannot be recovered, subscriptions without
-    progress, the object store.
+    progress, pipelines and replication, the object store.
 
     Says what is wrong and what to do. Exit code 1 if something is."""
     # Only here: other commands start in half the time without the client's parts.

@@ -13,6 +13,7 @@ from sava.doctor import journals
 from sava.doctor.findings import Finding, error, note, warning
 from sava.doctor.observation import BrokerSeen, Observation
 from sava.doctor.reach import days_left
+from sava.proto import admin_pb2
 
 CLOCK_S: Final = 0.5
 """Publish times are compared, and searched by, across brokers; leases bear more than this."""
@@ -34,12 +35,7 @@ ASK_AGAIN: Final = (
 def check_reachability(seen: Observation) -> Iterator[Finding]:
     for broker in seen.brokers:
         if not broker.is_registered:
-            yield error(
-                "reachability",
-                broker.name,
-                f"is a member of the cluster or owns topics ({broker.listed.topics}), and is not there",
-                _without(seen, broker),
-            )
+            yield _missing(seen, broker)
             continue
         lost = [contact for contact in broker.contacts if contact.error]
         if len(lost) == len(broker.contacts) > 0:
@@ -84,6 +80,22 @@ def check_reachability(seen: Observation) -> Iterator[Finding]:
                 f"cannot serve: {broker.examination.ready_reason}",
                 "look into its log; it says what it waits for",
             )
+
+
+def _missing(seen: Observation, broker: BrokerSeen) -> Finding:
+    topics = f", {broker.listed.topics} topics wait for it or its journal" if broker.listed.topics else ""
+    hanging = [each.address for each in broker.contacts if each.use == "raft" and not each.error]
+    if not hanging:
+        text = f"is a member of the cluster, and is not there{topics}"
+        return error("reachability", broker.name, text, _without(seen, broker))
+    return error(
+        "reachability",
+        broker.name,
+        f"is a member of the cluster, and the others do not hear of it{topics}; but somebody takes "
+        f"connections at its Raft address {hanging[0]}",
+        "it starts, hangs, or cannot reach the others, and its log says which: a broker that hangs is "
+        f"restarted without loss; otherwise {_without(seen, broker)}",
+    )
 
 
 def _without(seen: Observation, broker: BrokerSeen) -> str:
@@ -142,13 +154,7 @@ def _leaders(seen: Observation) -> Iterator[Finding]:
     answered = [(broker, broker.status) for broker in seen.brokers if broker.status is not None]
     leaders = {status.leader_id for _, status in answered}
     if leaders == {0}:
-        yield error(
-            "leader",
-            "cluster",
-            "no broker knows a leader: nothing can be changed, and topics do not move",
-            "bring back a majority of the voters; if their disks are lost, docs/operations.md tells how to "
-            "recover",
-        )
+        yield _no_leader(answered[0][1], {broker.listed.broker_id for broker, _ in answered})
     elif len(leaders) > 1:
         told = "; ".join(f"{broker.name} says {status.leader_id or 'nobody'}" for broker, status in answered)
         yield warning(
@@ -180,6 +186,23 @@ def _leaders(seen: Observation) -> Iterator[Finding]:
         )
 
 
+def _no_leader(status: admin_pb2.StatusResponse, answered: set[int]) -> Finding:
+    voters = set(status.voters)
+    there, needed = len(answered & voters), len(voters) // 2 + 1
+    text = "no broker knows a leader: nothing can be changed, and topics do not move"
+    if there < needed:
+        return error(
+            "leader",
+            "cluster",
+            f"{text}; {there} of {len(voters)} voters answer here, and {needed} have to be there",
+            "start those that are missing, with their disks; if these are lost, docs/operations.md tells how "
+            "to recover",
+        )
+    return error(
+        "leader", "cluster", f"{text}, though {there} of {len(voters)} voters answer here", ASK_AGAIN
+    )
+
+
 def _quorum(seen: Observation) -> Iterator[Finding]:
     status = next(broker.status for broker in seen.brokers if broker.status is not None)
     voters = set(status.voters)
@@ -209,6 +232,29 @@ def _quorum(seen: Observation) -> Iterator[Finding]:
             "cluster",
             "a change of the voters is not finished",
             "it goes on when a majority of the old and of the new voters is there",
+        )
+
+
+def check_modes(seen: Observation) -> Iterator[Finding]:
+    """A drain that somebody forgot to end."""
+    there = [broker for broker in seen.brokers if broker.is_registered]
+    active = [broker for broker in there if broker.listed.status == "active"]
+    idle = [broker for broker in there if broker.listed.status in ("draining", "drained")]
+    if idle and len(active) < 2:
+        yield warning(
+            "modes",
+            "cluster",
+            f"{len(active)} of {len(there)} brokers may get topics, the others are drained: nobody takes "
+            "over when one dies",
+            f"`sava brokers activate {idle[0].listed.broker_id}`, and so on",
+        )
+    for broker in idle:
+        reason = f" ({broker.listed.mode_reason})" if broker.listed.mode_reason else ""
+        yield note(
+            "modes",
+            broker.name,
+            f"is {broker.listed.status}{reason}: it gets no topics",
+            f"`sava brokers activate {broker.listed.broker_id}` when it is to have some again",
         )
 
 

@@ -93,7 +93,7 @@ def _unserved(seen: Observation) -> Iterator[Finding]:
                 f"its owner, broker {topic.broker_id}, is gone, and nobody has taken it over yet{reason}",
                 _way_on(seen, topic.broker_id),
             )
-        elif topic.state == "unassigned":
+        elif topic.state == "unassigned" or (topic.state == "sealed" and not _has_takers(seen)):
             yield error(
                 "topics",
                 topic.name,
@@ -108,6 +108,10 @@ def _unserved(seen: Observation) -> Iterator[Finding]:
                 "a move has a deadline and is taken back after it; if it stays so, look into the log of the "
                 "broker that leads",
             )
+
+
+def _has_takers(seen: Observation) -> bool:
+    return any(broker.listed.status == "active" for broker in seen.brokers)
 
 
 def _way_on(seen: Observation, owner: int) -> str:
@@ -165,7 +169,7 @@ def _lag(
             subject,
             f"is blocked by a message that failed too often, {now.backlog} messages wait",
             "mend its consumer, or let such messages go to a dead-letter topic: "
-            f"`sava subscriptions configure {topic} {now.subscription} --poison dead_letter …`",
+            f"`sava subscriptions configure {topic} {now.subscription} --poison dead_letter`",
         )
     elif now.type == "link":
         return  # it has no consumers; what replication says of itself tells whether it gets on
@@ -176,7 +180,7 @@ def _lag(
             "subscriptions",
             subject,
             f"{now.backlog} messages wait, {now.unacked} of them with {len(now.consumers)} consumers, and "
-            f"none was acked within {waited_s:.1f} s",
+            f"none was acked within {waited_s:.1f} s{_again(before, now)}",
             "its consumers do not get on, or do not ack; look at them, or restart them",
         )
     else:
@@ -188,24 +192,10 @@ def _lag(
         )
 
 
-def check_client_view(seen: Observation) -> Iterator[Finding]:
-    if not seen.look_ups:
-        yield note("clients", "cluster", "not known: no broker tells a client address")
-    known = {broker.listed.client_addr for broker in seen.brokers if broker.is_registered}
-    for topic, answer in seen.look_ups.items():
-        if isinstance(answer, str):
-            yield error(
-                "client",
-                seen.service,
-                f"a client that looks up {topic} learns nothing: {answer}",
-                "see that this is the client address of a broker of the same cluster, and that it is reached",
-            )
-            continue
-        for part, address in answer:
-            if address and address not in known:
-                yield error(
-                    "client",
-                    part,
-                    f"clients are sent to {address}, which is no broker's client address",
-                    "see that --service and --admin name the same cluster",
-                )
+def _again(before: pb.SubscriptionDescription, now: pb.SubscriptionDescription) -> str:
+    """What came back meanwhile tells those that fail from those that are slow."""
+    if (late := now.timed_out - before.timed_out) > 0:
+        return f"; {late} came back because their ack timeout was over"
+    if (again := now.redelivered - before.redelivered) > 0:
+        return f"; {again} were given back and delivered again"
+    return ""

@@ -14,11 +14,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sava.client import Refused, Tls
 from sava.client.connection import Connection
-from sava.client.errors import Denied
+from sava.client.errors import ClientError, Denied
 from sava.config import Auth
 from sava.doctor.reach import Contact, contact, fetch
 from sava.errors import SavaError
-from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, journals_pb2, topics_admin_pb2
+from sava.proto import (
+    admin_pb2,
+    brokers_pb2,
+    doctor_pb2,
+    journals_pb2,
+    pipelines_pb2,
+    replica_pb2,
+    replication_pb2,
+    topics_admin_pb2,
+)
+from sava.proto.replica_pb2_grpc import ReplicaStub
 from sava.services import security
 from sava.services.admin_client import AdminClient
 from sava.services.faults import NotReached
@@ -30,8 +40,9 @@ PARALLEL: Final = 16
 MAX_TOPICS: Final = 500
 """That are described one by one; of the others only the state is known."""
 MAX_LOOK_UPS: Final = 20
-NO_TOPIC: Final = "/default/doctor"
-"""What a client looks up where no topic is known. That there is none is an answer, too."""
+ROUND_S: Final = 15.0
+"""For all topics together, each time: a broker that hangs would cost a call's time for every few of its
+topics."""
 ALPN: Final = ("h2",)
 
 T = TypeVar("T")
@@ -68,6 +79,18 @@ class BrokerSeen:
         return self.listed.status != "unreachable"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """What answers at an address that clients use."""
+
+    cluster_id: str = ""
+    cluster_name: str = ""
+    error: str = ""
+    """Why no broker did; empty: one did."""
+    is_stranger: bool = False
+    """Somebody answers who does not know what was asked."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Observation:
     admin: str
@@ -85,9 +108,22 @@ class Observation:
     waited_s: float = 0.0
     journals: list[journals_pb2.Journal] = field(default_factory=list)
     journals_error: str = ""
+    links: list[replication_pb2.LinkTopic] = field(default_factory=list)
+    links_error: str = ""
+    pipelines: list[pipelines_pb2.Pipeline] = field(default_factory=list)
+    pipelines_error: str = ""
     service: str = ""
+    is_service_given: bool = False
+    """By whoever asks; otherwise it is each broker's own address."""
+    greetings: dict[str, Greeting] = field(default_factory=dict)
+    """By address of the service."""
     look_ups: dict[str, str | list[tuple[str, str]]] = field(default_factory=dict)
     """Where a client is sent, by topic: partitions with addresses, or why it learned nothing."""
+
+    @property
+    def has_leader(self) -> bool:
+        """Whether somebody knows one."""
+        return any(broker.status is not None and broker.status.leader_id for broker in self.brokers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +166,7 @@ class Looking:
             await asyncio.gather(*(self._visit(broker) for broker in seen.brokers))
             await self._look_at_topics(client, seen)
             await self._list_journals(client, seen)
+            await self._list_pipelines(client, seen)
             await asyncio.gather(*(self._visit_again(broker) for broker in seen.brokers))
         await self._ask_as_client(seen)
         return seen
@@ -212,15 +249,18 @@ class Looking:
             request = topics_admin_pb2.DescribeTopicRequest(name=name)
             return await client.call(client.topics.DescribeTopic, request, timeout=CALL_S)
 
-        found = await asyncio.gather(*(self._in_turn(describe, name) for name in names))
+        deadline = time.monotonic() + ROUND_S
+        found = await asyncio.gather(*(self._in_turn(describe, name, deadline) for name in names))
         return {name: answer for name, answer in zip(names, found, strict=True) if answer is not None}
 
-    async def _in_turn(self, ask: Callable[[str], Awaitable[T]], name: str) -> T | None:
+    async def _in_turn(self, ask: Callable[[str], Awaitable[T]], name: str, deadline: float) -> T | None:
         async with self._turns:
+            if time.monotonic() >= deadline:
+                return None
             try:
                 return await ask(name)
             except SavaError:
-                return None  # deleted meanwhile, or about to be served elsewhere
+                return None  # deleted meanwhile, about to be served elsewhere, or its broker hangs
 
     # -- journals ----------------------------------------------------------------------------
 
@@ -232,40 +272,61 @@ class Looking:
         except SavaError as error:
             seen.journals_error = str(error)
 
+    # -- pipelines and replication -----------------------------------------------------------
+
+    async def _list_pipelines(self, client: AdminClient, seen: Observation) -> None:
+        try:
+            listing = client.pipelines.ListPipelines, pipelines_pb2.ListPipelinesRequest()
+            seen.pipelines = list((await client.call(*listing, timeout=CALL_S)).pipelines)
+        except SavaError as error:
+            seen.pipelines_error = str(error)
+        try:
+            asking = client.replication.GetReplicationStatus, replication_pb2.GetReplicationStatusRequest()
+            seen.links = list((await client.call(*asking, timeout=CALL_S)).topics)
+        except SavaError as error:
+            seen.links_error = str(error)
+
     # -- as a client -------------------------------------------------------------------------
 
     async def _ask_as_client(self, seen: Observation) -> None:
         own = [broker.listed.client_addr for broker in seen.brokers if broker.listed.client_addr]
         scheme = "https" if self._access.auth.tls is not None else "http"
+        seen.is_service_given = bool(self._access.service)
         seen.service = self._access.service or ",".join(f"{scheme}://{address}" for address in own)
         if not seen.service:
             return
         connection = Connection(seen.service, token=None, tls=self._access.tls, timeout=CALL_S)
         try:
+            greetings = await asyncio.gather(*(_greeted(connection, each) for each in connection.targets))
+            seen.greetings = dict(zip(connection.targets, greetings, strict=True))
             topics = [each.name for each in seen.topics if not each.partition_of][:MAX_LOOK_UPS]
-            if not topics:
-                seen.look_ups[NO_TOPIC] = await self._answer_to_none(connection)
-            for topic in topics:
-                try:
-                    found = await connection.look_up(topic)
-                    seen.look_ups[topic] = [(part.topic, part.address) for part in found.partitions]
-                except SavaError as error:
-                    seen.look_ups[topic] = str(error)
-                    if len(seen.look_ups) == 1:
-                        break  # the first did not come through, so the others would not either
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROUND_S):
+                    await self._look_up(connection, topics, seen)
         finally:
             await connection.close()
 
-    async def _answer_to_none(self, connection: Connection) -> str | list[tuple[str, str]]:
-        try:
-            await connection.look_up(NO_TOPIC)
-        except Denied as error:
-            return str(error)
-        except Refused:
-            pass  # somebody knows that there is no such topic
-        except SavaError as error:
-            return str(error)
-        return []
+    async def _look_up(self, connection: Connection, topics: Sequence[str], seen: Observation) -> None:
+        for topic in topics:
+            try:
+                found = await connection.look_up(topic)
+                seen.look_ups[topic] = [(part.topic, part.address) for part in found.partitions]
+            except SavaError as error:
+                seen.look_ups[topic] = str(error)
+                if len(seen.look_ups) == 1:
+                    return  # the first did not come through, so the others would not either
+
+
+async def _greeted(connection: Connection, target: str) -> Greeting:
+    try:
+        hello = await connection.call(
+            "Hello", replica_pb2.HelloRequest(), target=target, timeout=CALL_S, service=ReplicaStub
+        )
+    except ClientError as error:
+        # A broker that refuses says why by a code; only somebody else does not know the question.
+        is_stranger = isinstance(error, Refused) and not isinstance(error, Denied) and not error.code
+        return Greeting(error=str(error), is_stranger=is_stranger)
+    return Greeting(cluster_id=hello.cluster_id, cluster_name=hello.cluster_name)
 
 
 def parsed(page: str) -> Samples:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 TIMEOUT_S: Final = 3.0
+PAGE_S: Final = 10.0
+"""A broker with thousands of topics has a page of megabytes, and writes it beside its other work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ async def contact(use: str, address: str, context: ssl.SSLContext | None) -> Con
 async def fetch(address: str, path: str) -> str:
     """The body of a page. Raises OSError, TimeoutError."""
     host, _, port = address.rpartition(":")
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PAGE_S):
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         try:
             writer.write(f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())

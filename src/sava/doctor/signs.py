@@ -16,10 +16,8 @@ class Sign:
     metric: str
     level: Level
     text: str
-    """With the labels of the sample, and its value."""
+    """With the value."""
     remedy: str
-    labels: tuple[str, ...] = ()
-    """That name what it is about; without, it is about the broker."""
 
 
 SIGNS: Final = (
@@ -28,13 +26,6 @@ SIGNS: Final = (
         Level.ERROR,
         "{value:.0f} topics cannot be given to any broker",
         "activate a broker (`sava brokers activate`), or start one more",
-    ),
-    Sign(
-        "sava_replication_disconnected_count",
-        Level.ERROR,
-        "{value:.0f} partitions are not replicated to {remote_cluster}",
-        "see that somebody runs its pipeline, and that the remote cluster is reached from there",
-        ("topic", "remote_cluster"),
     ),
     Sign(
         "sava_journal_degraded",
@@ -65,9 +56,7 @@ SIGNS: Final = (
 def check_signs(seen: Observation) -> Iterator[Finding]:
     for broker in seen.brokers:
         for sign in SIGNS:
-            for labels, value in broker.metrics.get(sign.metric, ()):
+            for _, value in broker.metrics.get(sign.metric, ()):
                 if value:
-                    subject = " to ".join(labels.get(label, "") for label in sign.labels) or broker.name
-                    yield Finding(
-                        sign.level, "metrics", subject, sign.text.format(value=value, **labels), sign.remedy
-                    )
+                    text = sign.text.format(value=value)
+                    yield Finding(sign.level, "metrics", broker.name, text, sign.remedy)

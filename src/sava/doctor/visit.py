@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from sava.doctor import cluster, contents, journals, signs
+from sava.doctor import clients, cluster, contents, journals, pipelines, signs
 from sava.doctor.findings import ORDER, Finding, Level, error, note
 from sava.doctor.observation import Access, BrokerSeen, Looking, Observation
 
@@ -28,6 +28,7 @@ def judgements(min_free: float) -> dict[str, Judgement]:
         "reachability": cluster.check_reachability,
         "leader and terms": cluster.check_consensus,
         "clocks": cluster.check_clocks,
+        "modes": cluster.check_modes,
         "versions": cluster.check_versions,
         "disks": partial(cluster.check_disks, min_free=min_free),
         "certificates": cluster.check_certificates,
@@ -35,7 +36,9 @@ def judgements(min_free: float) -> dict[str, Judgement]:
         "topics": contents.check_topics,
         "journals": journals.check_journals,
         "subscriptions": contents.check_subscriptions,
-        "clients": contents.check_client_view,
+        "pipelines": pipelines.check_pipelines,
+        "replication": pipelines.check_replication,
+        "clients": clients.check_clients,
         "metrics": signs.check_signs,
     }
 

@@ -144,11 +144,12 @@ class ClusterCollector(Collector):
             ),
         ):
             yield CounterMetricFamily(name, text, value=count)
-        yield _gauge(
-            "sava_writer_batches_unpublished",
-            "Batches of the whole cluster that are decided and not published yet.",
-            self._parts.tending.unpublished,
-        )
+        if self._parts.controller.is_leading:  # every broker knows of all; told by one, they are counted once
+            yield _gauge(
+                "sava_writer_batches_unpublished",
+                "Exactly-once batches that are decided and not published yet.",
+                self._parts.tending.unpublished,
+            )
 
     def _of_controller(self) -> Iterable[Metric]:
         controller = self._parts.controller

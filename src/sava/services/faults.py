@@ -140,5 +140,10 @@ def raised_by(error: aio.AioRpcError, *, target: str) -> SavaError:
             return Unavailable(f"{target} did not answer within the deadline")
         case grpc.StatusCode.UNAVAILABLE:
             return NotReached(target, cause_of(error.details()))
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return SavaError(
+                f"{target} does not know this call: see that it is an admin port (50051 by default), and "
+                "of a broker of this version"
+            )
         case status:
             return SavaError(f"{target} failed with {status.name}: {cause_of(error.details()).text}")

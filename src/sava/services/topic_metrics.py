@@ -32,6 +32,7 @@ class TopicsCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._journal()
+        yield from self._segments()
         for part in self._parts():
             yield from _of_topics(part)
             yield from _of_subscriptions(part)
@@ -54,6 +55,20 @@ class TopicsCollector(Collector):
         )
         yield GaugeMetricFamily(
             "sava_topics_served", "Topics that this broker serves.", len(self._topics.loaded)
+        )
+
+    def _segments(self) -> Iterable[Metric]:
+        uploader = self._storage.uploader
+        yield CounterMetricFamily("sava_segment_uploads", "Segments written.", value=uploader.segments)
+        yield CounterMetricFamily(
+            "sava_segment_failures",
+            "Attempts to write a segment that came to nothing.",
+            value=uploader.failures,
+        )
+        yield GaugeMetricFamily(
+            "sava_segment_failing_topics",
+            "Topics whose last attempt to write a segment came to nothing.",
+            uploader.failing,
         )
 
 

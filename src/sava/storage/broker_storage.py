@@ -49,11 +49,11 @@ class BrokerStorage:
     ) -> None:
         self._metadata = metadata
         self._journal = journal
-        self._uploader = Uploader(store, journal, options.upload)
+        self.uploader = Uploader(store, journal, options.upload)
         self._parts = Parts(
             journal=journal,
             cache=BatchCache(options.cache_bytes),
-            uploader=self._uploader,
+            uploader=self.uploader,
             store=store,
             reader=SegmentReader(store, footer_cache_bytes=options.footer_cache_bytes),
         )
@@ -177,5 +177,5 @@ class BrokerStorage:
         """Stop accepting, resolve what is in flight, leave the rest in the journal."""
         for log in list(self._topics.values()):
             await log.close()
-        await self._uploader.close()
+        await self.uploader.close()
         await self._journal.close()

@@ -178,6 +178,10 @@ class Uploader:
         self._store = store
         self._journal = journal
         self.options = options
+        self.segments = 0
+        """That were registered."""
+        self.failures = 0
+        """Attempts that came to nothing."""
         self._backlogs: set[Backlog] = set()
         self._woken = asyncio.Event()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="sava-upload")
@@ -190,6 +194,11 @@ class Uploader:
 
     def detach(self, backlog: Backlog) -> None:
         self._backlogs.discard(backlog)
+
+    @property
+    def failing(self) -> int:
+        """Topics whose last attempt came to nothing."""
+        return sum(1 for backlog in self._backlogs if backlog.failures)
 
     def wake(self) -> None:
         """Something may be due."""
@@ -260,13 +269,17 @@ class Uploader:
                 type(error).__name__,
                 error,
             )
-            backlog.failed(error)
+            self._failed(backlog, error)
         except Exception as error:  # noqa: BLE001
             # A bug in one topic's data must not end the task that all topics need.
             _log.exception("uploader: failed, will be tried again topic=%s", backlog.topic.path)
-            backlog.failed(error)
+            self._failed(backlog, error)
         finally:
             backlog.tell()
+
+    def _failed(self, backlog: Backlog, error: Exception) -> None:
+        self.failures += 1
+        backlog.failed(error)
 
     async def _upload(self, backlog: Backlog) -> None:
         if backlog.written is None:
@@ -277,6 +290,7 @@ class Uploader:
                 written.segment, epoch=backlog.epoch, producers=written.producers, origins=written.origins
             )
             backlog.registered(state, written)
+            self.segments += 1
         except SegmentConflict:
             state = await self._catch_up(backlog)
         except TopicGone:

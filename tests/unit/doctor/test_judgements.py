@@ -7,62 +7,14 @@ import time
 import pytest
 from obstore.store import MemoryStore
 
-from sava.doctor.findings import Finding, Level
-from sava.doctor.observation import NO_TOPIC, BrokerSeen, Observation, parsed
+from sava.doctor.findings import Level
+from sava.doctor.observation import BrokerSeen, Observation
 from sava.doctor.reach import Contact
 from sava.doctor.visit import judged
-from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, journals_pb2, topics_admin_pb2
+from sava.proto import admin_pb2, brokers_pb2, journals_pb2, topics_admin_pb2
 from sava.storage.objectstore import ObjectStore
 from sava.storage.probe import PREFIX, probe
-
-
-def broker(number: int, *, voters: int = 3, term: int = 5, leader: int = 1) -> BrokerSeen:
-    status = admin_pb2.StatusResponse(
-        self_node_id=number,
-        leader_id=leader,
-        current_term=term,
-        cluster_id="c",
-        voters=range(1, voters + 1),
-        membership_state="stable",
-        commit=100,
-        last_applied=100,
-    )
-    return BrokerSeen(
-        listed=brokers_pb2.Broker(
-            broker_id=number, status="active", version="0.1.0", admin_addr=f"b{number}:50051"
-        ),
-        contacts=[Contact(use="admin", address=f"b{number}:50051")],
-        first=status,
-        status=status,
-        examination=doctor_pb2.Examination(
-            broker_id=number,
-            ready=True,
-            disks=[doctor_pb2.DiskRoom(use="journal", path="/j", size=100, free=50)],
-        ),
-        store=doctor_pb2.StoreProbe(url="s3://x", store_id="s", reachable=True, puts_if_absent=True),
-        metrics={"sava_journal_open": [({}, 1.0)]},
-    )
-
-
-def cluster(*brokers: BrokerSeen) -> Observation:
-    return Observation(
-        admin="b1:50051",
-        asked=admin_pb2.StatusResponse(cluster_id="c"),
-        brokers=list(brokers) or [broker(number) for number in (1, 2, 3)],
-        waited_s=3,
-        look_ups={NO_TOPIC: []},
-    )
-
-
-def troubles(seen: Observation, *, min_free: float = 0.15) -> list[Finding]:
-    return [finding for finding in judged(seen, min_free=min_free) if finding.level is not Level.OK]
-
-
-def only(seen: Observation, level: Level, check: str, text: str) -> None:
-    found = troubles(seen)
-    assert [(finding.level, finding.check) for finding in found] == [(level, check)], found
-    assert text in found[0].text
-    assert found[0].remedy or level is Level.NOTE
+from tests.unit.doctor.sights import broker, cluster, only, troubles
 
 
 def test_a_healthy_cluster_has_nothing_wrong() -> None:
@@ -83,9 +35,39 @@ def test_a_broker_that_waits_for_its_cluster() -> None:
     only(seen, Level.ERROR, "leader", "belongs to no cluster")
 
 
-def test_no_leader() -> None:
+def test_no_leader_though_all_are_there() -> None:
     seen = cluster(*(broker(number, leader=0) for number in (1, 2, 3)))
     only(seen, Level.ERROR, "leader", "no broker knows a leader")
+    assert "Raft port" in troubles(seen)[0].remedy
+
+
+def test_no_leader_for_want_of_voters() -> None:
+    seen = cluster(broker(1, leader=0))
+    only(seen, Level.ERROR, "leader", "1 of 3 voters answer here, and 2 have to be there")
+    assert "start those that are missing" in troubles(seen)[0].remedy
+
+
+def test_a_broker_that_hangs_is_not_one_that_is_gone() -> None:
+    """Its lease is over, so that the cluster counts it out; but its process holds its port."""
+    seen = cluster()
+    silent = brokers_pb2.Broker(broker_id=4, status="unreachable", raft_addr="b4:7650")
+    seen.brokers.append(BrokerSeen(listed=silent, contacts=[Contact(use="raft", address="b4:7650")]))
+    only(seen, Level.ERROR, "reachability", "somebody takes connections at its Raft address b4:7650")
+    assert "a broker that hangs is restarted" in troubles(seen)[0].remedy
+    seen.brokers[-1].contacts = [Contact(use="raft", address="b4:7650", error="connection refused")]
+    only(seen, Level.ERROR, "reachability", "is a member of the cluster, and is not there")
+
+
+def test_a_drain_that_somebody_forgot_to_end() -> None:
+    seen = cluster()
+    seen.brokers[2].listed.status = "drained"
+    seen.brokers[2].listed.mode_reason = "upgrade"
+    only(seen, Level.NOTE, "modes", "is drained (upgrade): it gets no topics")
+    assert "`sava brokers activate 3`" in troubles(seen)[0].remedy
+    seen.brokers[1].listed.status = "draining"
+    found = troubles(seen)
+    assert [finding.level for finding in found] == [Level.WARNING, Level.NOTE, Level.NOTE]
+    assert "1 of 3 brokers may get topics" in found[0].text
 
 
 def test_two_leaders() -> None:
@@ -196,6 +178,43 @@ def test_a_move_that_does_not_end(state: str) -> None:
     assert troubles(seen) == []
 
 
+def test_a_sealed_topic_that_nobody_may_have() -> None:
+    """Its owner died while the others were drained: it waits for no move."""
+    seen = cluster()
+    for each in seen.brokers:
+        each.listed.status = "drained"
+    seen.topics = [topics_admin_pb2.TopicSummary(name="/default/a", state="sealed")]
+    seen.first = seen.second = {"/default/a": topics_admin_pb2.TopicDescription(state="sealed")}
+    [told] = [finding for finding in troubles(seen) if finding.check == "topics"]
+    assert (told.level, told.text) == (Level.ERROR, "no broker has it")
+    assert "sava brokers activate" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("later", "text"),
+    [
+        ({"timed_out": 8, "redelivered": 8}, "; 5 came back because their ack timeout was over"),
+        ({"timed_out": 3, "redelivered": 5}, "; 2 were given back and delivered again"),
+        ({"timed_out": 0, "redelivered": 0}, "within 3.0 s"),
+    ],
+    ids=["late", "refused", "counted anew after a move"],
+)
+def test_consumers_that_fail_are_told_from_those_that_are_slow(later: dict[str, int], text: str) -> None:
+    seen = cluster()
+    seen.topics = [topics_admin_pb2.TopicSummary(name="/default/a", state="open")]
+    before = topics_admin_pb2.SubscriptionDescription(
+        subscription="s", type="shared", backlog=10, unacked=5, consumers=["c"], timed_out=3, redelivered=3
+    )
+    now = topics_admin_pb2.SubscriptionDescription()
+    now.CopyFrom(before)
+    now.timed_out, now.redelivered = later["timed_out"], later["redelivered"]
+    seen.first = {"/default/a": topics_admin_pb2.TopicDescription(subscriptions=[before])}
+    seen.second = {"/default/a": topics_admin_pb2.TopicDescription(subscriptions=[now])}
+    [told] = troubles(seen)
+    assert told.level is Level.WARNING
+    assert told.text.endswith(text)
+
+
 def test_many_topics_without_an_owner_are_not_all_named() -> None:
     seen = cluster()
     seen.topics = [
@@ -205,17 +224,6 @@ def test_many_topics_without_an_owner_are_not_all_named() -> None:
     found = troubles(seen)
     assert len(found) == 21
     assert "30 further topics" in found[-1].text
-
-
-def test_signs_in_metrics() -> None:
-    seen = cluster()
-    seen.brokers[0].metrics = parsed(
-        "# HELP sava_replication_disconnected_count x\n"
-        "# TYPE sava_replication_disconnected_count gauge\n"
-        'sava_replication_disconnected_count{topic="/default/a",remote_cluster="west"} 2\n'
-        'sava_replication_disconnected_count{topic="/default/b",remote_cluster="west"} 0\n'
-    )
-    only(seen, Level.ERROR, "metrics", "2 partitions are not replicated to west")
 
 
 @pytest.mark.parametrize(
@@ -293,13 +301,15 @@ def test_a_journal_that_was_closed_waits_for_nobody() -> None:
 
 def test_what_was_not_looked_at_is_not_known() -> None:
     seen = cluster()
-    seen.topics_error = seen.journals_error = "no majority"
-    seen.look_ups = {}
+    seen.topics_error = seen.journals_error = seen.pipelines_error = seen.links_error = "no majority"
+    seen.greetings = {}
     found = troubles(seen)
     assert [(finding.level, finding.check) for finding in found] == [
         (Level.ERROR, "topics"),
         (Level.NOTE, "journals"),
         (Level.NOTE, "subscriptions"),
+        (Level.NOTE, "pipelines"),
+        (Level.NOTE, "replication"),
         (Level.NOTE, "clients"),
     ]
     assert all(finding.text.startswith("not known") for finding in found[1:])

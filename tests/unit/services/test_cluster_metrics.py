@@ -146,3 +146,7 @@ async def test_writers_are_counted(story: Story) -> None:
     assert story.value("sava_writer_batches_published_total") == 4
     assert story.value("sava_writer_messages_total") == 400
     assert story.value("sava_writer_batches_unpublished") == 1
+    story.counts.is_leading = False
+    assert story.value("sava_writer_batches_unpublished") is None, (
+        "a sum over brokers counted them three times"
+    )

@@ -144,6 +144,7 @@ async def test_an_object_store_in_trouble_is_asked_again(cluster: Cluster, troub
         assert not store.troubles
         assert await contents(log) == expected(0, 5)
         assert log.stored_offset == 5
+        assert (storage.uploader.failures, storage.uploader.failing) == (2, 0)
 
 
 async def test_what_cannot_be_undone_by_waiting_is_told_to_who_seals(cluster: Cluster) -> None:
@@ -206,6 +207,8 @@ async def test_one_topic_in_trouble_does_not_keep_the_others_waiting(cluster: Cl
         await until_stored(good, 3)
         assert bad.stored_offset == 0
         assert await contents(bad) == expected(0, 3)
+        assert storage.uploader.failing == 1
+        assert storage.uploader.segments >= 1
 
 
 async def test_closing_in_the_middle_of_an_upload_loses_nothing(cluster: Cluster) -> None:
