@@ -1,5 +1,8 @@
 # Every target sets up what it needs; a fresh clone needs Python 3.11 or newer and make.
-PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3.13 python3,$(shell command -v $(v))))
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+# The first that runs and is new enough. One that is found may still be a stand-in for none, as pyenv has them.
+PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	$$each -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$each && break; done)
 BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 2000
@@ -14,11 +17,12 @@ help:
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@"$(or $(PYTHON),python3)" -c '$(NEW_ENOUGH)' 2>/dev/null || { \
+		echo "Python 3.11 or newer is needed, $(if $(PYTHON),which $(PYTHON) is not,and none is on the PATH); name one: make PYTHON=..."; exit 1; }
+	@$(BIN)/python -c 'import pip; $(NEW_ENOUGH)' 2>/dev/null || "$(PYTHON)" -m venv --clear .venv
 	@echo "installing into .venv ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@sh tools/java.sh
+	@sh tools/java.sh $(BIN)/python
 	@touch $@
 
 ## make test     the default suite, in JOBS=4 processes: most of its time is waiting

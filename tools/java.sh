@@ -1,24 +1,25 @@
 #!/bin/sh
-# Find Java 17 or newer (Spark needs it); install Debian's headless JRE when that is possible; else say what to do.
-# Never fails the set-up: everything but the Spark pipeline works without Java.
+# java.sh PYTHON: see that Spark finds Java, as Sava looks for it; install Debian's headless JRE when that is possible; else say what to do.
+# Never fails the set-up: everything but Spark, pipelines and replication works without Java.
 set -u
 
-version() {  # major version of the given java, or 0
-    "$1" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1 | grep . || echo 0
+find_java() {
+    "$1" -c '
+import os, sys
+from sava.pipeline.launch import JavaMissing, find_java
+try:
+    java = find_java(os.environ)
+except JavaMissing as error:
+    sys.exit(f"java: {error}")
+print(f"java: {java.home} ({java.version})")
+'
 }
 
-for java in "${JAVA_HOME:-/nonexistent}/bin/java" "$(command -v java || true)"; do
-    if [ -x "$java" ] && [ "$(version "$java")" -ge 17 ]; then
-        echo "java: $java ($(version "$java"))"
-        exit 0
-    fi
-done
-
+find_java "$1" 2>/dev/null && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "java: none of version 17 or newer found; installing default-jre-headless"
-    if { apt-get update -qq && apt-get install -y -qq default-jre-headless; } >/dev/null 2>&1; then
-        echo "java: $(command -v java) ($(version java))"
-        exit 0
-    fi
+    echo "java: none that Spark can use; installing default-jre-headless ..."
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq >/dev/null 2>&1  # what is known of packages may be new enough
+    apt-get install -y -qq default-jre-headless >/dev/null || echo "java: it could not be installed"
 fi
-echo "java: version 17 or newer not found; install one (Debian: apt-get install default-jre-headless) to use the Spark pipeline"
+find_java "$1" 2>&1 || true

@@ -5,5 +5,6 @@ orders.py        what is published, and how it is recognised
 traffic.py       a shop and a kitchen that go on while a step does harm
 revenue.py       the Spark program
 processes.py     two clusters and a runner, started with the ``sava`` command
+interrupts.py    Ctrl-C, at any moment
 steps.py         runs the steps and shows what came of them
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import shlex
 import shutil
 import signal
 import sys
@@ -11,25 +13,31 @@ import tempfile
 import time
 from pathlib import Path
 
+from examples.demo.interrupts import Interrupts
 from examples.demo.orders import TOPIC
+from examples.demo.processes import Processes
 from examples.demo.steps import Show
 from examples.demo.tour import Tour
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Whatever asks the demo to end ends it as Ctrl-C does: with everything stopped."""
 
 
 def main() -> int:
     options = parser().parse_args()
-    for number in SIGNALS:
-        signal.signal(number, signal.default_int_handler)
-    root = Path(tempfile.mkdtemp(prefix="sava-demo-"))
-    show = Show(root)
-    tour = Tour(root, options.port_base, show.say)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal knows every character
+    try:
+        root = Path(tempfile.mkdtemp(prefix="sava-demo-"))
+    except OSError as error:
+        print(f"demo: there is no folder for its data: {error}; TMPDIR can name one", file=sys.stderr)
+        return 1
+    interrupts = Interrupts()
+    processes = Processes(root, interrupts)
+    tour = Tour(processes, options.port_base)
+    show = Show(root, tour.faults)
     is_kept = True
     try:
+        interrupts.listen()
         began = time.monotonic()
-        holds = show.run(tour.steps())
+        holds = show.run(tour.steps(show.say))
         show.summary(time.monotonic() - began)
         if options.keep:
             show.console.print(try_next(tour), soft_wrap=True)
@@ -40,11 +48,9 @@ def main() -> int:
         is_kept = False
         return 130
     finally:
-        # Bounded by itself, and whoever interrupts it leaves processes behind.
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        interrupts.ignore()
         show.console.print("stopping everything …")
-        tour.stop()
+        processes.stop()
         if is_kept:
             show.console.print(f"data and logs are in {root}")
         else:
@@ -59,21 +65,23 @@ def wait_for_interrupt() -> None:
 def try_next(tour: Tour) -> str:
     east, west = tour.east, tour.west
     settings = " ".join(f"{name}={value}" for name, value in east.environment.items())
+    programs = shlex.quote(str(Path(sys.executable).parent))
     return f"""
 Everything runs on. Try next, in another terminal:
 
-  export PATH={Path(sys.executable).parent}:$PATH {settings}
+  export PATH={programs}:$PATH
+  export {settings}
   sava brokers list                                # one was killed
-  sava journals list                               # and who keeps copies of whose messages
+  sava journals list                               # who keeps copies
   sava topics describe {TOPIC}
   seq 1 1000 | sava produce /default/numbers
-  sava consume /default/numbers --subscription mine --count 1000
+  sava consume /default/numbers --subscription mine --count 1000 | tail -1
   sava topics unload {TOPIC}
   sava replication status
-  sava topics peek {TOPIC} --service {west.brokers[0].service} --admin {west.brokers[0].admin}
-  sava replication verify {TOPIC} --remote west    # every message, with Spark
+  sava replication verify {TOPIC} --remote west
+  sava consume {TOPIC} --service {west.brokers[0].service} --count 3
   sava spark shell
-  sava doctor                                      # what is wrong, and what to do
+  sava doctor                                      # what to do
   curl {east.brokers[0].metrics}
 
 Ctrl-C stops everything and removes {east.directory.parent}.

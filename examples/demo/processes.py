@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from examples.demo.interrupts import Interrupts
 from examples.demo.steps import StepFailed
 
 SAVA = (sys.executable, "-m", "sava.cli")
@@ -50,10 +51,10 @@ class Process:
         assert self._process.stdout is not None
         return self._process.stdout
 
-    def require_running(self) -> None:
+    def require_running(self, name: str) -> None:
         if self._process.poll() is not None:
             raise StepFailed(
-                f"process {self._process.pid} to run",
+                f"{name} to run",
                 f"that it ended with code {self._process.returncode}: {last_words(self._log)}",
             )
 
@@ -81,6 +82,43 @@ class Process:
             self._process.wait()
 
 
+class Processes:
+    """All that run for the demo. Whatever is started is in here before anybody can be interrupted."""
+
+    def __init__(self, root: Path, interrupts: Interrupts) -> None:
+        self.root = root
+        self._interrupts = interrupts
+        self._running: list[Process] = []
+
+    def start(
+        self,
+        *command: str,
+        log: str,
+        environment: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+    ) -> Process:
+        """``log``: the name of a file below ``root``."""
+        with self._interrupts.held():
+            process = Process(*command, log=self.root / log, environment=environment, stdout=stdout)
+            self._running.append(process)
+        return process
+
+    def run(self, *command: str, log: str = "commands.log", environment: Mapping[str, str]) -> str:
+        """The output of a command, which must succeed. What it complains of goes to ``log``."""
+        process = self.start(*command, log=log, environment=environment, stdout=subprocess.PIPE)
+        code, said = process.finish()
+        self._running.remove(process)
+        if code != 0:
+            shown = " ".join(command).replace(" ".join(SAVA), "sava")
+            raise StepFailed(f"`{shown}` to succeed", f"exit code {code}: {last_words(self.root / log)}")
+        return said
+
+    def stop(self) -> None:
+        """The last one first: a runner's batches end in the topics of brokers that were there before it."""
+        while self._running:
+            self._running.pop().stop()
+
+
 class Broker:
     """One of a cluster, as ``sava up`` tells of it."""
 
@@ -102,14 +140,14 @@ class Broker:
 
 
 class Cluster:
-    """``sava up``: brokers on this machine, each a process with its own directory below ``root``."""
+    """``sava up``: brokers on this machine, each a process with its own directory below the root."""
 
-    def __init__(self, name: str, root: Path, *, brokers: int, port_base: int) -> None:
+    def __init__(self, name: str, processes: Processes, *, brokers: int, port_base: int) -> None:
         self.name = name
-        self.directory = root / name
-        self._log = root / f"{name}.log"
-        self._commands = root / "commands.log"
-        self._up = Process(
+        self.directory = processes.root / name
+        self._processes = processes
+        self._log = f"{name}.log"
+        self._up = processes.start(
             *(*SAVA, "up", "--brokers", str(brokers), "--data-dir", str(self.directory)),
             *("--port-base", str(port_base), "--output", "json"),
             log=self._log,
@@ -123,7 +161,7 @@ class Cluster:
         """The command bounds its own start."""
         line = self._up.output.readline()
         if not line:
-            raise StepFailed(f"cluster {self.name} to start", last_words(self._log))
+            raise StepFailed(f"cluster {self.name} to start", last_words(self._processes.root / self._log))
         self.brokers = [Broker(told) for told in json.loads(line)["brokers"]]
 
     @property
@@ -139,13 +177,16 @@ class Cluster:
 
     def sava(self, *arguments: str) -> str:
         """Run one command at this cluster, and return what it prints."""
-        return run(*SAVA, *arguments, log=self._commands, environment=self.environment)
+        return self._processes.run(*SAVA, *arguments, environment=self.environment)
 
     def ask(self, *arguments: str) -> Any:
         return json.loads(self.sava(*arguments, "--output", "json"))
 
     def broker(self, broker_id: str) -> Broker:
-        return next(each for each in self.brokers if each.broker_id == broker_id)
+        for broker in self.brokers:
+            if broker.broker_id == broker_id:
+                return broker
+        raise StepFailed(f"a broker of {self.name} that runs", f"broker {broker_id}")
 
     def owner(self, topic: str) -> Broker:
         """Who serves the topic."""
@@ -156,28 +197,13 @@ class Cluster:
         os.kill(broker.pid, signal.SIGKILL)
         self.brokers.remove(broker)
 
-    def stop(self) -> None:
-        self._up.stop()
-
-
-class Runner(Process):
-    """``sava pipelines run``: a Spark application that copies what policies say."""
-
-    def __init__(self, cluster: Cluster, root: Path) -> None:
-        super().__init__(
-            *(*SAVA, "pipelines", "run", "--admin", ",".join(each.admin for each in cluster.brokers)),
-            *("--master", "local[2]", "--checkpoints", str(root / "checkpoints")),
-            log=root / "runner.log",
+    def run_pipelines(self) -> Process:
+        """``sava pipelines run``: a Spark application that copies what policies say."""
+        return self._processes.start(
+            *(*SAVA, "pipelines", "run", "--admin", ",".join(each.admin for each in self.brokers)),
+            *("--master", "local[2]", "--checkpoints", str(self._processes.root / "checkpoints")),
+            log="runner.log",
         )
-
-
-def run(*command: str, log: Path, environment: Mapping[str, str]) -> str:
-    """The output of a command, which must succeed. What it complains of goes to ``log``."""
-    code, said = Process(*command, log=log, environment=environment, stdout=subprocess.PIPE).finish()
-    if code != 0:
-        shown = " ".join(command).replace(" ".join(SAVA), "sava")
-        raise StepFailed(f"`{shown}` to succeed", f"exit code {code}: {last_words(log)}")
-    return said
 
 
 def last_words(log: Path) -> str:

@@ -1,7 +1,8 @@
 """Steps: run one after the other, and what came of each is shown in a line.
 
 A step returns what it measured. One that does not hold raises StepFailed: its line says what was expected and
-what was found, and the steps that build on it are not run.
+what was found, and the steps that build on it are not run. Nothing may break that no step has broken, either:
+``faults`` is asked after each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
@@ -22,6 +24,9 @@ from sava.errors import SavaError
 
 PLAIN_WIDTH = 120
 """Of what goes to a file or a pipe."""
+MARKS = ("✔", "✘", "–")
+PLAIN_MARKS = ("+", "!", "-")
+"""It holds; it does not; it was not tried."""
 FAILURES = (SavaError, duckdb.Error, subprocess.SubprocessError, OSError, LookupError, TypeError, ValueError)
 """What a step can meet besides StepFailed, such as an answer that is not what it should be."""
 
@@ -37,20 +42,32 @@ def require(holds: bool, expected: str, found: object) -> None:
 
 
 @dataclass(frozen=True)
+class Measured:
+    line: str
+    """All of it."""
+    figure: str
+    """The most important, in a few words."""
+
+
+@dataclass(frozen=True)
 class Step:
     title: str
-    run: Callable[[], str]
+    run: Callable[[], Measured]
     is_needed: bool = True
     """Later steps build on it."""
 
 
 class Show:
-    def __init__(self, logs: Path) -> None:
-        console = Console(highlight=False, markup=False)
+    def __init__(self, logs: Path, faults: Callable[[], str]) -> None:
+        """``faults``: what has broken and should not have; empty if nothing has."""
+        console = Console(highlight=False, markup=False, emoji=False)
+        self._is_live = console.is_terminal and not console.is_dumb_terminal
         if not console.is_terminal:
-            console = Console(highlight=False, markup=False, width=PLAIN_WIDTH)
+            console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
         self.console = console
+        self._marks = MARKS if console.encoding.startswith("utf") else PLAIN_MARKS
         self._logs = logs
+        self._faults = faults
         self._status: Status | None = None
         self._title = ""
         self._said = ""
@@ -66,38 +83,52 @@ class Show:
 
     def run(self, steps: Iterable[Step]) -> bool:
         """Whether all of them hold."""
+        holds_mark, fails_mark, skipped_mark = self._marks
         all_hold, is_over = True, False
         for number, step in enumerate(steps, 1):
             self._title = f"{number}. {step.title}"
             if is_over:
-                self._results.append((Text("–", "dim"), self._title, "not run", ""))
+                self._results.append((Text(skipped_mark, "dim"), self._title, "not run", ""))
                 continue
             began = time.monotonic()
             holds, result = self._run(step)
             seconds = f"{time.monotonic() - began:.1f} s"
             all_hold = all_hold and holds
             is_over = not holds and step.is_needed
-            mark = Text("✔", "green") if holds else Text("✘", "bold red")
-            self.console.print(mark, Text(self._title, "bold"), f"({seconds}):", result, soft_wrap=True)
-            self._results.append((mark, self._title, result, seconds))
+            mark = Text(holds_mark, "green") if holds else Text(fails_mark, "bold red")
+            # One line in a file; on a terminal as many as it takes, broken between words.
+            self.console.print(
+                *(mark, Text(self._title, "bold"), f"({seconds}):", result.line),
+                soft_wrap=not self.console.is_terminal,
+            )
+            self._results.append((mark, self._title, result.figure, seconds))
         return all_hold
 
-    def _run(self, step: Step) -> tuple[bool, str]:
+    def _run(self, step: Step) -> tuple[bool, Measured]:
         try:
-            if not self.console.is_terminal:
+            if self._is_live:
+                with self.console.status(Text(self._title)) as self._status:
+                    measured = step.run()
+            else:
                 self.console.print(f"  {self._title} …")
-                return True, step.run()
-            with self.console.status(Text(self._title)) as self._status:
-                return True, step.run()
+                measured = step.run()
         except StepFailed as failure:
-            return False, f"FAILED: {failure}. Logs: {self._logs}"
+            return False, self._failed(str(failure))
         except FAILURES as error:
-            return False, f"FAILED: {type(error).__name__}: {error}. Logs: {self._logs}"
+            return False, self._failed(f"{type(error).__name__}: {error}")
         finally:
             self._status = None
+        if self._faults():
+            return False, self._failed(f"it held, but something else did not: {measured.line}")
+        return True, measured
+
+    def _failed(self, why: str) -> Measured:
+        faults = f"; {faults}" if (faults := self._faults()) else ""
+        return Measured(f"FAILED: {why}{faults}. Logs: {self._logs}", "FAILED")
 
     def summary(self, seconds: float) -> None:
-        table = Table("", "step", "what was measured", "time", title="What was shown", show_lines=True)
+        """Short enough for one screen: all figures are in the lines above."""
+        table = Table("", "what was shown", "measured", "time", box=SIMPLE_HEAD, pad_edge=False)
         for row in self._results:
             table.add_row(*row)
         self.console.print(table)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
@@ -38,9 +39,8 @@ class Traffic:
         """Of the shop, for one acknowledgement."""
         self._shop_client, self._kitchen_client = Client(service), Client(service)
         self._closing = threading.Event()
-        self._threads = ThreadPoolExecutor(2)
-        self._shop = self._threads.submit(self._publish)
-        self._kitchen = self._threads.submit(self._consume)
+        self._shop = _in_a_thread(self._publish)
+        self._kitchen = _in_a_thread(self._consume)
 
     def __enter__(self) -> Self:
         return self
@@ -49,6 +49,8 @@ class Traffic:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.set()
+        if isinstance(error, KeyboardInterrupt):
+            return  # the demo ends, and they with it: a broker that they wait for may take its time
         try:
             if error is None:
                 self._shop.result(PATIENCE_S)
@@ -57,7 +59,6 @@ class Traffic:
             # Whoever still waits for the cluster is told that the client is closed.
             self._shop_client.close()
             self._kitchen_client.close()
-            self._threads.shutdown()
 
     def wait_for(self, count: int) -> None:
         """Until so many more orders are acknowledged, and have been consumed."""
@@ -84,6 +85,7 @@ class Traffic:
                 require(sent.offset == first, f"order {first} to be stored at offset {first}", sent.offset)
                 self.acknowledged += BATCH
                 self._closing.wait(PAUSE_S)
+            require(producer.degraded == 0, "no order acknowledged with fewer copies", producer.degraded)
 
     def _consume(self) -> None:
         with self._kitchen_client.consumer(TOPIC, subscription="kitchen", type="exclusive") as consumer:
@@ -99,3 +101,17 @@ class Traffic:
         require(start <= self.consumed, f"offset {self.consumed} to be consumed next", start)
         self.repeated += min(self.consumed, end) - start
         self.consumed = max(self.consumed, end)
+
+
+def _in_a_thread(work: Callable[[], None]) -> Future[None]:
+    """One that does not keep the process from ending."""
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except Exception as error:  # noqa: BLE001 (whoever asks for the outcome gets it)
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome

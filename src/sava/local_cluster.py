@@ -45,8 +45,9 @@ HOST: Final = "127.0.0.1"
 LAYOUT: Final = "local-cluster.json"
 SETTINGS: Final = "sava.yml"
 DEFAULT_BROKERS: Final = 3
-START_TIMEOUT_S: Final = 60.0
-"""Ready within some four seconds by themselves; a busy machine may take several times that."""
+START_TIMEOUT_S: Final = 120.0
+"""Ready within some four seconds by themselves; a busy machine was seen to take a minute. A broker that ends
+is not waited for."""
 STOP_TIMEOUT_S: Final = 20.0
 """A broker bounds its own end by less."""
 RUNNER_STOP_TIMEOUT_S: Final = 50.0
@@ -77,6 +78,8 @@ USUAL: Final = Ports(client=6650, admin=50051, raft=7650, http=9040)
 
 class Layout(msgspec.Struct, frozen=True):
     brokers: tuple[Ports, ...]
+    port_base: int | None = None
+    """As it was asked for at the first start: whoever asks for the same again may."""
 
 
 class LocalProcess:
@@ -318,7 +321,8 @@ class LocalCluster:
         file = self.root / LAYOUT
         if file.exists():
             return self._known_layout(file)
-        layout = Layout(tuple(_choose_ports(self._wanted or DEFAULT_BROKERS, self._port_base)))
+        ports = _choose_ports(self._wanted or DEFAULT_BROKERS, self._port_base)
+        layout = Layout(tuple(ports), self._port_base)
         settings = self.root / SETTINGS
         if not settings.exists():
             settings.write_text("# Settings of all brokers; a change takes effect at the next start.\n")
@@ -337,7 +341,7 @@ class LocalCluster:
                 f"the cluster in {self.root} has {len(layout.brokers)} brokers, not {self._wanted}; leave "
                 "out --brokers, or give another --data-dir"
             )
-        if self._port_base is not None:
+        if self._port_base not in (None, layout.port_base):
             raise LocalClusterFailed(
                 f"the ports of the cluster in {self.root} are chosen, and its members known by them; leave "
                 "out --port-base, or give another --data-dir"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.steps import Show, Step, StepFailed
+from examples.demo.interrupts import SIGNALS, Interrupts
+from examples.demo.steps import Measured, Show, Step, StepFailed
 from tests.integration.harness import REPOSITORY
 from tests.long import only_long
 from tests.ports import free_ports
@@ -102,22 +104,40 @@ def test_a_demo_that_is_interrupted_under_load_stops_what_it_started(tmp_path: P
     assert left_behind(tmp_path) == []
 
 
+@only_long("it starts all brokers once more")
+@pytest.mark.timeout(300)
+def test_a_broker_that_ends_by_itself_is_told_and_the_demo_fails(tmp_path: Path) -> None:
+    with demo(tmp_path) as process:
+        said = wait_said(process, tmp_path, "brokers are the processes")
+        one_of_three = int(re.findall(r"processes (\d+)", said)[0])
+        os.kill(one_of_three, signal.SIGKILL)
+        assert process.wait(STOP_TIMEOUT_S) == 1
+    said = (tmp_path / "said").read_text()
+    assert "broker 1 of east has ended by itself" in said
+    assert "not run" in said
+    assert processes_of(tmp_path) == []
+
+
+def nothing() -> str:
+    return ""
+
+
 def test_a_step_that_does_not_hold_says_so_and_those_that_need_it_are_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run: list[str] = []
 
-    def holds() -> str:
+    def holds() -> Measured:
         run.append("holds")
-        return "7 ms"
+        return Measured("from broker 1 to 2 in 7 ms", "7 ms")
 
-    def differs() -> str:
+    def differs() -> Measured:
         raise StepFailed("1000 orders", "999")
 
-    def breaks() -> str:
+    def breaks() -> Measured:
         raise ValueError("not JSON")
 
-    show = Show(tmp_path)
+    show = Show(tmp_path, nothing)
     assert not show.run([Step("one", differs, is_needed=False), Step("two", holds)])
     assert run == ["holds"]
     assert not show.run([Step("three", holds), Step("four", breaks), Step("five", holds)])
@@ -125,7 +145,72 @@ def test_a_step_that_does_not_hold_says_so_and_those_that_need_it_are_not_run(
     show.summary(1.0)
     said = capsys.readouterr().out
     assert f"1. one (0.0 s): FAILED: expected 1000 orders; found 999. Logs: {tmp_path}" in said
-    assert "2. two (0.0 s): 7 ms" in said
+    assert "2. two (0.0 s): from broker 1 to 2 in 7 ms" in said
+    assert re.search(r"2\. two +7 ms +0\.0 s", said)
     assert "FAILED: ValueError: not JSON" in said
     assert "not run" in said
-    assert Show(tmp_path).run([Step("six", holds)])
+    assert Show(tmp_path, nothing).run([Step("six", holds)])
+
+
+def test_a_step_that_holds_while_something_else_breaks_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken: list[str] = []
+
+    def breaks_another() -> Measured:
+        broken.append("broker 3 of east has ended by itself")
+        return Measured("7 ms", "7 ms")
+
+    show = Show(tmp_path, lambda: ", ".join(broken))
+    assert not show.run([Step("one", breaks_another)])
+    said = capsys.readouterr().out
+    assert "FAILED: it held, but something else did not: 7 ms; broker 3 of east has ended by itself" in said
+
+
+def test_a_terminal_without_utf_8_is_shown_what_it_can_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", errors="replace")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    show = Show(tmp_path, nothing)
+    show.run([Step("one", lambda: Measured("7 ms", "7 ms"))])
+    show.summary(1.0)
+    terminal.flush()
+    said = terminal.buffer.getvalue().decode("latin-1")  # type: ignore[attr-defined]  # BytesIO has it
+    assert "+ 1. one (0.0 s): 7 ms" in said
+
+
+def test_an_interrupt_waits_for_a_process_that_is_being_started() -> None:
+    """The signal comes while a process is started. It must be known before the demo ends, or it goes on."""
+    known: list[str] = []
+
+    def start(interrupts: Interrupts) -> None:
+        with interrupts.held():
+            signal.raise_signal(signal.SIGINT)
+            known.append("process")
+
+    with own_signals() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            start(interrupts)
+        assert known == ["process"]
+
+
+def test_the_first_interrupt_ends_the_demo_and_the_second_does_not_end_its_end() -> None:
+    with own_signals() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGINT)
+        with interrupts.held():
+            signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def own_signals() -> Iterator[Interrupts]:
+    before = [(number, signal.getsignal(number)) for number in SIGNALS]
+    interrupts = Interrupts()
+    interrupts.listen()
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

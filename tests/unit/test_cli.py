@@ -17,8 +17,12 @@ from typer.testing import CliRunner
 from sava.cli.connection import auth_from_environment
 from sava.cli.main import app, main
 from sava.cli.output import as_dict
+from sava.cli.way_out import way_out
+from sava.client import Client, Unavailable
 from sava.config import ConfigInvalid
+from sava.connecting import Cause
 from sava.proto import admin_pb2 as pb
+from sava.services.faults import NotReached
 from tools.reference.cli import walk
 
 runner = CliRunner()
@@ -108,7 +112,25 @@ def test_an_unreachable_broker_is_one_line_and_exit_code_one(
     assert run_main(monkeypatch, "cluster", "status", "--admin", "127.0.0.1:1") == 1
     error = capsys.readouterr().err
     assert error.startswith("sava: broker 127.0.0.1:1 cannot be reached")
+    assert error.endswith(
+        "`sava up` starts a cluster on this machine, --admin HOST:PORT or SAVA_ADMIN names another\n"
+    )
     assert error.count("\n") == 1
+
+
+async def test_a_client_that_reaches_no_broker_is_told_how_to_start_one() -> None:
+    with pytest.raises(Unavailable, match=r"broker 127\.0\.0\.1:1 cannot be reached: ") as caught:
+        async with Client("127.0.0.1:1", timeout=0.5) as client, client.reader("/default/orders"):
+            pass
+    assert way_out(caught.value) == (
+        "; `sava up` starts a cluster on this machine, --service URL or SAVA_SERVICE names another"
+    )
+
+
+def test_an_error_that_is_not_about_the_address_says_nothing_of_it() -> None:
+    assert way_out(Unavailable("the topic has no owner", "topic_unavailable")) == ""
+    tls = Cause("TLS: it speaks without TLS", "do without TLS")
+    assert way_out(NotReached("broker a:1", tls)) == ""
 
 
 def test_a_wrong_configuration_is_one_line_and_exit_code_one(

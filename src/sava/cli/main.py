@@ -82,7 +82,10 @@ def main() -> None:
     try:
         app()
     except SavaError as error:
-        print_error(str(error))
+        # Only here: it knows the errors of clients, which most commands do without.
+        from sava.cli.way_out import way_out
+
+        print_error(f"{error}{way_out(error)}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

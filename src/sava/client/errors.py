@@ -72,6 +72,10 @@ class Unavailable(ClientError, RetryableError):
     """No broker could do it within the time for retries. Nothing has happened."""
 
 
+class NotReached(Unavailable):
+    """No connection came about, and nothing is known but gRPC's words for it."""
+
+
 class Timeout(ClientError, RetryableError):
     """It did not happen in time, and will not happen later."""
 
@@ -127,7 +131,10 @@ def error_of(error: aio.AioRpcError, target: str) -> ClientError:
     kind = _BY_CODE.get(code, refusal if status in _REFUSALS else Unavailable)
     if code:
         return kind(error.details() or status.name, code)
-    return kind(f"broker {target}: {status.name}: {cause_of(error.details())}")
+    cause = cause_of(error.details())
+    if status is grpc.StatusCode.UNAVAILABLE and not cause.remedy:
+        return NotReached(f"broker {target} cannot be reached: {cause}")
+    return kind(f"broker {target}: {status.name}: {cause}")
 
 
 @contextmanager

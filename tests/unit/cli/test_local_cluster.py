@@ -106,7 +106,14 @@ async def test_what_would_change_a_cluster_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LocalClusterFailed, match="has 2 brokers, not 3"):
         await _prepare(tmp_path, brokers=3)
     with pytest.raises(LocalClusterFailed, match="leave out --port-base"):
-        await _prepare(tmp_path, port_base=base)
+        await _prepare(tmp_path, port_base=base + 1)
+
+
+async def test_the_same_command_starts_it_again(tmp_path: Path, taken: int) -> None:
+    """Somebody has the first port, so that the cluster does not begin at the base that was asked for. The
+    same words must do at the next start all the same."""
+    await _prepare(tmp_path, brokers=1, port_base=taken)
+    await _prepare(tmp_path, brokers=1, port_base=taken)
 
 
 async def test_a_port_that_somebody_has_taken_meanwhile_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from grpc import aio
 
 from sava.client import Client, ConsumerReplaced, Refused, TopicUnknown, Unavailable
 from sava.client.connection import Connection, parse_addresses
-from sava.client.errors import ClientError, Denied, error_of
+from sava.client.errors import ClientError, Denied, NotReached, error_of
 from sava.client.position import microseconds, position_of
 from sava.client.routing import fnv1a, partition_of
 from sava.proto import streams_pb2 as pb
@@ -58,7 +58,7 @@ def test_a_time_without_a_zone_is_no_position() -> None:
         (grpc.StatusCode.FAILED_PRECONDITION, "schema_refused", Refused),
         (grpc.StatusCode.FAILED_PRECONDITION, "sequence_gap", Unavailable),
         (grpc.StatusCode.UNAVAILABLE, "not_owner", Unavailable),
-        (grpc.StatusCode.UNAVAILABLE, "", Unavailable),
+        (grpc.StatusCode.UNAVAILABLE, "", NotReached),
         (grpc.StatusCode.UNAUTHENTICATED, "", Denied),
         (grpc.StatusCode.PERMISSION_DENIED, "", Denied),
         (grpc.StatusCode.INTERNAL, "", Unavailable),
