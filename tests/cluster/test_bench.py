@@ -41,3 +41,38 @@ async def test_a_load_goes_on_when_its_broker_is_killed(tmp_path: Path) -> None:
         assert used["consumed"]["count"] == 4000
         found = used["messages"]
         assert (found["lost"], found["duplicates"], found["reordered"]) == (0, 0, 0), found
+
+
+async def test_a_broker_that_is_killed_while_a_load_is_consumed_has_lost_nothing(tmp_path: Path) -> None:
+    """Another takes over later than an idle consumer was told to wait, and delivers again what was under way.
+    Of two consumers that share, one gets what was on its way to the other, behind what it had itself."""
+    async with MirroredBrokers(3, tmp_path) as cluster:
+        await cluster.mirrored()
+        await cluster.create(TOPIC, partitions=2)
+        owner = await cluster.owner(f"{TOPIC}-part-0")
+        other = next(broker for broker in cluster.brokers if broker is not owner)
+        service = ("--service", other.client_url, "-o", "json")
+        await sava("bench", "produce", TOPIC, "--count", "6000", "--size", "100", "--keys", "50", *service)
+        await sava(
+            *("topics", "set-policy", TOPIC, "--max-subscription-dispatch-rate", "300"), admin=other.admin
+        )
+        consuming = asyncio.create_task(
+            sava(
+                *("bench", "consume", TOPIC, "--type", "shared", "--consumers", "2", "--idle", "0.5"),
+                *("--admin", other.admin, *service),
+                check=False,
+            )
+        )
+
+        async def is_under_way() -> bool:
+            described = await cluster.describe(f"{TOPIC}-part-0")
+            return any(each.acked > 300 for each in described.subscriptions)
+
+        await until(is_under_way, "some messages are acked")
+        assert not consuming.done()
+        owner.kill()
+        _, out, err = await consuming
+        used = json.loads(out)
+        assert used["consumed"]["count"] >= 6000, err
+        assert (used["messages"]["lost"], used["messages"]["reordered"]) == (0, 0), used["messages"]
+        assert (used["messages"]["unread"], used["messages"]["open_ended"]) == (0, 0), used["messages"]

@@ -139,7 +139,13 @@ def consume(
     duration: ConsumeDuration = None,
     count: MessageCount = None,
     idle: Annotated[
-        float, typer.Option("--idle", min=0.1, metavar="SECONDS", help="End when nothing comes for so long.")
+        float,
+        typer.Option(
+            "--idle",
+            min=0.1,
+            metavar="SECONDS",
+            help="End when nothing comes for so long, and nothing is left.",
+        ),
     ] = 3.0,
     subscription: Annotated[
         str | None,
@@ -160,8 +166,8 @@ def consume(
     """Consume and ack what is in TOPIC, and check what `sava bench produce` put there: nothing lost, nothing
     twice, everything in order. Exit code 1 if it is not so.
 
-    With --count or --duration, and when it is interrupted, what is missing counts as unread, not as lost: it
-    may not have had its turn.
+    It ends when nothing comes and the subscription has nothing left. With --count or --duration, and when it
+    is interrupted, what is missing counts as unread, not as lost: it may not have had its turn.
 
     Latency is from when a message was due until it came here; it is true if both clocks are."""
     from sava.cli import benching

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -12,13 +12,14 @@ from typing import Any, Final
 import typer
 from rich.filesize import decimal
 
+from sava.broker.errors import SubscriptionUnknown, TopicUnknown
 from sava.cli.bench import SECONDS, Output
 from sava.cli.client_port import tls_for
 from sava.cli.connection import auth_from_environment
 from sava.cli.interrupts import run_to_end
 from sava.cli.output import print_json, print_line, print_progress, print_table
 from sava.cli.progress import Progress
-from sava.client import Client, TopicUnknown
+from sava.client import Client
 from sava.client.consumer import SubscriptionType
 from sava.errors import RetryableError, SavaError
 from sava.load import runs
@@ -27,13 +28,12 @@ from sava.load.figures import Flow, Outcome
 from sava.load.metadata import Calls, Operation
 from sava.load.payload import HEADER_BYTES, draw_run
 from sava.load.producing import Production
-from sava.load.tally import Tally
-from sava.proto import topics_admin_pb2 as pb
+from sava.load.subscription import Subscription
 from sava.services.admin_client import AdminClient
 
 LARGEST: Final = 8 << 20
 
-Work = Callable[[runs.Tell], Coroutine[Any, Any, None]]
+Work = Callable[[Progress], Coroutine[Any, Any, None]]
 
 
 class LoadNotBorne(RetryableError):
@@ -77,37 +77,49 @@ def consumption(topic: str, amount: Amount, *, subscription: str | None, **optio
 
 def produce(service: str, load: Production, output: Output) -> None:
     run = runs.ProduceRun(load)
-    _carry_out(run, _with_client(service, run.go), output)
+
+    async def work(progress: Progress) -> None:
+        async with Client(service, tls=tls_for(service)) as client:
+            await run.go(client, progress)
+
+    _carry_out(run, work, output)
 
 
 def consume(service: str, admin: str, load: Consumption, output: Output, *, is_new: bool) -> None:
-    # Of a subscription that was there before, or that begins with what is new, nobody knows what is missing
-    # at the beginning.
-    from_start = is_new and load.start == "earliest"
-    tally = Tally(by_key=load.type == "key_shared", from_start=from_start)
-    run = runs.ConsumeRun(load, tally, draw_run())
-
-    async def work(client: Client, tell: runs.Tell) -> None:
-        async with _forgetting(admin, load) if is_new else nullcontext():
-            await run.go(client, tell)
-
-    _carry_out(run, _with_client(service, work), output)
+    run = runs.ConsumeRun(load, draw_run())
+    _consume(service, admin, load, run, output, is_kept=not is_new)
 
 
 def latency(
     service: str, admin: str, load: Production, kind: SubscriptionType, consumers: int, output: Output
 ) -> None:
+    name = f"bench-{load.run:08x}"
     consumption = Consumption(
-        topic=load.topic, subscription=f"bench-{load.run:08x}", type=kind, consumers=consumers
+        topic=load.topic, subscription=name, type=kind, consumers=consumers, start="latest"
     )
-
     run = runs.LatencyRun(load, consumption)
+    _consume(service, admin, consumption, run, output, is_kept=False)
 
-    async def work(client: Client, tell: runs.Tell) -> None:
-        async with _forgetting(admin, consumption):
-            await run.go(client, tell)
 
-    _carry_out(run, _with_client(service, work), output)
+def _consume(
+    service: str,
+    admin: str,
+    load: Consumption,
+    run: runs.ConsumeRun | runs.LatencyRun,
+    output: Output,
+    *,
+    is_kept: bool,
+) -> None:
+    async def work(progress: Progress) -> None:
+        async with (
+            AdminClient(admin, auth_from_environment()) as asked,
+            Client(service, tls=tls_for(service)) as client,
+        ):
+            subscription = Subscription(asked, load.topic, load.subscription)
+            async with nullcontext() if is_kept else _forgetting(subscription):
+                await run.go(client, subscription, progress)
+
+    _carry_out(run, work, output)
 
 
 def metadata(
@@ -132,28 +144,25 @@ def metadata(
     )
     run = runs.MetadataRun(load)
 
-    async def work(tell: runs.Tell) -> None:
+    async def work(progress: Progress) -> None:
         async with AdminClient(admin, auth_from_environment()) as client:
-            await run.go(client, tell)
+            await run.go(client, progress)
 
     _carry_out(run, work, output)
 
 
-def _with_client(service: str, work: Callable[[Client, runs.Tell], Awaitable[None]]) -> Work:
-    async def connected(tell: runs.Tell) -> None:
-        async with Client(service, tls=tls_for(service)) as client:
-            await work(client, tell)
-
-    return connected
-
-
 def _carry_out(run: runs.Run, work: Work, output: Output) -> None:
-    """Raises LoadNotBorne when all has been shown; KeyboardInterrupt when what was found until then has."""
+    """Raises LoadNotBorne when all has been shown. Whatever ends a run before, KeyboardInterrupt too, is
+    raised when what was found until then has been shown."""
     try:
         with Progress() as progress:
-            run_to_end(work(progress.tell))
+            run_to_end(work(progress))
     except KeyboardInterrupt:
         _show(run.outcome(), output)
+        raise
+    except SavaError:
+        if not run.outcome().is_empty:
+            _show(run.outcome(), output)
         raise
     outcome = run.outcome()
     _show(outcome, output)
@@ -162,26 +171,26 @@ def _carry_out(run: runs.Run, work: Work, output: Output) -> None:
 
 
 @asynccontextmanager
-async def _forgetting(admin: str, load: Consumption) -> AsyncIterator[None]:
+async def _forgetting(subscription: Subscription) -> AsyncIterator[None]:
     """A subscription that nobody consumes keeps its topic from being trimmed, so a run leaves none."""
-    is_there = True
     try:
         yield
-    except TopicUnknown:
-        is_there = False
-        raise
     finally:
-        if is_there:
-            await _forget(admin, load)
+        if subscription.is_used:
+            await _forget(subscription)
 
 
-async def _forget(admin: str, load: Consumption) -> None:
-    request = pb.DeleteSubscriptionRequest(topic=load.topic, subscription=load.subscription)
+async def _forget(subscription: Subscription) -> None:
+    topic, name = subscription.topic, subscription.name
     try:
-        async with AdminClient(admin, auth_from_environment()) as client:
-            await client.call(client.subscriptions.DeleteSubscription, request)
+        await subscription.delete()
+    except (SubscriptionUnknown, TopicUnknown):
+        pass  # it was refused, or somebody else has deleted it
     except SavaError as error:
-        print_progress(f"sava: subscription {load.subscription} of {load.topic} was not deleted: {error}")
+        print_progress(
+            f"sava: subscription {name} of {topic} was not deleted: {error}; "
+            f"`sava subscriptions delete {topic} {name}` does it"
+        )
 
 
 def _sizes(text: str) -> tuple[int, int]:
@@ -200,6 +209,8 @@ def _sizes(text: str) -> tuple[int, int]:
 
 
 def _show(outcome: Outcome, output: Output) -> None:
+    if outcome.note:
+        print_progress(f"sava: {outcome.note}")
     if output is Output.JSON:
         print_json(outcome.as_dict())
     elif output is Output.CSV:
@@ -216,8 +227,9 @@ def _show_tables(outcome: Outcome) -> None:
         ("", "COUNT", "FAILED", "SECONDS", "PER_SECOND", "BYTES_PER_SECOND"),
         [
             (
-                *(name, f"{flow.count:,}", f"{flow.failed:,}", f"{flow.seconds:.2f}", f"{flow.rate:,.0f}"),
-                decimal(int(flow.size / flow.seconds)) if flow.seconds else "-",
+                *(name, f"{flow.count:,}", f"{flow.failed:,}", f"{flow.seconds:.2f}"),
+                "-" if flow.rate is None else f"{flow.rate:,.0f}",
+                "-" if flow.bytes_per_second is None else decimal(int(flow.bytes_per_second)),
             )
             for name, flow in outcome.flows.items()
         ],

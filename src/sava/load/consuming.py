@@ -11,11 +11,22 @@ from typing import Final, Literal
 
 from sava.client import Batch, Client, Consumer
 from sava.client.consumer import SubscriptionType
+from sava.errors import RetryableError, SavaError
 from sava.load.figures import Meter
+from sava.load.payload import Kind
+from sava.load.subscription import Subscription
 from sava.load.tally import Tally
 
 POLL_S: Final = 0.05
 """How soon an end is noticed while nothing comes."""
+ASK_S: Final = 0.5
+"""How often the cluster is asked whether there is more while nothing comes."""
+PATIENCE_S: Final = 30.0
+"""How long messages that are there may not come. A broker that was killed is replaced in half of that."""
+
+
+class Silent(RetryableError):
+    """Nothing came for long, although there is more, or nobody knows whether there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +38,18 @@ class Consumption:
     start: Literal["earliest", "latest"] = "earliest"
     count: int | None = None
     seconds: float | None = None
-    idle_s: float | None = 3.0
-    """End when nothing has come for so long; None: only as the other two say."""
+    idle_s: float = 3.0
+    """End when nothing has come for so long and the subscription has nothing left."""
     receive_queue: int = 10_000
 
 
 class Receivers:
     """Open when entered. Owned by one event loop."""
 
-    def __init__(self, client: Client, load: Consumption, tally: Tally, meter: Meter) -> None:
+    def __init__(
+        self, client: Client, subscription: Subscription, load: Consumption, tally: Tally, meter: Meter
+    ) -> None:
+        self._subscription = subscription
         self._load = load
         self._tally = tally
         self._meter = meter
@@ -51,10 +65,11 @@ class Receivers:
             )
             for number in range(load.consumers)
         ]
-        self._began: float | None = None
         self._last = time.perf_counter()
+        self._next_offsets: dict[tuple[str, int], int] = {}
 
     async def __aenter__(self) -> Receivers:
+        self._subscription.is_used = True
         for consumer in self._consumers:
             await self._stack.enter_async_context(consumer)
         return self
@@ -62,41 +77,73 @@ class Receivers:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    @property
-    def idle_s(self) -> float:
-        return time.perf_counter() - self._last
-
-    async def run(self, is_over: Callable[[], bool] = lambda: False) -> bool:
-        """Until the load's own end, or until ``is_over`` says so. Returns whether everything was read:
-        nothing came any more, rather than that this was enough. What was left unread then is not lost."""
-        self._last = time.perf_counter()
-        end = None if self._load.seconds is None else time.perf_counter() + self._load.seconds
-        async with asyncio.TaskGroup() as group:
-            receiving = [
-                group.create_task(self._receive(number, consumer, end, is_over))
-                for number, consumer in enumerate(self._consumers)
-            ]
-        await asyncio.gather(*(consumer.flush() for consumer in self._consumers))
-        return all(task.result() for task in receiving)
-
-    async def _receive(
-        self, number: int, consumer: Consumer, end: float | None, is_over: Callable[[], bool]
+    async def run(
+        self,
+        *,
+        is_enough: Callable[[], bool] = lambda: False,
+        may_be_all: Callable[[], bool] = lambda: True,
     ) -> bool:
-        while not self._is_enough(end):
-            if is_over() or self._is_idle:
+        """Until the load's own end, or ``is_enough``, or until nothing comes any more when that
+        ``may_be_all``. Returns whether everything was read: what was left unread is not lost. Raises
+        Silent."""
+        end = None if self._load.seconds is None else time.perf_counter() + self._load.seconds
+        receiving = [
+            asyncio.create_task(self._receive(number, consumer))
+            for number, consumer in enumerate(self._consumers)
+        ]
+        watching = asyncio.create_task(self._watch(end, is_enough, may_be_all))
+        try:
+            done, _ = await asyncio.wait((watching, *receiving), return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {watching}:
+                task.result()  # it ends by itself when it has enough, or cannot go on
+            return watching in done and watching.result()
+        finally:
+            for task in (watching, *receiving):
+                task.cancel()
+            await asyncio.gather(watching, *receiving, return_exceptions=True)
+
+    async def _receive(self, number: int, consumer: Consumer) -> None:
+        while (left := self._left()) != 0:
+            batch = await consumer.receive_batch(left)
+            assert batch is not None
+            self._take(number, batch)
+            await consumer.ack(batch)
+
+    async def _watch(
+        self, end: float | None, is_enough: Callable[[], bool], may_be_all: Callable[[], bool]
+    ) -> bool:
+        """Returns whether everything was read."""
+        self._last = time.perf_counter()
+        asked = 0.0
+        while not is_enough():
+            await asyncio.sleep(POLL_S)
+            now = time.perf_counter()
+            if end is not None and now >= end:
+                return False
+            if not may_be_all():
+                self._last = now
+            if now - self._last < self._load.idle_s or now - asked < ASK_S:
+                continue
+            if await self._is_drained(self._last):
                 return True
-            batch = await consumer.receive_batch(self._left(), timeout=POLL_S)
-            if batch is not None:
-                self._take(number, batch)
-                await consumer.ack(batch)
+            asked = now
+        return True
+
+    async def _is_drained(self, last: float) -> bool:
+        """Raises Silent."""
+        try:
+            left = await self._subscription.left()
+            trouble = f"{left} messages of subscription {self._subscription.name} are not acked"
+        except SavaError as error:
+            left, trouble = -1, f"nobody can say whether there is more: {error}"
+        if self._last > last:
+            return False  # something came meanwhile
+        if left == 0:
+            return True
+        patience = max(PATIENCE_S, self._load.idle_s)
+        if time.perf_counter() - last >= patience:
+            raise Silent(f"nothing came for {patience:g} s, and {trouble}")
         return False
-
-    def _is_enough(self, end: float | None) -> bool:
-        return self._left() == 0 or (end is not None and time.perf_counter() >= end)
-
-    @property
-    def _is_idle(self) -> bool:
-        return self._load.idle_s is not None and self.idle_s >= self._load.idle_s
 
     def _left(self) -> int | None:
         return None if self._load.count is None else max(self._load.count - self._meter.count, 0)
@@ -104,15 +151,27 @@ class Receivers:
     def _take(self, number: int, batch: Batch) -> None:
         now = time.time_ns()
         payloads = batch.payloads()
-        ends = 0
-        for stretch in self._tally.take((batch.topic, number), payloads):
-            if stretch.is_end:
-                ends += len(stretch.sequences)
+        taken = self._tally.take(
+            batch.topic,
+            payloads,
+            consumer=number if self._load.type == "shared" else 0,
+            is_again=self._is_again(number, batch),
+        )
+        others = 0
+        for stretch in taken:
+            if stretch.kind is Kind.MESSAGE:
+                self._meter.latency.record_since(stretch.times, now)
             else:
-                self._meter.latency.record_all((now - each) // 1000 for each in stretch.times)
+                others += len(stretch.sequences)
         self._last = time.perf_counter()
-        if self._began is None:
-            self._began = self._last
-        # To the last message: waiting for what does not come is not part of a rate.
-        self._meter.seconds = self._last - self._began
-        self._meter.add(len(payloads) - ends, sum(map(len, payloads)))
+        self._meter.add(len(payloads) - others, sum(map(len, payloads)))
+
+    def _is_again(self, number: int, batch: Batch) -> bool:
+        """Whether it may have been on its way to another consumer, which then left: of a shared subscription
+        each gets its own messages in order, and those of others when they come."""
+        if self._load.type != "shared" or self._load.consumers == 1:
+            return False
+        place = batch.topic, number
+        next_offset = self._next_offsets.get(place, 0)
+        self._next_offsets[place] = max(next_offset, batch.ranges[-1][1])
+        return batch.ranges[0][0] < next_offset

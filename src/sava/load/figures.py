@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,19 +23,26 @@ class Flow:
     """In milliseconds; empty if there is none to tell."""
     errors: dict[str, int] = field(default_factory=dict)
     """What failed, by the error."""
+    causes: dict[str, str] = field(default_factory=dict)
+    """What the first error of each kind said."""
 
     @property
-    def rate(self) -> float:
-        return self.count / self.seconds if self.seconds > 0 else 0.0
+    def rate(self) -> float | None:
+        """None: all of it came at the same moment, or nothing did."""
+        return self.count / self.seconds if self.seconds > 0 else None
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        return self.size / self.seconds if self.seconds > 0 else None
 
     def as_dict(self) -> dict[str, Any]:
-        megabytes = self.size / self.seconds / 1e6 if self.seconds > 0 else 0.0
+        rate, size = self.rate, self.bytes_per_second
         return {
             "count": self.count,
             "bytes": self.size,
             "seconds": round(self.seconds, 3),
-            "per_second": round(self.rate, 1),
-            "megabytes_per_second": round(megabytes, 3),
+            "per_second": None if rate is None else round(rate, 1),
+            "megabytes_per_second": None if size is None else round(size / 1e6, 3),
             "failed": self.failed,
             "latency_ms": self.latency,
             "errors": self.errors,
@@ -52,6 +60,10 @@ class Outcome:
     flows: dict[str, Flow]
     """By what was done: published, consumed, …"""
     count: Count | None = None
+    trouble: str = ""
+    """Why it ended before all was read, if nobody had asked for that."""
+    note: str = ""
+    """What to know of the figures."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -66,17 +78,26 @@ class Outcome:
         """One row, for a table of many runs."""
         return dict(_flattened(self.as_dict()))
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was done, or tried in vain."""
+        return not any(flow.count or flow.failed for flow in self.flows.values())
+
     def complaint(self) -> str:
         """Why this was not as it should be; empty if it was."""
         parts = [
-            f"{flow.failed} of {flow.count + flow.failed} not {name} ({', '.join(flow.errors)})"
+            f"{flow.failed} of {flow.count + flow.failed} not {name} ({_causes(flow)})"
             for name, flow in self.flows.items()
             if flow.failed
         ]
         if self.count is not None and not self.count.is_clean:
             names = ("lost", "duplicates", "reordered", "late")
             parts.append(", ".join(f"{getattr(self.count, each)} {each}" for each in names))
-        return "; ".join(parts)
+        return "; ".join([*parts, self.trouble] if self.trouble else parts)
+
+
+def _causes(flow: Flow) -> str:
+    return ", ".join(": ".join(filter(None, (name, flow.causes.get(name)))) for name in flow.errors)
 
 
 def _flattened(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
@@ -84,6 +105,9 @@ def _flattened(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
     for name, value in tree.items():
         if name == "errors":
             found.append((f"{path}errors", "; ".join(f"{text}: {count}" for text, count in value.items())))
+        elif name == "latency_ms" and not value:
+            # The same columns whether or not there is something to tell: rows of many runs are collected.
+            found += [(f"{path}{name}.{column}", None) for column in Histogram().summary()]
         elif isinstance(value, dict):
             found += _flattened(value, f"{path}{name}.")
         else:
@@ -101,28 +125,45 @@ class Meter:
         self.count = 0
         self.size = 0
         self.failed = 0
-        self.seconds = 0.0
-        """That it took; set by whoever does it, also when it is broken off."""
         self.latency = Histogram()
         self._errors: dict[str, int] = {}
+        self._causes: dict[str, str] = {}
+        self._began: float | None = None
+        self._seconds = 0.0
+
+    def begin(self) -> None:
+        """The time counts from here, or else from the first operation, to the last one: waiting for what does
+        not come is not part of a rate."""
+        self._began = time.perf_counter()
 
     def add(self, count: int, size: int) -> None:
         self.count += count
         self.size += size
+        self._tick()
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now
+        self._seconds = now - self._began
 
     def fail(self, count: int, error: Exception) -> None:
+        self._tick()
         self.failed += count
         name = type(error).__name__
         if name not in self._errors and len(self._errors) >= self.MAX_ERRORS:
             name = "others"
+        else:
+            self._causes.setdefault(name, str(error))
         self._errors[name] = self._errors.get(name, 0) + count
 
     def flow(self) -> Flow:
         return Flow(
             count=self.count,
             size=self.size,
-            seconds=self.seconds,
+            seconds=self._seconds,
             failed=self.failed,
             latency=self.latency.summary() if self.latency.count else {},
             errors=dict(self._errors),
+            causes=dict(self._causes),
         )

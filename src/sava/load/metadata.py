@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sava.errors import RetryableError
+from sava.errors import RetryableError, SavaError
 from sava.load.figures import Meter
 from sava.load.pace import Pace
 from sava.metadata.errors import OutcomeUnknown
@@ -20,6 +20,10 @@ MAX_KEYS: Final = 10_000
 """As many as are deleted at once when the run is over."""
 
 Operation = Literal["put", "get", "local-get", "txn"]
+
+
+class KeysLeft(RetryableError):
+    """A run could not delete its keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,28 +50,33 @@ class Callers:
         self._load = load
         self._meter = meter
         self._left = load.count
+        self._failures_in_a_row = 0
         self._value = random.randbytes(load.value_size)
 
     async def run(self) -> None:
-        """The keys are gone afterwards."""
+        """The keys are gone afterwards. Raises KeysLeft if they are not."""
         load = self._load
         try:
             if load.operation in ("get", "local-get"):
                 await self._fill()
             await self._call_all()
         finally:
-            request = pb.DeleteRequest(key=load.prefix, prefix=True)
-            await self._client.call(self._client.meta.Delete, request)
+            await self._delete()
+
+    async def _delete(self) -> None:
+        prefix = self._load.prefix
+        try:
+            await self._client.call(self._client.meta.Delete, pb.DeleteRequest(key=prefix, prefix=True))
+        except SavaError as error:
+            raise KeysLeft(
+                f"keys below {prefix} were not deleted: {error}; `sava meta delete {prefix} --prefix` does it"
+            ) from error
 
     async def _call_all(self) -> None:
         load = self._load
-        until = float("inf") if load.seconds is None else time.time() + load.seconds
-        pace = Pace(load.rate)
-        began = time.perf_counter()
-        try:
-            await asyncio.gather(*(self._call(pace, until) for _ in range(load.callers)))
-        finally:
-            self._meter.seconds = time.perf_counter() - began
+        pace = Pace(load.rate, load.seconds)
+        self._meter.begin()
+        await asyncio.gather(*(self._call(pace) for _ in range(load.callers)))
 
     async def _fill(self) -> None:
         numbers = iter(range(self._load.keys))
@@ -78,21 +87,32 @@ class Callers:
 
         await asyncio.gather(*(fill() for _ in range(self._load.callers)))
 
-    async def _call(self, pace: Pace, until: float) -> None:
+    async def _call(self, pace: Pace) -> None:
         operation = self._operation()
-        while self._left != 0:
+        while self._left != 0 and not self._is_hopeless(pace):
             if self._left is not None:
                 self._left -= 1
-            due = await pace.due(1, until)
+            due = await pace.due(1)
             if not due:
                 return
             try:
                 await operation(self._key(random.randrange(self._load.keys)))
             except (RetryableError, OutcomeUnknown) as error:
                 self._meter.fail(1, error)
+                self._failures_in_a_row += 1
             else:
                 self._meter.add(1, self._load.value_size)
                 self._meter.latency.record((time.time_ns() - due[0]) // 1000)
+                self._failures_in_a_row = 0
+
+    def _is_hopeless(self, pace: Pace) -> bool:
+        """Nothing is answered, and the time is over, or there is none: what was due would fail one call after
+        the other, each when its time is up."""
+        if not self._failures_in_a_row:
+            return False
+        return pace.is_over or (
+            self._load.seconds is None and self._failures_in_a_row >= 2 * self._load.callers
+        )
 
     def _operation(self) -> Any:
         return {"put": self._put, "get": self._get, "local-get": self._local_get, "txn": self._txn}[

@@ -13,30 +13,47 @@ NANOSECONDS: Final = 1_000_000_000
 
 
 class Pace:
-    """The moments, in nanoseconds since 1970, from now on. Without a rate everything is due when asked."""
+    """The moments, in nanoseconds since 1970, from now on. Without a rate everything is due when asked.
 
-    def __init__(self, rate: float | None) -> None:
+    rate     a second; None: no bound.
+    seconds  for how long; None: without an end.
+    delay    of the first, in seconds: several that keep a rate together take turns."""
+
+    def __init__(self, rate: float | None, seconds: float | None = None, *, delay: float = 0.0) -> None:
         self._rate = rate
-        self._began = time.time_ns()
+        began = time.time_ns()
+        self._began = began + int(delay * NANOSECONDS)
+        self._end = None if seconds is None else began + int(seconds * NANOSECONDS)
         self._given = 0
 
-    async def due(self, most: int, until: float) -> list[int]:
-        """The next messages: at least one, at most ``most``, when they are due. Fewer, or none, if it would
-        be after ``until`` (by the clock of ``time.time``)."""
+    @property
+    def is_over(self) -> bool:
+        return self._end is not None and time.time_ns() >= self._end
+
+    async def due(self, most: int) -> list[int]:
+        """The next moments: at least one, at most ``most``, when they have come; none if the time is over.
+        Whoever asks has the next one for itself, so many can ask at the same time."""
         if self._rate is None:
-            now = time.time_ns()
-            return [now] * most if now < until * NANOSECONDS else []
-        while True:
-            now = time.time_ns()
-            ready = int((now - self._began) / NANOSECONDS * self._rate) + 1 - self._given
-            if ready > 0:
-                first = self._given
-                self._given += min(ready, most)
-                times = [self._moment(number) for number in range(first, self._given)]
-                return [each for each in times if each < until * NANOSECONDS]
-            if self._moment(self._given) >= until * NANOSECONDS:
-                return []
-            await asyncio.sleep(max((self._moment(self._given) - now) / NANOSECONDS, TURN_S))
+            return [] if self.is_over else [time.time_ns()] * most
+        first = self._given
+        if self._is_behind_the_end(self._moment(first)):
+            return []
+        self._given += 1
+        left = self._moment(first) - time.time_ns()
+        if left > 0:
+            await asyncio.sleep(max(left / NANOSECONDS, TURN_S))
+        times = [self._moment(first)]
+        now = time.time_ns()
+        while len(times) < most:
+            moment = self._moment(self._given)
+            if moment > now or self._is_behind_the_end(moment):
+                break
+            times.append(moment)
+            self._given += 1
+        return times
+
+    def _is_behind_the_end(self, moment: int) -> bool:
+        return self._end is not None and moment >= self._end
 
     def _moment(self, number: int) -> int:
         assert self._rate is not None

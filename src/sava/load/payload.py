@@ -1,13 +1,16 @@
 """What a message of a load carries to be recognized by, at the beginning of its payload:
 
     0   8   magic, then the run: a number drawn for each run, so that an older run's messages are not counted
-    8   8   producer (28 bits), number of keys (32 bits), flags (4 bits)
+    8   8   producer (28 bits), number of keys (32 bits), kind (4 bits)
     16  8   sequence: 0, 1, 2 … of this producer, over all partitions
     24  8   when it was due, in nanoseconds since 1970
 
-Four little-endian words, and never read one by one: a batch's headers are joined and become columns. A
-message with the flag END is its producer's last; instead of a time it has the number of messages that this
-producer could not get acknowledged, of which nobody knows whether they are there.
+Four little-endian words, and never read one by one: a batch's headers are joined and become columns.
+
+When a producer has sent its messages, it tells consumers what to expect. A GAP names messages that it could
+not get acknowledged, of which nobody knows whether they are there: the sequence is the first of them, and
+instead of a time it has their number. The END is its last message, with the next sequence and the number of
+all such messages: more than the gaps name, if one of these did not arrive.
 
 The key of a message is its sequence modulo the number of keys, so that it need not be looked at either.
 """
@@ -18,14 +21,23 @@ import random
 import sys
 from array import array
 from collections.abc import Sequence
+from enum import IntEnum
+from functools import cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 HEADER_BYTES: Final = 32
 MAX_KEYS: Final = 1 << 20
-MAX_PRODUCERS: Final = 1 << 28
+MAX_SEQUENCE: Final = 1 << 48
 _MAGIC: Final = int.from_bytes(b"savB", "little")
-_END: Final = 1
-_RANDOM_BYTES: Final = 1 << 20
+_FILLING_BYTES: Final = 8 << 20
+"""More than a batch has, so that no batch has the same bytes twice."""
+
+
+class Kind(IntEnum):
+    MESSAGE = 0
+    END = 1
+    GAP = 2
 
 
 class Source(NamedTuple):
@@ -38,16 +50,22 @@ class Source(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Messages of one source, in the order in which they came."""
+    """Messages of one source and one kind, in the order in which they came."""
 
     source: Source
+    kind: Kind
     sequences: array[int]
     times: array[int]
-    is_end: bool
 
 
 def draw_run() -> int:
     return random.SystemRandom().getrandbits(32)
+
+
+@cache
+def _filling(size: int) -> bytes:
+    """Not worth compressing, like most payloads that are. One for all producers of a process."""
+    return random.randbytes(size)
 
 
 class Maker:
@@ -58,37 +76,52 @@ class Maker:
         self._second = source.producer << 36 | source.keys << 4
         self._keys = source.keys
         self._low, self._high = low - HEADER_BYTES, high - HEADER_BYTES
-        # Not worth compressing, like most payloads that are.
-        self._filling = random.randbytes(max(high, _RANDOM_BYTES))
+        self._filling = _filling(max(_FILLING_BYTES, 2 * high))
         self._random = random.Random()
+        self._at = self._random.randrange(_FILLING_BYTES)
 
-    def payloads(self, first: int, times: Sequence[int], *, is_end: bool = False) -> list[bytes]:
+    def payloads(self, first: int, times: Sequence[int]) -> list[bytes]:
         """The messages from sequence ``first`` on, due at these times."""
         count = len(times)
-        words = array("Q", bytes(count * HEADER_BYTES))
-        words[0::4] = array("Q", [self._first]) * count
-        words[1::4] = array("Q", [self._second | (_END if is_end else 0)]) * count
-        words[2::4] = array("Q", range(first, first + count))
-        words[3::4] = array("Q", times)
-        if sys.byteorder == "big":
-            words.byteswap()
-        raw = words.tobytes()
-        headers = (raw[at : at + HEADER_BYTES] for at in range(0, len(raw), HEADER_BYTES))
+        headers = self._headers(Kind.MESSAGE, range(first, first + count), times)
         if self._low == self._high:
-            filling = self._filling[: self._low]
-            return [header + filling for header in headers]
-        sizes = self._random.choices(range(self._low, self._high + 1), k=count)
-        return [header + self._filling[:size] for header, size in zip(headers, sizes, strict=True)]
+            sizes = [self._low] * count
+        else:
+            sizes = self._random.choices(range(self._low, self._high + 1), k=count)
+        # Each goes on where the one before ended: bytes that came again within a batch would be compressed
+        # away, and a compressed load would look like hardly any.
+        filling, around = self._filling, len(self._filling) - self._high
+        *starts, self._at = accumulate(sizes, lambda at, size: (at + size) % around, initial=self._at)
+        places = zip(headers, starts, sizes, strict=True)
+        return [header + filling[start : start + size] for header, start, size in places]
+
+    def end(self, sequence: int, unacknowledged: int) -> bytes:
+        return self._headers(Kind.END, [sequence], [unacknowledged])[0]
+
+    def gap(self, first: int, count: int) -> bytes:
+        return self._headers(Kind.GAP, [first], [count])[0]
 
     def keys(self, first: int, count: int) -> list[str] | None:
-        """Of the same messages."""
+        """Of the messages from sequence ``first`` on."""
         return (
             [f"key-{number % self._keys}" for number in range(first, first + count)] if self._keys else None
         )
 
+    def _headers(self, kind: Kind, sequences: Sequence[int], times: Sequence[int]) -> list[bytes]:
+        count = len(times)
+        words = array("Q", bytes(count * HEADER_BYTES))
+        words[0::4] = array("Q", [self._first]) * count
+        words[1::4] = array("Q", [self._second | kind]) * count
+        words[2::4] = array("Q", sequences)
+        words[3::4] = array("Q", times)
+        if sys.byteorder == "big":
+            words.byteswap()
+        raw = words.tobytes()
+        return [raw[at : at + HEADER_BYTES] for at in range(0, len(raw), HEADER_BYTES)]
+
 
 def stretches(payloads: Sequence[bytes]) -> tuple[list[Stretch], int]:
-    """The messages by source, and how many were made by somebody else."""
+    """The messages by source and kind, and how many were made by somebody else."""
     if not payloads:
         return [], 0
     own = [payload[:HEADER_BYTES] for payload in payloads if len(payload) >= HEADER_BYTES]
@@ -96,21 +129,21 @@ def stretches(payloads: Sequence[bytes]) -> tuple[list[Stretch], int]:
     if sys.byteorder == "big":
         words.byteswap()
     firsts, seconds, sequences, times = (words[word::4] for word in range(4))
-    if firsts and firsts.count(firsts[0]) == len(own) and seconds.count(seconds[0]) == len(own):
+    if own and firsts.count(firsts[0]) == len(own) and seconds.count(seconds[0]) == len(own):
         # As it is nearly always: a batch has one producer.
-        found = [_stretch(firsts[0], seconds[0], sequences, times)] if _is_own(firsts[0]) else []
+        found = [_stretch(firsts[0], seconds[0], sequences, times)]
     else:
         found = _sorted_out(firsts, seconds, sequences, times)
-    return found, len(payloads) - sum(len(each.sequences) for each in found)
+    known = [each for each in found if each is not None]
+    return known, len(payloads) - sum(len(each.sequences) for each in known)
 
 
 def _sorted_out(
     firsts: array[int], seconds: array[int], sequences: array[int], times: array[int]
-) -> list[Stretch]:
+) -> list[Stretch | None]:
     rows: dict[tuple[int, int], list[int]] = {}
     for row, pair in enumerate(zip(firsts, seconds, strict=True)):
-        if _is_own(pair[0]):
-            rows.setdefault(pair, []).append(row)
+        rows.setdefault(pair, []).append(row)
     return [
         _stretch(
             first,
@@ -122,10 +155,11 @@ def _sorted_out(
     ]
 
 
-def _is_own(first: int) -> bool:
-    return first & 0xFFFF_FFFF == _MAGIC
-
-
-def _stretch(first: int, second: int, sequences: array[int], times: array[int]) -> Stretch:
-    source = Source(first >> 32, second >> 36, second >> 4 & 0xFFFF_FFFF)
-    return Stretch(source, sequences, times, bool(second & _END))
+def _stretch(first: int, second: int, sequences: array[int], times: array[int]) -> Stretch | None:
+    """None: somebody else made them."""
+    source, kind = Source(first >> 32, second >> 36, second >> 4 & 0xFFFF_FFFF), second & 0xF
+    if first & 0xFFFF_FFFF != _MAGIC or source.keys > MAX_KEYS or kind > max(Kind):
+        return None
+    if max(sequences) >= MAX_SEQUENCE or max(times) >= 1 << 63:
+        return None
+    return Stretch(source, Kind(kind), sequences, times)

@@ -49,6 +49,12 @@ class Production:
     def source(self, number: int) -> Source:
         return Source(self.run, number, self.keys)
 
+    def pace(self, number: int) -> Pace:
+        """Of one producer. They take turns: all at the same moment would be a burst, and not a rate."""
+        if self.rate is None:
+            return Pace(None, self.seconds)
+        return Pace(self.rate / self.producers, self.seconds, delay=number / self.rate)
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:
@@ -64,27 +70,29 @@ class Sender:
 
     def __init__(self, producer: Producer, load: Production, number: int, meter: Meter) -> None:
         self._producer = producer
+        self._load = load
+        self._number = number
         self._source = load.source(number)
         self._maker = Maker(self._source, *load.size)
         self._meter = meter
         self._left = None if load.count is None else _share(load.count, load.producers, number)
-        self._seconds = load.seconds
-        self._rate = None if load.rate is None else load.rate / load.producers
         self._chunk = max(1, min(CHUNK_MESSAGES, CHUNK_BYTES // load.size[1]))
         self._window = asyncio.Semaphore(load.in_flight)
         self._next = 0
         self._unacknowledged: list[Range] = []
+        self._failures = 0
+        self._failures_in_a_row = 0
 
     async def run(self) -> Sent:
-        pace = Pace(self._rate)
-        until = float("inf") if self._seconds is None else time.time() + self._seconds
+        pace = self._load.pace(self._number)
         async with asyncio.TaskGroup() as group:
-            while self._left != 0 and len(self._unacknowledged) < MAX_FAILURES:
+            while self._left != 0:
                 await self._window.acquire()
+                if self._is_hopeless(pace):
+                    break
                 most = self._chunk if self._left is None else min(self._chunk, self._left)
-                times = await pace.due(most, until)
+                times = await pace.due(most)
                 if not times:
-                    self._window.release()
                     break
                 group.create_task(self._send(self._next, times))
                 self._next += len(times)
@@ -93,28 +101,49 @@ class Sender:
         await self._send_end()
         return Sent(self._source, self._next, tuple(self._unacknowledged))
 
+    def _is_hopeless(self, pace: Pace) -> bool:
+        """What was due while the cluster was away is sent when it is back, after the end too. But with a
+        cluster that does not come back, a run of a minute would wait for each chunk of it in turn."""
+        is_enough = pace.is_over or (
+            self._load.seconds is None and self._failures_in_a_row >= 2 * self._load.in_flight
+        )
+        return self._failures >= MAX_FAILURES or (self._failures_in_a_row > 0 and is_enough)
+
     async def _send(self, first: int, times: list[int]) -> None:
         try:
             payloads = self._maker.payloads(first, times)
             await self._producer.send_many(payloads, keys=self._maker.keys(first, len(times)))
             now = time.time_ns()
             self._meter.add(len(payloads), sum(map(len, payloads)))
-            self._meter.latency.record_all((now - each) // 1000 for each in times)
+            self._meter.latency.record_since(times, now)
+            self._failures_in_a_row = 0
         except FAILURES as error:
             self._meter.fail(len(times), error)
-            self._unacknowledged.append((first, first + len(times)))
+            self._failures += 1
+            self._failures_in_a_row += 1
+            self._note((first, first + len(times)))
         finally:
             self._window.release()
 
+    def _note(self, failed: Range) -> None:
+        """Chunks fail side by side, and nearly in order."""
+        ranges = self._unacknowledged
+        if ranges and ranges[-1][1] == failed[0]:
+            ranges[-1] = (ranges[-1][0], failed[1])
+        else:
+            ranges.append(failed)
+
     async def _send_end(self) -> None:
-        """Tell consumers where it ends. It is not counted: it is not part of what was measured."""
-        failed = sum(end - start for start, end in self._unacknowledged)
-        payloads = self._maker.payloads(self._next, [failed], is_end=True)
+        """Tell consumers what to expect. It is not counted: it is not part of what was measured."""
+        maker, ranges = self._maker, self._unacknowledged
+        told = [maker.gap(start, end - start) for start, end in ranges]
+        told.append(maker.end(self._next, sum(end - start for start, end in ranges)))
         first, self._next = self._next, self._next + 1
+        keys = maker.keys(first, 1)
         try:
-            await self._producer.send_many(payloads, keys=self._maker.keys(first, 1))
+            await self._producer.send_many(told, keys=keys and keys * len(told))
         except FAILURES:
-            self._unacknowledged.append((first, first + 1))
+            ranges.append((first, first + 1))
 
 
 async def produce(client: Client, load: Production, meter: Meter) -> list[Sent]:
@@ -135,14 +164,13 @@ async def produce(client: Client, load: Production, meter: Meter) -> list[Sent]:
     await producers[0].open()  # alone: it creates the topic
     await asyncio.gather(*(producer.open() for producer in producers[1:]))
     senders = [Sender(producer, load, number, meter) for number, producer in enumerate(producers)]
-    began = time.perf_counter()
+    meter.begin()
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(sender.run()) for sender in senders]
     except BaseExceptionGroup as errors:
         raise _first(errors) from errors
     finally:
-        meter.seconds = time.perf_counter() - began
         await asyncio.gather(*(producer.close(timeout=1) for producer in producers))
     return [task.result() for task in running]
 

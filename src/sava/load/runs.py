@@ -7,23 +7,29 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 from sava.client import Client
-from sava.load.consuming import Consumption, Receivers
+from sava.load.consuming import Consumption, Receivers, Silent
 from sava.load.figures import Meter, Outcome
 from sava.load.metadata import Callers, Calls
 from sava.load.producing import Production, produce
+from sava.load.subscription import Subscription
 from sava.load.tally import Tally
 from sava.services.admin_client import AdminClient
 
 TELL_S: Final = 0.2
-DRAIN_S: Final = 10.0
-"""How long what was published may be on its way to consumers that hear nothing."""
 
-Tell = Callable[[str], None]
-"""Takes a line about how far it is, now and then."""
+
+class Progress(Protocol):
+    """Takes a line about how far it is."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next line would be shown."""
+
+    def tell(self, line: str) -> None: ...
 
 
 class Run(Protocol):
@@ -36,9 +42,9 @@ class ProduceRun:
         self._load = load
         self._meter = Meter()
 
-    async def go(self, client: Client, tell: Tell) -> None:
+    async def go(self, client: Client, progress: Progress) -> None:
         meter = self._meter
-        async with _telling(tell, lambda rate: f"published {_progress(meter, rate)}", meter):
+        async with _telling(progress, lambda rate: f"published {_progress(meter, rate)}", meter):
             await produce(client, self._load, meter)
 
     def outcome(self) -> Outcome:
@@ -51,20 +57,30 @@ class ProduceRun:
 
 
 class ConsumeRun:
-    def __init__(self, load: Consumption, tally: Tally, run: int) -> None:
+    def __init__(self, load: Consumption, run: int) -> None:
         self._load = load
-        self._tally = tally
         self._run = run
         self._meter = Meter()
+        self._tally = Tally()
         self._is_all_read = False
+        self._removed = 0
+        self._trouble = ""
 
-    async def go(self, client: Client, tell: Tell) -> None:
-        meter, tally = self._meter, self._tally
+    async def go(self, client: Client, subscription: Subscription, progress: Progress) -> None:
+        load, meter = self._load, self._meter
+        began = await subscription.beginning(load.type, load.start)
+        self._removed = began.removed
+        self._tally = tally = Tally(
+            by_key=load.type == "key_shared", owed=began.owed, partitions=began.partitions
+        )
         async with (
-            _telling(tell, lambda rate: f"consumed {_progress(meter, rate)}{_faults(tally)}", meter),
-            Receivers(client, self._load, tally, meter) as receivers,
+            _telling(progress, lambda rate: f"consumed {_progress(meter, rate)}{_faults(tally)}", meter),
+            Receivers(client, subscription, load, tally, meter) as receivers,
         ):
-            self._is_all_read = await receivers.run()
+            try:
+                self._is_all_read = await receivers.run()
+            except Silent as error:
+                self._trouble = str(error)
 
     def outcome(self) -> Outcome:
         return Outcome(
@@ -73,6 +89,11 @@ class ConsumeRun:
             parameters=_parameters(self._load),
             flows={"consumed": self._meter.flow()},
             count=self._tally.count(is_all_read=self._is_all_read),
+            trouble=self._trouble,
+            note=f"retention removed {self._removed} messages before this run: of what was before those that "
+            "are left nobody knows whether it is missing"
+            if self._removed
+            else "",
         )
 
 
@@ -85,23 +106,25 @@ class LatencyRun:
         self._published, self._consumed = Meter(), Meter()
         self._tally = Tally(by_key=consumption.type == "key_shared", run=load.run)
         self._is_published = self._is_all_read = False
+        self._trouble = ""
 
-    async def go(self, client: Client, tell: Tell) -> None:
+    async def go(self, client: Client, subscription: Subscription, progress: Progress) -> None:
         load = self._load
         async with client.producer(load.topic, reliable=load.reliable, partitions=load.partitions):
             pass  # now there is such a topic to subscribe to
-        waits = replace(self._consumption, start="latest", count=None, seconds=None, idle_s=None)
         async with (
-            _telling(tell, self._line, self._published),
-            Receivers(client, waits, self._tally, self._consumed) as receivers,
+            _telling(progress, self._line, self._published),
+            Receivers(client, subscription, self._consumption, self._tally, self._consumed) as receivers,
         ):
             await self._go_both_ways(client, receivers)
 
     async def _go_both_ways(self, client: Client, receivers: Receivers) -> None:
-        def is_over() -> bool:
-            return self._is_published and (self._tally.has_all() or receivers.idle_s >= DRAIN_S)
-
-        receiving = asyncio.create_task(receivers.run(is_over))
+        receiving = asyncio.create_task(
+            receivers.run(
+                is_enough=lambda: self._is_published and self._tally.has_all(),
+                may_be_all=lambda: self._is_published,
+            )
+        )
         producing = asyncio.create_task(produce(client, self._load, self._published))
         try:
             await asyncio.wait((receiving, producing), return_when=asyncio.FIRST_COMPLETED)
@@ -111,6 +134,8 @@ class LatencyRun:
                 self._tally.sent(each.source, each.end, each.unacknowledged)
             self._is_published = True
             self._is_all_read = await receiving
+        except Silent as error:
+            self._trouble = str(error)
         finally:
             for task in (producing, receiving):
                 task.cancel()
@@ -125,9 +150,11 @@ class LatencyRun:
         return Outcome(
             load="latency",
             run=f"{self._load.run:08x}",
-            parameters={**_parameters(self._load), **_parameters(self._consumption)},
+            # How much there is to consume is said by what is published.
+            parameters={**_parameters(self._consumption), **_parameters(self._load)},
             flows={"published": self._published.flow(), "consumed": self._consumed.flow()},
             count=self._tally.count(is_all_read=self._is_all_read),
+            trouble=self._trouble,
         )
 
 
@@ -136,9 +163,9 @@ class MetadataRun:
         self._load = load
         self._meter = Meter()
 
-    async def go(self, client: AdminClient, tell: Tell) -> None:
+    async def go(self, client: AdminClient, progress: Progress) -> None:
         meter, operation = self._meter, self._load.operation
-        async with _telling(tell, lambda rate: f"{operation}: {_progress(meter, rate, 'calls')}", meter):
+        async with _telling(progress, lambda rate: f"{operation}: {_progress(meter, rate, 'calls')}", meter):
             await Callers(client, self._load, meter).run()
 
     def outcome(self) -> Outcome:
@@ -151,16 +178,17 @@ class MetadataRun:
 
 
 @asynccontextmanager
-async def _telling(tell: Tell, line: Callable[[float], str], meter: Meter) -> AsyncIterator[None]:
+async def _telling(progress: Progress, line: Callable[[float], str], meter: Meter) -> AsyncIterator[None]:
     """Tell while the body runs, with the rate since the last time."""
 
     async def go_on() -> None:
         at, count = time.perf_counter(), 0
         while True:
             await asyncio.sleep(TELL_S)
-            now = time.perf_counter()
-            tell(line((meter.count - count) / (now - at)))
-            at, count = now, meter.count
+            if progress.is_due:
+                now = time.perf_counter()
+                progress.tell(line((meter.count - count) / (now - at)))
+                at, count = now, meter.count
 
     task = asyncio.create_task(go_on(), name="bench: telling")
     try:
@@ -177,11 +205,8 @@ def _progress(meter: Meter, rate: float, what: str = "messages") -> str:
 
 
 def _faults(tally: Tally) -> str:
-    count = tally.count()
-    found = [
-        f"{getattr(count, name):,} {name}" for name in ("duplicates", "reordered") if getattr(count, name)
-    ]
-    return "".join(f", {each}" for each in found)
+    found = {"duplicates": tally.duplicates, "reordered": tally.reordered}
+    return "".join(f", {count:,} {name}" for name, count in found.items() if count)
 
 
 def _parameters(load: Production | Consumption | Calls) -> dict[str, Any]:

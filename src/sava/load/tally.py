@@ -4,15 +4,18 @@ Each message has its producer's sequence. So the tally knows, without keeping me
 
 * **duplicates**: a sequence that had come before;
 * **reordered**: a first arrival behind a later message of the same producer in the same lane. A lane is where
-  the order is promised: one consumer's share of one partition, and with a key-shared subscription one key,
-  whoever consumes it;
-* **lost**: a sequence that never came, below the end that the producer told;
-* **unread**: the same, when consuming was ended before everything had been read. Partitions, and consumers
-  that share one, are not at the same place then, so what is missing may just not have had its turn.
+  the order is promised: a partition, or one consumer's share of it, or one key of it;
+* **lost**: a sequence that never came, below the end that the producer told, and that was owed;
+* **unread**: the same, when nobody can know that it should have come.
 
-Which sequences came is kept in pages of one byte for each. A page that is full is let go. So memory grows
-with what is missing, not with what came; if that is too much, the oldest pages are given up: what comes for
-them later is counted as *late*, since nobody can tell any more whether it came before.
+What is owed depends on where consuming began (``Owed``) and on whether everything was read. Consumers that
+were stopped before have not been at the same place in all partitions, so what is missing may just not have
+had its turn.
+
+Which sequences came is kept in pages of one byte for each. A page that is full is let go, and so are all of a
+producer of whom nothing is missing. So memory grows with what is missing, not with what came; if that is too
+much, the oldest pages are given up: what comes for them later is counted as *late*, since nobody can tell any
+more whether it came before.
 """
 
 from __future__ import annotations
@@ -20,18 +23,37 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import Final
+from enum import Enum, auto
+from typing import Final, NamedTuple
 
-from sava.load.payload import Source, Stretch, stretches
+import numpy as np
+from numpy.typing import NDArray
 
-PAGE: Final = 1 << 16
-MAX_PAGES: Final = 1024
+from sava.load.key_order import KeyOrder
+from sava.load.payload import Kind, Source, Stretch, stretches
+
+PAGE: Final = 1 << 12
+"""Small: of thousands of producers each has some that are not full."""
+MAX_PAGES: Final = 1 << 14
 """64 MiB."""
+
 _COME: Final = b"\x01"
 
 Range = tuple[int, int]
 """Sequences from the first to, and without, the second."""
+Sequences = NDArray[np.int64]
+
+
+class Owed(Enum):
+    """What of a topic should come."""
+
+    ALL = auto()
+    """Every message that it ever had."""
+    REST = auto()
+    """In each partition, everything from some place on: others have consumed what was before, or retention
+    has removed it. Of a producer's messages those are owed that it sent when all partitions had begun."""
+    SOME = auto()
+    """Single messages of it have been acked before, or are acked by others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +64,7 @@ class Count:
     """All of the load's messages, duplicates too."""
     lost: int = 0
     unread: int = 0
-    """Did not come before consuming was ended: nobody knows whether it would have."""
+    """Did not come, and nobody knows whether it should have."""
     duplicates: int = 0
     reordered: int = 0
     late: int = 0
@@ -69,10 +91,11 @@ class _Page:
 class _Account:
     """Of one producer."""
 
-    first: int
-    """Where sequences are expected to begin."""
+    settled: int = 0
+    """Everything below has come."""
     pages: dict[int, _Page] = field(default_factory=dict)
     full: set[int] = field(default_factory=set)
+    """Pages, behind one that is not."""
     given_up: set[int] = field(default_factory=set)
     came: int = 0
     """Without duplicates and late ones."""
@@ -80,9 +103,23 @@ class _Account:
     """Behind the highest that came."""
     end: int | None = None
     failed: int = 0
-    """What the producer could not get acknowledged, if it only told how many."""
-    unacknowledged: Sequence[Range] = ()
-    """If it told which."""
+    """How many messages the producer could not get acknowledged."""
+    unacknowledged: list[Range] = field(default_factory=list)
+    """Which, as far as it told."""
+    firsts: dict[str, int] = field(default_factory=dict)
+    """By partition: the lowest that came from there."""
+
+    def absent(self, start: int, end: int) -> int:
+        """Of these sequences, those that have not come."""
+        start = max(start, self.settled)
+        if start >= end:
+            return 0
+        came = sum(_overlap(number, start, end) for number in self.full)
+        for number, page in self.pages.items():
+            if _overlap(number, start, end):
+                first = number * PAGE
+                came += page.cells.count(_COME, max(start - first, 0), end - first)
+        return end - start - came
 
 
 class Tally:
@@ -92,15 +129,16 @@ class Tally:
         self,
         *,
         by_key: bool = False,
-        from_start: bool = True,
+        owed: Owed = Owed.ALL,
+        partitions: int = 1,
         run: int | None = None,
         max_pages: int = MAX_PAGES,
     ) -> None:
-        """by_key      order is promised for each key, not for each lane.
-        from_start  sequences are expected from 0 on; otherwise from the lowest that is there.
+        """by_key      order is promised for each key, whoever consumes it.
+        partitions  that there were when consuming began.
         run         only this one's messages count."""
-        self._by_key = by_key
-        self._from_start = from_start
+        self._owed = owed
+        self._partitions = partitions
         self._run = run
         self._max_pages = max_pages
         self._accounts: dict[Source, _Account] = {}
@@ -108,180 +146,230 @@ class Tally:
         """Those that are not full, the oldest first."""
         self._highest: dict[Hashable, int] = {}
         """By source and lane: the end of what came in order."""
-        self._by_keys: dict[Source, array[int]] = {}
-        self.received = self._duplicates = self._reordered = self._late = self._foreign = 0
+        self._key_order = KeyOrder() if by_key else None
+        self.received = self.duplicates = self.reordered = self._late = self._foreign = 0
 
     # -- what comes ------------------------------------------------------------------------------
 
-    def take(self, lane: Hashable, payloads: Sequence[bytes]) -> list[Stretch]:
-        """Messages that came in this lane, in this order. Returns those of the load."""
+    def take(
+        self, topic: str, payloads: Sequence[bytes], *, consumer: int = 0, is_again: bool = False
+    ) -> list[Stretch]:
+        """Messages that came from a topic or partition, in this order. Returns those of the load.
+
+        consumer  where each of several has an order of its own.
+        is_again  they may have been on their way to another one: only their own order counts."""
         found, foreign = stretches(payloads)
         own = [each for each in found if self._run is None or each.source.run == self._run]
         for stretch in own:
-            self._take(lane, stretch)
+            self._take(topic, None if is_again else (topic, consumer), stretch)
         others = sum(len(each.sequences) for each in found) - sum(len(each.sequences) for each in own)
         self._foreign += foreign + others
         return own
 
-    def _take(self, lane: Hashable, stretch: Stretch) -> None:
+    def _take(self, topic: str, lane: Hashable | None, stretch: Stretch) -> None:
         sequences, source = stretch.sequences, stretch.source
-        count, first = len(sequences), sequences[0]
-        self.received += count
-        account = self._account(source, min(sequences))
-        if self._by_key and source.keys:
-            self._take_by_key(account, source, sequences)
-        elif sequences == array("Q", range(first, first + count)):
-            self._take_run(account, source, lane, first, first + count)
-        elif not self._take_ascending(account, source, lane, sequences):
-            for sequence in sequences:
-                self._take_run(account, source, lane, sequence, sequence + 1)
-        account.next_sequence = max(account.next_sequence, max(sequences) + 1)
-        if stretch.is_end:
-            account.end, account.failed = sequences[-1] + 1, stretch.times[-1]
-
-    def _take_run(self, account: _Account, source: Source, lane: Hashable, start: int, end: int) -> None:
-        """Sequences without a gap."""
-        place = (source, lane)
-        highest = self._highest.get(place, 0)
-        if start < highest:
-            cut = min(end, highest)
-            self._reordered += self._mark(account, source, start, cut)
-            start = cut
-        if start < end:
-            self._mark(account, source, start, end)
-            self._highest[place] = end
-
-    def _take_ascending(
-        self, account: _Account, source: Source, lane: Hashable, sequences: array[int]
-    ) -> bool:
-        """Sequences with gaps, as one partition has them, all new and in order; False: they are not, and
-        nothing was done."""
-        place, base = (source, lane), sequences[0] // PAGE * PAGE
-        page = account.pages.get(base // PAGE)
-        if page is None or sequences[-1] >= base + PAGE or sequences[0] < self._highest.get(place, 0):
-            return False
-        if sequences != array("Q", sorted(sequences)):
-            return False
-        places = [sequence - base for sequence in sequences]
-        cells = page.cells
-        if any(itemgetter(*places)(cells)) or len(set(places)) < len(places):
-            return False
-        for each in places:
-            cells[each] = 1
-        self._noted(account, source, base // PAGE, page, len(places))
-        account.came += len(places)
-        self._highest[place] = sequences[-1] + 1
-        return True
-
-    def _take_by_key(self, account: _Account, source: Source, sequences: array[int]) -> None:
-        highest = self._by_keys.get(source)
-        if highest is None:
-            highest = self._by_keys[source] = array("Q", bytes(8 * source.keys))
-        keys = source.keys
-        for sequence in sequences:
-            is_new = self._mark(account, source, sequence, sequence + 1)
-            if sequence < highest[sequence % keys]:
-                self._reordered += is_new
-            else:
-                highest[sequence % keys] = sequence + 1
-
-    def _account(self, source: Source, lowest: int) -> _Account:
         account = self._accounts.get(source)
         if account is None:
-            account = self._accounts[source] = _Account(0 if self._from_start else lowest)
-        elif not self._from_start:
-            account.first = min(account.first, lowest)
-        return account
+            account = self._accounts[source] = _Account()
+        if stretch.kind is Kind.GAP:
+            for first, count in zip(sequences, stretch.times, strict=True):
+                _note(account.unacknowledged, (first, first + count))
+            return
+        count, lowest, highest = len(sequences), min(sequences), max(sequences)
+        self.received += count
+        account.firsts[topic] = min(account.firsts.get(topic, lowest), lowest)
+        account.next_sequence = max(account.next_sequence, highest + 1)
+        by_key = self._key_order is not None and source.keys
+        if not by_key and sequences == array("Q", range(lowest, lowest + count)):
+            self._take_run(account, source, lane, lowest, highest + 1)
+        else:
+            self._take_any(account, source, topic, lane, np.array(sequences, np.int64))
+        if stretch.kind is Kind.END:
+            account.end, account.failed = sequences[-1] + 1, stretch.times[-1]
+        if account.came == account.end:
+            self._settle(account, source)
 
-    def _mark(self, account: _Account, source: Source, start: int, end: int) -> int:
-        """Note that they came; returns how many came for the first time."""
+    def _take_run(
+        self, account: _Account, source: Source, lane: Hashable | None, start: int, end: int
+    ) -> None:
+        """Sequences one behind the other, as they come where there are no keys; without a look at each."""
+        place = (source, lane)
+        highest = self._highest.get(place, 0) if lane is not None else 0
+        cut = min(max(start, highest), end)
+        self.reordered += self._mark_run(account, source, start, cut)
+        self._mark_run(account, source, cut, end)
+        if lane is not None and end > highest:
+            self._highest[place] = end
+
+    def _mark_run(self, account: _Account, source: Source, start: int, end: int) -> int:
+        """Note that they came. Returns how many came for the first time."""
         new = 0
         while start < end:
-            number, low = divmod(start, PAGE)
-            high = min(low + end - start, PAGE)
-            new += self._mark_in_page(account, source, number, low, high)
-            start += high - low
+            if start < account.settled:
+                high = min(end, account.settled)
+                self.duplicates += high - start
+            else:
+                number = start // PAGE
+                high = min(end, (number + 1) * PAGE)
+                page = self._page(account, source, number, high - start)
+                if page is not None:
+                    first = number * PAGE
+                    before = page.cells.count(_COME, start - first, high - first)
+                    page.cells[start - first : high - first] = _COME * (high - start)
+                    new += self._noted(account, source, number, page, high - start - before, before)
+            start = high
         account.came += new
         return new
 
-    def _mark_in_page(self, account: _Account, source: Source, number: int, low: int, high: int) -> int:
-        width = high - low
-        if number in account.full:
-            self._duplicates += width
-            return 0
-        if number in account.given_up:
-            self._late += width
-            return 0
-        page = account.pages.get(number)
-        if page is None:
-            page = self._open(account, source, number)
-        before = page.cells.count(_COME, low, high)
-        self._duplicates += before
-        page.cells[low:high] = _COME * width
-        self._noted(account, source, number, page, width - before)
-        return width - before
+    def _take_any(
+        self, account: _Account, source: Source, topic: str, lane: Hashable | None, sequences: Sequences
+    ) -> None:
+        """Sequences with gaps, as one of several partitions has them, or not in order, or again."""
+        is_new = np.zeros(len(sequences), np.bool_)
+        rows = _firsts(sequences)
+        ascending = sequences[rows]
+        settled = int(np.searchsorted(ascending, account.settled))
+        self.duplicates += len(sequences) - len(rows) + settled
+        numbers = ascending[settled:] // PAGE
+        for part in np.split(rows[settled:], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1):
+            number = int(sequences[part[0]]) // PAGE if len(part) else 0
+            page = self._page(account, source, number, len(part)) if len(part) else None
+            if page is not None:
+                places = sequences[part] - number * PAGE
+                cells = np.frombuffer(page.cells, np.uint8)
+                is_new[part] = cells[places] == 0
+                cells[places] = 1
+                new = int(np.count_nonzero(is_new[part]))
+                self._noted(account, source, number, page, new, len(part) - new)
+        account.came += int(np.count_nonzero(is_new))
+        is_behind = self._is_behind(source, topic, lane, sequences)
+        self.reordered += int(np.count_nonzero(is_new & is_behind))
 
-    def _noted(self, account: _Account, source: Source, number: int, page: _Page, new: int) -> None:
+    def _is_behind(
+        self, source: Source, topic: str, lane: Hashable | None, sequences: Sequences
+    ) -> NDArray[np.bool_]:
+        """Which of them come behind a later one."""
+        if self._key_order is not None and source.keys:
+            return self._key_order.is_behind((source, topic), source.keys, sequences)
+        place = (source, lane)
+        before = 0 if lane is None else self._highest.get(place, 0)
+        ends = np.maximum.accumulate(np.concatenate(([before], sequences + 1)))
+        if lane is not None:
+            self._highest[place] = int(ends[-1])
+        return sequences < ends[:-1]
+
+    def _page(self, account: _Account, source: Source, number: int, count: int) -> _Page | None:
+        """To note so many in; None if there is none any more, and they are counted."""
+        if number in account.full:
+            self.duplicates += count
+            return None
+        if number in account.given_up:
+            self._late += count
+            return None
+        return account.pages.get(number) or self._open(account, source, number)
+
+    def _noted(
+        self, account: _Account, source: Source, number: int, page: _Page, new: int, again: int
+    ) -> int:
+        """Returns how many are new."""
+        self.duplicates += again
         page.come += new
         if page.come == PAGE:
-            del account.pages[number], self._pages[source, number]
             account.full.add(number)
+            self._let_go(account, source, number)
+            while (next_page := account.settled // PAGE) in account.full:
+                account.full.discard(next_page)
+                account.settled = (next_page + 1) * PAGE
+        return new
+
+    def _settle(self, account: _Account, source: Source) -> None:
+        """Nothing of this producer is missing."""
+        account.settled = account.came
+        account.full.clear()
+        for number in list(account.pages):
+            self._let_go(account, source, number)
 
     def _open(self, account: _Account, source: Source, number: int) -> _Page:
         if len(self._pages) >= self._max_pages:
-            oldest = next(iter(self._pages))
-            del self._pages[oldest]
-            other = self._accounts[oldest[0]]
-            del other.pages[oldest[1]]
-            other.given_up.add(oldest[1])
+            oldest, oldest_number = next(iter(self._pages))
+            self._let_go(self._accounts[oldest], oldest, oldest_number)
+            self._accounts[oldest].given_up.add(oldest_number)
         page = account.pages[number] = _Page()
+        page.come = max(account.settled - number * PAGE, 0)
+        page.cells[: page.come] = _COME * page.come
         self._pages[source, number] = None
         return page
+
+    def _let_go(self, account: _Account, source: Source, number: int) -> None:
+        del account.pages[number], self._pages[source, number]
 
     # -- what was sent ---------------------------------------------------------------------------
 
     def sent(self, source: Source, end: int, unacknowledged: Sequence[Range] = ()) -> None:
         """A producer's own word: it has sent the sequences below ``end``, and was not told of these that they
         are durable."""
-        account = self._account(source, 0)
-        account.end, account.unacknowledged, account.failed = end, unacknowledged, 0
+        account = self._accounts.setdefault(source, _Account())
+        account.end, account.unacknowledged = end, list(unacknowledged)
+        account.failed = sum(stop - start for start, stop in unacknowledged)
 
     def has_all(self) -> bool:
         """Whether nothing that producers were told to be durable is missing."""
-        return not any(self._missing(account)[0] for account in self._accounts.values())
+        return not any(self._missing(account).lost for account in self._accounts.values())
 
     def count(self, *, is_all_read: bool = True) -> Count:
         missing = [self._missing(account) for account in self._accounts.values()]
-        absent = sum(lost for lost, _ in missing)
+        lost = sum(each.lost for each in missing)
         return Count(
             received=self.received,
-            lost=absent if is_all_read else 0,
-            unread=0 if is_all_read else absent,
-            duplicates=self._duplicates,
-            reordered=self._reordered,
+            lost=lost if is_all_read else 0,
+            unread=sum(each.unread for each in missing) + (0 if is_all_read else lost),
+            duplicates=self.duplicates,
+            reordered=self.reordered,
             late=self._late,
             foreign=self._foreign,
-            uncertain=sum(uncertain for _, uncertain in missing),
+            uncertain=sum(each.uncertain for each in missing),
             open_ended=sum(account.end is None for account in self._accounts.values()),
         )
 
-    def _missing(self, account: _Account) -> tuple[int, int]:
-        """Lost, and of those that nobody promised to keep."""
+    def _missing(self, account: _Account) -> _Missing:
         end = account.end if account.end is not None else account.next_sequence
-        absent = max(end - account.first - account.came, 0)
-        excused = sum(self._absent(account, start, stop) for start, stop in account.unacknowledged)
-        uncertain = min(absent, excused + account.failed)
-        return absent - uncertain, uncertain
+        if self._owed is Owed.ALL:
+            start, is_owed = 0, True
+        elif self._owed is Owed.REST and len(account.firsts) >= self._partitions:
+            start, is_owed = max(account.firsts.values()), True
+        else:
+            start, is_owed = min(account.firsts.values(), default=end), False
+        absent = account.absent(start, end)
+        if not absent:
+            return _Missing(0, 0, 0)
+        ranges = [(max(first, start), min(last, end)) for first, last in account.unacknowledged]
+        told = sum(last - first for first, last in account.unacknowledged)
+        excused = sum(account.absent(*each) for each in ranges) + max(account.failed - told, 0)
+        uncertain = min(absent, excused)
+        rest = absent - uncertain
+        return _Missing(rest, 0, uncertain) if is_owed else _Missing(0, rest, uncertain)
 
-    def _absent(self, account: _Account, start: int, end: int) -> int:
-        absent = 0
-        while start < end:
-            number, low = divmod(start, PAGE)
-            high = min(low + end - start, PAGE)
-            page = account.pages.get(number)
-            if page is not None:
-                absent += page.cells.count(b"\x00", low, high)
-            elif number not in account.full:
-                absent += high - low
-            start += high - low
-        return absent
+
+class _Missing(NamedTuple):
+    lost: int
+    unread: int
+    uncertain: int
+
+
+def _firsts(sequences: Sequences) -> NDArray[np.int64]:
+    """The rows of different ones, in the order of these; of equal ones the first."""
+    if bool((sequences[1:] > sequences[:-1]).all()):  # as they nearly always come
+        return np.arange(len(sequences))
+    rows: NDArray[np.int64] = np.unique(sequences, return_index=True)[1]
+    return rows
+
+
+def _overlap(number: int, start: int, end: int) -> int:
+    """How many sequences of a page are between these."""
+    return max(min(end, (number + 1) * PAGE) - max(start, number * PAGE), 0)
+
+
+def _note(ranges: list[Range], new: Range) -> None:
+    """Add a range to those that are there, unless it is; a message that comes twice tells it twice."""
+    if new not in ranges:
+        ranges.append(new)

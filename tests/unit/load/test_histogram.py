@@ -11,7 +11,8 @@ from sava.load.histogram import PERCENTILES, Histogram
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200))
 def test_percentiles_are_known_to_within_one_percent(values: list[int]) -> None:
     histogram = Histogram()
-    histogram.record_all(values)
+    histogram.record(values[0])
+    histogram.record_since([10**18 - value * 1000 for value in values[1:]], 10**18)
     ordered = sorted(values)
     for percent in PERCENTILES:
         true = ordered[max(math.ceil(len(values) * percent / 100), 1) - 1]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import zlib
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.load.payload import HEADER_BYTES, Maker, Source, stretches
-from sava.load.tally import PAGE, Count, Tally
+from sava.load.key_order import KeyOrder
+from sava.load.payload import HEADER_BYTES, MAX_KEYS, Kind, Maker, Source, stretches
+from sava.load.tally import MAX_PAGES, PAGE, Count, Owed, Tally
 
 RUN = 7
 SOURCE = Source(RUN, 0, 0)
@@ -20,12 +24,16 @@ def messages(count: int, *, source: Source = SOURCE, first: int = 0) -> list[byt
 
 
 def end(sequence: int, *, source: Source = SOURCE, failed: int = 0) -> bytes:
-    return Maker(source, HEADER_BYTES, HEADER_BYTES).payloads(sequence, [failed], is_end=True)[0]
+    return Maker(source, HEADER_BYTES, HEADER_BYTES).end(sequence, failed)
 
 
-def counted(tally: Tally, *batches: list[bytes], lane: str = "a") -> Count:
+def gap(first: int, count: int) -> bytes:
+    return Maker(SOURCE, HEADER_BYTES, HEADER_BYTES).gap(first, count)
+
+
+def counted(tally: Tally, *batches: list[bytes], topic: str = "a") -> Count:
     for batch in batches:
-        tally.take(lane, batch)
+        tally.take(topic, batch)
     return tally.count()
 
 
@@ -64,8 +72,34 @@ def test_what_was_not_read_before_the_end_is_not_lost() -> None:
 
 
 def test_a_subscription_that_was_there_before_owes_nothing_of_before() -> None:
-    tally = Tally(from_start=False)
+    tally = Tally(owed=Owed.REST)
     assert counted(tally, messages(100)[40:60], messages(100)[70:], [end(100)]).lost == 10
+
+
+def test_partitions_that_were_consumed_unevenly_before_owe_nothing_of_before() -> None:
+    """Somebody read one partition up to 60, the other up to 20, then stopped. Whoever goes on gets 61, 63 …
+    of one and 22, 24 … of the other: 23 was read before, and only what is behind 61 can be lost."""
+    stream = messages(100)
+    tally = Tally(owed=Owed.REST, partitions=2)
+    tally.take("a", stream[61::2])
+    tally.take("b", [*stream[22:80:2], *stream[82::2], end(100)])
+    assert tally.count().lost == 1
+    assert tally.count().unread == 0
+
+
+def test_a_partition_of_which_nothing_comes_may_have_been_consumed_before() -> None:
+    stream = messages(100)
+    tally = Tally(owed=Owed.REST, partitions=2)
+    tally.take("b", [*stream[20::2], end(100)])
+    count = tally.count()
+    assert (count.lost, count.unread) == (0, 40)
+    assert count.is_clean
+
+
+def test_messages_that_others_of_a_shared_subscription_have_acked_are_not_lost() -> None:
+    stream = messages(100)
+    count = counted(Tally(owed=Owed.SOME), stream[10:20], stream[50:], [end(100)])
+    assert (count.lost, count.unread) == (0, 30)
 
 
 def test_what_comes_again_is_a_duplicate_and_not_out_of_order() -> None:
@@ -86,24 +120,54 @@ def test_what_comes_behind_a_later_one_is_out_of_order() -> None:
     assert (count.lost, count.duplicates, count.reordered) == (0, 0, 1)
 
 
-def test_two_lanes_have_an_order_each() -> None:
+def test_two_partitions_have_an_order_each_and_so_have_the_consumers_of_a_shared_subscription() -> None:
+    for other in ({"topic": "b"}, {"topic": "a", "consumer": 1}):
+        tally, stream = Tally(), messages(100)
+        tally.take("a", stream[1::2])
+        tally.take(payloads=stream[0::2], **other)
+        assert counted(tally, [end(100)]).is_clean
+
+
+def test_what_was_on_its_way_to_another_consumer_is_compared_with_itself_alone() -> None:
     tally, stream = Tally(), messages(100)
-    tally.take("a", stream[1::2])
-    tally.take("b", stream[0::2])
-    assert counted(tally, [end(100)]).is_clean
+    tally.take("a", stream[50:])
+    tally.take("a", stream[10:50], is_again=True)
+    assert tally.count().reordered == 0
+    tally.take("a", [stream[5], stream[4], *stream[6:10]], is_again=True)
+    assert tally.count().reordered == 1
+    tally.take("a", stream[:4])
+    assert tally.count().reordered == 5
 
 
 def test_a_key_has_its_order_wherever_it_comes() -> None:
     source = Source(RUN, 0, 10)
     tally, stream = Tally(by_key=True), messages(100, source=source)
-    tally.take("a", stream[1::10])
-    tally.take("b", stream[0:40:10])
-    tally.take("a", stream[50::10])  # the key went to another consumer, and 40 is overtaken
-    tally.take("a", [stream[40]])
+    tally.take("a", stream[1::10], consumer=0)
+    tally.take("a", stream[0:40:10], consumer=1)
+    tally.take("a", stream[50::10], consumer=0)  # the key went to another consumer, and 40 is overtaken
+    tally.take("a", [stream[40]], consumer=0)
     for key in range(2, 10):
-        tally.take("b", stream[key::10])
+        tally.take("a", stream[key::10], consumer=1)
     count = counted(tally, [end(100, source=source)])
     assert (count.lost, count.duplicates, count.reordered) == (0, 0, 1)
+
+
+def test_a_key_that_has_gone_to_a_new_partition_is_in_no_order_to_what_it_left_in_the_old_one() -> None:
+    """A topic grows in mid-run. Its new partition is read first, the end of the old one later."""
+    source = Source(RUN, 0, 5)
+    tally, stream = Tally(by_key=True), messages(100, source=source)
+    tally.take("part-1", stream[50:])
+    tally.take("part-0", stream[:50])
+    assert counted(tally, [end(100, source=source)]).is_clean
+
+
+def test_the_order_of_keys_takes_no_more_memory_than_it_may() -> None:
+    order, sequences = KeyOrder(max_cells=100), np.arange(10)
+    for place in range(1000):
+        assert not order.is_behind(place, 10, sequences).any()
+    assert order._cells == sum(map(len, order._ends.values())) == 100
+    assert order.is_behind(999, 10, sequences).all()
+    assert not order.is_behind(0, 10, sequences).any()  # forgotten
 
 
 def test_other_messages_and_other_runs_are_foreign() -> None:
@@ -135,6 +199,16 @@ def test_the_last_message_tells_how_many_were_not_acknowledged() -> None:
     assert (count.lost, count.uncertain) == (2, 8)
 
 
+def test_messages_that_came_although_they_were_not_acknowledged_excuse_no_others() -> None:
+    """The receipts of ten were lost, and they are there. Ten others were acknowledged, and are not."""
+    stream = messages(100)
+    told = [gap(20, 10), gap(20, 10), end(100, failed=10)]
+    count = counted(Tally(), stream[:50] + stream[60:], told)
+    assert (count.lost, count.uncertain, count.received) == (10, 0, 91)
+    count = counted(Tally(), stream[:20] + stream[25:50] + stream[60:], told)
+    assert (count.lost, count.uncertain) == (10, 5)
+
+
 def test_memory_is_bounded_and_what_cannot_be_told_any_more_is_said() -> None:
     tally = Tally(max_pages=4)
     stream = [messages(1, first=page * PAGE)[0] for page in range(100)]
@@ -146,9 +220,50 @@ def test_memory_is_bounded_and_what_cannot_be_told_any_more_is_said() -> None:
     assert not count.is_clean
 
 
-@given(st.randoms(use_true_random=False), st.integers(1, 300), st.integers(0, 40), st.booleans())
+def test_thousands_of_producers_are_told_apart_without_giving_up_any() -> None:
+    """Two runs of a thousand producers each, whose messages come in turns."""
+    sources = [Source(run, number, 0) for run in (1, 2) for number in range(1000)]
+    tally = Tally()
+    for sequence in range(4):
+        for source in sources:
+            tally.take("a", messages(1, source=source, first=sequence))
+    for source in sources:
+        tally.take("a", [end(4, source=source)])
+    assert tally.count() == Count(received=10_000)
+    assert len(tally._pages) < MAX_PAGES
+    for source in sources:
+        tally.take("a", messages(1, source=source, first=2))
+    assert tally.count().duplicates == 2000
+
+
+def test_of_a_long_run_nothing_is_kept_but_its_length() -> None:
+    tally = Tally()
+    for first in range(0, 100 * PAGE, PAGE):
+        tally.take("a", messages(PAGE, first=first))
+    tally.take("a", [*messages(10, first=100 * PAGE), end(100 * PAGE + 10)])
+    (account,) = tally._accounts.values()
+    assert not account.pages
+    assert not account.full
+    assert not tally._pages
+    tally.take("a", messages(10, first=100 * PAGE))
+    assert (tally.count().duplicates, tally.count().lost) == (10, 0)
+
+
+def test_a_header_that_makes_no_sense_is_foreign() -> None:
+    source = Source(RUN, 0, MAX_KEYS + 1)
+    count = counted(Tally(by_key=True), messages(3, source=source), messages(1, first=1 << 60))
+    assert (count.received, count.foreign) == (0, 4)
+
+
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(1, 300),
+    st.integers(0, 40),
+    st.booleans(),
+    st.sampled_from((0, PAGE - 100)),
+)
 def test_counts_are_those_of_a_simple_model(
-    chance: random.Random, count: int, doctored: int, has_keys: bool
+    chance: random.Random, count: int, doctored: int, has_keys: bool, first: int
 ) -> None:
     """A stream with messages dropped, repeated and put elsewhere, cut into batches anyhow, against a model
     that looks at each message by itself."""
@@ -164,19 +279,19 @@ def test_counts_are_those_of_a_simple_model(
             case _:
                 stream.insert(to, stream.pop(at))
     tally = Tally(by_key=has_keys)
-    payloads = messages(count, source=source)
+    payloads = messages(count, source=source, first=first)
     position = 0
     while position < len(stream):
         size = chance.randint(1, 50)
         tally.take("a", [payloads[each] for each in stream[position : position + size]])
         position += size
-    tally.take("a", [end(count, source=source)])
+    tally.take("a", [end(first + count, source=source)])
 
     seen: set[int] = set()
     highest: dict[int, int] = {}
     duplicates = reordered = 0
     for sequence in stream:
-        lane = sequence % 5 if has_keys else 0
+        lane = (first + sequence) % 5 if has_keys else 0
         if sequence in seen:
             duplicates += 1
         elif sequence < highest.get(lane, -1):
@@ -184,16 +299,31 @@ def test_counts_are_those_of_a_simple_model(
         highest[lane] = max(highest.get(lane, -1), sequence)
         seen.add(sequence)
     found = tally.count()
-    assert (found.lost, found.duplicates, found.reordered) == (count - len(seen), duplicates, reordered)
+    lost = first + count - len(seen)
+    assert (found.lost, found.duplicates, found.reordered) == (lost, duplicates, reordered)
 
 
 @pytest.mark.parametrize("size", [(HEADER_BYTES, HEADER_BYTES), (40, 400)])
 def test_a_message_carries_what_it_is_recognized_by(size: tuple[int, int]) -> None:
-    sources = [Source(0xFFFF_FFFF, 12345, 0), Source(1, 0, 1 << 20)]
+    sources = [Source(0xFFFF_FFFF, (1 << 28) - 1, 0), Source(1, 0, 1 << 20)]
     made = [Maker(source, *size).payloads(1 << 40, [5, 6, 7]) for source in sources]
     assert all(size[0] <= len(payload) <= size[1] for payload in made[0])
     found, foreign = stretches([*made[0], b"other", *made[1]])
     assert [each.source for each in found] == sources
+    assert [each.kind for each in found] == [Kind.MESSAGE] * 2
     assert list(found[0].sequences) == [1 << 40, (1 << 40) + 1, (1 << 40) + 2]
     assert list(found[1].times) == [5, 6, 7]
     assert foreign == 1
+
+
+def test_a_batch_is_not_worth_compressing() -> None:
+    """Messages with the same filling would make a batch of a megabyte one of some kilobytes, and a compressed
+    load a load of nothing."""
+    batch = b"".join(Maker(SOURCE, 1024, 1024).payloads(0, [1] * 1000))
+    assert len(zlib.compress(batch)) > 0.95 * len(batch)
+    assert len(pa.compress(batch, "zstd", asbytes=True)) > 0.95 * len(batch)
+
+
+def test_a_thousand_producers_share_what_they_fill_their_messages_with() -> None:
+    makers = [Maker(Source(RUN, number, 0), 1 << 20, 1 << 20) for number in range(1000)]
+    assert len({id(maker._filling) for maker in makers}) == 1
