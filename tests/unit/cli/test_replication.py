@@ -171,7 +171,7 @@ def test_status_is_a_row_for_each_partition_and_says_what_is_not_known(
         rate=9,
         bytes_rate=1_234_567,
     )
-    retry_ms = time.time_ns() // 1_000_000 + 12_000
+    retry_ms = time.time_ns() // 1_000_000 + 1_000_000
     topic.partitions.add(
         partition=1, state="denied", reason="no", backlog=-1, backlog_seconds=-1, next_retry_ms=retry_ms
     )
@@ -188,7 +188,7 @@ def test_status_is_a_row_for_each_partition_and_says_what_is_not_known(
     assert second[:-1] == [
         *("/default/orders", "west", "1", "denied", "0", "0", "?", "?", "0.0", "0", "0", "1 of 2")
     ]
-    assert re.fullmatch(r"no \(next try in 1[12] s\)", second[-1])
+    assert re.fullmatch(r"no \(next try in (1000|9\d\d) s\)", second[-1])
     assert (third[2], third[-1]) == ("-", "-")
     assert cluster.requests == [pb.GetReplicationStatusRequest(topic="/default/orders", remote="west")]
     shown = sava("replication status -o json").json
