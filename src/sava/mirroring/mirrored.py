@@ -132,6 +132,7 @@ class MirroredJournal:
         if not incarnation:
             return
         self._incarnation = incarnation
+        self._journal.expect_life()
         self._beginning = spawn(self._begin(incarnation), name=f"journal {incarnation}", failed=self._fail)
 
     async def _begin(self, incarnation: int) -> None:

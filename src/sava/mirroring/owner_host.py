@@ -132,7 +132,9 @@ class OwnedJournal:
     # -- for the journal ---------------------------------------------------------------------
 
     def check(self) -> None:
-        if self._short_since and self._loop.time() - self._short_since > GRACE_S:
+        if not self._short_since or self._loop.time() - self._short_since <= GRACE_S:
+            return
+        if not self._has_enough:  # they may have joined since they were last counted
             raise NotCommittable(
                 f"journal {self.owner.journal}: {self._qa} disks must have a message before it is "
                 f"acknowledged, and only {1 + self._connected} can be reached"
@@ -236,10 +238,14 @@ class OwnedJournal:
         members = self.owner.record.last.members
         return sum(1 for storage, stream in self._streams.items() if stream.is_joined and storage in members)
 
+    @property
+    def _has_enough(self) -> bool:
+        """Disks, to acknowledge anything."""
+        return 1 + self._connected >= self.owner.record.last.qa
+
     def _count(self) -> None:
-        """Whether enough disks are there to acknowledge anything."""
         now = self._loop.time()
-        if 1 + self._connected >= self.owner.record.last.qa:
+        if self._has_enough:
             self._short_since = 0.0
         elif not self._short_since:
             self._short_since = now

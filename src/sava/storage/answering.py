@@ -61,6 +61,8 @@ class Answering:
         """Whether topics can be opened."""
         self._births: list[asyncio.Future[None]] = []
         """Whoever waits for the next life."""
+        self._unborn: BaseException | None = None
+        """Why no life is to come before another one is expected."""
         self.is_closed = False
         self.failure: BaseException | None = None
         self.syncs = 0
@@ -176,7 +178,10 @@ class Answering:
         return floor if self._commitment is None else min(floor, self._commitment.trimmable(floor))
 
     async def has_life(self) -> None:
-        """Until topics can be opened. Raises what ``fail_waiting`` was told."""
+        """Until topics can be opened. Raises what ``fail_waiting`` was told, also to those who come after it,
+        until a life is expected again."""
+        if self._unborn is not None:
+            raise self._unborn
         if not self.is_alive:
             birth: asyncio.Future[None] = self._loop.create_future()
             self._births.append(birth)
@@ -187,13 +192,19 @@ class Answering:
 
     def fail_waiting(self, why: BaseException) -> None:
         """The life that is waited for will not be: who goes on waiting would keep others from beginning the
-        next one."""
+        next one, and so would who is about to."""
+        self._unborn = why
         for birth in self._births:
             if not birth.done():
                 birth.set_exception(why)
 
+    def expect_life(self) -> None:
+        """One is about to begin."""
+        self._unborn = None
+
     def begin_life(self, commitment: Commitment) -> None:
         """Records are accepted; topics are not to be opened yet."""
+        self.expect_life()
         self._commitment = commitment
         self._between_lives = None
 

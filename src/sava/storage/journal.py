@@ -251,8 +251,13 @@ class Journal:
         return self._answering.is_alive
 
     async def has_life(self) -> None:
-        """Until topics can be opened. Raises what ``fail_waiting`` was told."""
+        """Until topics can be opened. Raises what ``fail_waiting`` was told, also to those who come after it,
+        until a life is expected again."""
         await self._answering.has_life()
+
+    def expect_life(self) -> None:
+        """One is about to begin: it may be waited for."""
+        self._answering.expect_life()
 
     def fail_waiting(self, why: BaseException) -> None:
         """The life that is waited for will not be."""

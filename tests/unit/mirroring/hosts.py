@@ -30,7 +30,8 @@ from tests.patience import PATIENCE_S
 
 HELLO = b"hello"
 SMALL = JournalOptions(file_bytes=16 << 10)
-OPTIONS = MirrorOptions(mirror_timeout_s=0.5)
+OPTIONS = MirrorOptions(mirror_timeout_s=3.0)
+"""Longer than a busy machine lets a mirror wait; tests of mirrors that fail have less."""
 
 
 async def until(condition: Callable[[], object], what: str, *, timeout: float = PATIENCE_S) -> None:

@@ -11,13 +11,14 @@ import pytest
 
 from sava.mirror import Fence, Fenced, JournalId, JournalRecord, JournalState, Owner, StorageId
 from sava.mirror.errors import JournalFenced
+from sava.mirroring import owner_host
 from sava.mirroring.copy_files import CopyFiles
 from sava.mirroring.lives import Life, Lives
 from sava.mirroring.owner_host import MirrorOptions
 from sava.mirroring.ports import PeerUnreachable
 from sava.storage.commitment import NotCommittable
 from sava.wal import DiskFull, LocalDisk
-from tests.patience import PATIENCE_S
+from tests.patience import FAR_S, PATIENCE_S
 from tests.unit.mirroring.hosts import OPTIONS, Host, Hosts, until
 
 
@@ -189,6 +190,23 @@ async def test_without_enough_disks_messages_are_refused(tmp_path: Path) -> None
         await asyncio.wait_for(waiting, PATIENCE_S)
         await until(lambda: not is_refused(), "appends are accepted again")
         await owner.append(2)
+
+
+async def test_mirrors_that_have_joined_since_they_were_last_counted_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule: the journal begins, and nobody has joined yet when its mirrors are counted for the first
+    time. They join; the broker is busy, and does not count them again for more than the time of grace. A
+    message was refused: two disks must have it, and only three can be reached."""
+    monkeypatch.setattr(owner_host, "TEND_S", FAR_S)
+    async with Hosts(3, tmp_path) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        owned = owner.mirrored.owned
+        assert owned is not None
+        await until(lambda: owned._connected == 2, "both have joined")
+        owned._short_since = asyncio.get_running_loop().time() - 10 * owner_host.GRACE_S
+        await asyncio.wait_for(owner.append(0), PATIENCE_S)
 
 
 async def test_degraded_is_in_the_record_before_the_first_message_with_fewer_copies(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from sava.errors import SavaError
+from sava.mirroring.owner_host import MirrorOptions
 from sava.records import RecordBatch
 from sava.wal.format import HEADER_BYTES
 from tests.long import IS_LONG
@@ -146,7 +147,7 @@ async def test_what_was_acknowledged_stays(
 ) -> None:
     monkeypatch.setattr("sava.mirroring.mirrored.TIDY_S", 0.02)
     rng = Random(seed)
-    async with Hosts(3, tmp_path) as hosts:
+    async with Hosts(3, tmp_path, options=MirrorOptions(mirror_timeout_s=0.5)) as hosts:
         await hosts.begin()
         owner = hosts[0]
         story = Story(owner, rng)

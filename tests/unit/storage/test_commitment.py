@@ -15,6 +15,7 @@ from sava.storage.errors import Fenced
 from sava.storage.journal import Journal, JournalOptions
 from sava.storage.retention import RetentionPolicy
 from sava.wal import DiskFull, LocalDisk, LogClosed
+from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import TOPIC, Cluster, append_each, contents, expected, numbered
 
 
@@ -302,15 +303,29 @@ async def test_whoever_waits_for_a_life_that_will_not_be_is_told(tmp_path: Path)
     async with opened(tmp_path, Mirrors()) as answers:
         journal = answers.journal
         journal.end_life(Ended())
+        journal.expect_life()
         waiting = asyncio.create_task(journal.has_life())
         await asyncio.sleep(0)
         journal.fail_waiting(Ended())
         with pytest.raises(Ended):
             await waiting
+        journal.expect_life()
         later = asyncio.create_task(journal.has_life())
         await asyncio.sleep(0)
         await journal.begin_life(Mirrors())
         await later
+
+
+async def test_whoever_comes_to_wait_for_a_life_that_will_not_be_is_told_too(tmp_path: Path) -> None:
+    """Schedule: a topic is being opened, and its tenure is being written when the registration is lost. It
+    comes to the journal after all who waited there were told; it is waited for before the broker registers
+    anew, and without that there is no life: the broker never came back."""
+    async with opened(tmp_path, Mirrors()) as answers:
+        journal = answers.journal
+        for end in (journal.end_life, journal.fail_waiting):
+            end(Ended())
+            with pytest.raises(Ended):
+                await asyncio.wait_for(journal.has_life(), PATIENCE_S)
 
 
 async def test_an_answer_is_degraded_if_it_was_so_when_it_was_given(tmp_path: Path) -> None:
