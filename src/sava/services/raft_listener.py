@@ -134,8 +134,9 @@ class RaftListener:
         for payload in payloads:
             try:
                 envelopes.append(decode_envelope(payload))
-            except MalformedEnvelope:
+            except MalformedEnvelope as error:
                 self.malformed += 1
+                log.warning("raft: message dropped reason=%s", error)
         self._inbound.receive(envelopes)
 
 
