@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -196,10 +196,16 @@ def _show(described: pb.SubscriptionDescription, output: Format) -> None:
         cursor=_cursor(described),
         consumers=", ".join(described.consumers),
         blocked="yes" if described.blocked else "no",
+        blocked_offsets=_stretches(described.blocked_offsets),
         **policy,
     )
     for name, value in fields.items():
         print_line(f"{name:<24} {'-' if value in ('', None) else value}")
+
+
+def _stretches(bounds: Sequence[int]) -> str:
+    """Each from its first offset to the one behind its last."""
+    return ", ".join(f"{start}..{end}" for start, end in zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def _cursor(described: pb.SubscriptionDescription) -> object:
