@@ -70,7 +70,7 @@ docs: $(READY)
 
 ## make proto    regenerate the code of src/sava/proto
 proto: $(READY)
-	$(BIN)/python -m sava.proto.generate
+	$(BIN)/python -m tools.protos
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info

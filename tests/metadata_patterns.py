@@ -13,10 +13,9 @@ from typing import Protocol
 
 import pytest
 
-from sava.metadata.cache import PrefixCache
-from sava.metadata.commands import Compare, Delete, DeleteResult, Event, Get, KeyValue, Put, Relation, Target
+from sava.metadata.commands import Compare, Delete, DeleteResult, Get, KeyValue, Put, Relation, Target
 from sava.metadata.errors import Deposed, InvalidRequest, LeaseNotFound
-from sava.metadata.store import MetadataStore, Watch, WatchBatch
+from sava.metadata.store import MetadataStore, RangeResult, Watch, WatchBatch
 from tests.patience import PATIENCE_S
 
 
@@ -277,12 +276,33 @@ async def test_p4_reading_then_watching_from_there_misses_nothing(harness: Harne
     watch.close()
 
 
+class Copy:
+    """Of the keys under a prefix: read once, then followed."""
+
+    def __init__(self, found: RangeResult, watch: Watch) -> None:
+        self.kvs = {kv.key: kv for kv in found.kvs}
+        self._watch = watch
+
+    @classmethod
+    async def of(cls, store: MetadataStore, prefix: str) -> Copy:
+        found = await store.range(prefix)
+        return cls(found, store.watch(prefix, from_revision=found.revision + 1))
+
+    async def follow(self, last: RangeResult) -> None:
+        """Until it is what was read last."""
+        while self.kvs != {kv.key: kv for kv in last.kvs}:
+            for event in (await next_batch(self._watch)).events:
+                if event.kv is None:
+                    del self.kvs[event.key]
+                else:
+                    self.kvs[event.key] = event.kv
+
+
 async def test_p4_a_copy_of_a_prefix_follows_concurrent_writers(harness: Harness) -> None:
     store = harness.stores[0]
     await store.put("/topics/old", b"0")
-    cache = PrefixCache(harness.stores[-1], "/topics/", page=3)
-    changes = cache.changes()
-    assert [event.key for event in await _next_change(changes)] == ["/topics/old"]
+    copy = await Copy.of(harness.stores[-1], "/topics/")
+    assert list(copy.kvs) == ["/topics/old"]
 
     async def write(writer: int) -> None:
         for i in range(10):
@@ -291,16 +311,7 @@ async def test_p4_a_copy_of_a_prefix_follows_concurrent_writers(harness: Harness
                 await store.delete(f"/topics/{(i + writer) % 4}")
 
     await asyncio.gather(*(write(writer) for writer in range(3)))
-    final = await store.range("/topics/")
-    while cache.revision < max(kv.mod_revision for kv in final.kvs) or len(cache.kvs) != len(final.kvs):
-        await _next_change(changes)
-    assert [cache.kvs[key] for key in sorted(cache.kvs)] == list(final.kvs)
-
-
-async def _next_change(changes: object) -> tuple[Event, ...]:
-    async with asyncio.timeout(PATIENCE_S):
-        batch: tuple[Event, ...] = await anext(changes)  # type: ignore[call-overload]
-        return batch
+    await copy.follow(await store.range("/topics/"))
 
 
 # -- P5: load reports and coordination -------------------------------------------------------------------
@@ -308,16 +319,13 @@ async def _next_change(changes: object) -> tuple[Event, ...]:
 
 async def test_p5_load_reports_are_level_triggered_the_last_one_counts(harness: Harness) -> None:
     store = harness.stores[0]
-    cache = PrefixCache(harness.stores[-1], "/cluster/load/")
-    changes = cache.changes()
+    copy = await Copy.of(harness.stores[-1], "/cluster/load/")
     for round_ in range(5):
         for broker in range(4):
             await store.put(f"/cluster/load/{broker}", b"%d" % round_)
     await store.delete("/cluster/load/3")
-    last = (await store.range("/cluster/load/")).revision
-    while cache.revision < last:
-        await _next_change(changes)
-    assert {key: kv.value for key, kv in cache.kvs.items()} == {f"/cluster/load/{i}": b"4" for i in range(3)}
+    await copy.follow(await store.range("/cluster/load/"))
+    assert {key: kv.value for key, kv in copy.kvs.items()} == {f"/cluster/load/{i}": b"4" for i in range(3)}
 
 
 # -- P6: storage metadata --------------------------------------------------------------------------------

@@ -103,7 +103,6 @@ class ConsumerIds:
             consumer_id=consumer.consumer_id,
             type=consumer.type,
             key_filters=consumer.key_filters,
-            seen_ms=time.time_ns() // 1_000_000,
         )
         key = specs.consumer_key(self._topic, consumer.subscription, consumer.name)
         surplus = self._of(consumer.subscription)[:-MAX_PER_SUBSCRIPTION]

@@ -53,19 +53,24 @@ class Namespaces:
     async def delete(self, namespace: str) -> None:
         """Raises NamespaceUnknown, NamespaceNotEmpty."""
         key = specs.namespace_key(check_name(namespace, "namespace"))
-        kv = await self._store.get(key)
-        if kv is None:
-            raise NamespaceUnknown(namespace)
-        await self._check_empty(namespace)
-        if not (await self._store.txn((unchanged(key, kv.mod_revision),), (Delete(key),))).succeeded:
-            return await self.delete(namespace)  # somebody set its policy just now
+        removed = await self._remove_record(namespace, key)
         try:
             await self._check_empty(namespace)
         except NamespaceNotEmpty:
-            await self._store.txn((absent(key),), (Put(key, kv.value),))
+            await self._store.txn((absent(key),), (Put(key, removed),))
             raise
         await self._store.txn((absent(key),), (DeletePrefix(specs.namespace_prefix(namespace)),))
-        return None
+
+    async def _remove_record(self, namespace: str, key: str) -> bytes:
+        """If there are no topics. What it was."""
+        for _ in range(ATTEMPTS):
+            kv = await self._store.get(key)
+            if kv is None:
+                raise NamespaceUnknown(namespace)
+            await self._check_empty(namespace)
+            if (await self._store.txn((unchanged(key, kv.mod_revision),), (Delete(key),))).succeeded:
+                return kv.value
+        raise RegistryBusy(f"namespace {namespace} changed under {ATTEMPTS} attempts to delete it")
 
     async def _check_empty(self, namespace: str) -> None:
         found = await self._store.range(specs.namespace_topics_prefix(namespace), limit=1)
@@ -90,9 +95,6 @@ class Namespaces:
         if kv is None:
             raise NamespaceUnknown(namespace)
         return specs.decode(kv, NamespacePolicy)
-
-    async def set_policy(self, namespace: str, policy: NamespacePolicy) -> None:
-        await self.change_policy(namespace, lambda _: policy)
 
     async def change_policy(
         self, namespace: str, change: Callable[[NamespacePolicy], NamespacePolicy]

@@ -204,11 +204,6 @@ class Producers:
     def __iter__(self) -> Iterator[Producer]:
         return (producer for producer in self._by_name.values() if producer.is_open)
 
-    def get(self, name: str) -> Producer | None:
-        """An open producer: the short way for those who send one message at a time."""
-        producer = self._by_name.get(name)
-        return producer if producer is not None and producer.is_open else None
-
     async def open(self, name: str, *, access: AccessMode, schema_subject: str, takeover: bool) -> Producer:
         """Raises ProducerBusy, LimitReached, SchemaRefused, InvalidName."""
         if not 0 < len(name.encode()) <= MAX_NAME_BYTES:

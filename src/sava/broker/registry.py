@@ -250,9 +250,6 @@ class Registry:
         kind = f" with {spec.partitions} partitions" if spec is not None and spec.partitions else ""
         return TopicExists(f"topic {name} exists already{kind}")
 
-    async def set_policy(self, name: TopicName, policy: NamespacePolicy) -> None:
-        await self.change_policy(name, lambda _: policy)
-
     async def change_policy(
         self, name: TopicName, change: Callable[[NamespacePolicy], NamespacePolicy]
     ) -> None:

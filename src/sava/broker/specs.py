@@ -108,12 +108,6 @@ def topic_of_spec_key(key: str) -> TopicName | None:
     return TopicName(parts[2], parts[3]) if len(parts) == 5 and parts[4] == "spec" else None
 
 
-def subscription_of_key(key: str) -> str | None:
-    """The subscription whose spec the key holds; None if it holds something else."""
-    parts = key.split("/")
-    return parts[5] if len(parts) == 6 and parts[4] == "subscriptions" else None
-
-
 class RecordCorrupt(HostError):
     """A record of the metadata store that cannot be read. Taken for absent it would be written over."""
 
@@ -221,7 +215,8 @@ class CursorRecord(msgspec.Struct, frozen=True, array_like=True):
     next_offset: int
     acked: tuple[int, ...] = ()
     epoch: int = 0
-    """Of the topic's owner that wrote it: an older owner must not write over a newer one's."""
+    """Of the topic's owner that wrote it, for people: that no older owner writes over a newer one's is a
+    condition of the write (``tenure``)."""
     told: tuple[int, ...] = ()
     """Of subscriptions of the same name in other clusters: chain, offset, chain, offset, … Everything that is
     acked there below the offset has been said here."""
@@ -235,7 +230,6 @@ class ConsumerRecord(msgspec.Struct, frozen=True, kw_only=True):
     type: SubscriptionType
     """Of its subscription, which on a topic that is not reliable has no record of its own."""
     key_filters: tuple[str, ...] = ()
-    seen_ms: int = 0
 
 
 class OwnershipState(StrEnum):

@@ -9,7 +9,16 @@ import typer
 from sava.cli import namespaces
 from sava.cli.broker_names import all_brokers, id_of
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, as_dict, print_json, print_line, print_progress, print_table
+from sava.cli.output import (
+    Format,
+    Output,
+    as_dict,
+    print_answer,
+    print_json,
+    print_line,
+    print_progress,
+    print_table,
+)
 from sava.errors import RetryableError
 from sava.metadata.errors import Unavailable
 from sava.proto import brokers_pb2 as pb
@@ -22,7 +31,6 @@ DRAIN_GRACE_S = 60.0
 """For the moves that are under way when a drain's time is over: each has a timeout of its own."""
 REBALANCE_TIMEOUT_S = 600.0
 
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 Broker = Annotated[
     str, typer.Argument(metavar="BROKER", help="Id of the broker, or the address of one of its ports.")
 ]
@@ -63,10 +71,9 @@ def leader(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) ->
     found = next((broker for broker in run(admin, all_brokers) if broker.is_leader), None)
     if found is None:
         raise Unavailable("the cluster has no leader at the moment")
-    if output is Format.JSON:
-        print_json(as_dict(found))
-    else:
-        print_line(f"broker {found.broker_id} leads, admin {found.admin_addr}, client {found.client_addr}")
+    print_answer(
+        found, output, f"broker {found.broker_id} leads, admin {found.admin_addr}, client {found.client_addr}"
+    )
 
 
 @app.command()
@@ -150,10 +157,9 @@ def activate(
         return request.broker_id, await client.call(client.brokers.ActivateBroker, request)
 
     activated, response = run(admin, work)
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"broker {activated} {'was active already' if response.was_active else 'is active'}")
+    print_answer(
+        response, output, f"broker {activated} {'was active already' if response.was_active else 'is active'}"
+    )
 
 
 @app.command()

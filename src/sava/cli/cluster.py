@@ -9,7 +9,7 @@ import typer
 
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
 from sava.cli.interrupts import run_to_end
-from sava.cli.output import Format, as_dict, print_json, print_line, print_table
+from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
 from sava.metadata.lost_quorum import ForceReport, NotConfirmed
 from sava.proto import admin_pb2 as pb
 from sava.services.recovery import recover
@@ -18,7 +18,6 @@ app = typer.Typer(help="Found, inspect and change the cluster.", no_args_is_help
 
 OPERATION_TIMEOUT_S = 40.0
 
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 Address = Annotated[str, typer.Option("--addr", metavar="HOST:PORT", help="Raft address of the node.")]
 NodeId = Annotated[int, typer.Option("--node-id", min=0, help="Id of the node, instead of its address.")]
 
@@ -36,12 +35,11 @@ def init(
     response = run(
         admin, lambda client: client.call(client.cluster.Init, request, timeout=OPERATION_TIMEOUT_S)
     )
-    if output is Format.JSON:
-        print_json(as_dict(response))
-        return
     done = "AlreadyInitialized" if response.already_initialized else "Cluster initialized"
-    print_line(
-        f"{done}: cluster={response.cluster_id} leader={response.leader_id}, {len(response.voters)} voters"
+    print_answer(
+        response,
+        output,
+        f"{done}: cluster={response.cluster_id} leader={response.leader_id}, {len(response.voters)} voters",
     )
 
 
@@ -85,11 +83,8 @@ def add_node(addr: Address, output: Output = Format.TABLE, admin: AdminOption = 
     response = run(
         admin, lambda client: client.call(client.cluster.AddNode, request, timeout=OPERATION_TIMEOUT_S)
     )
-    if output is Format.JSON:
-        print_json(as_dict(response))
-        return
     done = "is already a member" if response.already_member else "added as a learner"
-    print_line(f"node {response.node_id} at {response.raft_addr} {done}")
+    print_answer(response, output, f"node {response.node_id} at {response.raft_addr} {done}")
 
 
 @app.command()
@@ -102,10 +97,11 @@ def promote_node(
     response = run(
         admin, lambda client: client.call(client.cluster.PromoteNode, request, timeout=OPERATION_TIMEOUT_S)
     )
-    if output is Format.JSON:
-        print_json(as_dict(response))
-        return
-    print_line(f"node {response.node_id} {'is already' if response.already_voter else 'is now'} a voter")
+    print_answer(
+        response,
+        output,
+        f"node {response.node_id} {'is already' if response.already_voter else 'is now'} a voter",
+    )
 
 
 @app.command()
@@ -128,10 +124,11 @@ def remove_node(
     response = run(
         admin, lambda client: client.call(client.cluster.RemoveNode, request, timeout=OPERATION_TIMEOUT_S)
     )
-    if output is Format.JSON:
-        print_json(as_dict(response))
-        return
-    print_line(f"node {response.node_id} removed; it can be shut down and its data directory deleted")
+    print_answer(
+        response,
+        output,
+        f"node {response.node_id} removed; it can be shut down and its data directory deleted",
+    )
 
 
 @app.command()
@@ -152,10 +149,7 @@ def transfer_leader(
     response = run(
         admin, lambda client: client.call(client.cluster.TransferLeader, request, timeout=OPERATION_TIMEOUT_S)
     )
-    if output is Format.JSON:
-        print_json(as_dict(response))
-        return
-    print_line(f"leadership handed to node {response.leader_id}")
+    print_answer(response, output, f"leadership handed to node {response.leader_id}")
 
 
 @app.command()
@@ -167,10 +161,9 @@ def snapshot(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) 
             client.cluster.Snapshot, pb.SnapshotRequest(), timeout=OPERATION_TIMEOUT_S
         ),
     )
-    if output is Format.JSON:
-        print_json(as_dict(response))
-        return
-    print_line(f"snapshot at index {response.index} (term {response.term}), {response.size} bytes")
+    print_answer(
+        response, output, f"snapshot at index {response.index} (term {response.term}), {response.size} bytes"
+    )
 
 
 @app.command(name="force-new-cluster")

@@ -10,7 +10,7 @@ import typer
 
 from sava.cli.broker_names import id_of
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, as_dict, print_json, print_line, print_table
+from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_table
 from sava.errors import RetryableError
 from sava.proto import journals_pb2 as pb
 from sava.services.admin_client import AdminClient
@@ -22,7 +22,6 @@ app = typer.Typer(
 RECOVER_TIMEOUT_S = 120.0
 """All that is there of a journal is read, to tell which messages it holds."""
 
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 Journal = Annotated[
     str, typer.Argument(metavar="JOURNAL", help="BROKER/NUMBER as `sava journals list` shows it.")
 ]

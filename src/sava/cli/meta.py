@@ -11,8 +11,10 @@ import typer
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import (
     Format,
+    Output,
     RawFormat,
     as_dict,
+    print_answer,
     print_json,
     print_json_line,
     print_line,
@@ -33,7 +35,6 @@ Local = Annotated[
         "--local", help="What the asked broker has applied, possibly old; works without a majority."
     ),
 ]
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 ValuesOutput = Annotated[
     RawFormat, typer.Option("--output", "-o", help="json, table, or raw (values alone).")
 ]
@@ -100,10 +101,7 @@ def put(
     response = run(admin, lambda client: client.call(client.meta.Put, request))
     if not response.succeeded:
         raise NotFoundError(f"key {key} was not changed: {_why_not(request, response)}")
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"revision {response.revision}")
+    print_answer(response, output, f"revision {response.revision}")
 
 
 def _why_not(request: pb.PutRequest, response: pb.PutResponse) -> str:
@@ -127,10 +125,7 @@ def delete(
     response = run(
         admin, lambda client: client.call(client.meta.Delete, pb.DeleteRequest(key=key, prefix=prefix))
     )
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"deleted {len(response.prev)}, revision {response.revision}")
+    print_answer(response, output, f"deleted {len(response.prev)}, revision {response.revision}")
 
 
 @app.command()

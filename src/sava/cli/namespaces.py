@@ -8,7 +8,7 @@ import typer
 
 from sava.cli import limits
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, as_dict, print_json, print_line, print_table
+from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
 from sava.cli.topics import show_topics
 from sava.errors import CallerError
 from sava.proto import topics_admin_pb2 as pb
@@ -16,7 +16,6 @@ from sava.proto import topics_admin_pb2 as pb
 app = typer.Typer(help="Create, inspect and limit namespaces.", no_args_is_help=True)
 
 Namespace = Annotated[str, typer.Argument(metavar="NAMESPACE", help="A namespace, such as default.")]
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 
 
 class NamespaceTaken(CallerError):
@@ -37,10 +36,11 @@ def create(
     response = run(admin, lambda client: client.call(client.namespaces.CreateNamespace, request))
     if response.already_existed and not if_absent:
         raise NamespaceTaken(f"namespace {namespace} exists already")
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"namespace {namespace} {'exists already' if response.already_existed else 'created'}")
+    print_answer(
+        response,
+        output,
+        f"namespace {namespace} {'exists already' if response.already_existed else 'created'}",
+    )
 
 
 @app.command(name="list")
@@ -106,10 +106,7 @@ def delete(namespace: Namespace, output: Output = Format.TABLE, admin: AdminOpti
     """Delete NAMESPACE. Refused while it has topics."""
     request = pb.DeleteNamespaceRequest(namespace=namespace)
     response = run(admin, lambda client: client.call(client.namespaces.DeleteNamespace, request))
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"namespace {namespace} deleted")
+    print_answer(response, output, f"namespace {namespace} deleted")
 
 
 def _describe(namespace: str, admin: str) -> pb.NamespaceDescription:

@@ -7,8 +7,9 @@ import base64
 import json
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
@@ -33,6 +34,9 @@ _ID_FIELDS = frozenset(
 class Format(StrEnum):
     JSON = "json"
     TABLE = "table"
+
+
+Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 
 
 class RawFormat(StrEnum):
@@ -86,6 +90,14 @@ def print_json_line(value: Any) -> None:
 
 def print_line(text: str) -> None:
     _console.print(text)
+
+
+def print_answer(answer: Message, output: Format, text: str) -> None:
+    """Of a command that does something: what the broker has answered, or what that means in one line."""
+    if output is Format.JSON:
+        print_json(as_dict(answer))
+    else:
+        print_line(text)
 
 
 def print_error(text: str) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from sava import logs
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
-from sava.cli.output import Format, as_dict, print_json, print_line, print_table
+from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_table
 from sava.errors import CallerError, RetryableError
 from sava.proto import pipelines_pb2 as pb
 from sava.services.admin_client import AdminClient
@@ -25,7 +25,6 @@ app = typer.Typer(help="Create and run pipelines: work on topics, done with Spar
 DELETE_TIMEOUT_S = 60.0
 POLL_S = 0.2
 
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's name.")]
 
 

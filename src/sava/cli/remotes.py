@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, as_dict, print_json, print_line, print_table
+from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
 from sava.cli.replication_output import show_differences
 from sava.errors import CallerError, RetryableError
 from sava.proto import replication_pb2 as pb
@@ -17,7 +17,6 @@ app = typer.Typer(help="Add, test and remove clusters that topics are replicated
 ASK_TIMEOUT_S = 30.0
 """For commands that wait for another cluster's answers."""
 
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="What the remote is called here, such as west.")]
 FILE = "PEM file on the machines of all brokers and runners"
 
@@ -64,12 +63,11 @@ def add(
     response = run(
         admin, lambda client: client.call(client.replication.AddRemote, request, timeout=ASK_TIMEOUT_S)
     )
-    if output is Format.JSON:
-        print_json(as_dict(response.remote))
-    else:
-        print_line(
-            f"remote {name} is cluster {response.remote.cluster_name} (id {response.remote.cluster_id})"
-        )
+    print_answer(
+        response.remote,
+        output,
+        f"remote {name} is cluster {response.remote.cluster_name} (id {response.remote.cluster_id})",
+    )
 
 
 @app.command(name="list")
@@ -121,7 +119,4 @@ def remove(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAU
     """Remove remote NAME, and what is remembered of topics there. Refused while a policy names it."""
     request = pb.RemoveRemoteRequest(name=name)
     response = run(admin, lambda client: client.call(client.replication.RemoveRemote, request))
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"remote {name} removed")
+    print_answer(response, output, f"remote {name} removed")

@@ -8,7 +8,7 @@ import typer
 
 from sava.cli import positions
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, as_dict, print_json, print_line
+from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line
 from sava.cli.remotes import ASK_TIMEOUT_S
 from sava.cli.replication_output import show_differences, show_status
 from sava.cli.replication_verify import verify
@@ -17,7 +17,6 @@ from sava.proto import replication_pb2 as pb
 
 app = typer.Typer(help="Replicate topics to other clusters, and see how far they are.", no_args_is_help=True)
 
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 Scope = Annotated[
     str,
     typer.Argument(metavar="SCOPE", help="A namespace (default) or a topic (/default/orders)."),
@@ -100,10 +99,7 @@ def clear(scope: Scope, output: Output = Format.TABLE, admin: AdminOption = DEFA
     """Remove the policy of SCOPE. Of a topic, its namespace's holds from now on."""
     request = pb.ClearReplicationRequest(scope=scope)
     response = run(admin, lambda client: client.call(client.replication.ClearReplication, request))
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"{scope} has no replication policy of its own")
+    print_answer(response, output, f"{scope} has no replication policy of its own")
 
 
 @app.command()
@@ -133,10 +129,7 @@ def recreate(
     were copied. It is created there if replication may do that."""
     request = pb.RecreateRemoteTopicRequest(topic=topic, remote=remote)
     response = run(admin, lambda client: client.call(client.replication.RecreateRemoteTopic, request))
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"topic {topic} is replicated to {remote} again")
+    print_answer(response, output, f"topic {topic} is replicated to {remote} again")
 
 
 app.command()(verify)

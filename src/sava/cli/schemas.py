@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, RawFormat, as_dict, print_json, print_line, print_table, text_of
+from sava.cli.output import (
+    Format,
+    Output,
+    RawFormat,
+    as_dict,
+    print_answer,
+    print_json,
+    print_line,
+    print_table,
+    text_of,
+)
 from sava.cli.positions import instant
 from sava.errors import CallerError
 from sava.proto import danube_schema_pb2 as pb
@@ -22,7 +32,6 @@ Subject = Annotated[
     str, typer.Argument(metavar="SUBJECT", help="The name of a schema, such as orders-value.")
 ]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")]
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 File = Annotated[
     Path | None,
     typer.Option("--file", metavar="FILE", help="The definition ('-': standard input)."),
@@ -59,11 +68,10 @@ def register(
         tags=tag or (),
     )
     response = run(admin, lambda client: client.call(client.schemas.RegisterSchema, request))
-    if output is Format.JSON:
-        print_json(as_dict(response))
-        return
     done = "registered" if response.is_new_version else "was registered before"
-    print_line(f"{subject} version {response.version} {done}, schema id {response.schema_id}")
+    print_answer(
+        response, output, f"{subject} version {response.version} {done}, schema id {response.schema_id}"
+    )
 
 
 @app.command()
@@ -177,10 +185,7 @@ def delete(
     request = pb.DeleteSchemaVersionRequest(subject=subject, version=version)
     response = run(admin, lambda client: client.call(client.schemas.DeleteSchemaVersion, request))
     _check(response)
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"{subject} version {version} deleted")
+    print_answer(response, output, f"{subject} version {version} deleted")
 
 
 @app.command(name="list")
@@ -296,13 +301,12 @@ def _show(schema: pb.GetSchemaResponse) -> None:
 
 
 def _show_topic(topic: str, binding: pb.GetTopicSchemaConfigResponse, output: Format) -> None:
-    if output is Format.JSON:
-        print_json(as_dict(binding))
-        return
     payloads = "payloads are validated" if binding.enable_payload_validation else "payloads are not looked at"
-    print_line(
+    print_answer(
+        binding,
+        output,
         f"{topic}: subject {binding.schema_subject} (schema id {binding.schema_id}), "
-        f"policy {binding.validation_policy}, {payloads}"
+        f"policy {binding.validation_policy}, {payloads}",
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from sava.cli.output import Format, RawFormat
+from sava.cli.output import Format, Output, RawFormat
 
 app = typer.Typer(help="Look at stored messages and verify them.", no_args_is_help=True)
 
@@ -37,7 +37,6 @@ Journal = Annotated[
     Path | None,
     typer.Option("--journal", metavar="DIR", help="Look into the journal of a stopped broker instead."),
 ]
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 DumpOutput = Annotated[
     RawFormat, typer.Option("--output", "-o", help="json, table, or raw (payloads alone).")
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -11,14 +11,13 @@ import typer
 from sava.broker.specs import Backoff, Poison
 from sava.cli import positions
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, as_dict, print_json, print_line, print_table
+from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
 from sava.proto import topics_admin_pb2 as pb
 
 app = typer.Typer(help="Create, inspect, move and configure subscriptions.", no_args_is_help=True)
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")]
 Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The name of the subscription.")]
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 
 
 class Type(StrEnum):
@@ -72,10 +71,9 @@ def create(
         start=positions.to_message(positions.parse(start)),
     )
     described = run(admin, lambda client: client.call(client.subscriptions.CreateSubscription, request))
-    if output is Format.JSON:
-        print_json(as_dict(described))
-    else:
-        print_line(f"subscription {subscription} of {topic} created, {_position_of(described)}")
+    print_answer(
+        described, output, f"subscription {subscription} of {topic} created, {_position_of(described)}"
+    )
 
 
 @app.command()
@@ -88,10 +86,7 @@ def delete(
     """Delete SUBSCRIPTION and its position. Its consumers are disconnected; the messages stay."""
     request = pb.DeleteSubscriptionRequest(topic=topic, subscription=subscription)
     response = run(admin, lambda client: client.call(client.subscriptions.DeleteSubscription, request))
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"subscription {subscription} of {topic} deleted")
+    print_answer(response, output, f"subscription {subscription} of {topic} deleted")
 
 
 @app.command()
@@ -114,10 +109,9 @@ def seek(
         topic=topic, subscription=subscription, position=positions.to_message(position)
     )
     described = run(admin, lambda client: client.call(client.subscriptions.SeekSubscription, request))
-    if output is Format.JSON:
-        print_json(as_dict(described))
-    else:
-        print_line(f"subscription {subscription} of {topic} moved, {_position_of(described)}")
+    print_answer(
+        described, output, f"subscription {subscription} of {topic} moved, {_position_of(described)}"
+    )
 
 
 @app.command()
@@ -202,10 +196,16 @@ def _show(described: pb.SubscriptionDescription, output: Format) -> None:
         cursor=_cursor(described),
         consumers=", ".join(described.consumers),
         blocked="yes" if described.blocked else "no",
+        blocked_offsets=_stretches(described.blocked_offsets),
         **policy,
     )
     for name, value in fields.items():
         print_line(f"{name:<24} {'-' if value in ('', None) else value}")
+
+
+def _stretches(bounds: Sequence[int]) -> str:
+    """Each from its first offset to the one behind its last."""
+    return ", ".join(f"{start}..{end}" for start, end in zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def _cursor(described: pb.SubscriptionDescription) -> object:

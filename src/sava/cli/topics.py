@@ -10,7 +10,16 @@ import typer
 from sava.cli import limits, positions, subscriptions
 from sava.cli.broker_names import id_of
 from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption, run
-from sava.cli.output import Format, RawFormat, as_dict, print_json, print_line, print_table
+from sava.cli.output import (
+    Format,
+    Output,
+    RawFormat,
+    as_dict,
+    print_answer,
+    print_json,
+    print_line,
+    print_table,
+)
 from sava.errors import CallerError, RetryableError
 from sava.proto import topics_admin_pb2 as pb
 from sava.services.admin_client import AdminClient
@@ -18,7 +27,6 @@ from sava.services.admin_client import AdminClient
 app = typer.Typer(help="Create, inspect, limit, move and delete topics.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A topic, such as /default/orders.")]
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 
 
 MOVE_TIMEOUT_S = 30.0
@@ -63,12 +71,11 @@ def create(
         if_absent=if_absent,
     )
     created = run(admin, lambda client: client.call(client.topics.CreateTopic, request))
-    if output is Format.JSON:
-        print_json(as_dict(created))
-        return
     count = len(created.partitions)
     spread = f" with {count} partition{'s' if count > 1 else ''}" if count else ""
-    print_line(f"topic {created.name} is there: {created.delivery}{spread}, id {created.topic_id}")
+    print_answer(
+        created, output, f"topic {created.name} is there: {created.delivery}{spread}, id {created.topic_id}"
+    )
 
 
 @app.command(name="list")
@@ -126,10 +133,7 @@ def delete(
     response = run(
         admin, lambda client: client.call(client.topics.DeleteTopic, pb.DeleteTopicRequest(name=name))
     )
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"topic {name} deleted")
+    print_answer(response, output, f"topic {name} deleted")
 
 
 @app.command()

@@ -8,12 +8,10 @@ from typing import Annotated
 import typer
 
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, as_dict, print_json, print_line, print_table
+from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_table
 from sava.proto import writers_pb2 as pb
 
 app = typer.Typer(help="Inspect and forget writers of exactly-once writes.", no_args_is_help=True)
-
-Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")]
 
 
 @app.command(name="list")
@@ -52,10 +50,7 @@ def forget(
     """Forget WRITER, and with it which of its batches were published: they would be published again."""
     request = pb.ForgetWriterRequest(writer=writer, force=force)
     response = run(admin, lambda client: client.call(client.writers.ForgetWriter, request))
-    if output is Format.JSON:
-        print_json(as_dict(response))
-    else:
-        print_line(f"writer {writer} forgotten")
+    print_answer(response, output, f"writer {writer} forgotten")
 
 
 def _moment(milliseconds: int) -> str:

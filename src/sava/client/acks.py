@@ -46,11 +46,6 @@ class AckBook:
         """Whether all that was acked is known to be stored."""
         return self.is_empty and not self._sent and not self._awaited
 
-    @property
-    def wants_receipt(self) -> bool:
-        """Whether something was sent that no receipt will cover."""
-        return bool(self._sent)
-
     def add(self, offset: int) -> None:
         if offset == self._end:
             self._end += 1

@@ -78,9 +78,6 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Pipelines that it takes; empty: all."""
     since_ms: int = 0
 
-    def takes(self, name: str, kind: str) -> bool:
-        return kind in self.kinds and (not self.only or name in self.only)
-
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: State = State.WAITING

@@ -24,11 +24,6 @@ def mode_key(broker: int) -> str:
     return f"{MODES}{broker}"
 
 
-def broker_of_key(key: str) -> int:
-    """Of a registration's or mode's key."""
-    return int(key.rpartition("/")[2])
-
-
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """A broker that is there. Its incarnation is its lease, a new one for each life."""
 

@@ -34,10 +34,9 @@ class NotServed(RetryableError):
 class Router:
     """Owned by the event loop."""
 
-    def __init__(self, view: ClusterView, registry: Registry, *, broker: int) -> None:
+    def __init__(self, view: ClusterView, registry: Registry) -> None:
         self._view = view
         self._registry = registry
-        self.broker = broker
 
     def registration(self, broker: int) -> Registration | None:
         return self._view.brokers.get(broker)

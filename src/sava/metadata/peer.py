@@ -11,6 +11,8 @@ import msgspec
 
 from sava.errors import SavaError
 from sava.metadata.commands import Command, Result
+from sava.raft.codec import check_message
+from sava.raft.errors import MalformedMessage
 from sava.raft.messages import (
     Append,
     AppendReply,
@@ -159,7 +161,7 @@ class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MalformedEnvelope(SavaError):
-    """Bytes from the network that are no envelope of this version."""
+    """Bytes from the network that are no envelope of this version, or whose message no node sends."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -171,7 +173,13 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_envelope(data: bytes) -> Envelope:
+    """Raises MalformedEnvelope, also for a message of Raft's that no core would send."""
     try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        envelope = _decoder.decode(data)
+        if not isinstance(envelope.message, Ask | Answer | Conflict):
+            check_message(envelope.message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedEnvelope(f"not an envelope: {error}") from error
+    except MalformedMessage as error:
+        raise MalformedEnvelope(str(error)) from error
+    return envelope

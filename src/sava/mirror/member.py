@@ -149,10 +149,6 @@ class Member:
     def durable_end(self) -> int:
         return self._durable
 
-    @property
-    def has_copy(self) -> bool:
-        return self._base is not None
-
     # -- messages ----------------------------------------------------------------------------
 
     def receive(self, message: Join | Append | Fence | WriteBack | Trim) -> list[Message]:

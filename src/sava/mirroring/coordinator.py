@@ -112,10 +112,6 @@ class Coordinator:
         return time.monotonic() - self._began
 
     @property
-    def waiting_for(self) -> tuple[StorageId, ...]:
-        return self._recovery.waiting_for if self._recovery is not None else ()
-
-    @property
     def answers_needed(self) -> int:
         return self._recovery.answers_needed if self._recovery is not None else 0
 

@@ -73,7 +73,6 @@ class Stream:
         self.progress_at = asyncio.get_running_loop().time()
         """When it last had all, or said more than before."""
         self.connects = 0
-        self.sent_bytes = 0
         self.reread_bytes = 0
         self._fail = fail
         self._task = spawn(self._run(), name=f"journal stream to {storage}", failed=fail)
@@ -167,7 +166,6 @@ class Stream:
             self._send(link, part.start, data)
 
     def _send(self, link: Link, position: int, data: bytes) -> None:
-        self.sent_bytes += len(data)
         link.send(Request(0, self._owner.own, self._owner.append(self.storage, position, data)))
 
     async def _reread(self, link: Link, part: Range) -> None:

@@ -788,6 +788,11 @@ class SubscriptionDescription(_message.Message):
     DEAD_LETTERED_FIELD_NUMBER: _builtins.int
     FAILURE_POLICY_FIELD_NUMBER: _builtins.int
     MAX_UNACKED_MESSAGES_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    NACKED_FIELD_NUMBER: _builtins.int
+    SKIPPED_BY_FILTER_FIELD_NUMBER: _builtins.int
+    SKIPPED_BY_RETENTION_FIELD_NUMBER: _builtins.int
+    BLOCKED_OFFSETS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     subscription: _builtins.str
     type: _builtins.str
@@ -812,10 +817,21 @@ class SubscriptionDescription(_message.Message):
     dropped: _builtins.int
     dead_lettered: _builtins.int
     max_unacked_messages: _builtins.int
+    in_flight: _builtins.int
+    """Of the unacked ones, those that a consumer has now."""
+    nacked: _builtins.int
+    skipped_by_filter: _builtins.int
+    """No consumer accepted their key."""
+    skipped_by_retention: _builtins.int
+    """Removed before they were acked."""
     @_builtins.property
     def consumers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def failure_policy(self) -> Global___FailurePolicy: ...
+    @_builtins.property
+    def blocked_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Start and end of each stretch of messages that it is blocked by. Empty over several partitions, as the cursor is."""
+
     def __init__(
         self,
         *,
@@ -837,10 +853,15 @@ class SubscriptionDescription(_message.Message):
         dead_lettered: _builtins.int = ...,
         failure_policy: Global___FailurePolicy | None = ...,
         max_unacked_messages: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        nacked: _builtins.int = ...,
+        skipped_by_filter: _builtins.int = ...,
+        skipped_by_retention: _builtins.int = ...,
+        blocked_offsets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "cursor", b"cursor", "failure_policy", b"failure_policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "acked", b"acked", "active_consumer", b"active_consumer", "backlog", b"backlog", "blocked", b"blocked", "consumers", b"consumers", "cursor", b"cursor", "dead_lettered", b"dead_lettered", "delivered", b"delivered", "dropped", b"dropped", "error", b"error", "failure_policy", b"failure_policy", "max_unacked_messages", b"max_unacked_messages", "redelivered", b"redelivered", "subscription", b"subscription", "timed_out", b"timed_out", "topic", b"topic", "type", b"type", "unacked", b"unacked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cursor", b"_cursor", "acked", b"acked", "active_consumer", b"active_consumer", "backlog", b"backlog", "blocked", b"blocked", "blocked_offsets", b"blocked_offsets", "consumers", b"consumers", "cursor", b"cursor", "dead_lettered", b"dead_lettered", "delivered", b"delivered", "dropped", b"dropped", "error", b"error", "failure_policy", b"failure_policy", "in_flight", b"in_flight", "max_unacked_messages", b"max_unacked_messages", "nacked", b"nacked", "redelivered", b"redelivered", "skipped_by_filter", b"skipped_by_filter", "skipped_by_retention", b"skipped_by_retention", "subscription", b"subscription", "timed_out", b"timed_out", "topic", b"topic", "type", b"type", "unacked", b"unacked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cursor: _TypeAlias = _typing.Literal["cursor"]  # noqa: Y015
     _WhichOneofArgType__cursor: _TypeAlias = _typing.Literal["_cursor", b"_cursor"]  # noqa: Y015

@@ -1,18 +1,7 @@
 """Consensus without I/O: ``RaftCore`` and the values that go in and out of it (theory of operation in
 ``core``)."""
 
-from sava.raft.codec import (
-    decode_entry,
-    decode_hard_state,
-    decode_membership,
-    decode_message,
-    decode_snapshot_meta,
-    encode_entry,
-    encode_hard_state,
-    encode_membership,
-    encode_message,
-    encode_snapshot_meta,
-)
+from sava.raft.codec import check_message, decode_membership, encode_membership
 from sava.raft.config import CoreConfig
 from sava.raft.core import RaftCore
 from sava.raft.errors import (
@@ -101,14 +90,7 @@ __all__ = [
     "Transferring",
     "VoteReply",
     "VoteRequest",
-    "decode_entry",
-    "decode_hard_state",
+    "check_message",
     "decode_membership",
-    "decode_message",
-    "decode_snapshot_meta",
-    "encode_entry",
-    "encode_hard_state",
     "encode_membership",
-    "encode_message",
-    "encode_snapshot_meta",
 ]

@@ -10,7 +10,7 @@ anew in its place, with none of what was copied before.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -169,10 +169,6 @@ def known(local: LocalView) -> dict[str, RemoteRecord]:
     """As this node knows it. Raises RecordCorrupt."""
     found = local.range(records.REMOTES).kvs
     return {kv.key.removeprefix(records.REMOTES): specs.decode(kv, RemoteRecord) for kv in found}
-
-
-def without_tokens(remotes: Iterable[RemoteRecord]) -> list[RemoteRecord]:
-    return [msgspec.structs.replace(remote, token="") for remote in remotes]
 
 
 def _check_other(name: str, identity: Identity, others: dict[str, RemoteRecord]) -> None:

@@ -1,12 +1,13 @@
 """One broker process, assembled from its parts.
 
-=============  =========================================================================
-``addresses``  where others reach this broker
-``parts``      topics, and this broker's place among the others
-``ports``      which services are on which port
-``broker``     all of them, started in order and stopped in reverse
-``process``    configuration → broker → signals → exit code
-=============  =========================================================================
+===============  =======================================================================
+``addresses``    where others reach this broker
+``parts``        topics, and this broker's place among the others
+``replication``  what sends to other clusters
+``ports``        which services are on which port
+``broker``       all of them, started in order and stopped in reverse
+``process``      configuration → broker → signals → exit code
+===============  =======================================================================
 """
 
 from sava.server.addresses import client_address, raft_address

@@ -93,7 +93,7 @@ class Broker:
         metrics.observe_disks(config)
         raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
         await raft.start()
-        self._stack.push_async_callback(raft.stop, GRACE_S)
+        self._stack.push_async_callback(raft.stop)
         self.parts = parts = await open_parts(config, node, RaftStore(node), metrics, self._stack)
         raft.journals = parts.mirrored.session
         logs.set_epochs(parts.epoch_of)

@@ -215,6 +215,13 @@ def mirror_options(journal: Journal) -> MirrorOptions:
     )
 
 
+def storage_options(config: Config, metrics: Metrics) -> StorageOptions:
+    return StorageOptions(
+        journal=JournalOptions(observe=metrics.journal_sync),
+        upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds),
+    )
+
+
 def _members(node: RaftNode) -> int:
     """How many brokers the cluster has, registered or not, those included that do not vote yet."""
     core = node.core_status
@@ -245,10 +252,7 @@ async def open_parts(
         broker=str(broker),
         store=objects,
         metadata=store,
-        options=StorageOptions(
-            journal=JournalOptions(observe=metrics.journal_sync),
-            upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds),
-        ),
+        options=storage_options(config, metrics),
         void=lives.void,
         is_mirrored=True,
         fail=node.fail,
@@ -290,7 +294,7 @@ async def open_parts(
         on_lost=fence,
     )
     registrar.listen(lambda: mirrored.registered(registrar.incarnation))
-    router = Router(view, Registry(store), broker=broker)
+    router = Router(view, Registry(store))
     peers = Peers(router, config.auth)
     stack.push_async_callback(peers.close)
     forwarder = Forwarder(router, peers, leading.leader, broker=broker)
@@ -370,8 +374,14 @@ async def open_parts(
         replication=replication,
         replicating=replicating,
     )
-    metrics.observe_topics(topics, storage)
-    metrics.observe_replication(replication)
+    _observe(metrics, parts, tending)
+    return parts
+
+
+def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
+    controller, mirrored = parts.controller, parts.mirrored
+    metrics.observe_topics(parts.topics, parts.storage)
+    metrics.observe_replication(parts.replication)
     metrics.observe_pipelines(parts.pipelines, lambda: controller.is_leading)
     metrics.observe_journals(
         JournalParts(
@@ -379,19 +389,18 @@ async def open_parts(
             fences=lambda: mirrored.own_disk.fences,
             degraded_s=lambda: mirrored.degraded_s,
             copies=lambda: mirrored.copies.count,
-            failover=failover,
-            neighbours=neighbours,
+            failover=parts.failover,
+            neighbours=parts.neighbours,
         )
     )
     metrics.observe_cluster(
         ClusterParts(
-            broker=broker,
-            view=view,
-            registrar=registrar,
+            broker=parts.topics.broker,
+            view=parts.view,
+            registrar=parts.registrar,
             controller=controller,
-            forwards=forwarder.forwards,
-            writers=writers,
+            forwards=parts.forwarder.forwards,
+            writers=parts.writers,
             tending=tending,
         )
     )
-    return parts

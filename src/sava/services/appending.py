@@ -26,7 +26,8 @@ from sava.metadata.errors import OutcomeUnknown
 from sava.proto import replica_pb2 as pb
 from sava.records import iter_batches
 from sava.services import faults
-from sava.services.sessions import EOF, GOODBYE_S
+from sava.services.relays import EOF
+from sava.services.sessions import GOODBYE_S
 from sava.tasks import cancelled
 
 MAX_UNANSWERED: Final = 64

@@ -75,8 +75,8 @@ class RaftListener:
                 f"cannot listen on {self._address}: the address is in use or not of this machine"
             ) from error
 
-    async def stop(self, grace: float | None = None) -> None:
-        """Connections carry nothing that could be finished: ``grace`` is of no use here."""
+    async def stop(self) -> None:
+        """At once: connections carry nothing that could be finished."""
         self._is_stopping = True
         if self._server is not None:
             self._server.close()
@@ -134,8 +134,9 @@ class RaftListener:
         for payload in payloads:
             try:
                 envelopes.append(decode_envelope(payload))
-            except MalformedEnvelope:
+            except MalformedEnvelope as error:
                 self.malformed += 1
+                log.warning("raft: message dropped reason=%s", error)
         self._inbound.receive(envelopes)
 
 

@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NoReturn
 
-from grpc import aio
-
 from sava.broker.consumer import Consumer
 from sava.broker.delivery import Range
 from sava.broker.errors import MessageInvalid, NotOwner
@@ -24,9 +22,9 @@ from sava.proto import streams_pb2 as pb
 from sava.records import Header, RecordBatch
 from sava.services import faults
 from sava.services.deliveries import Deliveries
+from sava.services.relays import EOF
 from sava.tasks import cancelled
 
-EOF: Final[Any] = vars(aio)["EOF"]  # the type stubs do not know it
 MAX_UNANSWERED: Final = 64
 """Batches of one producer whose outcome is open. Clients keep fewer."""
 MAX_CREDITS: Final = 1_000_000

@@ -43,7 +43,20 @@ LIMITS = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
 MAX_MS = 1 << 40
 """Times that somebody can mean; longer ones would not fit where they are added up."""
 
-_SUMS = ("backlog", "unacked", "delivered", "acked", "redelivered", "timed_out", "dropped", "dead_lettered")
+_SUMS = (
+    "backlog",
+    "unacked",
+    "in_flight",
+    "delivered",
+    "acked",
+    "nacked",
+    "redelivered",
+    "timed_out",
+    "dropped",
+    "dead_lettered",
+    "skipped_by_filter",
+    "skipped_by_retention",
+)
 
 
 # -- policies ------------------------------------------------------------------------------------
@@ -278,14 +291,19 @@ def _subscription(
             cursor=subscription.cursor_offset,
             backlog=subscription.backlog,
             unacked=stats.unacked,
+            in_flight=stats.in_flight,
             blocked=stats.blocked,
+            blocked_offsets=[offset for stretch in stats.blocked_offsets for offset in stretch],
             error=stats.error,
             delivered=stats.delivered,
             acked=stats.acked,
+            nacked=stats.nacked,
             redelivered=stats.redelivered,
             timed_out=stats.timed_out,
             dropped=stats.dropped,
             dead_lettered=stats.dead_lettered,
+            skipped_by_filter=stats.skipped_by_filter,
+            skipped_by_retention=stats.skipped_by_retention,
             failure_policy=failure_policy_message(spec.failure_policy),
             max_unacked_messages=spec.max_unacked_messages,
         )

@@ -56,8 +56,10 @@ class BrokerStorage:
             uploader=self.uploader,
             store=store,
             reader=SegmentReader(store, footer_cache_bytes=options.footer_cache_bytes),
+            ended=self._ended,
         )
         self._topics: dict[int, TopicLog] = {}
+        """Until they are closed: a broker that topics come to and leave again would collect them."""
         self._busy: set[int] = set()
         """Topics that are being opened or let go."""
 
@@ -131,6 +133,10 @@ class BrokerStorage:
             return log
         finally:
             self._busy.discard(topic_id)
+
+    def _ended(self, log: TopicLog) -> None:
+        if self._topics.get(log.topic.topic_id) is log:
+            del self._topics[log.topic.topic_id]
 
     async def discard(self, topic_id: int) -> None:
         """The topic is deleted, or its tail here was given up: forget what the journal holds of it."""

@@ -35,16 +35,17 @@ async def test_the_topic_comes_before_the_namespace_and_that_before_the_configur
     await namespaces.ensure(("default",))
     await registry.create(ORDERS, reliable=True)
     assert limits.of(ORDERS).max_producers_per_topic == 1
-    await namespaces.set_policy(
-        "default", NamespacePolicy(max_producers_per_topic=10, max_message_size=0, max_publish_rate=7)
+    await namespaces.change_policy(
+        "default",
+        lambda _: NamespacePolicy(max_producers_per_topic=10, max_message_size=0, max_publish_rate=7),
     )
     assert limits.of(ORDERS)[:3] == (10, 0, 2)
-    await registry.set_policy(ORDERS, NamespacePolicy(max_producers_per_topic=0))
+    await registry.change_policy(ORDERS, lambda _: NamespacePolicy(max_producers_per_topic=0))
     assert limits.of(ORDERS).max_producers_per_topic == 0
     assert limits.of(ORDERS).max_message_size == 0
     assert limits.of(ORDERS).max_publish_rate == 7
     assert limits.of(TopicName("default", "order")).max_producers_per_topic == 10
-    await registry.set_policy(ORDERS, NamespacePolicy())
+    await registry.change_policy(ORDERS, lambda _: NamespacePolicy())
     assert limits.of(ORDERS).max_producers_per_topic == 10
 
 
@@ -53,8 +54,8 @@ async def test_partitions_have_what_their_topic_has() -> None:
     registry, limits = Registry(store), Limits(store, Policies())
     await Namespaces(store).ensure(("default",))
     await registry.create(ORDERS, reliable=True, partitions=2)
-    await registry.set_policy(ORDERS, NamespacePolicy(max_consumers_per_topic=4))
-    await registry.set_policy(ORDERS.partition(1), NamespacePolicy(max_consumers_per_topic=5))
+    await registry.change_policy(ORDERS, lambda _: NamespacePolicy(max_consumers_per_topic=4))
+    await registry.change_policy(ORDERS.partition(1), lambda _: NamespacePolicy(max_consumers_per_topic=5))
     found = [limits.of(ORDERS.partition(index)).max_consumers_per_topic for index in range(2)]
     assert found == [4, 5]
 

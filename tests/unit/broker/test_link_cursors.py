@@ -47,7 +47,7 @@ async def retained(topic: Topic) -> int:
 async def test_what_is_not_copied_stays_and_goes_when_nobody_waits_for_it(world: World) -> None:
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        await topics.registry.set_policy(ORDERS, NamespacePolicy(retention_time_minutes=1))
+        await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))
         await topic.pin(WEST, EARLIEST)
         await topic.pin(link_cursor("north"), EARLIEST)
         await stored(topic, 4)
@@ -87,7 +87,7 @@ async def test_a_position_that_is_gone_or_to_come_is_the_nearest_one(world: Worl
 async def test_what_is_to_be_copied_again_is_kept_again(world: World) -> None:
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        await topics.registry.set_policy(ORDERS, NamespacePolicy(retention_time_minutes=1))
+        await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))
         await topic.pin(WEST, EARLIEST)
         await stored(topic, 4)
         await topic.advance(WEST, 1)
@@ -157,7 +157,7 @@ async def test_beyond_the_limit_messages_go_and_somebody_is_told(
     limited = Config(replication=Replication(max_backlog_gb=2.5 * size / 1e9))
     async with world.topics(limited, storage=EAGER) as topics:
         topic = await topics.get(ORDERS)
-        await topics.registry.set_policy(ORDERS, NamespacePolicy(retention_time_minutes=1))
+        await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))
         with caplog.at_level(logging.ERROR):
             assert await retained(topic) == 2
         assert "topic=/default/orders remote=west first=0 count=2" in caplog.text

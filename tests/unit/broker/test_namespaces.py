@@ -34,11 +34,11 @@ async def test_a_namespace_is_created_once_and_listed(namespaces: Namespaces) ->
 
 async def test_a_policy_needs_its_namespace(namespaces: Namespaces) -> None:
     with pytest.raises(NamespaceUnknown):
-        await namespaces.set_policy("shop", NamespacePolicy())
+        await namespaces.change_policy("shop", lambda _: NamespacePolicy())
     with pytest.raises(NamespaceUnknown):
         await namespaces.policy("shop")
     await namespaces.create("shop")
-    await namespaces.set_policy("shop", NamespacePolicy(retention_size_mb=3))
+    await namespaces.change_policy("shop", lambda _: NamespacePolicy(retention_size_mb=3))
     assert (await namespaces.policy("shop")).retention_size_mb == 3
 
 

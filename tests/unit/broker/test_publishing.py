@@ -288,7 +288,7 @@ async def test_the_size_of_a_message_is_limited_and_the_limit_changes_at_once(si
     await namespaces.create(NAME.namespace, NamespacePolicy(max_message_size=400))
     with pytest.raises(MessageTooLarge):
         await publisher.begin(ten_of_500, allowed)
-    await namespaces.set_policy(NAME.namespace, NamespacePolicy(max_message_size=0))
+    await namespaces.change_policy(NAME.namespace, lambda _: NamespacePolicy(max_message_size=0))
     assert await publisher.send(Message(b"x" * 5000), allowed) == 10
 
 

@@ -207,9 +207,9 @@ class TestDeleting:
 
 async def test_a_policy_needs_its_topic(registry: Registry, store: MemoryStore) -> None:
     with pytest.raises(TopicUnknown):
-        await registry.set_policy(ORDERS, NamespacePolicy(max_publish_rate=5))
+        await registry.change_policy(ORDERS, lambda _: NamespacePolicy(max_publish_rate=5))
     await registry.create(ORDERS, reliable=True)
-    await registry.set_policy(ORDERS, NamespacePolicy(max_publish_rate=5))
+    await registry.change_policy(ORDERS, lambda _: NamespacePolicy(max_publish_rate=5))
     kv = store.local.get(specs.policy_key(ORDERS))
     assert kv is not None
     assert specs.decode(kv, NamespacePolicy).max_publish_rate == 5

@@ -244,9 +244,9 @@ class TestLimits:
     async def test_they_count_who_is_there_and_change_at_once(self, world: World) -> None:
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
-            await topics.registry.set_policy(
+            await topics.registry.change_policy(
                 ORDERS,
-                NamespacePolicy(
+                lambda _: NamespacePolicy(
                     max_subscriptions_per_topic=2, max_consumers_per_topic=3, max_consumers_per_subscription=2
                 ),
             )
@@ -262,14 +262,14 @@ class TestLimits:
                 await topic.subscribe(options("u", "a"))
             first.close()
             await topic.subscribe(options("s", "c"))
-            await topics.registry.set_policy(ORDERS, NamespacePolicy())
+            await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy())
             await topic.subscribe(options("u", "a"))
 
     async def test_so_it_is_on_a_topic_that_keeps_nothing(self, world: World) -> None:
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, False)
             policy = NamespacePolicy(max_subscriptions_per_topic=1, max_consumers_per_topic=1)
-            await topics.registry.set_policy(ORDERS, policy)
+            await topics.registry.change_policy(ORDERS, lambda _: policy)
             first = await topic.subscribe(options("s", "a"))
             for other in (options("s", "b"), options("t", "a")):
                 with pytest.raises(LimitReached):

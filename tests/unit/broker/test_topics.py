@@ -399,17 +399,17 @@ class TestRetention:
             for index in range(4):
                 await publish(topic, "x")
                 await stored(topic, index + 1)
-            await topics.registry.set_policy(ORDERS, NamespacePolicy(retention_time_minutes=1))
+            await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))
             assert await topic.enforce_retention(now_ms + 120_000) == 0
             await received(consumer, 4)
             consumer.ack(ranges(0, 1))
             assert await topic.enforce_retention(now_ms + 120_000) == 2
             await topic.unsubscribe("s")
-            await topics.registry.set_policy(
-                ORDERS, NamespacePolicy(retention_time_minutes=0, retention_size_mb=0)
+            await topics.registry.change_policy(
+                ORDERS, lambda _: NamespacePolicy(retention_time_minutes=0, retention_size_mb=0)
             )
             assert await topic.enforce_retention(now_ms + 120_000) == 0
-            await topics.registry.set_policy(ORDERS, NamespacePolicy(retention_time_minutes=1))
+            await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))
             assert await topic.enforce_retention(now_ms + 120_000) == 2
             assert topic.describe().start_offset == 4
 

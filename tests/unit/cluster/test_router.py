@@ -38,7 +38,7 @@ async def router(store: FaultyStore) -> AsyncIterator[Router]:
     view = ClusterView(store)
     view.start()
     await until(lambda: view.is_ready)
-    yield Router(view, Registry(store), broker=1)
+    yield Router(view, Registry(store))
     await view.close()
 
 

@@ -146,7 +146,7 @@ def test_a_refused_command_is_an_answer() -> None:
     assert isinstance(reply.result, Refused)
 
 
-def test_waiting_for_an_index_or_a_revision() -> None:
+def test_waiting_for_a_revision() -> None:
     world = World()
     (node,) = world.found("a")
     reached: list[str] = []
@@ -155,12 +155,11 @@ def test_waiting_for_an_index_or_a_revision() -> None:
     node.replica.when_revision(revision, lambda: reached.append("now"))
     node.replica.when_revision(revision + 1, lambda: reached.append("next"))
     ticket = node.replica.when_revision(revision + 1, lambda: reached.append("cancelled"))
-    node.replica.when_applied(node.status.applied + 1, lambda: reached.append("applied"))
     node.replica.cancel(ticket)
     world.settle()
     assert reached == ["now"]
     world.put(node, "/x", "2")
-    assert sorted(reached) == ["applied", "next", "now"]
+    assert reached == ["now", "next"]
 
 
 def test_a_cancelled_request_is_never_answered() -> None:

@@ -12,13 +12,10 @@ from sava.metadata.peer import (
     Changed,
     ChangeMembership,
     Committed,
-    Conflict,
     Envelope,
     Failed,
-    MalformedEnvelope,
     TransferLeadership,
     Transferred,
-    decode_envelope,
     encode_envelope,
 )
 from sava.raft.errors import MembershipBusy, MembershipRefused, TransferRefused
@@ -78,15 +75,6 @@ def test_a_pristine_node_listens_to_nobody() -> None:
     pristine.start()
     pristine.replica.receive(heartbeat(world, leader, follower))
     assert pristine.replica.status().dropped == {"uninitialized": 1}
-
-
-def test_bytes_that_are_no_envelope_are_a_typed_error() -> None:
-    envelope = Envelope("c", NodeId(1), 1, 2, NodeId(2), Conflict(NodeId(1), 3), "a:1")
-    encoded = encode_envelope(envelope)
-    assert decode_envelope(encoded) == envelope
-    for bad in (b"", b"\xc1", encoded[:-1], encoded[1:], b"\x90", encode_envelope(envelope)[:5]):
-        with pytest.raises(MalformedEnvelope):
-            decode_envelope(bad)
 
 
 def test_two_processes_on_copies_of_one_directory_are_told_apart() -> None:

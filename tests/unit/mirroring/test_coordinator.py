@@ -77,7 +77,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_waiting(coordinator: Coordinator) -> None:
-    await until(lambda: coordinator.loss() is not None and bool(coordinator.waiting_for))
+    await until(lambda: (loss := coordinator.loss()) is not None and bool(loss.silent))
 
 
 async def test_the_longest_copy_counts_and_is_written_back_before_the_end(story: Story) -> None:
@@ -143,7 +143,9 @@ async def test_a_disk_that_was_replaced_is_not_an_answer(story: Story) -> None:
     coordinator = story.coordinator()
     running = asyncio.create_task(coordinator.run())
     await until_waiting(coordinator)
-    assert C in coordinator.waiting_for
+    loss = coordinator.loss()
+    assert loss is not None
+    assert C in loss.silent
     running.cancel()
 
 

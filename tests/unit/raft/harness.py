@@ -30,9 +30,10 @@ from sava.raft import (
     Role,
     SnapshotChunk,
     SnapshotMeta,
-    decode_message,
-    encode_message,
+    check_message,
 )
+
+MESSAGES: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 CONFIG = CoreConfig(election_ticks=10, heartbeat_ticks=1, keep_entries=0, snapshot_chunk_bytes=16)
 
@@ -372,7 +373,8 @@ class Cluster:
         target = self.nodes.get(message.dst)
         if target is None or not target.is_up:
             return
-        decoded = decode_message(encode_message(message))
+        decoded = MESSAGES.decode(msgspec.msgpack.encode(message))
+        check_message(decoded)
         assert decoded == message
         self.delivered.append(message)
         target.core.step(decoded)

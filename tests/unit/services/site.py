@@ -248,7 +248,7 @@ class Site:
         agents.append(agent)
         agent.start()
         stack.push_async_callback(agent.close)
-        router = Router(view, topics.registry, broker=broker)
+        router = Router(view, topics.registry)
         peers = Peers(router, Auth())
         stack.push_async_callback(peers.close)
         forwarder = Forwarder(router, peers, lambda: LEADER, broker=broker)

@@ -74,7 +74,7 @@ def envelope(message: PeerMessage) -> Envelope:
 
 
 def append(index: int, size: int = 10) -> Append:
-    return Append(ONE, TWO, 1, index - 1, 1, (Entry(index, 1, EntryKind.COMMAND, b"x" * size),), 0)
+    return Append(ONE, TWO, 1, index, 1, (Entry(index + 1, 1, EntryKind.COMMAND, b"x" * size),), 0)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from sava.config import Config, Policies
 from sava.errors import SavaError
 from sava.proto import topics_admin_pb2 as pb
 from sava.services.admin_client import AdminClient
-from tests.unit.broker.lives import options, publish, received
+from tests.unit.broker.lives import options, publish, ranges, received
 from tests.unit.services.site import Site
 
 ORDERS = "/default/orders"
@@ -282,6 +282,31 @@ async def test_only_what_is_given_of_a_failure_policy_changes(admin: Admin) -> N
         await configure(pb.FailurePolicy(poison="shrug"))
     with pytest.raises(SavaError, match="/namespace/topic"):
         await configure(pb.FailurePolicy(dead_letter_topic="letters"))
+
+
+async def test_a_subscription_that_is_blocked_says_by_which_messages(admin: Admin) -> None:
+    """The manual named them all along, and nobody could ask for them."""
+    await admin.create()
+    await admin.subscribe()
+    await admin.subscription(
+        "ConfigureSubscription",
+        pb.ConfigureSubscriptionRequest(
+            topic=ORDERS,
+            subscription="s",
+            failure_policy=pb.FailurePolicy(poison="block", max_redelivery_count=0),
+        ),
+    )
+    topic = await admin.topics.get(TopicName.parse(ORDERS))
+    await publish(topic, "a", "b", "c")
+    consumer = await topic.subscribe(options("s"))
+    await received(consumer, 3)
+    consumer.ack(ranges(0))
+    consumer.nack(ranges(1))
+    (described,) = (await admin.describe()).subscriptions
+    assert described.blocked
+    assert list(described.blocked_offsets) == [1, 2]
+    assert (described.acked, described.nacked, described.unacked, described.in_flight) == (1, 1, 2, 1)
+    assert (described.skipped_by_filter, described.skipped_by_retention) == (0, 0)
 
 
 async def test_subscriptions_of_a_topic_that_keeps_nothing_cannot_be_made_ahead(admin: Admin) -> None:

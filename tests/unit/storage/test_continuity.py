@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,27 @@ async def test_the_next_owner_goes_on_at_22_and_a_cursor_at_6_misses_nothing(clu
         assert log.stored_offset == 22, "22.. are in the journal of b"
         assert await contents(log, 6) == expected(6, 28)
         assert await contents(log, 6, 22) == expected(6, 22)
+
+
+async def test_topics_that_come_and_go_leave_nothing_in_the_memory_of_a_broker(cluster: Cluster) -> None:
+    """Each closed log was kept for an opening that might come: with its segments and producers, for every
+    topic that was ever here."""
+    async with cluster.broker("a") as storage:
+        logs = [await storage.open_topic(TopicKey("d", f"t{n}", n), epoch=1) for n in range(1, 4)]
+        sealed, closed, staying = logs
+        for log in logs:
+            await append_each(log, 0, 2)
+        await sealed.seal()
+        gone = [weakref.ref(sealed), weakref.ref(closed)]
+        for log in (sealed, closed):
+            await log.close()
+        logs.clear()
+        del sealed, closed, log
+        await asyncio.sleep(0)  # what was called back in this turn of the loop is let go
+        gc.collect()
+        assert [each() for each in gone] == [None, None]
+        again = await storage.open_topic(TopicKey("d", "t2", 2), epoch=2)
+        assert (again.next_offset, staying.next_offset) == (2, 2)
 
 
 async def test_back_to_a_broker_that_still_has_old_files(cluster: Cluster) -> None:

@@ -39,7 +39,7 @@ from sava.metadata.replica.applier import Applier, OnApplied
 from sava.metadata.replica.compaction import Compaction, OnSaved, SnapshotSaver
 from sava.metadata.replica.config import ReplicaConfig, ReplicaStatus
 from sava.metadata.replica.guard import CONTESTED, Guard
-from sava.metadata.replica.milestones import Callback, Milestones
+from sava.metadata.replica.milestones import Callback
 from sava.metadata.replica.outbox import Outbox
 from sava.metadata.replica.persister import LogWriter, Persisted, Persister, Task
 from sava.metadata.replica.requests import Desk, OnReply
@@ -296,20 +296,14 @@ class Replica:
         if self.core is not None:
             self.core.peer_unreachable(peer)
 
-    def when_applied(self, index: int, done: Callback) -> int:
-        """Returns a ticket for ``cancel``. Raises Unavailable when too many wait."""
-        return self._wait(self._applier.by_index, index, done)
-
     def when_revision(self, revision: int, done: Callback) -> int:
-        """Returns a ticket for ``cancel``. Raises Unavailable when too many wait."""
-        return self._wait(self._applier.by_revision, revision, done)
-
-    def _wait(self, milestones: Milestones[Callback], number: int, done: Callback) -> int:
-        """Bounded: callers that wait for a number which never comes must not be able to fill the memory."""
-        if len(milestones) >= 2 * self._config.max_pending:
-            raise Unavailable(f"{len(milestones)} callers wait on this node already")
+        """Returns a ticket for ``cancel``. Raises Unavailable when too many wait: callers that wait for a
+        revision which never comes must not be able to fill the memory."""
+        waiting = self._applier.by_revision
+        if len(waiting) >= 2 * self._config.max_pending:
+            raise Unavailable(f"{len(waiting)} callers wait on this node already")
         ticket = self._desk.new_ticket()
-        milestones.add(number, ticket, done)
+        waiting.add(revision, ticket, done)
         return ticket
 
     def stop(self, reason: SavaError) -> None:

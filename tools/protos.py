@@ -1,5 +1,4 @@
-"""Turn every ``.proto`` file of this package into the Python code next to it: ``python -m
-sava.proto.generate``.
+"""Turn every ``.proto`` file of ``sava.proto`` into the Python code next to it: ``make proto``.
 
 The generated files are committed, so that installing Sava needs no compiler; a unit test runs this into an
 empty directory and compares. The proto path is the package's parent, so that generated modules import each
@@ -11,15 +10,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+from grpc_tools import protoc
+
+ROOT = Path(__file__).parent.parent / "src"
+PROTOS = ROOT / "sava" / "proto"
 
 
 def generate(into: Path) -> None:
     """Write the generated package below ``into`` (as ``sava/proto/*``). Raises RuntimeError when protoc
     refuses."""
-    from grpc_tools import protoc
-
     scripts = Path(sys.executable).parent
     arguments = [
         "protoc",
@@ -30,7 +29,7 @@ def generate(into: Path) -> None:
         f"--grpc_python_out={into}",
         f"--mypy_out=quiet:{into}",
         f"--mypy_grpc_out=quiet:{into}",
-        *(str(path) for path in sorted(HERE.glob("*.proto"))),
+        *(str(path) for path in sorted(PROTOS.glob("*.proto"))),
     ]
     if status := protoc.main(arguments):
         raise RuntimeError(f"protoc failed with status {status}")
