@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from sava.doctor import journals
-from sava.doctor.findings import Finding, error, note, warning
+from sava.doctor.findings import ORDER, Finding, Level, error, note, warning
 from sava.doctor.observation import MAX_TOPICS, Observation
 from sava.proto import topics_admin_pb2 as pb
 
 MAX_NAMED: Final = 20
-"""Findings of one kind: a hundred topics without an owner have one cause."""
+"""Findings of one kind."""
 
 
 def check_store(seen: Observation) -> Iterator[Finding]:
@@ -52,15 +52,7 @@ def check_topics(seen: Observation) -> Iterator[Finding]:
             "see what is said of the leader",
         )
         return
-    found = list(_unserved(seen))
-    yield from found[:MAX_NAMED]
-    if len(found) > MAX_NAMED:
-        yield error(
-            "topics",
-            "cluster",
-            f"{len(found) - MAX_NAMED} further topics are not served",
-            "`sava topics list` shows their state",
-        )
+    yield from _bounded(list(_unserved(seen)), "topics", "`sava topics list` shows their state")
     if len(seen.topics) > MAX_TOPICS:
         yield note(
             "topics",
@@ -80,34 +72,45 @@ def check_topics(seen: Observation) -> Iterator[Finding]:
             )
 
 
+def _bounded(found: list[Finding], check: str, where: str) -> Iterator[Finding]:
+    """The worst of them, and how many there are beside."""
+    found.sort(key=lambda finding: ORDER.index(finding.level))
+    yield from found[:MAX_NAMED]
+    if left := found[MAX_NAMED:]:
+        yield Finding(left[0].level, check, "cluster", f"{len(left)} further findings of this kind", where)
+
+
 def _unserved(seen: Observation) -> Iterator[Finding]:
+    """Topics of which the same is to be said are one finding: those of a dead broker have one cause."""
+    said: dict[tuple[Level, str, str, str], list[str]] = {}
     for topic in seen.topics:
-        if topic.partitions:
-            continue
-        first, second = seen.first.get(topic.name), seen.second.get(topic.name)
-        reason = f": {second.reason}" if second is not None and second.reason else ""
-        if topic.state == "orphan":
-            yield error(
-                "orphaned tails",
-                topic.name,
-                f"its owner, broker {topic.broker_id}, is gone, and nobody has taken it over yet{reason}",
-                _way_on(seen, topic.broker_id),
-            )
-        elif topic.state == "unassigned" or (topic.state == "sealed" and not _has_takers(seen)):
-            yield error(
-                "topics",
-                topic.name,
-                f"no broker has it{reason}",
-                "activate a broker (`sava brokers activate`), or start one more",
-            )
-        elif topic.state in ("moving", "sealed") and _stays(first, second):
-            yield warning(
-                "topics",
-                topic.name,
-                f"has been {topic.state} for {seen.waited_s:.0f} s at least{reason}",
-                "a move has a deadline and is taken back after it; if it stays so, look into the log of the "
-                "broker that leads",
-            )
+        finding = None if topic.partitions else _unserved_topic(seen, topic)
+        if finding is not None:
+            said.setdefault(finding, []).append(topic.name)
+    for (level, check, text, remedy), names in said.items():
+        subject = names[0] if len(names) == 1 else f"{len(names)} topics, such as {names[0]}"
+        yield Finding(level, check, subject, text, remedy)
+
+
+def _unserved_topic(seen: Observation, topic: pb.TopicSummary) -> tuple[Level, str, str, str] | None:
+    """How bad, of which check, what, and the way out."""
+    first, second = seen.first.get(topic.name), seen.second.get(topic.name)
+    reason = f": {second.reason}" if second is not None and second.reason else ""
+    if topic.state == "orphan":
+        text = f"the owner, broker {topic.broker_id}, is gone, and nobody has taken over yet{reason}"
+        return Level.ERROR, "orphaned tails", text, _way_on(seen, topic.broker_id)
+    if topic.state == "unassigned" or (topic.state == "sealed" and not _has_takers(seen)):
+        remedy = "activate a broker (`sava brokers activate`), or start one more"
+        return Level.ERROR, "topics", f"without a broker{reason}", remedy
+    if topic.state in ("moving", "sealed") and _stays(first, second):
+        return (
+            Level.WARNING,
+            "topics",
+            f"has been {topic.state} for {seen.waited_s:.0f} s at least{reason}",
+            "a move has a deadline and is taken back after it; if it stays so, look into the log of the "
+            "broker that leads",
+        )
+    return None
 
 
 def _has_takers(seen: Observation) -> bool:
@@ -123,6 +126,14 @@ def _way_on(seen: Observation, owner: int) -> str:
                 f"are gone: start broker {owner} or one of its mirrors again, with its disk; if they are "
                 f"lost for good, {journals.give_up(journal)}"
             )
+    for journal in seen.journals:
+        if journal.broker_id == owner and journal.error:
+            return (
+                f"what was in no segment yet is in journal {journals.name_of(journal)}, and cannot be "
+                f"stored: {journal.error}; mend that, and it goes on elsewhere by itself"
+            )
+    if any(broker.store is not None and not broker.store.reachable for broker in seen.brokers):
+        return "mend the object store first: what was in no segment yet has to be stored before it goes on"
     return (
         "wait some seconds: it goes on elsewhere as soon as its owner's journal is recovered from the "
         f"mirrors; if it stays so, `sava journals list` shows what becomes of the journals of {owner}"
@@ -148,6 +159,12 @@ def check_subscriptions(seen: Observation) -> Iterator[Finding]:
             "cluster",
             f"not known for {len(missed)} of {len(wanted)} topics, such as {missed[0]}: nobody tells",
         )
+    yield from _bounded(
+        list(_lags(seen)), "subscriptions", "`sava subscriptions list TOPIC` shows their state"
+    )
+
+
+def _lags(seen: Observation) -> Iterator[Finding]:
     for name, later in seen.second.items():
         earlier = seen.first.get(name)
         known = {each.subscription: each for each in earlier.subscriptions} if earlier is not None else {}

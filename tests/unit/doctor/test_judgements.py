@@ -11,7 +11,7 @@ from sava.doctor.findings import Level
 from sava.doctor.observation import BrokerSeen, Observation
 from sava.doctor.reach import Contact
 from sava.doctor.visit import judged
-from sava.proto import admin_pb2, brokers_pb2, journals_pb2, topics_admin_pb2
+from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, journals_pb2, topics_admin_pb2
 from sava.storage.objectstore import ObjectStore
 from sava.storage.probe import PREFIX, probe
 from tests.unit.doctor.sights import broker, cluster, only, troubles
@@ -186,7 +186,7 @@ def test_a_sealed_topic_that_nobody_may_have() -> None:
     seen.topics = [topics_admin_pb2.TopicSummary(name="/default/a", state="sealed")]
     seen.first = seen.second = {"/default/a": topics_admin_pb2.TopicDescription(state="sealed")}
     [told] = [finding for finding in troubles(seen) if finding.check == "topics"]
-    assert (told.level, told.text) == (Level.ERROR, "no broker has it")
+    assert (told.level, told.text) == (Level.ERROR, "without a broker")
     assert "sava brokers activate" in told.remedy
 
 
@@ -215,15 +215,42 @@ def test_consumers_that_fail_are_told_from_those_that_are_slow(later: dict[str, 
     assert told.text.endswith(text)
 
 
-def test_many_topics_without_an_owner_are_not_all_named() -> None:
+def test_many_topics_without_an_owner_are_one_finding() -> None:
     seen = cluster()
     seen.topics = [
         topics_admin_pb2.TopicSummary(name=f"/default/{number}", state="unassigned") for number in range(50)
     ]
     seen.second = {topic.name: topics_admin_pb2.TopicDescription() for topic in seen.topics}
+    only(seen, Level.ERROR, "topics", "without a broker")
+    assert troubles(seen)[0].subject == "50 topics, such as /default/0"
+
+
+def test_for_many_reasons_they_are_not_all_named() -> None:
+    seen = cluster()
+    seen.topics = [
+        topics_admin_pb2.TopicSummary(name=f"/default/{number}", state="unassigned") for number in range(50)
+    ]
+    seen.second = {
+        topic.name: topics_admin_pb2.TopicDescription(reason=f"x {topic.name}") for topic in seen.topics
+    }
     found = troubles(seen)
     assert len(found) == 21
-    assert "30 further topics" in found[-1].text
+    assert (found[-1].level, found[-1].text) == (Level.ERROR, "30 further findings of this kind")
+
+
+def test_of_many_subscriptions_the_worst_are_named() -> None:
+    """One of five hundred is blocked, and nobody consumes the others: it must not be lost among them."""
+    seen = cluster()
+    idle = topics_admin_pb2.SubscriptionDescription(subscription="s", type="shared", backlog=5)
+    stuck = topics_admin_pb2.SubscriptionDescription(subscription="s", type="shared", backlog=5, blocked=True)
+    names = [f"/default/{number}" for number in range(500)]
+    seen.topics = [topics_admin_pb2.TopicSummary(name=name, state="open") for name in names]
+    seen.first = {name: topics_admin_pb2.TopicDescription(subscriptions=[idle]) for name in names}
+    seen.second = {**seen.first, names[-1]: topics_admin_pb2.TopicDescription(subscriptions=[stuck])}
+    found = troubles(seen)
+    assert len(found) == 21
+    assert (found[0].level, found[0].subject) == (Level.ERROR, "s of /default/499")
+    assert (found[-1].level, found[-1].text) == (Level.NOTE, "480 further findings of this kind")
 
 
 @pytest.mark.parametrize(
@@ -291,6 +318,18 @@ def test_a_journal_that_is_recovered_by_itself_needs_nobody(state: str) -> None:
     assert [finding.check for finding in found] == ["reachability", "orphaned tails"]
     assert "when its topics have gone to others" in found[0].remedy
     assert "wait some seconds" in found[1].remedy
+
+
+def test_a_journal_that_cannot_be_stored_is_no_matter_of_waiting() -> None:
+    """The object store was gone when a broker died: its topics wait for the store."""
+    seen = lost_owner(there={5, 6})
+    seen.journals[1].state = "closed"
+    seen.brokers[0].store = doctor_pb2.StoreProbe(url="s3://x", error="refused")
+    [told] = [finding for finding in troubles(seen) if finding.check == "orphaned tails"]
+    assert "mend the object store first" in told.remedy
+    seen.journals[1].error = "cannot put topics/a: refused"
+    [told] = [finding for finding in troubles(seen) if finding.check == "orphaned tails"]
+    assert "journal 4/7, and cannot be stored: cannot put topics/a: refused" in told.remedy
 
 
 def test_a_journal_that_was_closed_waits_for_nobody() -> None:
