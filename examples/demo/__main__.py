@@ -50,7 +50,7 @@ def main() -> int:
     finally:
         interrupts.ignore()
         show.console.print("stopping everything …")
-        processes.stop()
+        processes.stop(is_kept=is_kept)
         if is_kept:
             show.console.print(f"data and logs are in {root}")
         else:

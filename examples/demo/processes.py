@@ -22,6 +22,8 @@ SAVA = (sys.executable, "-m", "sava.cli")
 COMMAND_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 """A runner lets its batches end, a broker hands over its topics."""
+HURRY_S = 5.0
+"""When nobody will look at what they leave."""
 
 
 class Process:
@@ -66,11 +68,11 @@ class Process:
             self._kill()
         return self._process.returncode, said
 
-    def stop(self) -> None:
+    def stop(self, timeout: float) -> None:
         """SIGTERM, and SIGKILL for the whole group if that does not help."""
         self._process.terminate()
         try:
-            self._process.wait(STOP_TIMEOUT_S)
+            self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._kill()
         if self._process.stdout is not None:
@@ -113,10 +115,11 @@ class Processes:
             raise StepFailed(f"`{shown}` to succeed", f"exit code {code}: {last_words(self.root / log)}")
         return said
 
-    def stop(self) -> None:
-        """The last one first: a runner's batches end in the topics of brokers that were there before it."""
+    def stop(self, *, is_kept: bool) -> None:
+        """The last one first: a runner's batches end in the topics of brokers that were there before it.
+        ``is_kept``: what they have written is looked at later."""
         while self._running:
-            self._running.pop().stop()
+            self._running.pop().stop(STOP_TIMEOUT_S if is_kept else HURRY_S)
 
 
 class Broker:

@@ -221,8 +221,8 @@ class LocalCluster:
     def _processes(self) -> list[LocalProcess]:
         return [*self.brokers, *([self.runner] if self.runner is not None else [])]
 
-    async def start(self) -> None:
-        """Until all brokers are ready; a runner is not waited for. Raises LocalClusterFailed. ``stop`` must
+    def prepare(self) -> None:
+        """All that can be refused before a process is started. Raises LocalClusterFailed. ``stop`` must
         follow, whatever comes of it."""
         self._lock()
         layout = self._layout()
@@ -231,6 +231,10 @@ class LocalCluster:
         ]
         for broker in self.brokers:
             _require_stopped(broker)
+
+    async def start(self) -> None:
+        """What is prepared, until all brokers are ready; a runner is not waited for. Raises
+        LocalClusterFailed."""
         for broker in self.brokers:
             broker.start()
         try:
@@ -306,11 +310,13 @@ class LocalCluster:
     # -- the directory -----------------------------------------------------------------------
 
     def _lock(self) -> None:
-        disk = LocalDisk(self.root)
         try:
+            disk = LocalDisk(self.root)
             disk.lock()
         except DirectoryLocked as error:
             raise LocalClusterFailed(f"{error}; stop that one, or give another --data-dir") from error
+        except HostError as error:
+            raise LocalClusterFailed(f"{error}; give another --data-dir") from error
         self._disk = disk
         if (self.root / NODE_ID).exists():
             raise LocalClusterFailed(

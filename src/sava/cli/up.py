@@ -20,7 +20,7 @@ from sava.pipeline.launch import find_java, spark_home
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRY_NEXT = """\
-  sava topics create /default/orders --partitions 3
+  sava topics create /default/orders --partitions 3 --if-absent
   seq 1 1000 | sava produce /default/orders
   sava consume /default/orders --subscription billing --start earliest
   sava brokers list"""
@@ -93,6 +93,9 @@ async def _run(cluster: LocalCluster, output: Format) -> int:
 async def _work(cluster: LocalCluster, output: Format) -> None:
     """Raises LocalClusterFailed; ends in no other way."""
     started = time.monotonic()
+    cluster.prepare()
+    brokers = len(cluster.brokers)
+    print_progress(f"starting {brokers} broker{'s' if brokers > 1 else ''} in {cluster.root} …")
     await cluster.start()
     _show(cluster, time.monotonic() - started, output)
     while True:

@@ -18,7 +18,6 @@ from sava import local_cluster
 from sava.local_cluster import (
     LAYOUT,
     Layout,
-    LocalBroker,
     LocalCluster,
     LocalClusterFailed,
     LocalRunner,
@@ -27,18 +26,6 @@ from sava.local_cluster import (
 from sava.wal.local_disk import LocalDisk
 from tests.ports import free_ports
 from tests.unit.cli.conftest import Sava
-
-
-class Started(Exception):
-    """Processes would be started now."""
-
-
-@pytest.fixture(autouse=True)
-def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: LocalBroker) -> None:
-        raise Started
-
-    monkeypatch.setattr(LocalBroker, "start", start)
 
 
 @pytest.fixture
@@ -54,8 +41,7 @@ async def _prepare(root: Path, brokers: int | None = None, port_base: int | None
     """Everything up to the first process."""
     cluster = LocalCluster(root, brokers=brokers, port_base=port_base)
     try:
-        with pytest.raises(Started):
-            await cluster.start()
+        cluster.prepare()
     finally:
         cluster.brokers = []
         await cluster.stop()
@@ -223,3 +209,10 @@ async def test_a_runner_that_was_told_to_end_stays_away(tmp_path: Path, with_run
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
             await with_runner.next_end()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+async def test_a_directory_that_cannot_be_is_told_with_the_way_out(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LocalClusterFailed, match=r"cannot create: .*; give another --data-dir"):
+        await _prepare(tmp_path / place)
