@@ -300,6 +300,31 @@ async def test_a_terminal_sees_how_far_it_is(broker: Standalone) -> None:
     assert "/s now" in shown
 
 
+@only_long("half a minute, which is how long a message may wait for its receipt")
+async def test_a_run_against_a_broker_that_is_gone_ends_and_tells_of_everything_that_was_due(
+    broker: Standalone,
+) -> None:
+    async with running(broker, "produce", "/default/gone", "--rate", "100", "--duration", "10") as process:
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            while not re.search("published [1-9]", (await process.stderr.readline()).decode()):
+                assert process.returncode is None
+        broker.kill()
+        async with asyncio.timeout(90):
+            out, err = await process.communicate()
+    assert process.returncode == 1
+    published = json.loads(out)["published"]
+    assert published["failed"] > 0
+    assert published["count"] + published["failed"] == 1000
+    assert "not published" in err.decode().splitlines()[-1]
+
+
+async def test_a_topic_is_taken_as_it_is(broker: Standalone) -> None:
+    await sava("topics", "create", "/default/loose", "--non-reliable", admin=broker.admin)
+    made = await produce(broker, "/default/loose", "--count", "10")
+    assert made["published"]["count"] == 10
+
+
 async def test_messages_that_cannot_be_published_are_a_failure(broker: Standalone) -> None:
     await sava("topics", "create", "/default/small", admin=broker.admin)
     await sava("topics", "set-policy", "/default/small", "--max-message-size", "100", admin=broker.admin)

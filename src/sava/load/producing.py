@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sava.client import Client, OutcomeUnknown, Producer, Timeout, Unavailable
+from sava.client import Client, ClientError, OutcomeUnknown, Producer, Timeout, Unavailable
 from sava.load.figures import Meter
 from sava.load.pace import Pace
 from sava.load.payload import Maker, Source
@@ -82,24 +82,27 @@ class Sender:
         self._unacknowledged: list[Range] = []
         self._failures = 0
         self._failures_in_a_row = 0
+        self._error: ClientError | None = None
 
     async def run(self) -> Sent:
-        pace = self._load.pace(self._number)
+        if await self._send_all(self._load.pace(self._number)):
+            await self._send_end()
+        return Sent(self._source, self._next, tuple(self._unacknowledged))
+
+    async def _send_all(self, pace: Pace) -> bool:
+        """False: there is no use in going on."""
         async with asyncio.TaskGroup() as group:
             while self._left != 0:
                 await self._window.acquire()
                 if self._is_hopeless(pace):
-                    break
-                most = self._chunk if self._left is None else min(self._chunk, self._left)
-                times = await pace.due(most)
+                    await self._give_up(pace)
+                    return False
+                times = await self._due(pace)
                 if not times:
                     break
                 group.create_task(self._send(self._next, times))
                 self._next += len(times)
-                if self._left is not None:
-                    self._left -= len(times)
-        await self._send_end()
-        return Sent(self._source, self._next, tuple(self._unacknowledged))
+        return True
 
     def _is_hopeless(self, pace: Pace) -> bool:
         """What was due while the cluster was away is sent when it is back, after the end too. But with a
@@ -108,6 +111,18 @@ class Sender:
             self._load.seconds is None and self._failures_in_a_row >= 2 * self._load.in_flight
         )
         return self._failures >= MAX_FAILURES or (self._failures_in_a_row > 0 and is_enough)
+
+    async def _give_up(self, pace: Pace) -> None:
+        """What was due until the end has not been published either."""
+        assert self._error is not None
+        while pace.is_over and self._left != 0 and (times := await self._due(pace)):
+            self._meter.fail(len(times), self._error)
+
+    async def _due(self, pace: Pace) -> list[int]:
+        times = await pace.due(self._chunk if self._left is None else min(self._chunk, self._left))
+        if self._left is not None:
+            self._left -= len(times)
+        return times
 
     async def _send(self, first: int, times: list[int]) -> None:
         try:
@@ -121,6 +136,7 @@ class Sender:
             self._meter.fail(len(times), error)
             self._failures += 1
             self._failures_in_a_row += 1
+            self._error = error
             self._note((first, first + len(times)))
         finally:
             self._window.release()
