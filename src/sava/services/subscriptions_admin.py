@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sava.broker.errors import MessageInvalid, SubscriptionExists, SubscriptionUnknown, TopicMismatch
+from sava.broker.errors import MessageInvalid, SubscriptionExists, TopicMismatch
 from sava.broker.names import TopicName, check_name, check_unreserved
 from sava.broker.non_reliable import NonReliableSubscription
 from sava.broker.position import AtOffset, Position
@@ -147,9 +147,7 @@ async def _seek(topic: Topic, request: pb.SeekSubscriptionRequest) -> pb.Subscri
 
 
 async def _configure(topic: Topic, request: pb.ConfigureSubscriptionRequest) -> pb.SubscriptionDescription:
-    subscription = topic.subscriptions.get(request.subscription)
-    if subscription is None:
-        raise SubscriptionUnknown(topic.name, request.subscription)
+    subscription = describe.subscription_of(topic, request.subscription)
     if isinstance(subscription, NonReliableSubscription):
         raise TopicMismatch(f"topic {topic.name} is not reliable: nothing is delivered twice")
     if request.failure_policy.ListFields():

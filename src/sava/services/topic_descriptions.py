@@ -30,7 +30,7 @@ from sava.broker.specs import (
     decode,
     subscriptions_prefix,
 )
-from sava.broker.subscription import Subscription
+from sava.broker.subscribing import AnySubscription
 from sava.broker.topic import Topic
 from sava.cluster.view import Entry
 from sava.metadata.store import LocalView
@@ -257,21 +257,24 @@ def find_subscription(
     return found
 
 
+def subscription_of(topic: Topic, name: str) -> AnySubscription:
+    """Raises SubscriptionUnknown."""
+    found = topic.subscriptions.get(name)
+    if found is None:
+        raise SubscriptionUnknown(topic.name, name)
+    return found
+
+
 def subscription_description(topic: Topic, subscription: str) -> pb.SubscriptionDescription:
     """Raises SubscriptionUnknown."""
-    found = topic.subscriptions.get(subscription)
-    if found is None:
-        raise SubscriptionUnknown(topic.name, subscription)
-    return _subscription(topic.name, found)
+    return _subscription(topic.name, subscription_of(topic, subscription))
 
 
 def subscription_descriptions(topic: Topic) -> list[pb.SubscriptionDescription]:
     return [_subscription(topic.name, topic.subscriptions[name]) for name in sorted(topic.subscriptions)]
 
 
-def _subscription(
-    topic: TopicName, subscription: Subscription | NonReliableSubscription
-) -> pb.SubscriptionDescription:
+def _subscription(topic: TopicName, subscription: AnySubscription) -> pb.SubscriptionDescription:
     described = pb.SubscriptionDescription(
         topic=str(topic),
         subscription=subscription.name,

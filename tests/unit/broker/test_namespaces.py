@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from sava.broker.errors import NamespaceExists, NamespaceNotEmpty, NamespaceUnknown
+from sava.broker.errors import NamespaceExists, NamespaceNotEmpty, NamespaceUnknown, RegistryBusy
 from sava.broker.names import InvalidName, TopicName
 from sava.broker.namespaces import Namespaces
 from sava.broker.registry import Registry
@@ -88,3 +88,21 @@ async def test_two_who_change_different_limits_at_once_both_have_their_way(names
     )
 
     assert await namespaces.policy("shop") == NamespacePolicy(max_message_size=1, max_publish_rate=2)
+
+
+class _Restless(MemoryStore):
+    """After each look at a namespace's topics somebody sets its policy."""
+
+    async def range(self, prefix: str, **options: object) -> RangeResult:
+        found = await super().range(prefix, **options)  # type: ignore[arg-type]  # only forwards
+        await Namespaces(self).change_policy("shop", lambda policy: policy)
+        return found
+
+
+async def test_a_namespace_whose_policy_never_rests_is_not_deleted_for_ever() -> None:
+    """It was tried again from within itself, until Python had enough of it."""
+    namespaces = Namespaces(_Restless())
+    await namespaces.create("shop")
+    with pytest.raises(RegistryBusy):
+        await namespaces.delete("shop")
+    assert (await namespaces.policy("shop")) == NamespacePolicy()

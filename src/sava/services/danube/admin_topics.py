@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sava.broker.errors import MessageInvalid, SubscriptionUnknown
+from sava.broker.errors import MessageInvalid
 from sava.broker.names import TopicName
-from sava.broker.non_reliable import NonReliableSubscription
 from sava.broker.specs import Backoff, FailurePolicy, Poison, TopicSpec
 from sava.broker.subscription import Subscription
 from sava.broker.topic import Topic
@@ -22,13 +21,17 @@ from sava.proto.topics_admin_pb2 import TopicDescription
 from sava.schemas.registry import SchemaRegistry
 from sava.services.danube.admin_brokers import broker_id
 from sava.services.danube.codes import required, told, topic_name
-from sava.services.topic_descriptions import common_owner, subscription_names
+from sava.services.topic_descriptions import (
+    MAX_MS,
+    common_owner,
+    delivery,
+    subscription_names,
+    subscription_of,
+)
 from sava.services.topic_parts import TopicParts
 from sava.services.unloading import Unloading
 
 SERVICE: Final = "/danube_admin.TopicAdmin/"
-MAX_MS: Final = 1 << 40
-"""Times that somebody can mean; longer ones would not fit where they are added up."""
 
 _BACKOFF: Final = {pb.Fixed: Backoff.FIXED, pb.Exponential: Backoff.EXPONENTIAL}
 _POISON: Final = {pb.DeadLetter: Poison.DEAD_LETTER, pb.Block: Poison.BLOCK, pb.Drop: Poison.DROP}
@@ -119,7 +122,7 @@ class TopicAdmin(rpc.TopicAdminServicer):
         response = pb.DescribeTopicResponse(
             name=str(name),
             broker_id=_owner_text(common_owner(part.broker_id for part in parts)),
-            delivery=_delivery(spec),
+            delivery=delivery(spec),
             subscriptions=_subscriptions_in(parts),
         )
         await self._describe_schema(name, response)
@@ -209,7 +212,7 @@ async def _unsubscribe(topic: Topic, request: pb.SubscriptionRequest) -> pb.Subs
 async def _set_failure_policy(
     topic: Topic, request: pb.SetSubscriptionFailurePolicyRequest
 ) -> pb.SubscriptionResponse:
-    _subscription(topic, request.subscription)
+    subscription_of(topic, request.subscription)
     await topic.set_failure_policy(request.subscription, policy_from(request.failure_policy))
     return pb.SubscriptionResponse(success=True)
 
@@ -217,7 +220,7 @@ async def _set_failure_policy(
 async def _get_failure_policy(
     topic: Topic, request: pb.GetSubscriptionFailurePolicyRequest
 ) -> pb.GetSubscriptionFailurePolicyResponse:
-    subscription = _subscription(topic, request.subscription)
+    subscription = subscription_of(topic, request.subscription)
     response = pb.GetSubscriptionFailurePolicyResponse(subscription_type=subscription.type)
     if isinstance(subscription, Subscription):
         response.failure_policy.CopyFrom(policy_to(subscription.spec.failure_policy))
@@ -227,7 +230,7 @@ async def _get_failure_policy(
 async def _set_dispatch_config(
     topic: Topic, request: pb.SetSubscriptionDispatchConfigRequest
 ) -> pb.SubscriptionResponse:
-    _subscription(topic, request.subscription)
+    subscription_of(topic, request.subscription)
     await topic.set_max_unacked(request.subscription, request.dispatch_config.max_unacked_messages)
     return pb.SubscriptionResponse(success=True)
 
@@ -235,18 +238,11 @@ async def _set_dispatch_config(
 async def _get_dispatch_config(
     topic: Topic, request: pb.GetSubscriptionDispatchConfigRequest
 ) -> pb.GetSubscriptionDispatchConfigResponse:
-    subscription = _subscription(topic, request.subscription)
+    subscription = subscription_of(topic, request.subscription)
     response = pb.GetSubscriptionDispatchConfigResponse()
     if isinstance(subscription, Subscription):
         response.dispatch_config.max_unacked_messages = subscription.spec.max_unacked_messages
     return response
-
-
-def _subscription(topic: Topic, name: str) -> Subscription | NonReliableSubscription:
-    subscription = topic.subscriptions.get(name)
-    if subscription is None:
-        raise SubscriptionUnknown(topic.name, name)
-    return subscription
 
 
 def _subscriptions_in(parts: Iterable[TopicDescription]) -> list[str]:
@@ -257,7 +253,7 @@ def _subscriptions_in(parts: Iterable[TopicDescription]) -> list[str]:
 def _listed(topics: Iterable[tuple[TopicName, TopicSpec, int]]) -> pb.TopicInfoListResponse:
     return pb.TopicInfoListResponse(
         topics=[
-            pb.TopicInfo(name=str(name), broker_id=_owner_text(owner), delivery=_delivery(spec))
+            pb.TopicInfo(name=str(name), broker_id=_owner_text(owner), delivery=delivery(spec))
             for name, spec, owner in sorted(topics, key=lambda item: item[0])
         ]
     )
@@ -265,10 +261,6 @@ def _listed(topics: Iterable[tuple[TopicName, TopicSpec, int]]) -> pb.TopicInfoL
 
 def _owner_text(broker: int) -> str:
     return str(broker) if broker else ""
-
-
-def _delivery(spec: TopicSpec) -> str:
-    return "Reliable" if spec.reliable else "NonReliable"
 
 
 def policy_from(message: pb.SubscriptionFailurePolicy) -> FailurePolicy:
