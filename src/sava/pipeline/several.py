@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -45,6 +45,20 @@ async def read(
         async for tail, found in _read(calls, target, wanted, timeout, max_bytes)
         if (batches := _batches(tail.topic, found.batches))
     }
+
+
+async def ends(calls: Calls, names: Iterable[str], timeout: float) -> dict[str, pb.TailRead]:
+    """How far partitions reach, of those that answer."""
+    found: dict[str, pb.TailRead] = {}
+
+    async def ask(target: str, part: Sequence[str]) -> None:
+        wanted = [pb.Tail(topic=name) for name in part]
+        async for tail, read in _read(calls, target, wanted, timeout, 0):
+            found[tail.topic] = read
+
+    groups = await calls.by_owner(names, timeout=timeout)
+    await asyncio.gather(*(ask(target, part) for target in groups for part in parts(groups[target])))
+    return found
 
 
 async def _read(

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from sava.pipeline import several
+from sava.pipeline.link import Link
 from sava.pipeline.replicate import copying, together
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.work import Errand, Outcome, Share
@@ -215,3 +216,31 @@ def test_errands_of_other_shapes_are_left_alone(world: World, errands: list[Erra
     outcomes = run(world, [asks, begins])
     assert [(outcome.code, outcome.position) for outcome in outcomes] == [("", BEFORE), ("", BEFORE + NEWS)]
     assert (world.source.together, world.replica.together) == ([], [])
+
+
+# -- how far they reach ----------------------------------------------------------------------------
+
+
+def test_the_ends_of_many_are_asked_for_by_one_call(world: World) -> None:
+    link = Link.of(world.ends.source)
+    for name in NAMES:
+        world.publish(name, BEFORE)
+    ends = {
+        name: extent.end for name, extent in link.wait_beyond(dict.fromkeys(NAMES, -1), timeout_s=5).items()
+    }
+    assert ends == dict.fromkeys(NAMES, BEFORE)
+    for name in NAMES[5:]:
+        world.publish(name, NEWS, per_batch=10)
+    ends = {name: extent.end for name, extent in link.wait_beyond(ends, timeout_s=5).items()}
+    assert ends == dict.fromkeys(NAMES[:5], BEFORE) | dict.fromkeys(NAMES[5:], BEFORE + NEWS)
+    assert world.source.together == [NAMES, NAMES]
+    assert world.source.offsets_asked == []
+
+
+def test_an_end_that_the_broker_does_not_tell_so_is_asked_for_by_itself(world: World) -> None:
+    for name in NAMES:
+        world.publish(name, BEFORE)
+    world.source.gone.add(NAMES[3])
+    found = Link.of(world.ends.source).wait_beyond(dict.fromkeys(NAMES, -1), timeout_s=5)
+    assert {name: extent.end for name, extent in found.items()} == dict.fromkeys(NAMES, BEFORE)
+    assert [asked.topic for asked in world.source.offsets_asked] == [NAMES[3]]
