@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any, Final
 
-from sava.client.errors import ELSEWHERE, ClientError, translated
+from sava.client.errors import ELSEWHERE, ClientError, Unavailable, translated
 from sava.errors import SavaError
 from sava.pipeline.calls import Calls
 from sava.proto import replica_pb2 as pb
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 MAX_EACH: Final = 256
 """Partitions in one call."""
+FIND_S: Final = 2.0
+"""To find out who has which."""
 PART_BYTES: Final = 4 << 20
 """That one call sends; a larger stretch goes alone."""
 
@@ -65,9 +67,9 @@ async def _read(
     calls: Calls, target: str, tails: Sequence[pb.Tail], timeout: float, max_bytes: int
 ) -> AsyncGenerator[tuple[pb.Tail, pb.TailRead], None]:
     """What the broker says, up to where the call breaks off."""
-    missing = {tail.topic for tail in tails}
     request = pb.ReadEachRequest(tails=tails, max_bytes=max_bytes)
-    try:
+    missing = {tail.topic for tail in tails}
+    with _told_of(calls, target, missing):
         async with aclosing(_responses(calls, target, "ReadEach", request, timeout)) as responses:
             async for response in responses:
                 for read in response.tails:
@@ -75,10 +77,6 @@ async def _read(
                     missing.discard(tail.topic)
                     calls.owner(tail.topic).answered(target)
                     yield tail, read
-    except ClientError as error:
-        log.info("several: %d partitions were not read at %s: %s", len(missing), target, error)
-    for name in missing:
-        calls.owner(name).failed(target)
 
 
 def _batches(name: str, encoded: Sequence[bytes]) -> list[RecordBatch]:
@@ -98,7 +96,7 @@ async def append(
     """By topic, the receipts of those that are durable; None: it was not taken, or that is not known. Those
     that were sent and not answered by then (on the clock of the event loop) are missing."""
     by_topic = {each.chain.topic: each for each in stretches}
-    groups = await calls.by_owner(by_topic, timeout=until - asyncio.get_running_loop().time())
+    groups = await calls.by_owner(by_topic, timeout=min(FIND_S, until - asyncio.get_running_loop().time()))
     answers: dict[str, pb.ChainReceipt | None] = dict.fromkeys(by_topic)
     await asyncio.gather(
         *(
@@ -135,27 +133,37 @@ async def _append_to(
     names = [each.chain.topic for each in stretches]
     unanswered = set(names)
     request = pb.AppendEachRequest(stretches=stretches)
-    try:
-        async with aclosing(
-            _responses(calls, target, "AppendEach", request, until - loop.time())
-        ) as responses:
+    left = until - loop.time()
+    with _told_of(calls, target, unanswered):
+        async with aclosing(_responses(calls, target, "AppendEach", request, left)) as responses:
             async for response in responses:
                 for answer in response.answers:
                     name = names[answer.number]
-                    unanswered.discard(name)
-                    if answer.HasField("receipt"):
-                        answers[name] = answer.receipt
-                    owner = calls.owner(name)
                     if answer.code in ELSEWHERE:
-                        owner.failed(target)
-                    else:
-                        owner.answered(target)
-    except ClientError as error:
-        log.info("several: %d stretches were not answered by %s: %s", len(unanswered), target, error)
-    for name in unanswered:
-        calls.owner(name).failed(target)
-        if loop.time() >= until:
+                        continue
+                    unanswered.discard(name)
+                    calls.owner(name).answered(target)
+                    answers[name] = answer.receipt if answer.HasField("receipt") else None
+    if loop.time() >= until:
+        for name in unanswered:
             del answers[name]
+
+
+@contextmanager
+def _told_of(calls: Calls, target: str, missing: set[str]) -> Iterator[None]:
+    """A call to a broker. Of partitions that are missing at its end, the broker is not the owner, or does not
+    answer; unless it refuses such calls, which says nothing about them."""
+    try:
+        yield
+    except Unavailable as error:
+        log.info("several: %s has not answered of %d partitions: %s", target, len(missing), error)
+    except ClientError as error:
+        log.info("several: %s refuses: %s", target, error)
+        for name in missing:
+            calls.owner(name).answered(target)
+        return
+    for name in missing:
+        calls.owner(name).failed(target)
 
 
 async def _responses(

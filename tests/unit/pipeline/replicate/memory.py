@@ -21,6 +21,7 @@ from sava.pipeline.replicate.work import Errand, LinkEnds
 from sava.pipeline.source.planning import Piece
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
+from sava.proto import streams_pb2
 from sava.records import Message, RecordBatch, iter_batches
 from tests.unit.client.server import AWAY, Fault, MemoryBroker
 
@@ -161,7 +162,24 @@ class Replica(rpc.ReplicaServicer):
             await context.write(pb.AppendResponse(receipt=answer))
 
 
-class Remote(MemoryBroker):
+class Placing(MemoryBroker):
+    """Knows which topics are at another broker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, str] = {}
+        """The address of a topic that is not here."""
+        self.looked_up: list[str] = []
+
+    async def LookUp(self, request: streams_pb2.LookUpRequest, context: Any) -> streams_pb2.LookUpResponse:
+        self.looked_up.append(request.topic)
+        found = await super().LookUp(request, context)
+        for partition in found.partitions:
+            partition.address = self.places.get(partition.topic, partition.address)
+        return found
+
+
+class Remote(Placing):
     def __init__(self) -> None:
         super().__init__()
         self.replica = Replica()
@@ -171,7 +189,7 @@ class Remote(MemoryBroker):
         rpc.add_ReplicaServicer_to_server(self.replica, server)
 
 
-class Source(MemoryBroker, rpc.ReplicaServicer):
+class Source(Placing, rpc.ReplicaServicer):
     def __init__(self) -> None:
         super().__init__()
         self.together: list[list[str]] = []

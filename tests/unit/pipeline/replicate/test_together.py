@@ -17,7 +17,7 @@ from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.work import Errand, Outcome, Share
 from sava.proto import replica_pb2 as pb
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
-from tests.unit.pipeline.replicate.memory import MemoryChain, World
+from tests.unit.pipeline.replicate.memory import MemoryChain, Remote, Source, World
 
 NAMES = [f"/default/t{number}" for number in range(20)]
 BEFORE, NEWS = 100, 50
@@ -60,6 +60,29 @@ def test_what_many_have_is_read_by_one_call_and_appended_by_one(world: World, er
     assert last.attributes == {PATH: "eu", ORIGIN_TOPIC: origin_topic("id-of-eu", 1)}
 
 
+def test_each_broker_has_one_call_with_what_it_has(world: World) -> None:
+    """Of two at either end, which have other halves of the topics."""
+    source, remote = Source(), Remote()
+    source.topics = world.source.topics
+    remote.replica.chains = world.replica.chains
+    for broker in (source, remote):
+        world.loop.run(broker.start())
+    for number, name in enumerate(NAMES):
+        world.publish(name, BEFORE)
+        world.replica.chain(name).is_known = True
+        world.source.places[name] = (world.source if number % 2 else source).address
+        world.remote.places[name] = (world.remote if number < 10 else remote).address
+    outcomes = run(world, [world.errand(name, begin=None) for name in NAMES])
+    assert {(outcome.code, outcome.position) for outcome in outcomes} == {("", BEFORE)}
+    assert (source.together, world.source.together) == ([NAMES[::2]], [NAMES[1::2]])
+    for replica, names in ((world.replica, NAMES[:10]), (remote.replica, NAMES[10:])):
+        assert len(replica.together) <= 2, "one call for what has come from each broker of the source"
+        assert sorted(name for each in replica.together for name in each) == sorted(names)
+        assert replica.openings == 0
+    for broker in (source, remote):
+        world.loop.run(broker.stop())
+
+
 def test_a_round_that_is_repeated_copies_nothing_twice(world: World, errands: list[Errand]) -> None:
     """Spark does that with a task whose answer was lost."""
     run(world, errands)
@@ -97,6 +120,9 @@ def test_a_cluster_of_a_version_that_knows_no_such_calls(
     assert {outcome.code for outcome in run(world, errands)} == {""}
     assert world.replica.openings == len(NAMES)
     assert all_is_there(world)
+    world.remote.looked_up.clear()
+    run(world, errands)
+    assert world.remote.looked_up == [], "where topics are is known all the same"
 
 
 def test_those_that_are_refused_say_why_and_disturb_no_other(world: World, errands: list[Errand]) -> None:
