@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from unittest import mock
 
 from msgspec.structs import replace
 
 from sava.client.errors import ClientError
 from sava.pipeline.link import Access, Extent, Link
 from sava.pipeline.positions import Part
+from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.together import copy_together
 from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
 from sava.pipeline.source.history import History
 from sava.records import Message, Origin, RecordBatch
@@ -142,6 +145,44 @@ class Copier:
             )
             for offset, message in enumerate(messages)
         ]
+
+
+class Several:
+    """Topics of one link that have little to copy, in one share."""
+
+    def __init__(self, source: Site, target: Site, topics: Sequence[str]) -> None:
+        self.copiers = [Copier(source, target, topic) for topic in topics]
+        self.together = 0
+        """Errands that were not copied one by one."""
+
+    def share(self, budget: float = 5.0) -> Share:
+        errands = tuple(
+            copier.errand(from_tail=True, begin=None if copier.position else 0) for copier in self.copiers
+        )
+        return Share(ends=self.copiers[0].ends, errands=errands, budget_s=budget, is_light=True)
+
+    def round(self, budget: float = 5.0) -> list[Outcome]:
+        return self.copy(self.share(budget))
+
+    def copy(self, share: Share) -> list[Outcome]:
+        with mock.patch.object(copying, "copy_together", self._copied_together):
+            outcomes = copy(share)
+        for copier, outcome in zip(self.copiers, outcomes, strict=True):
+            copier.position = outcome.position if outcome.is_known else copier.position
+        return outcomes
+
+    def _copied_together(self, ends: LinkEnds, errands: Sequence[Errand], *, until: float) -> Any:
+        found = copy_together(ends, errands, until=until)
+        self.together += len(found)
+        return found
+
+    def finish(self) -> None:
+        """Rounds until the end, whatever passes on the way."""
+        deadline = time.monotonic() + 60
+        while any(each.position < each.source.extent(each.topic).end for each in self.copiers):
+            outcomes = self.round()
+            assert all(not outcome.code or outcome.may_pass for outcome in outcomes), outcomes
+            assert time.monotonic() < deadline, outcomes
 
 
 def bare(messages: list[Message]) -> list[Message]:

@@ -16,6 +16,7 @@ from typing import Self
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from sava.blocking import Client
 from sava.client.errors import ClientError
@@ -25,7 +26,7 @@ from sava.pipeline.replicate.origins import REPLICATE
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc
 from sava.records import Message, Origin
 from sava.storage.chains import PATH
-from tests.copier import Copier, Site, bare, numbered, payloads
+from tests.copier import Copier, Several, Site, bare, numbered, payloads
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
@@ -159,6 +160,41 @@ def test_large_messages(sites: dict[str, Standing]) -> None:
     all_of_it = Copier(eu, asia, topic)
     all_of_it.finish()
     assert [len(message.payload) for message in asia.messages(topic)] == sizes
+
+
+def test_many_topics_are_copied_together_as_they_are(sites: dict[str, Standing]) -> None:
+    """With keys, attributes, schemas and messages that are not for the target; and one has a message that the
+    target does not take."""
+    eu, us = sites["eu"], sites["us"]
+    topics = [f"/default/together-{number}" for number in range(20)]
+    several = Several(eu, us, topics)
+    typed = eu.register("together", "json_schema", OBJECT)
+    for topic in topics:
+        eu.publish(topic, [*numbered("old", 0, 20), Message(b"{}", None, {}, 1, *typed)])
+    several.finish()
+    assert several.together == 0, "chains are begun one by one"
+    for turn in range(3):
+        for topic in topics:
+            eu.publish(topic, numbered("new", turn * 10, turn * 10 + 10))
+            eu.publish(topic, [Message(b"{}", None, {}, 1, *typed)])
+            eu.publish(topic, numbered("kept", 0, 3, **{REPLICATE: "none"}))
+        if turn == 2:
+            eu.publish(topics[0], [Message(b"x" * (20 << 20), None, {}, 1)])
+        told = {(outcome.code, outcome.messages, outcome.skipped) for outcome in several.round()}
+        assert told == {("", 11, 3)}
+    assert several.together == 3 * len(topics)
+    assert [outcome.code for outcome in several.round()] == ["message_too_large", *[""] * 19]
+    (schema_id,) = {message.schema_id for message in us.messages(topics[1])} - {None}
+    assert schema_id is not None
+    assert us.link.schema_of(schema_id, None).subject == "together"
+    for copier in several.copiers:
+        given = eu.messages(copier.topic)[: 21 + 3 * 14]
+        expected = [
+            replace(message, schema_id=schema_id) if message.schema_id else message
+            for message in copier.expected(given)
+            if REPLICATE not in message.attributes
+        ]
+        assert bare(us.messages(copier.topic)) == expected
 
 
 # -- clusters --------------------------------------------------------------------------------------
@@ -349,6 +385,33 @@ def test_whoever_copies_is_killed(sites: dict[str, Standing]) -> None:
         assert us.extent(topic).end < 200_000, "killed while it was at it"
     copier.finish()
     assert payloads(us.messages(topic)) == [f"m-{number}" for number in range(200_000)]
+
+
+def test_brokers_are_killed_while_many_are_copied_together(tmp_path: Path) -> None:
+    topics, turns = [f"/default/troubled-{number}" for number in range(12)], 60
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with Standing("eu", tmp_path / "eu") as eu, Standing("us", tmp_path / "us") as us:
+        several = Several(eu, us, topics)
+        kills = chance.sample(range(5, turns - 5), 4)
+        for turn in range(turns):
+            for topic in topics:
+                eu.publish(topic, numbered("m", turn * 10, turn * 10 + 10))
+            share = several.share(0.2)
+            killing = threading.Timer(chance.uniform(0, 0.05), chance.choice((eu, us)).broker.kill)
+            if turn in kills:
+                killing.start()
+            several.copy(share)
+            if turn in kills:
+                killing.join()
+                for site in (eu, us):
+                    site.broker.kill()
+                    site.broker.start()
+        several.finish()
+        for topic in topics:
+            assert payloads(us.messages(topic)) == [f"m-{number}" for number in range(10 * turns)]
+        assert several.together > 10 * len(topics)
 
 
 def test_both_brokers_are_killed_while_it_goes_on(tmp_path: Path) -> None:

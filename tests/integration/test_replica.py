@@ -19,7 +19,7 @@ from sava.records import Message, RecordBatch
 from sava.storage.chains import origin_topic
 from tests.copying import Origins
 from tests.patience import PATIENCE_S
-from tests.replica_client import ChainStream, Sender, replica, source_of
+from tests.replica_client import ChainStream, Sender, replica, request_of, source_of
 from tests.standalone import Standalone
 
 TOPIC = "/default/orders"
@@ -226,6 +226,92 @@ async def test_two_senders_at_once_and_a_killed_broker(tmp_path: Path) -> None:
             await running
         assert sum(sender.refused for sender in senders), "they were in each other's way"
         assert await payloads(broker, topic, len(eu.payloads)) == eu.payloads
+
+
+# -- several at once -------------------------------------------------------------------------------
+
+
+def one_of_several(topic: str, topic_id: int, eu: Origins, start: int, end: int) -> pb.ChainStretch:
+    stretch = request_of(eu.stretch(start, end, begin=not start)).stretch
+    chain = pb.OpenChain(topic=topic, source=source_of(eu.source))
+    return pb.ChainStretch(chain=chain, topic_id=topic_id, stretch=stretch)
+
+
+async def append_each(stub: Any, stretches: list[pb.ChainStretch]) -> list[tuple[str, int]]:
+    """Of each the code, and the position of its receipt."""
+    answers: dict[int, tuple[str, int]] = {}
+    async for response in stub.AppendEach(pb.AppendEachRequest(stretches=stretches), timeout=PATIENCE_S):
+        answers |= {each.number: (each.code, each.receipt.position) for each in response.answers}
+    return [answers[number] for number in range(len(stretches))]
+
+
+async def test_a_stretch_each_into_chains_of_several_topics(stub: Any, broker: Standalone) -> None:
+    """Each is taken or refused as if it had come alone, and by itself."""
+    topics = [f"/default/several-{number}" for number in range(6)]
+    sources = [Origins("eu", 20 + number).publish(30) for number in range(6)]
+    ids = [(await ensure(stub, topic)).topic_ids[0] for topic in topics]
+    for topic, eu in zip(topics, sources, strict=True):
+        stream = ChainStream(stub, topic, eu.source)
+        await stream.open()  # waits until somebody has the topic, which such a call does not
+        stream.cancel()
+
+    def stretches(start: int, end: int) -> list[pb.ChainStretch]:
+        return [
+            one_of_several(topic, topic_id, eu, start, end)
+            for topic, topic_id, eu in zip(topics, ids, sources, strict=True)
+        ]
+
+    assert await append_each(stub, stretches(0, 10)) == [("", 10)] * 6
+    assert await append_each(stub, stretches(0, 10)) == [("chain_broken", 0)] * 6, "repeated"
+    bad = stretches(10, 20)
+    bad[1].topic_id += 1000
+    bad[2].chain.topic = "/default/several-none"
+    bad[3].stretch.batches = b"x" * 200
+    bad[4].chain.source.cluster_name = "us"
+    told = await append_each(stub, bad)
+    wrong = [(code, 0) for code in ("topic_mismatch", "topic_unknown", "batch_corrupt", "message_invalid")]
+    assert told == [("", 20), *wrong, ("", 20)]
+    again = stretches(10, 20)[1:5]
+    assert await append_each(stub, again) == [("", 20)] * 4
+    for topic, eu in zip(topics, sources, strict=True):
+        assert await payloads(broker, topic, 20) == eu.payloads[:20]
+    with pytest.raises(aio.AioRpcError, match="257 topics; one call takes 256"):
+        await append_each(stub, stretches(20, 30)[:1] * 257)
+
+
+async def read_each(stub: Any, tails: list[pb.Tail], max_bytes: int = 1 << 20) -> dict[int, list[int]]:
+    """The offsets that came, of those that the broker has."""
+    found: dict[int, list[int]] = {}
+    request = pb.ReadEachRequest(tails=tails, max_bytes=max_bytes)
+    async for response in stub.ReadEach(request, timeout=PATIENCE_S):
+        for tail in response.tails:
+            batches = [RecordBatch.parse(data) for data in tail.batches]
+            found[tail.number] = [n for each in batches for n in range(each.base_offset, each.next_offset)]
+    return found
+
+
+async def test_the_newest_of_several_topics(stub: Any, broker: Standalone) -> None:
+    """What is in memory, from the start on and no further than there is; nobody waits for more."""
+    topics = [f"/default/newest-{number}" for number in range(3)]
+    async with Client([broker.url], timeout=PATIENCE_S) as client:
+        for topic in topics:
+            await ensure(stub, topic)
+            async with client.producer(topic) as producer:
+                for _ in range(5):
+                    await producer.send_many([b"x" * 100] * 10)
+    tails = [
+        pb.Tail(topic=topics[0], start=15, end=30),
+        pb.Tail(topic=topics[1], start=40, end=1000),
+        pb.Tail(topic="/default/none", start=0, end=10),
+        pb.Tail(topic=topics[2], start=50, end=60),
+        pb.Tail(topic=topics[2], start=70, end=60),
+    ]
+    found = await read_each(stub, tails)
+    assert found == {0: list(range(15, 30)), 1: list(range(40, 50)), 3: [], 4: []}
+    few = await read_each(stub, [pb.Tail(topic=topic, start=0, end=50) for topic in topics], max_bytes=2000)
+    assert few == {0: list(range(10)), 1: [], 2: []}, "until it is enough"
+    with pytest.raises(aio.AioRpcError, match="257 topics; one call takes 256"):
+        await read_each(stub, tails[:1] * 257)
 
 
 # -- acks ------------------------------------------------------------------------------------------

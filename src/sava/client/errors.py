@@ -37,7 +37,7 @@ class ClientError(SavaError):
     @property
     def is_elsewhere(self) -> bool:
         """Nothing is wrong with the broker: it has not, or no longer, the topic. A look-up tells who has."""
-        return self.code in _ELSEWHERE
+        return self.code in ELSEWHERE
 
     def again(self) -> Self:
         """An error of its own for each of many waiters: a shared one would collect all their tracebacks."""
@@ -89,7 +89,8 @@ class DuplicateForgotten(ClientError):
     """Inside the client only: a repeated batch is in the topic, and the broker no longer knows where."""
 
 
-_ELSEWHERE: Final = frozenset({"not_owner", "topic_moved"})
+ELSEWHERE: Final = frozenset({"not_owner", "topic_moved"})
+"""Codes that say so."""
 
 _BY_CODE: Final[dict[str, type[ClientError]]] = {
     "topic_unknown": TopicUnknown,

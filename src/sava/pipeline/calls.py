@@ -7,13 +7,13 @@ it was told to. What a broker refuses is raised at once. Owned by one event loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from sava.client.backoff import Backoff
 from sava.client.connection import OPEN_TIMEOUT_S, Connection
-from sava.client.errors import Unavailable
+from sava.client.errors import ClientError, Unavailable
 from sava.proto import (
     danube_schema_pb2,
     danube_schema_pb2_grpc,
@@ -23,6 +23,8 @@ from sava.proto import (
 )
 from sava.proto import streams_pb2_grpc as rpc
 
+SIDE_BY_SIDE: Final = 64
+"""Calls of one question about many partitions."""
 COMMIT_S: Final = 600.0
 """A commit is answered when all of it is published, wherever its topics are by then."""
 
@@ -42,19 +44,30 @@ class Owner:
         self, method: str, request: Any, *, timeout: float, service: Callable[[Any], Any] = rpc.StreamsStub
     ) -> Any:
         """One attempt, and a look-up if it is not known where."""
-        target = self.target or await self._connection.locate(
-            self.name, but_not=self._failed, timeout=min(timeout, OPEN_TIMEOUT_S)
-        )
+        target = await self.find(timeout)
         try:
             response = await self._connection.call(
                 method, request, target=target, timeout=timeout, service=service
             )
         except Unavailable:
-            if self.target in ("", target):  # unless another call has found a better one meanwhile
-                self.target, self._failed = "", target
+            self.failed(target)
             raise
-        self.target, self._failed = target, ""
+        self.answered(target)
         return response
+
+    async def find(self, timeout: float) -> str:
+        """Where to call. Raises Unavailable, TopicUnknown."""
+        return self.target or await self._connection.locate(
+            self.name, but_not=self._failed, timeout=min(timeout, OPEN_TIMEOUT_S)
+        )
+
+    def answered(self, target: str) -> None:
+        self.target, self._failed = target, ""
+
+    def failed(self, target: str) -> None:
+        """It does not answer, or does not have the partition."""
+        if self.target in ("", target):  # unless another call has found a better one meanwhile
+            self.target, self._failed = "", target
 
     async def ask(self, method: str, request: Any) -> Any:
         """As often as it takes, within the time of the connection."""
@@ -84,6 +97,24 @@ class Calls:
         if owner is None:
             owner = self._owners[name] = Owner(self.connection, name)
         return owner
+
+    async def by_owner(self, names: Iterable[str], *, timeout: float) -> dict[str, list[str]]:
+        """Partitions by the broker that has them. Those of which it is not found out are left out."""
+        room = asyncio.Semaphore(SIDE_BY_SIDE)
+        found: dict[str, str] = {}
+
+        async def find(owner: Owner) -> None:
+            with suppress(ClientError):
+                async with room:
+                    found[owner.name] = await owner.find(timeout)
+
+        owners = [self.owner(name) for name in names]
+        await asyncio.gather(*(find(owner) for owner in owners if not owner.target))
+        groups: dict[str, list[str]] = {}
+        for owner in owners:
+            if target := owner.target or found.get(owner.name):
+                groups.setdefault(target, []).append(owner.name)
+        return groups
 
     async def ask(self, method: str, request: Any) -> Any:
         """Whichever broker answers."""

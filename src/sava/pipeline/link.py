@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,8 @@ from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
 from sava.client.errors import ClientError, Closed, Refused, Timeout
 from sava.client.loop_thread import LoopThread
 from sava.client.reader import Reader, ReaderOptions
-from sava.pipeline.calls import Calls
+from sava.pipeline import several
+from sava.pipeline.calls import SIDE_BY_SIDE, Calls
 from sava.pipeline.per_process import PerProcess
 from sava.pipeline.publishing import Publishing
 from sava.pipeline.tails import Extent, Tails
@@ -33,9 +35,6 @@ from sava.records import RecordBatch
 from sava.tasks import cancelled
 
 __all__ = ["Access", "Extent", "Link", "OffsetGone", "TopicParts"]
-
-SIDE_BY_SIDE: Final = 64
-"""Calls of one question about many partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +192,23 @@ class Link:
         finally:
             with suppress(Closed):  # a generator that ends with its process
                 self._loop.run(reader.close())
+
+    def read_each(
+        self, tails: Mapping[str, tuple[int, int]], *, timeout_s: float, max_bytes: int
+    ) -> Iterator[dict[str, list[RecordBatch]]]:
+        """Of offsets ``start .. end`` of partitions, from the start on, what their owners have in memory. One
+        call to each broker, in the order in which they answer; of each up to ``max_bytes``. Partitions
+        of which nothing came are missing: ``read`` waits for them, or says what is wrong."""
+        groups = self._loop.run(self._calls.by_owner(tails, timeout=timeout_s))
+        readings = [
+            self._loop.begin(
+                several.read(self._calls, target, {name: tails[name] for name in part}, timeout_s, max_bytes)
+            )
+            for target, names in groups.items()
+            for part in several.parts(names)
+        ]
+        for reading in as_completed(readings):
+            yield reading.result()
 
     def _next_batches(self, reader: Reader, start: int) -> list[Batch] | None:
         try:

@@ -22,12 +22,15 @@ from typing import Final, NamedTuple
 from sava.client.backoff import Backoff
 from sava.client.connection import OPEN_TIMEOUT_S
 from sava.client.errors import Unavailable
+from sava.pipeline import several
 from sava.pipeline.calls import Calls, Owner
-from sava.proto import streams_pb2
+from sava.proto import replica_pb2, streams_pb2
 from sava.tasks import cancelled
 
 STAND_S: Final = 20.0
 """How long an owner keeps a question before it answers that nothing has changed."""
+ASK_S: Final = 1.0
+"""For a question about many partitions: the owner has the answer in memory."""
 SETTLE_S: Final = 2.0
 """How long an answer waits for partitions of which nothing is known yet, while others are."""
 IDLE_S: Final = 60.0
@@ -44,7 +47,7 @@ class Extent(NamedTuple):
     """End of what can be read."""
 
     @classmethod
-    def of(cls, response: streams_pb2.OffsetsResponse) -> Extent:
+    def of(cls, response: streams_pb2.OffsetsResponse | replica_pb2.TailRead) -> Extent:
         return cls(response.start_offset, response.stored_offset, response.next_offset)
 
 
@@ -132,11 +135,17 @@ class Tails:
         return tail
 
     async def _learn(self, tails: Iterable[_Tail]) -> None:
-        """Ask for the ends that are not known, or were not watched."""
+        """Ask for the ends that are not known, or were not watched: all that a broker has by one call, and
+        then one by one those of which it has said nothing."""
+        unknown = {tail.owner.name: tail for tail in tails}
+        found = await several.ends(self._calls, unknown, ASK_S) if len(unknown) > 1 else {}
         asking = []
-        for tail in tails:
-            tail.extent = None
-            asking.append(tail.stand())
+        for name, tail in unknown.items():
+            if tail.is_standing:
+                continue  # somebody else asks meanwhile, and is told what is newer
+            tail.extent = Extent.of(found[name]) if name in found else None
+            if tail.extent is None:
+                asking.append(tail.stand())
         if asking:
             done, _ = await asyncio.wait(asking, timeout=SETTLE_S)
             _raise_refusals(done)

@@ -503,6 +503,215 @@ class ChainEnded(_message.Message):
 Global___ChainEnded: _TypeAlias = ChainEnded  # noqa: Y015
 
 @_typing.final
+class AppendEachRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRETCHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stretches(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainStretch]:
+        """At most 256."""
+
+    def __init__(
+        self,
+        *,
+        stretches: _abc.Iterable[Global___ChainStretch] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stretches", b"stretches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendEachRequest: _TypeAlias = AppendEachRequest  # noqa: Y015
+
+@_typing.final
+class ChainStretch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAIN_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    STRETCH_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.int
+    """Of the topic here. Into another one of the same name nothing is appended."""
+    @_builtins.property
+    def chain(self) -> Global___OpenChain: ...
+    @_builtins.property
+    def stretch(self) -> Global___Stretch: ...
+    def __init__(
+        self,
+        *,
+        chain: Global___OpenChain | None = ...,
+        topic_id: _builtins.int = ...,
+        stretch: Global___Stretch | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "stretch", b"stretch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "stretch", b"stretch", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChainStretch: _TypeAlias = ChainStretch  # noqa: Y015
+
+@_typing.final
+class AppendEachResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___StretchAnswer]: ...
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___StretchAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendEachResponse: _TypeAlias = AppendEachResponse  # noqa: Y015
+
+@_typing.final
+class StretchAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Which of the request's, from 0 on."""
+    code: _builtins.str
+    """Without a receipt: Sava's name of the error."""
+    @_builtins.property
+    def receipt(self) -> Global___ChainReceipt:
+        """It is durable."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        receipt: Global___ChainReceipt | None = ...,
+        code: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "number", b"number", "receipt", b"receipt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StretchAnswer: _TypeAlias = StretchAnswer  # noqa: Y015
+
+@_typing.final
+class ReadEachRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAILS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    max_bytes: _builtins.int
+    """Of messages of all of them together. 0: none is read."""
+    @_builtins.property
+    def tails(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tail]:
+        """At most 256."""
+
+    def __init__(
+        self,
+        *,
+        tails: _abc.Iterable[Global___Tail] | None = ...,
+        max_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_bytes", b"max_bytes", "tails", b"tails"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadEachRequest: _TypeAlias = ReadEachRequest  # noqa: Y015
+
+@_typing.final
+class Tail(_message.Message):
+    """Offsets of a plain topic, or a partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    start: _builtins.int
+    end: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tail: _TypeAlias = Tail  # noqa: Y015
+
+@_typing.final
+class ReadEachResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAILS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tails(self) -> _containers.RepeatedCompositeFieldContainer[Global___TailRead]: ...
+    def __init__(
+        self,
+        *,
+        tails: _abc.Iterable[Global___TailRead] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tails", b"tails"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadEachResponse: _TypeAlias = ReadEachResponse  # noqa: Y015
+
+@_typing.final
+class TailRead(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    STORED_OFFSET_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Which of the request's, from 0 on. Of topics that this broker does not have, nothing is said."""
+    start_offset: _builtins.int
+    """As OffsetsResponse has them."""
+    stored_offset: _builtins.int
+    next_offset: _builtins.int
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Assigned record batches, from the start on without a gap, up to a megabyte. None: they are not in memory, or too large."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        batches: _abc.Iterable[_builtins.bytes] | None = ...,
+        start_offset: _builtins.int = ...,
+        stored_offset: _builtins.int = ...,
+        next_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "next_offset", b"next_offset", "number", b"number", "start_offset", b"start_offset", "stored_offset", b"stored_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TailRead: _TypeAlias = TailRead  # noqa: Y015
+
+@_typing.final
 class ApplyAcksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -59,6 +59,11 @@ class ReplicaStub:
                 request_serializer=sava_dot_proto_dot_replica__pb2.AppendRequest.SerializeToString,
                 response_deserializer=sava_dot_proto_dot_replica__pb2.AppendResponse.FromString,
                 _registered_method=True)
+        self.AppendEach = channel.unary_stream(
+                '/sava.replica.Replica/AppendEach',
+                request_serializer=sava_dot_proto_dot_replica__pb2.AppendEachRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_replica__pb2.AppendEachResponse.FromString,
+                _registered_method=True)
         self.ApplyAcks = channel.unary_unary(
                 '/sava.replica.Replica/ApplyAcks',
                 request_serializer=sava_dot_proto_dot_replica__pb2.ApplyAcksRequest.SerializeToString,
@@ -68,6 +73,11 @@ class ReplicaStub:
                 '/sava.replica.Replica/ReadAcks',
                 request_serializer=sava_dot_proto_dot_replica__pb2.ReadAcksRequest.SerializeToString,
                 response_deserializer=sava_dot_proto_dot_replica__pb2.ReadAcksResponse.FromString,
+                _registered_method=True)
+        self.ReadEach = channel.unary_stream(
+                '/sava.replica.Replica/ReadEach',
+                request_serializer=sava_dot_proto_dot_replica__pb2.ReadEachRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_replica__pb2.ReadEachResponse.FromString,
                 _registered_method=True)
 
 
@@ -110,6 +120,15 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AppendEach(self, request, context):
+        """One stretch each into chains of several topics, for those who have a little for many. Only what this broker has is
+        taken, and only what goes on at once: nothing is passed on to another broker. Answers come as they are known. Append
+        says why one was not taken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ApplyAcks(self, request, context):
         """What a subscription at the source has acked, by the origins of the messages, applied to the subscription of the same
         name here.
@@ -120,6 +139,14 @@ class ReplicaServicer:
 
     def ReadAcks(self, request, context):
         """The other end of it, at the source: what a subscription here has acked, by the origins of the messages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadEach(self, request, context):
+        """At the source, too: how far several topics reach, and their newest messages, as far as this broker has them in memory,
+        so that none of them is waited for. Streams.Offsets and Streams.Read have the rest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +180,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     request_deserializer=sava_dot_proto_dot_replica__pb2.AppendRequest.FromString,
                     response_serializer=sava_dot_proto_dot_replica__pb2.AppendResponse.SerializeToString,
             ),
+            'AppendEach': grpc.unary_stream_rpc_method_handler(
+                    servicer.AppendEach,
+                    request_deserializer=sava_dot_proto_dot_replica__pb2.AppendEachRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_replica__pb2.AppendEachResponse.SerializeToString,
+            ),
             'ApplyAcks': grpc.unary_unary_rpc_method_handler(
                     servicer.ApplyAcks,
                     request_deserializer=sava_dot_proto_dot_replica__pb2.ApplyAcksRequest.FromString,
@@ -162,6 +194,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.ReadAcks,
                     request_deserializer=sava_dot_proto_dot_replica__pb2.ReadAcksRequest.FromString,
                     response_serializer=sava_dot_proto_dot_replica__pb2.ReadAcksResponse.SerializeToString,
+            ),
+            'ReadEach': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadEach,
+                    request_deserializer=sava_dot_proto_dot_replica__pb2.ReadEachRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_replica__pb2.ReadEachResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +347,33 @@ class Replica:
             _registered_method=True)
 
     @staticmethod
+    def AppendEach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sava.replica.Replica/AppendEach',
+            sava_dot_proto_dot_replica__pb2.AppendEachRequest.SerializeToString,
+            sava_dot_proto_dot_replica__pb2.AppendEachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ApplyAcks(request,
             target,
             options=(),
@@ -353,6 +417,33 @@ class Replica:
             '/sava.replica.Replica/ReadAcks',
             sava_dot_proto_dot_replica__pb2.ReadAcksRequest.SerializeToString,
             sava_dot_proto_dot_replica__pb2.ReadAcksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadEach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sava.replica.Replica/ReadEach',
+            sava_dot_proto_dot_replica__pb2.ReadEachRequest.SerializeToString,
+            sava_dot_proto_dot_replica__pb2.ReadEachResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,12 +49,21 @@ class ReplicaStub:
     """A schema of the source under the same subject; known ones are found, not registered again."""
     Append: _grpc.StreamStreamMultiCallable[_replica_pb2.AppendRequest, _replica_pb2.AppendResponse]
     """The chain of one source into one partition here. Opening comes first; what is answered comes in order."""
+    AppendEach: _grpc.UnaryStreamMultiCallable[_replica_pb2.AppendEachRequest, _replica_pb2.AppendEachResponse]
+    """One stretch each into chains of several topics, for those who have a little for many. Only what this broker has is
+    taken, and only what goes on at once: nothing is passed on to another broker. Answers come as they are known. Append
+    says why one was not taken.
+    """
     ApplyAcks: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ApplyAcksRequest, _replica_pb2.ApplyAcksResponse]
     """What a subscription at the source has acked, by the origins of the messages, applied to the subscription of the same
     name here.
     """
     ReadAcks: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ReadAcksRequest, _replica_pb2.ReadAcksResponse]
     """The other end of it, at the source: what a subscription here has acked, by the origins of the messages."""
+    ReadEach: _grpc.UnaryStreamMultiCallable[_replica_pb2.ReadEachRequest, _replica_pb2.ReadEachResponse]
+    """At the source, too: how far several topics reach, and their newest messages, as far as this broker has them in memory,
+    so that none of them is waited for. Streams.Offsets and Streams.Read have the rest.
+    """
 
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
@@ -71,12 +80,21 @@ class ReplicaAsyncStub(ReplicaStub):
     """A schema of the source under the same subject; known ones are found, not registered again."""
     Append: _aio.StreamStreamMultiCallable[_replica_pb2.AppendRequest, _replica_pb2.AppendResponse]  # type: ignore[assignment]
     """The chain of one source into one partition here. Opening comes first; what is answered comes in order."""
+    AppendEach: _aio.UnaryStreamMultiCallable[_replica_pb2.AppendEachRequest, _replica_pb2.AppendEachResponse]  # type: ignore[assignment]
+    """One stretch each into chains of several topics, for those who have a little for many. Only what this broker has is
+    taken, and only what goes on at once: nothing is passed on to another broker. Answers come as they are known. Append
+    says why one was not taken.
+    """
     ApplyAcks: _aio.UnaryUnaryMultiCallable[_replica_pb2.ApplyAcksRequest, _replica_pb2.ApplyAcksResponse]  # type: ignore[assignment]
     """What a subscription at the source has acked, by the origins of the messages, applied to the subscription of the same
     name here.
     """
     ReadAcks: _aio.UnaryUnaryMultiCallable[_replica_pb2.ReadAcksRequest, _replica_pb2.ReadAcksResponse]  # type: ignore[assignment]
     """The other end of it, at the source: what a subscription here has acked, by the origins of the messages."""
+    ReadEach: _aio.UnaryStreamMultiCallable[_replica_pb2.ReadEachRequest, _replica_pb2.ReadEachResponse]  # type: ignore[assignment]
+    """At the source, too: how far several topics reach, and their newest messages, as far as this broker has them in memory,
+    so that none of them is waited for. Streams.Offsets and Streams.Read have the rest.
+    """
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -122,6 +140,17 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         """The chain of one source into one partition here. Opening comes first; what is answered comes in order."""
 
     @_abc_1.abstractmethod
+    def AppendEach(
+        self,
+        request: _replica_pb2.AppendEachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_replica_pb2.AppendEachResponse], _abc.AsyncIterator[_replica_pb2.AppendEachResponse]]:
+        """One stretch each into chains of several topics, for those who have a little for many. Only what this broker has is
+        taken, and only what goes on at once: nothing is passed on to another broker. Answers come as they are known. Append
+        says why one was not taken.
+        """
+
+    @_abc_1.abstractmethod
     def ApplyAcks(
         self,
         request: _replica_pb2.ApplyAcksRequest,
@@ -138,5 +167,15 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_replica_pb2.ReadAcksResponse, _abc.Awaitable[_replica_pb2.ReadAcksResponse]]:
         """The other end of it, at the source: what a subscription here has acked, by the origins of the messages."""
+
+    @_abc_1.abstractmethod
+    def ReadEach(
+        self,
+        request: _replica_pb2.ReadEachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_replica_pb2.ReadEachResponse], _abc.AsyncIterator[_replica_pb2.ReadEachResponse]]:
+        """At the source, too: how far several topics reach, and their newest messages, as far as this broker has them in memory,
+        so that none of them is waited for. Streams.Offsets and Streams.Read have the rest.
+        """
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -76,7 +76,7 @@ class Appending:
                 if self._refusal is not None:
                     continue
                 try:
-                    outcome = await self._chain.begin(_stretch(request))
+                    outcome = await self._chain.begin(_requested(request))
                 except SavaError as error:
                     self._refusal = error
                     self._changed.set()
@@ -105,7 +105,7 @@ class Appending:
                     self._refusal = failure
                     return failure
                 copied = outcome.result()
-                await self._context.write(pb.AppendResponse(receipt=_receipt(copied)))
+                await self._context.write(pb.AppendResponse(receipt=receipt_of(copied)))
             if not self._unanswered:
                 if self._refusal is not None or self._has_read_all:
                     return self._refusal
@@ -128,15 +128,18 @@ class Appending:
         raise failure
 
 
-def _stretch(request: pb.AppendRequest) -> Stretch:
+def _requested(request: pb.AppendRequest) -> Stretch:
     if request.WhichOneof("kind") != "stretch":
         raise MessageInvalid("a stream of a chain carries stretches after its opening")
-    stretch = request.stretch
+    return stretch_of(request.stretch)
+
+
+def stretch_of(stretch: pb.Stretch) -> Stretch:
     batches = list(iter_batches(stretch.batches))
     return Stretch(stretch.start, stretch.end, stretch.begin, batches, stretch.offsets)
 
 
-def _receipt(copied: Copied) -> pb.ChainReceipt:
+def receipt_of(copied: Copied) -> pb.ChainReceipt:
     return pb.ChainReceipt(
         position=copied.position,
         kept_position=copied.kept,

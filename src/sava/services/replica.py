@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import sava
+from sava.broker.chain import Chain
 from sava.broker.delivery import Range
 from sava.broker.errors import (
     MessageInvalid,
@@ -31,7 +32,7 @@ from sava.metadata.errors import NotInitialized
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.schemas.registry import SchemaRegistry
-from sava.services import faults
+from sava.services import faults, several
 from sava.services.appending import Appending
 from sava.services.sessions import opening
 from sava.storage.chains import Origin
@@ -140,10 +141,23 @@ class ReplicaService(rpc.ReplicaServicer):
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         async with faults.told(context):
-            request = await opening(context)
-            source = self._source(request.source)
-            topic = await self._topics.get(TopicName.parse(request.topic))
-            await Appending(await topic.open_chain(source), context).run()
+            await Appending(await self._chain(await opening(context)), context).run()
+
+    async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> None:  # type: ignore[override]
+        async with faults.told(context):
+            await several.append_each(request, lambda each: self._chain(each.chain, each.topic_id), context)
+
+    async def ReadEach(self, request: pb.ReadEachRequest, context: Any) -> None:  # type: ignore[override]
+        async with faults.told(context):
+            await several.read_each(self._topics, request, context)
+
+    async def _chain(self, opening: pb.OpenChain, topic_id: int | None = None) -> Chain:
+        """``topic_id``: that the topic must have."""
+        source = self._source(opening.source)
+        topic = await self._topics.get(TopicName.parse(opening.topic))
+        if topic_id not in (None, topic.topic_id):
+            raise TopicMismatch(f"topic {topic.name} has id {topic.topic_id}; {topic_id} was a former one's")
+        return await topic.open_chain(source)
 
     async def ApplyAcks(self, request: pb.ApplyAcksRequest, context: Any) -> pb.ApplyAcksResponse:
         async with faults.told(context):

@@ -109,6 +109,18 @@ class TieredReader:
                         yield _cut(batch, position, end)
                         position = batch.next_offset
 
+    def recent(self, start: int, end: int, max_bytes: int) -> list[RecordBatch]:
+        """Of ``start .. end`` what the cache has from the start on, as many batches as ``max_bytes`` hold."""
+        batches: list[RecordBatch] = []
+        position, left = start, max_bytes
+        while position < end and (batch := self._recent.get(position)) is not None:
+            left -= batch.header.length
+            if left < 0:
+                break
+            batches.append(_cut(batch, position, end))
+            position = batch.next_offset
+        return batches
+
     async def _stored(self, position: int, end: int) -> AsyncGenerator[RecordBatch, None]:
         """From the segment that holds the position, to its end."""
         segment = await self._segments.find(position)

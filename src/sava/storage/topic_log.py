@@ -396,6 +396,13 @@ class TopicLog:
                     if left <= 0:
                         return
 
+    def recent(self, start: int, end: int, *, max_bytes: int) -> list[RecordBatch]:
+        """The beginning of what ``read`` gives, as far as it is in memory and ``max_bytes`` hold it: nobody
+        waits."""
+        if start < self.start_offset:
+            return []
+        return self._tiers.recent(start, min(end, self._durable), max_bytes)
+
     async def tail(self, start: int) -> AsyncGenerator[RecordBatch, None]:
         """As ``read``, without an end: waits for what comes. Ends with TopicClosed or Fenced."""
         position = start

@@ -372,6 +372,37 @@ async def test_retention_moves_the_start_and_a_reader_behind_it_is_told(cluster:
         await reader.aclose()
 
 
+async def test_what_is_in_memory_is_given_without_waiting(cluster: Cluster) -> None:
+    """Whole batches or parts of them, from the start on; nothing that retention has removed, although memory
+    has it, and nothing that is not durable."""
+    async with cluster.broker() as broker:
+        log = await broker.open_topic(TOPIC, epoch=1)
+
+        def recent(start: int, end: int, max_bytes: int = 1 << 20) -> list[tuple[int, int]]:
+            batches = log.recent(start, end, max_bytes=max_bytes)
+            return [(each.base_offset, each.next_offset) for each in batches]
+
+        for base in range(0, 40, 10):
+            await log.append(numbered(base, base + 10))
+            if base == 10:
+                await stored(log, 20)
+        first, second, *_ = (each.header.length for each in log.recent(0, 40, max_bytes=1 << 20))
+        assert recent(5, 25) == [(5, 10), (10, 20), (20, 25)]
+        assert recent(30, 100) == [(30, 40)]
+        assert (recent(40, 50), recent(60, 50)) == ([], [])
+        assert recent(0, 40, first + second) == [(0, 10), (10, 20)]
+        assert recent(0, 40, first - 1) == []
+        task = asyncio.create_task(log.append(numbered(40, 50)))
+        await asyncio.sleep(0)
+        assert (log.assigned_offset, recent(40, 50)) == (50, [])
+        await task
+        await log.enforce_retention(RetentionPolicy(max_bytes=0), now_ms=0, keep_from=20)
+        assert (recent(19, 50), recent(20, 50)[0]) == ([], (20, 30))
+    async with cluster.broker() as broker:
+        log = await broker.open_topic(TOPIC, epoch=2)
+        assert recent(20, 50) == [], "an earlier life had it in memory"
+
+
 async def test_topics_do_not_see_each_other(cluster: Cluster) -> None:
     async with cluster.broker(options=FORGETFUL) as broker:
         one, two = await broker.open_topic(TOPIC, epoch=1), await broker.open_topic(OTHER, epoch=4)

@@ -194,7 +194,6 @@ class Subscriptions:
         return found.more
 
     def _apply(self, name: Name, state: _State, found: pb.ReadAcksResponse) -> pb.ApplyAcksResponse:
-        ends = self._ends
         acks = dict(state.left)
         for each in found.acks:
             origin = each.cluster_name, each.topic
@@ -207,12 +206,7 @@ class Subscriptions:
             pb.ApplyAcksRequest(
                 topic=name.partition,
                 subscription=name.subscription,
-                source=pb.Source(
-                    cluster_name=ends.source_name,
-                    cluster_id=ends.source_id,
-                    topic=name.partition,
-                    topic_id=name.topic_id,
-                ),
+                source=self._ends.source_of(name.partition, name.topic_id),
                 acks=[
                     pb.OriginAcks(cluster_name=cluster, topic=topic, ranges=chain.from_iterable(ranges))
                     for (cluster, topic), ranges in acks.items()

@@ -72,11 +72,10 @@ class Stretch(NamedTuple):
     skipped: int
     """Messages of the source that are not in it."""
 
-    def request(self) -> pb.AppendRequest:
-        stretch = pb.Stretch(
+    def message(self) -> pb.Stretch:
+        return pb.Stretch(
             start=self.start, end=self.end, begin=self.begin, batches=self.batches, offsets=self.offsets
         )
-        return pb.AppendRequest(stretch=stretch)
 
 
 @dataclass(slots=True)
@@ -90,6 +89,15 @@ class Progress:
     bytes: int = 0
     duplicates: int = 0
     skipped: int = 0
+
+    def receive(self, stretch: Stretch, receipt: pb.ChainReceipt) -> None:
+        """The stretch is durable."""
+        self.is_known, self.position = True, receipt.position
+        self.kept_position = receipt.kept_position
+        self.messages += receipt.appended
+        self.bytes += len(stretch.batches)
+        self.duplicates += receipt.duplicates
+        self.skipped += stretch.skipped + receipt.loops
 
 
 class Chain:
@@ -186,7 +194,7 @@ class Chain:
         self._unanswered.append(stretch)
         self._unanswered_bytes += size
         try:
-            await self._stream.write(stretch.request())
+            await self._stream.write(pb.AppendRequest(stretch=stretch.message()))
         except ClientError as error:
             # The end of the stream says why, and a write only that it has ended.
             assert self._reading is not None
@@ -231,15 +239,8 @@ class Chain:
         if not self._unanswered or self._unanswered[0].end != receipt.position:
             raise ClientError(f"{self.topic}: the target has a receipt for {receipt.position}, out of order")
         stretch = self._unanswered.popleft()
-        size = len(stretch.batches)
-        self._unanswered_bytes -= size
-        progress = self.progress
-        progress.is_known, progress.position = True, receipt.position
-        progress.kept_position = receipt.kept_position
-        progress.messages += receipt.appended
-        progress.bytes += size
-        progress.duplicates += receipt.duplicates
-        progress.skipped += stretch.skipped + receipt.loops
+        self._unanswered_bytes -= len(stretch.batches)
+        self.progress.receive(stretch, receipt)
 
     def _end(self, ended: pb.ChainEnded) -> None:
         self.ended = ended

@@ -3,8 +3,9 @@
     open the chain ─▶ where is it? ─▶ read from there ─▶ stretches ─▶ receipts ─▶ outcome
 
 Each errand has a thread of its own while it is under way, some of them side by side, and one that fails or
-waits disturbs no other. What an errand reports is what the target has said, so it is true whatever else went
-wrong, and also when there was no time to wait for it any longer.
+waits disturbs no other; what several have is copied together before (``together``), if it is little, and as
+far as that goes. What an errand reports is what the target has said, so it is true whatever else went wrong,
+and also when there was no time to wait for it any longer.
 
 **Time.** A task that hangs would keep its partitions from being planned. After the budget no stretch is
 begun, but for the first of an errand: however slow the way is, each round gets on. Then there are some
@@ -19,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -29,17 +30,16 @@ from sava.errors import RetryableError, SavaError
 from sava.pipeline.link import OffsetGone
 from sava.pipeline.replicate.chains import Chain, Progress
 from sava.pipeline.replicate.errors import SourceFailed, at_source
-from sava.pipeline.replicate.origins import Way
 from sava.pipeline.replicate.schemas import SchemaConflict, Schemas
 from sava.pipeline.replicate.stretches import MessageTooLarge, Stretcher
 from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.together import copy_together
 from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
 from sava.pipeline.source.errors import TopicReplaced
 from sava.pipeline.source.reading import rows_of
 from sava.pipeline.source.segments import Rows
 from sava.proto import replica_pb2 as pb
 from sava.records import STORED_COLUMNS
-from sava.storage.chains import origin_topic
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +63,12 @@ def copy(share: Share) -> list[Outcome]:
     source = replace(share.ends.source, timeout_s=min(share.ends.source.timeout_s, SOURCE_S))
     ends = replace(share.ends, source=source)
     copies = [_Copy(ends, errand, times) for errand in share.errands]
-    waiting = deque(copies)
+    if share.is_light:
+        _copy_together(ends, copies, times)
+    waiting = deque(copy for copy in copies if not copy.is_over)
     threads = [
         threading.Thread(target=_work, args=(waiting,), name="sava copy", daemon=True)
-        for _ in range(min(SIDE_BY_SIDE, len(copies)))
+        for _ in range(min(SIDE_BY_SIDE, len(waiting)))
     ]
     for thread in threads:
         thread.start()
@@ -74,6 +76,19 @@ def copy(share: Share) -> list[Outcome]:
         thread.join(max(times.end - time.monotonic(), 0))
     waiting.clear()
     return [each.give_up() for each in copies]
+
+
+def _copy_together(ends: LinkEnds, copies: Sequence[_Copy], times: _Times) -> None:
+    """Those that are not over after it have to be copied one by one."""
+    try:
+        found = copy_together(ends, [copy.errand for copy in copies], until=times.settle)
+    except Exception:
+        # Whatever it is, it is told by those that it happens to once more.
+        log.exception("copy: %d errands could not be copied together", len(copies))
+        return
+    for copy in copies:
+        if copy.errand.name in found:
+            copy.end(found[copy.errand.name])
 
 
 def _work(waiting: deque[_Copy]) -> None:
@@ -103,8 +118,8 @@ class _Copy:
     """One errand; ``run`` by one thread, while another may ``give_up``."""
 
     def __init__(self, ends: LinkEnds, errand: Errand, times: _Times) -> None:
+        self.errand = errand
         self._ends = ends
-        self._errand = errand
         self._times = times
         self._progress = Progress()
         self._has_begun = False
@@ -122,6 +137,15 @@ class _Copy:
         with self._guard:
             self._outcome = self._outcome or outcome
 
+    def end(self, progress: Progress | None) -> None:
+        """It was copied together with others: what the target has said, None if it has not answered."""
+        if progress is not None:
+            self._progress = progress
+            self._outcome = self._told()
+        else:
+            reason = f"{self.errand.name}: the target has not answered in time"
+            self._outcome = self._told("unavailable", reason, may_pass=True)
+
     def give_up(self) -> Outcome:
         """What became of it, or of what of it is known by now."""
         with self._guard:
@@ -131,26 +155,21 @@ class _Copy:
                     code, why = "source_unavailable", "the source does not answer"
                 elif not self._has_begun:
                     why = "others of its share have taken all of it"
-                reason = f"{self._errand.name}: not done in time: {why}"
+                reason = f"{self.errand.name}: not done in time: {why}"
                 self._outcome = self._told(code, reason, may_pass=True)
             return self._outcome
 
     @property
-    def _is_given_up(self) -> bool:
+    def is_over(self) -> bool:
+        """It has an outcome, or was given up."""
         with self._guard:
             return self._outcome is not None
 
     # -- one errand --------------------------------------------------------------------------
 
     def _copied(self) -> Outcome:
-        ends, errand = self._ends, self._errand
-        source = pb.Source(
-            cluster_name=ends.source_name,
-            cluster_id=ends.source_id,
-            topic=errand.name,
-            topic_id=errand.topic_id,
-        )
-        chain = Target.of(ends.target).chain(errand.name, source)
+        ends, errand = self._ends, self.errand
+        chain = Target.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
         self._progress = chain.progress
         try:
             until = min(time.monotonic() + OPEN_S, self._times.settle)
@@ -186,24 +205,21 @@ class _Copy:
         return self._told() if failure is None else self._failed(failure)
 
     def _send(self, chain: Chain, opened: pb.ChainOpened) -> None:
-        errand = self._errand
+        errand = self.errand
         start = opened.position if opened.is_known else errand.begin
         assert start is not None
         if start >= errand.end or not errand.pieces or start < errand.pieces[0].start:
             return  # done already, or planned for another position than this
-        schemas = self._schemas()
-        stretcher = Stretcher(
-            errand.name, self._way(), schemas.translate, max_message_size=opened.max_message_size
-        )
+        stretcher = Stretcher.of(self._ends, errand, max_message_size=opened.max_message_size)
         with closing(stretcher.stretches(self._rows(start), start, begin=not opened.is_known)) as stretches:
             for stretch in stretches:
                 if not chain.put(stretch, until=self._times.settle):
                     return
-                if time.monotonic() >= self._times.budget or self._is_given_up:
+                if time.monotonic() >= self._times.budget or self.is_over:
                     return
 
     def _rows(self, start: int) -> Iterator[Rows]:
-        errand = self._errand
+        errand = self.errand
         for piece in errand.pieces:
             part = piece._replace(start=max(piece.start, start), end=min(piece.end, errand.end))
             if part.start >= part.end:
@@ -219,21 +235,12 @@ class _Copy:
                     self._is_reading = True
             self._is_reading = False
 
-    def _way(self) -> Way:
-        ends, errand = self._ends, self._errand
-        topic = origin_topic(ends.source_id, errand.topic_id)
-        return Way(ends.source_name, topic, ends.target_name, errand.forward)
-
-    def _schemas(self) -> Schemas:
-        errand = self._errand
-        return Schemas(self._ends, errand.name, errand.target_topic_id, errand.subject)
-
     # -- outcomes ----------------------------------------------------------------------------
 
     def _told(self, code: str = "", reason: str = "", *, may_pass: bool = False) -> Outcome:
         progress = self._progress
         return Outcome(
-            name=self._errand.name,
+            name=self.errand.name,
             is_known=progress.is_known,
             position=progress.position,
             kept_position=progress.kept_position,
@@ -250,8 +257,8 @@ class _Copy:
         if ended.code == BROKEN:
             return self._told()  # somebody else copies too, and was faster
         if ended.code == "schema_refused":
-            self._schemas().forget()
-            subject = f"subject {self._errand.subject!r}: " if self._errand.subject else ""
+            Schemas.forget(self.errand.name)
+            subject = f"subject {self.errand.subject!r}: " if self.errand.subject else ""
             return self._told(ended.code, f"{subject}the target says: {ended.reason}")
         return self._told(ended.code, ended.reason, may_pass=ended.may_pass)
 
@@ -280,5 +287,5 @@ class _Copy:
             case SavaError():
                 return self._told("failed", str(error))
             case _:
-                log.exception("copy: %s failed", self._errand.name, exc_info=error)
+                log.exception("copy: %s failed", self.errand.name, exc_info=error)
                 return self._told("failed", repr(error), may_pass=True)

@@ -38,7 +38,6 @@ from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
 from sava.pipeline.source.history import History
 from sava.pipeline.source.planning import WORTH_A_TASK, Piece
 from sava.pipeline.spark_errors import brief
-from sava.proto import replica_pb2
 from sava.proto.replication_pb2 import LinkTopic
 
 if TYPE_CHECKING:
@@ -56,7 +55,8 @@ SKIP_S: Final = 8.0
 
 LIGHT_BYTES: Final = 32 << 20
 LIGHT_ERRANDS: Final = 100
-"""Of one round: a task does some hundred of them in a second, if the machine has nothing else to do."""
+"""Of one round: one by one, a task does some hundred of them in a second, if the machine has nothing else to
+do; together several hundred."""
 HEAVY_ERRANDS: Final = 4
 """Of one task."""
 SUSPECT_ERRANDS: Final = 8
@@ -135,7 +135,9 @@ def _worth(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
     return [each for each, upto in zip(candidates, sizes, strict=True) if upto - each.step.weight < size]
 
 
-def share_out(errands: Sequence[Errand], ends: LinkEnds, *, tasks: int, budget_s: float) -> list[Share]:
+def share_out(
+    errands: Sequence[Errand], ends: LinkEnds, *, tasks: int, budget_s: float, is_light: bool = False
+) -> list[Share]:
     """Shares of about equal weight, as few as are worth a task."""
     weights = {errand.name: sum(piece.weight for piece in errand.pieces) for errand in errands}
     count = max(1, min(tasks, len(errands), int(sum(weights.values()) / WORTH_A_TASK)))
@@ -144,7 +146,11 @@ def share_out(errands: Sequence[Errand], ends: LinkEnds, *, tasks: int, budget_s
         least = min(range(count), key=lambda number: loads[number][0])
         load, given = loads[least]
         loads[least] = (load + weights[errand.name], [*given, errand])
-    return [Share(ends=ends, errands=tuple(given), budget_s=budget_s) for _, given in loads if given]
+    return [
+        Share(ends=ends, errands=tuple(given), budget_s=budget_s, is_light=is_light)
+        for _, given in loads
+        if given
+    ]
 
 
 class Engine(Protocol):
@@ -321,8 +327,13 @@ class Rounds:
         try:
             errands = [errand for draft in drafts if (errand := self._errand(draft, ends, outcomes))]
             if errands:
-                tasks = weight.tasks(self._engine.cores)
-                shares = share_out(errands, ends, tasks=tasks, budget_s=self._budget_s)
+                shares = share_out(
+                    errands,
+                    ends,
+                    tasks=weight.tasks(self._engine.cores),
+                    budget_s=self._budget_s,
+                    is_light=weight is Weight.LIGHT,
+                )
                 outcomes |= {each.name: each for each in self._given(group, shares)}
         except SavaError as failure:
             error = str(failure)
@@ -371,14 +382,8 @@ def skip(link: Link, errand: Errand, ends: LinkEnds, start: int) -> Outcome:
     that are not. One that has not begun is to begin there: then the outcome says where."""
     with at_source():
         end = link.extents([errand.name])[errand.name].start
-    source = replica_pb2.Source(
-        cluster_name=ends.source_name,
-        cluster_id=ends.source_id,
-        topic=errand.name,
-        topic_id=errand.topic_id,
-    )
     until = time.monotonic() + SKIP_S
-    chain = Target.of(ends.target).chain(errand.name, source)
+    chain = Target.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
     try:
         opened = chain.open(until=until, life_until=until)
         is_there = opened.topic_id == errand.target_topic_id and opened.position == start < end

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.client.errors import Denied, Refused
-from sava.errors import CallerError
+from sava.errors import CallerError, SavaError
 from sava.pipeline.link import Access, Link
 from sava.pipeline.replicate.errors import at_source
 from sava.pipeline.replicate.target import Target
@@ -35,6 +35,10 @@ class SchemaConflict(CallerError):
         super().__init__(f"{what}: {reason}")
         self.row = 0
         """The first that names it, of those that were to be translated."""
+
+
+class NotLearned(SavaError):
+    """Somebody has to be asked what a schema is called at the target."""
 
 
 class Named(NamedTuple):
@@ -57,7 +61,11 @@ class _Asked(NamedTuple):
 class Schemas:
     """Of one topic on its way to one target. For one thread."""
 
-    def __init__(self, ends: LinkEnds, topic: str, target_topic_id: int, subject: str) -> None:
+    def __init__(
+        self, ends: LinkEnds, topic: str, target_topic_id: int, subject: str, *, may_ask: bool = True
+    ) -> None:
+        """``may_ask``: either cluster, for what this process does not know yet."""
+        self._may_ask = may_ask
         self._ends = ends
         self._topic = topic
         self._target_topic_id = target_topic_id
@@ -65,7 +73,8 @@ class Schemas:
 
     def translate(self, rows: Any) -> Any:
         """The same rows, with the target's ids and versions. Raises SchemaConflict, of the first row that
-        cannot be translated; Unavailable, Denied; SourceFailed."""
+        cannot be translated; Unavailable, Denied; SourceFailed. Raises NotLearned instead of asking, if it
+        may not."""
         ids, versions = rows.column("schema_id"), rows.column("schema_version")
         if ids.null_count == len(ids):
             return rows
@@ -105,6 +114,8 @@ class Schemas:
         with _guard:
             known = _known.get(asked)
         if known is None:
+            if not self._may_ask:
+                raise NotLearned(f"{self._topic}: schema {named.schema_id} was not asked for yet")
             known = _ensured(asked)
             with _guard:
                 _known[asked] = known
@@ -112,11 +123,12 @@ class Schemas:
                     _known.popitem(last=False)
         return known
 
-    def forget(self) -> None:
+    @staticmethod
+    def forget(topic: str) -> None:
         """What the target calls them may have changed: somebody has deleted a subject there, and registered
         it again."""
         with _guard:
-            for asked in [each for each in _known if self._topic == each.topic]:
+            for asked in [each for each in _known if topic == each.topic]:
                 del _known[asked]
 
 

@@ -19,10 +19,12 @@ import pyarrow.compute as pc
 from sava.errors import CallerError
 from sava.pipeline.replicate.chains import Stretch
 from sava.pipeline.replicate.origins import Translated, Way
-from sava.pipeline.replicate.schemas import SchemaConflict
+from sava.pipeline.replicate.schemas import SchemaConflict, Schemas
+from sava.pipeline.replicate.work import Errand, LinkEnds
 from sava.pipeline.source.segments import Rows
 from sava.records import STORED_COLUMNS, BatchTooLarge, RecordBatch, schema_of
 from sava.records.columns import COLUMNS, nulls
+from sava.storage.chains import origin_topic
 from sava.storage.errors import DataGap
 from sava.storage.row_groups import ROW_GROUP_BYTES, ROW_GROUP_ROWS, cut
 
@@ -49,6 +51,14 @@ class Stretcher:
         self._way = way
         self._schemas = schemas
         self._limit = max_message_size
+
+    @classmethod
+    def of(cls, ends: LinkEnds, errand: Errand, *, max_message_size: int, may_ask: bool = True) -> Stretcher:
+        """``may_ask``: as of ``Schemas``."""
+        schemas = Schemas(ends, errand.name, errand.target_topic_id, errand.subject, may_ask=may_ask)
+        topic = origin_topic(ends.source_id, errand.topic_id)
+        way = Way(ends.source_name, topic, ends.target_name, errand.forward)
+        return cls(errand.name, way, schemas.translate, max_message_size=max_message_size)
 
     def stretches(self, rows: Iterable[Rows], start: int, *, begin: bool) -> Generator[Stretch, None, None]:
         """Raises MessageTooLarge, SchemaConflict, DataGap; what is before the message in question has been

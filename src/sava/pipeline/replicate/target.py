@@ -9,9 +9,12 @@ copies has other work, and comes again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 from sava.client.loop_thread import LoopThread
+from sava.pipeline import several
+from sava.pipeline.calls import Calls
 from sava.pipeline.link import Access
 from sava.pipeline.per_process import PerProcess
 from sava.pipeline.replicate.chains import Chain, Owners
@@ -36,6 +39,7 @@ class Target:
         self._access = access
         self._connection = access.connection()
         self._loop = LoopThread("sava target")
+        self._calls = Calls(self._connection)
         self._owners = Owners()
 
     @staticmethod
@@ -82,6 +86,14 @@ class Target:
     def chain(self, topic: str, source: pb.Source) -> Chain:
         """To be opened, and closed."""
         return Chain(self._loop, self._connection, self._owners, topic, source)
+
+    def append_each(
+        self, stretches: Sequence[pb.ChainStretch], *, until: float
+    ) -> Future[dict[str, pb.ChainReceipt | None]]:
+        """One stretch into each of several chains, by one call to each broker that has some of the topics. By
+        topic: its receipt; None: it was not taken, or that is not known. Missing: it was sent, and had no
+        answer by then (of ``time.monotonic``)."""
+        return self._loop.begin(several.append(self._calls, stretches, until))
 
     def _ask(self, method: str, request: Any, timeout: float = CALL_S, attempt: float = ATTEMPT_S) -> Any:
         asked = self._connection.ask(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sava.pipeline.link import Access
 from sava.pipeline.source.planning import Piece
+from sava.proto import replica_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,12 @@ class LinkEnds:
     target: Access
     target_name: str
     target_id: str
+
+    def source_of(self, name: str, topic_id: int) -> pb.Source:
+        """A partition, as the target calls what is copied into it."""
+        return pb.Source(
+            cluster_name=self.source_name, cluster_id=self.source_id, topic=name, topic_id=topic_id
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,8 @@ class Share:
     errands: tuple[Errand, ...]
     budget_s: float
     """After that no new stretch is begun; what is left is for another round."""
+    is_light: bool = False
+    """There is little to copy of each: they are copied together, as far as that goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

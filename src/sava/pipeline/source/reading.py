@@ -7,7 +7,7 @@ the owner of the partition, and what the owner has not either is lost, which onl
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -125,14 +125,22 @@ def rows_of(
                 "source: %s is gone; offsets %s to %s come from the owner", piece.segment.key, at, piece.end
             )
     batches = Link.of(access).read(piece.name, at, piece.end)
-    for rows in _joined(_checked(batches, piece.name, at, topic_id), columns):
+    for rows in rows_in(batches, piece.name, at, columns, topic_id=topic_id):
         yield rows
         at = rows.end
     if at < piece.end:
         raise DataGap(f"{piece.name}: the owner has no offset {at}, and {piece.end - 1} was there")
 
 
-def _checked(batches: Iterator[RecordBatch], name: str, at: int, topic_id: int) -> Iterator[RecordBatch]:
+def rows_in(
+    batches: Iterable[RecordBatch], name: str, at: int, columns: Sequence[str], *, topic_id: int = 0
+) -> Iterator[Rows]:
+    """The rows of batches of a partition, of which the first is at ``at``, and the others follow. Raises
+    TopicReplaced; DataGap."""
+    return _joined(_checked(batches, name, at, topic_id), columns)
+
+
+def _checked(batches: Iterable[RecordBatch], name: str, at: int, topic_id: int) -> Iterator[RecordBatch]:
     """Joined, batches have only the offset of the first: they must follow one another."""
     for batch in batches:
         _check_topic(name, topic_id, batch.header.topic_id)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 from grpc import aio
 
 from sava.client.loop_thread import LoopThread
@@ -20,13 +21,15 @@ from sava.pipeline.replicate.work import Errand, LinkEnds
 from sava.pipeline.source.planning import Piece
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
+from sava.proto import streams_pb2
 from sava.records import Message, RecordBatch, iter_batches
 from tests.patience import PATIENCE_S
-from tests.unit.client.server import Fault, MemoryBroker
+from tests.unit.client.server import AWAY, Fault, MemoryBroker
 
 TOPIC_ID = 1
 """What the broker in memory gives to all topics."""
 TARGET_TOPIC_ID = 5
+UNKNOWN = Fault(grpc.StatusCode.UNIMPLEMENTED)
 
 
 @dataclass
@@ -69,6 +72,14 @@ class Replica(rpc.ReplicaServicer):
         self.receipts.set()
         self.max_message_size = 0
         self.openings = 0
+        self.together: list[list[str]] = []
+        """The topics of each call that appends to several."""
+        self.refuse_together: dict[str, str] = {}
+        """Codes by topic: in such a call alone."""
+        self.is_older = False
+        """There is no such call."""
+        self.breaks_together = False
+        """Such a call ends when everything was taken, and nothing answered."""
         self.most_unanswered = 0
         self.unanswered = 0
 
@@ -106,6 +117,28 @@ class Replica(rpc.ReplicaServicer):
         finally:
             answering.cancel()
 
+    async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> Any:
+        if self.is_older:
+            await UNKNOWN.tell(context)
+        self.together.append([each.chain.topic for each in request.stretches])
+        answers = [self._answered(number, each) for number, each in enumerate(request.stretches)]
+        await self.receipts.wait()
+        if self.breaks_together:
+            await AWAY.tell(context)
+        for first in range(0, len(answers), 3):
+            yield pb.AppendEachResponse(answers=answers[first : first + 3])
+
+    def _answered(self, number: int, each: pb.ChainStretch) -> pb.StretchAnswer:
+        topic = each.chain.topic
+        if topic in self.refuse_together:
+            return pb.StretchAnswer(number=number, code=self.refuse_together[topic])
+        if each.topic_id != TARGET_TOPIC_ID:
+            return pb.StretchAnswer(number=number, code="topic_mismatch")
+        answer = self._taken(self.chain(topic), each.stretch)
+        if isinstance(answer, pb.ChainReceipt):
+            return pb.StretchAnswer(number=number, receipt=answer)
+        return pb.StretchAnswer(number=number, code=answer.code)
+
     def _taken(self, chain: MemoryChain, stretch: pb.Stretch) -> pb.ChainReceipt | pb.ChainEnded | Fault:
         ordered = self.order(chain, stretch)
         if ordered is not None:
@@ -130,7 +163,24 @@ class Replica(rpc.ReplicaServicer):
             await context.write(pb.AppendResponse(receipt=answer))
 
 
-class Remote(MemoryBroker):
+class Placing(MemoryBroker):
+    """Knows which topics are at another broker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, str] = {}
+        """The address of a topic that is not here."""
+        self.looked_up: list[str] = []
+
+    async def LookUp(self, request: streams_pb2.LookUpRequest, context: Any) -> streams_pb2.LookUpResponse:
+        self.looked_up.append(request.topic)
+        found = await super().LookUp(request, context)
+        for partition in found.partitions:
+            partition.address = self.places.get(partition.topic, partition.address)
+        return found
+
+
+class Remote(Placing):
     def __init__(self) -> None:
         super().__init__()
         self.replica = Replica()
@@ -140,12 +190,48 @@ class Remote(MemoryBroker):
         rpc.add_ReplicaServicer_to_server(self.replica, server)
 
 
+class Source(Placing, rpc.ReplicaServicer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.together: list[list[str]] = []
+        """The topics of each call that reads several."""
+        self.is_older = self.is_silent = False
+        self.forgotten: set[str] = set()
+        """Topics that it has, and not in memory."""
+        self.gone: set[str] = set()
+        """Topics that such a call does not find here."""
+
+    def register(self, server: aio.Server) -> None:
+        super().register(server)
+        rpc.add_ReplicaServicer_to_server(self, server)
+
+    async def ReadEach(self, request: pb.ReadEachRequest, context: Any) -> Any:
+        if self.is_older:
+            await UNKNOWN.tell(context)
+        if self.is_silent:
+            await asyncio.Event().wait()
+        self.together.append([tail.topic for tail in request.tails])
+        left = request.max_bytes
+        for number, tail in enumerate(request.tails):
+            if tail.topic in self.gone:
+                continue
+            batches: list[bytes] = []
+            for batch in self.topics[tail.topic].batches:
+                start, end = max(batch.base_offset, tail.start), min(batch.next_offset, tail.end)
+                if start < end and left > 0 and tail.topic not in self.forgotten:
+                    batches.append(batch.slice(start, end).to_bytes())
+                    left -= len(batches[-1])
+            topic = self.topics[tail.topic]
+            read = pb.TailRead(number=number, batches=batches, next_offset=topic.next_offset)
+            yield pb.ReadEachResponse(tails=[read])
+
+
 class World:
     """A source and a target, from another thread."""
 
     def __init__(self) -> None:
         self.loop = LoopThread("brokers")
-        self.source, self.remote = MemoryBroker(), Remote()
+        self.source, self.remote = Source(), Remote()
         self.replica = self.remote.replica
         self.loop.run(self.source.start())
         self.loop.run(self.remote.start())

@@ -283,6 +283,20 @@ class TestRunning:
         assert (piece.start, piece.end, piece.segment) == (0, 10, None)
         rounds.close()
 
+    def test_only_errands_that_are_light_and_did_not_fail_are_copied_together(self) -> None:
+        shares: list[Share] = []
+
+        def run(given: Sequence[Share]) -> list[Outcome]:
+            shares.extend(given)
+            return []
+
+        rounds, done = made(Engine(run))
+        for weight in Weight:
+            rounds.start(weight, [draft("a")], ENDS)
+            done.get(timeout=PATIENCE_S)
+        assert [share.is_light for share in shares] == [weight is Weight.LIGHT for weight in Weight]
+        rounds.close()
+
 
 class TestRationing:
     """Partitions of one link, whose rounds take no time. The clock is a number."""

@@ -8,7 +8,7 @@ import pytest
 
 from sava.client.errors import Denied, Refused, Unavailable
 from sava.pipeline.link import Access, Link
-from sava.pipeline.replicate.schemas import SchemaConflict, Schemas
+from sava.pipeline.replicate.schemas import NotLearned, SchemaConflict, Schemas
 from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.work import LinkEnds
 from sava.proto import danube_schema_pb2
@@ -56,9 +56,9 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> Clusters:
 
 
 @pytest.fixture
-def schemas(clusters: Clusters, request: pytest.FixtureRequest) -> Schemas:
+def ends(request: pytest.FixtureRequest) -> LinkEnds:
     """What one test has learned is not known to another."""
-    ends = LinkEnds(
+    return LinkEnds(
         source=Access("eu:1"),
         source_name="eu",
         source_id=request.node.name,
@@ -66,6 +66,10 @@ def schemas(clusters: Clusters, request: pytest.FixtureRequest) -> Schemas:
         target_name="us",
         target_id="id-of-us",
     )
+
+
+@pytest.fixture
+def schemas(clusters: Clusters, ends: LinkEnds) -> Schemas:
     return Schemas(ends, TOPIC, 5, "s1")
 
 
@@ -102,9 +106,19 @@ def test_what_is_known_is_not_asked_again(schemas: Schemas, clusters: Clusters) 
     for _ in range(3):
         schemas.translate(rows((1, 1), (1, 2)))
     assert sorted(clusters.asked) == [(1, 1), (1, 2)]
-    schemas.forget()
+    Schemas.forget(TOPIC)
     schemas.translate(rows((1, 1)))
     assert len(clusters.asked) == 3
+
+
+def test_who_may_not_ask_knows_what_others_have_asked_for(
+    schemas: Schemas, clusters: Clusters, ends: LinkEnds
+) -> None:
+    silent = Schemas(ends, TOPIC, 5, "s1", may_ask=False)
+    with pytest.raises(NotLearned):
+        silent.translate(rows((1, 1)))
+    assert clusters.asked == []
+    assert named(schemas.translate(rows((1, 1)))) == named(silent.translate(rows((1, 1)))) == [(101, 11)]
 
 
 def test_the_topic_follows_its_subject_and_no_other(schemas: Schemas, clusters: Clusters) -> None:
