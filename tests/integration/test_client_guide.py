@@ -1,45 +1,48 @@
-"""The Python of docs/client.md, run block by block, in order, against a real broker."""
+"""docs/client.md, run block by block, in order, against a real broker."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from sava import client
 from sava.client import Client
-from tests.integration.harness import sava
+from tests.children import start_child
+from tests.pages import all_blocks, text_of
 from tests.standalone import Standalone
 
-PAGE = Path(__file__).parents[2] / "docs" / "client.md"
+PAGE = "client.md"
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+async def run(commands: str, directory: Path, **environment: str) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shell = await start_child(
+        *("bash", "-euo", "pipefail", "-c", f"cd {directory}; {commands}"),
+        env={**os.environ, **environment, "PATH": path},
+    )
+    assert await shell.wait() == 0, commands
 
 
-async def test_the_python_of_the_guide_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = python_blocks()
-    assert len(blocks) >= 8
+async def test_the_code_of_the_guide_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = [block for block in all_blocks(PAGE) if block.language]
+    assert {block.language for block in blocks} == {"python", "sh"}
+    assert len(blocks) >= 9
     with Standalone(tmp_path) as broker:
         async with Client(broker.url, timeout=60) as waiting, waiting.producer("/default/orders"):
             pass  # the broker is ready
-        definition = re.findall(r"^echo '(.*)' > drinks.json$", PAGE.read_text(), re.MULTILINE)[0]
-        (tmp_path / "drinks.json").write_text(definition)
-        await sava(
-            *("schemas", "register", "drinks", "--type", "json_schema"),
-            *("--file", str(tmp_path / "drinks.json")),
-            admin=broker.admin,
-        )
         names: dict[str, object] = {}
         for number, block in enumerate(blocks):
-            source = block.replace("http://127.0.0.1:6650", broker.url)
-            code = compile(
-                source, f"{PAGE.name}, block {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            )
+            if block.language == "sh":
+                await run(block.text, tmp_path, SAVA_ADMIN=broker.admin)
+                continue
+            source = block.text.replace("http://127.0.0.1:6650", broker.url)
+            code = compile(source, f"{PAGE}, block {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             if (result := eval(code, names)) is not None and inspect.isawaitable(result):
                 await result
     printed = capsys.readouterr().out
@@ -51,7 +54,7 @@ async def test_the_python_of_the_guide_works(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("method", [client.Client.producer, client.Client.consumer])
 def test_the_tables_name_every_option(method: object) -> None:
-    table = "".join(re.findall(r"^\|(.*?)\|", PAGE.read_text(), re.MULTILINE))
+    table = "".join(re.findall(r"^\|(.*?)\|", text_of(PAGE), re.MULTILINE))
     assert callable(method)
     options = [name for name in inspect.signature(method).parameters if name not in ("self", "topic")]
     assert [name for name in options if f"`{name}`" not in table] == []

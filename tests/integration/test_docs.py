@@ -1,9 +1,7 @@
 """Every command and every piece of code of the documentation works.
 
-* Blocks marked ``sh`` are run: all of a page as one session, from its top to its end.
-* Blocks marked ``python`` are run by the tests that ``PYTHON`` names.
-* Everything else that looks like a command of Sava's, in a block or between backticks, in a page or in a
-  message of the program itself, names a command that exists, with options that it has.
+Blocks marked ``sh`` are run: all of a page as one session, from its top to its end.
+``tests/unit/test_pages.py`` knows who runs which page, and that none is left out.
 """
 
 from __future__ import annotations
@@ -17,55 +15,44 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from sava.cli.main import app
 from sava.client import Client
+from tests.children import start_sava
 from tests.integration.harness import sava
 from tests.long import only_long
+from tests.pages import README, ROOT, blocks
 from tests.ports import free_ports
+from tests.s3_server import S3Server, s3_server
 from tests.standalone import Standalone
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-README = "../README.md"
-PAGES = [README, *sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))]
+__all__ = ["s3_server"]
 
-PYTHON = {
-    README: ("tests/integration/test_docs.py", "tests/spark/test_pipeline_guide.py"),
-    "client.md": ("tests/integration/test_client_guide.py",),
-    "danube.md": ("tests/compat/test_examples.py",),
-    "pipeline.md": ("tests/spark/test_pipeline_guide.py",),
-}
-"""Which tests run the Python of a page."""
-SHELL = {"pipeline.md": ("tests/spark/test_pipeline_guide.py",)}
-"""And its commands, if that is not done by ``session``."""
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 
 
 def session(
     page: str,
     directory: Path,
     *,
+    until: str = "",
     instead: Mapping[str, str] | None = None,
-    timeout: float = 150,
+    timeout: float = 1190,
     **environment: str,
 ) -> str:
-    """What the commands of the page print. They must all succeed. ``instead`` has other ports than those of
-    the page: several tests share a machine."""
-    commands = blocks(page, "sh")
+    """What the commands of the page print, up to the heading ``until`` or the end. They must all succeed.
+    ``instead`` has other ports than those of the page: several tests share a machine. ``timeout`` stands for
+    "never": only what hangs waits so long."""
+    commands = blocks(page, "sh", until=until)
     assert commands
-    for written, run in (instead or {}).items():
-        assert any(written in command for command in commands), f"{page} says {written} no more"
-        commands = [command.replace(written, run) for command in commands]
+    if instead:
+        assert [written for written in instead if not any(written in each for each in commands)] == []
+        written = re.compile("|".join(map(re.escape, instead)))  # all at once: none is replaced twice
+        commands = [written.sub(lambda found: instead[found[0]], command) for command in commands]
     # What must fail is written as `! command`, and bash takes either outcome of that.
     script = [re.sub(r"^! (.+)$", r"if \1; then exit 1; fi", each, flags=re.MULTILINE) for each in commands]
     bin_dir = str(Path(sys.executable).parent)
@@ -74,7 +61,7 @@ def session(
     log = directory / "session.log"
     with log.open("w") as said:
         shell = subprocess.Popen(
-            ["bash", "-euc", "\n".join(script)],
+            ["bash", "-euo", "pipefail", "-c", "\n".join(script)],
             cwd=directory,
             env={**os.environ, **environment, "PATH": f"{bin_dir}{os.pathsep}{os.environ['PATH']}"},
             stdout=said,
@@ -107,12 +94,37 @@ def own_ports() -> dict[str, str]:
     }
 
 
-def test_the_commands_of_the_operations_page_work(tmp_path: Path) -> None:
-    output = session("operations.md", tmp_path)
+def run_the_operations_page(directory: Path, *, until: str = "") -> str:
+    environment = own_ports()
+    ports = {
+        usual: environment[f"SAVA__BROKER__PORTS__{name}"]
+        for usual, name in ((6650, "CLIENT"), (50051, "ADMIN"), (7650, "RAFT"), (9040, "PROMETHEUS"))
+    }
+    instead = {f":{usual}": f":{own}" for usual, own in ports.items()}
+    output = session("operations.md", directory, until=until, instead=instead, **environment)
     assert "hello" in output
-    assert "is now a voter" in output
     assert re.search(r"^/default/orders-part-0 +\d+ +\d+ +\d+ +\d+ +moved", output, re.MULTILINE)
     assert output.count(" is drained, ") == 2
+    return output
+
+
+def test_the_commands_for_a_cluster_that_is_well_work(tmp_path: Path) -> None:
+    output = run_the_operations_page(tmp_path, until="A broker dies")
+    assert output.count("is now a voter") == 1
+
+
+@OPENSSL
+@only_long("disks and majorities are lost, one after the other")
+@pytest.mark.timeout(1200)
+def test_the_commands_of_the_whole_operations_page_work(tmp_path: Path) -> None:
+    output = run_the_operations_page(tmp_path)
+    assert re.search(r"^given up; journal \d+/\d+ ends with what is there$", output, re.MULTILINE)
+    assert output.count('"payload": "') >= 3, "messages of segments are shown"
+    assert re.search(r"^\d+ topics; \d+ segments with \d+ messages .* no problems$", output, re.MULTILINE)
+    assert output.count("done: start the broker, then wipe the given-up members") == 2
+    assert re.search(r"^ +\d:\d+ .* 200$", output, re.MULTILINE), "what was backed up is there"
+    assert "certificates: cluster: nothing is wrong" in output
+    assert output.rstrip().endswith("offset 1") or "1 message published to /default/orders" in output
 
 
 def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
@@ -139,12 +151,88 @@ def test_the_commands_of_the_schemas_page_work(tmp_path: Path) -> None:
     assert "much" not in output.partition('{"total": 4.5}')[2], "what was refused is not in the topic"
 
 
-def test_the_commands_of_the_replication_page_work(tmp_path: Path) -> None:
-    output = session("replication.md", tmp_path)
+def run_the_replication_page(directory: Path, *, until: str = "") -> str:
+    east, west = free_ports(4)[0], free_ports(4)[0]
+    # The ports of a cluster follow each other.
+    instead = {
+        f"{written + more}": f"{own + more}"
+        for written, own in ((26700, east), (26710, west))
+        for more in (1, 0)
+    }
+    output = session("replication.md", directory, until=until, instead=instead)
     assert "remote west is cluster west" in output
     assert "it will be created at west with 2 partitions" in output
-    assert re.search(r"^/default/orders +west +1 +waiting_runner", output, re.MULTILINE)
+    return output
+
+
+def test_the_commands_for_replication_without_a_runner_work(tmp_path: Path) -> None:
+    run_the_replication_page(tmp_path, until="Run it")
+
+
+@only_long("starts Spark twice")
+@pytest.mark.timeout(1200)
+def test_the_commands_of_the_whole_replication_page_work(tmp_path: Path) -> None:
+    output = run_the_replication_page(tmp_path)
+    assert re.search(r"sava-path=\S+ +100$", output, re.MULTILINE), "the last message has come"
+    assert re.search(r"^/default/orders +west +\d +idle", output, re.MULTILINE)
+    assert re.search(r"^sava-link\.west +link ", output, re.MULTILINE)
     assert "remote west removed" in output
+
+
+async def test_the_file_and_the_command_of_the_configuration_page_work(
+    tmp_path: Path, s3_server: S3Server
+) -> None:
+    """On a real S3 server, with directories and ports of this test."""
+    [settings], [command] = (blocks("configuration.md", language) for language in ("yaml", ""))
+    file = tmp_path / "sava.yml"
+    file.write_text(settings.replace("s3://messages/", f"{s3_server.url}/"))
+    program, *arguments = shlex.split(command.replace("/etc/sava/sava.yml", str(file)))
+    assert program == "sava"
+    ports = own_ports()
+    environment = {
+        **os.environ,
+        **ports,
+        **{f"AWS_{name.upper()}": value for name, value in s3_server.options.items() if name != "endpoint"},
+        "AWS_ENDPOINT_URL": s3_server.options["endpoint"],
+        "SAVA__BROKER__HOST": "127.0.0.1",
+        "SAVA__META_STORE__DATA_DIR": str(tmp_path / "raft"),
+        "SAVA__STORAGE__JOURNAL_DIR": str(tmp_path / "journal"),
+    }
+    admin = ports["SAVA_ADMIN"]
+    broker = await start_sava(*arguments, env=environment)
+    try:
+        nodes = f"127.0.0.1:{ports['SAVA__BROKER__PORTS__RAFT']}"
+        while (await sava("cluster", "init", "--nodes", nodes, admin=admin, check=False))[0]:
+            assert broker.returncode is None, "the broker has ended"
+        while "shop" not in (await sava("namespaces", "list", admin=admin, check=False))[1].split():
+            assert broker.returncode is None, "the broker has ended"
+        service = ("--service", ports["SAVA_SERVICE"])
+        code, _, said = await sava("produce", "/shop/orders", "tea", *service, admin=admin, check=False)
+        assert (code, "does not exist" in said) == (1, True), said
+        await sava("topics", "create", "/shop/orders", admin=admin)
+        await sava("produce", "/shop/orders", "tea", *service, admin=admin)
+        code, found, _ = await sava("doctor", "--min-free", "0", *service, admin=admin)
+        assert (code, "object store: cluster: nothing is wrong" in found) == (0, True), found
+    finally:
+        broker.terminate()
+        await broker.wait()
+
+
+FEWER = {"--seeds 2000": "--seeds 4"}
+
+
+@only_long("a little of what `make sim` does")
+def test_the_commands_of_the_page_about_testing_work(tmp_path: Path) -> None:
+    output = session("testing.md", tmp_path, instead=FEWER, PYTHONPATH=str(ROOT))
+    assert re.search(r"^4 seeds, ", output, re.MULTILINE)
+    assert re.search(r"^seed 4711: ok$", output, re.MULTILINE)
+
+
+@only_long("a little of what `make mutants` does")
+def test_the_commands_of_the_page_about_journals_work(tmp_path: Path) -> None:
+    output = session("design/journal.md", tmp_path, instead=FEWER, PYTHONPATH=str(ROOT))
+    assert re.search(r"^seed 17: ok$", output, re.MULTILINE)
+    assert "2 of 2 mutants killed" in output
 
 
 @only_long("a session of its own")
@@ -163,7 +251,7 @@ def test_the_commands_of_the_migration_page_work(tmp_path: Path) -> None:
     assert re.search(r"^billing +shared ", output, re.MULTILINE)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+@OPENSSL
 def test_the_commands_of_the_install_page_work(tmp_path: Path) -> None:
     ports = own_ports()
     ports["SAVA_SERVICE"] = ports["SAVA_SERVICE"].replace("http://", "https://")
@@ -177,6 +265,7 @@ def test_the_unit_of_the_install_page_is_the_one_of_the_repository() -> None:
 
 
 @only_long("Spark is started twice, on ground that the demo covers")
+@pytest.mark.timeout(1200)
 def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
     """Two clusters, a runner and a query of Spark: as a newcomer sees it, but for the ports."""
     here, there = (free_ports(count)[0] for count in (12, 4))
@@ -184,7 +273,6 @@ def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
         "../README.md",
         tmp_path,
         instead={"sava up >": f"sava up --port-base {here} >", "7750": str(there)},
-        timeout=580,
         SAVA_SERVICE=f"http://127.0.0.1:{here}",
         SAVA_ADMIN=f"127.0.0.1:{here + 1}",
     )
@@ -215,109 +303,3 @@ async def test_the_python_of_the_readme_works(tmp_path: Path, capsys: pytest.Cap
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert "table 4 b'one coffee'" in printed
-
-
-# -- nothing is left out --------------------------------------------------------------------------
-
-
-def sources_of_tests() -> dict[str, str]:
-    return {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
-
-
-def test_every_block_is_run_by_a_test() -> None:
-    sources = sources_of_tests()
-    sessions = {
-        page for source in sources.values() for page in re.findall(r"""\bsession\(\s*"([^"]+)\"""", source)
-    }
-    for page in PAGES:
-        if blocks(page, "sh") and page not in sessions:
-            assert page in SHELL, f'the commands of {page} are not run: write session("{page}", …) in a test'
-        if blocks(page, "python"):
-            assert page in PYTHON, f"the Python of {page} is not run: write a test, and name it in PYTHON"
-    for page, tests in (*PYTHON.items(), *SHELL.items()):
-        for test in tests:
-            assert Path(page).name in sources[test], f"{test} does not know of {page}"
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_loop_ends_also_when_the_page_is_repeated(page: str) -> None:
-    """A command that creates is refused from the second time on, and its loop would wait for ever."""
-    loops = re.findall(r"^until (sava [^;|]* create [^;]*);", (DOCS / page).read_text(), re.MULTILINE)
-    assert [loop for loop in loops if "--if-absent" not in loop] == []
-
-
-COMMANDS = typer.main.get_command(app)
-ELLIPSES = ("…", "...")
-
-
-def fault_of(text: str) -> str:
-    """What is wrong with a command; empty if nothing is. Arguments are not looked at."""
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError:
-        return ""  # a piece of something else
-    command: Any = COMMANDS
-    path = ["sava"]
-    for word in words[1:]:
-        inner = getattr(command, "commands", None)
-        if inner is not None and not word.startswith("-"):
-            if word in ELLIPSES or "|" in word or not re.fullmatch(r"[a-z-]+[,;]?", word):
-                return ""
-            if word not in inner:
-                return f"there is no {' '.join((*path, word))}"
-            command = inner[word]
-            path.append(word)
-        elif re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word):
-            option = word.partition("=")[0]
-            known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
-            if option not in known | {"--help"}:
-                return f"{' '.join(path)} has no option {option}"
-        if word in ("|", "&&", ";", "&", ">", "2>", "||") or path[1:] == ["spark", "submit"]:
-            break
-    return ""
-
-
-def commands_in(text: str) -> Iterator[str]:
-    """In blocks of any kind, and between backticks."""
-    for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        joined = block.replace("\\\n", " ")
-        yield from re.findall(r"^ *(?:until |while |seq [^|]*\| )?(sava [a-z][^\n;]*)", joined, re.MULTILINE)
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    yield from re.findall(r"(?<!`)`(sava [a-z][^`\n]*)`(?!`)", prose)
-
-
-@pytest.mark.parametrize("page", [*PAGES, "../CONTRIBUTING.md"])
-def test_every_command_that_a_page_names_exists(page: str) -> None:
-    found = {command: fault_of(command) for command in commands_in((DOCS / page).read_text())}
-    assert {command: fault for command, fault in found.items() if fault} == {}
-
-
-def test_every_command_that_a_message_of_the_program_names_exists() -> None:
-    faults = {}
-    for path in (ROOT / "src" / "sava").rglob("*.py"):
-        source = re.sub(r"\"\n\s+f?\"", "", path.read_text())
-        for command in re.findall(r"`(sava [a-z][^`\n]*)`", source):
-            if fault := fault_of(command):
-                faults[f"{path.name}: {command}"] = fault
-    assert faults == {}
-
-
-@pytest.mark.parametrize(
-    ("command", "fault"),
-    [
-        ("sava topics create /default/orders --partitions 3", ""),
-        ("sava topics …", ""),
-        ("sava nothing", "there is no sava nothing"),
-        ("sava topics invent /default/orders", "there is no sava topics invent"),
-        ("sava topics create /default/orders --pieces 3", "sava topics create has no option --pieces"),
-    ],
-)
-def test_wrong_commands_are_noticed(command: str, fault: str) -> None:
-    assert fault_of(command) == fault
-
-
-@pytest.mark.parametrize("page", [*PAGES, "../CONTRIBUTING.md"])
-def test_links_lead_somewhere(page: str) -> None:
-    text = re.sub(r"^```.*?^```$", "", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)
-    targets = re.findall(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)", text)
-    assert [target for target in targets if not ((DOCS / page).parent / target).exists()] == []

@@ -14,6 +14,7 @@ from sava.raft.errors import MembershipRefused
 from tests.integration.harness import BrokerProcess, Cluster, sava
 from tests.long import only_long
 from tests.patience import PATIENCE_S
+from tests.ports import free_ports
 
 
 async def change(broker: BrokerProcess, method: str, request: object) -> object:
@@ -49,6 +50,23 @@ async def test_init_is_idempotent_and_refuses_another_list(tmp_path: Path) -> No
         )
         await first.logged("this broker is registered")
         assert (await first.http("/readyz"))[0] == 200
+
+
+async def test_a_broker_that_was_moved_says_where_the_others_look_for_it(tmp_path: Path) -> None:
+    """A broker is stopped, and started with its directory at another address: nobody talks to it any more,
+    and all it said was that no leader is known."""
+    async with Cluster(2, tmp_path) as cluster:
+        await cluster.init()
+        moved = cluster.brokers[1]
+        await moved.stop()
+        await moved.start()
+        assert not [line for line in moved.lines if "the others send to" in line]
+        await moved.stop()
+        port = free_ports(1)[0]
+        moved.add_arguments("--raft-port", str(port))
+        await moved.start()
+        line = await moved.logged("raft: the others send to the address that this node was added with")
+        assert line.endswith(f"known={moved.raft_address} own=127.0.0.1:{port}")
 
 
 @only_long("three brokers")

@@ -18,7 +18,7 @@ from sava.config import Config
 from sava.doctor.signs import SIGNS
 from sava.pipeline.runner.process import LOST
 from sava.server import EXIT_FAILED, EXIT_OK, EXIT_START
-from tools.reference import configuration
+from tools.reference import configuration, errors
 from tools.reference.__main__ import PAGES
 from tools.reference.metrics import Described, metrics
 from tools.reference.pages import DIRECTORY
@@ -56,6 +56,19 @@ def test_every_exit_code_is_told() -> None:
 def test_every_key_of_the_configuration_has_a_meaning() -> None:
     silent = [key.path for _, _, keys in configuration.sections_of(Config) for key in keys if not key.meaning]
     assert silent == []
+
+
+def test_every_error_says_what_it_stands_for() -> None:
+    silent = [kind.__name__ for kind in errors.kinds() if not errors.meaning_of(kind)]
+    assert silent == [], "write a docstring, with the way out"
+
+
+def test_every_option_says_what_it_is_for_and_what_it_takes() -> None:
+    page = (DIRECTORY / "cli.md").read_text()
+    assert re.findall(r"^\| `[^|]+\|(?:[^|]*\|)? +\|$", page, re.MULTILINE) == []
+    for choice in ("dead_letter", "exponential", "full_transitive", "protobuf", "local-get"):
+        assert f"`{choice}`" in page
+    assert "`SAVA_TLS_CA`" in page
 
 
 @cache

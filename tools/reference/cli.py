@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Final
 
 import typer.main
 
+from sava.cli.connection import TLS_VARIABLES
 from sava.cli.main import app
 from tools.reference.pages import anchor, page, prose, table
 
@@ -20,6 +22,9 @@ Every command explains itself with `--help`. Exit codes:
 * 3: a broker has stopped by itself: its disk failed, or what is on it is damaged (its log says why).
 * 70: a runner (`sava pipelines run`) has lost its Java, or could not stop a query in time: start it again.
 * 130: ended by Ctrl-C.
+
+`sava --version` tells the version. What is said below to be "also as" a variable of the environment is taken
+from there where the option is not given. These are variables only; all three together switch to mutual TLS:
 """
 
 
@@ -30,9 +35,11 @@ def render() -> str:
         (f"[`{name}`](#{anchor(name)})", prose(command.help).partition("\n\n")[0])
         for name, command in commands
     ]
+    variables = [(f"`{name}`", meaning) for name, meaning in TLS_VARIABLES.items()]
     return page(
         "The sava command",
         INTRODUCTION,
+        table(("variable", "a file in PEM"), variables),
         table(("command", "what it does"), rows),
         *(section(name, command) for name, command in commands),
     )
@@ -56,7 +63,7 @@ def section(name: str, command: Any) -> str:
     usage = " ".join((name, *(_usage(each) for each in arguments), *(["[OPTIONS]"] if options else [])))
     parts = [f"## {name}", f"`{usage}`", prose(command.help)]
     if arguments:
-        rows = [(f"`{_label(each)}`", each.help or "") for each in arguments]
+        rows = [(f"`{_label(each)}`", _meaning(each)) for each in arguments]
         parts.append(table(("argument", "meaning"), rows))
     if options:
         parts.append(table(("option", "default", "meaning"), [_option(each) for each in options]))
@@ -76,20 +83,26 @@ def _option(option: Any) -> tuple[str, str, str]:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     if option.metavar:
         names += f" `{option.metavar}`"
-    meaning = option.help or ""
-    if option.envvar:
-        meaning += f" Also as `{option.envvar}`."
-    if isinstance(option.default, Enum):
-        choices = [str(each.value) for each in type(option.default)]
-        if not any(choice in meaning for choice in choices):
-            meaning += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
-    return names, _default(option), meaning.strip()
+    return names, _default(option), _meaning(option)
+
+
+def _meaning(parameter: Any) -> str:
+    """Its help, and which values there are if that does not name them all."""
+    meaning = parameter.help or ""
+    choices = [str(each.value) for each in parameter.type_descriptor.choices or ()]
+    if not {*choices} <= {*re.findall(r"[\w-]+", meaning)}:
+        meaning += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
+    if parameter.envvar:
+        meaning += f" Also as `{parameter.envvar}`."
+    return meaning.strip()
 
 
 def _default(option: Any) -> str:
     value = option.default
     if option.required:
         return "*required*"
+    if value is True:
+        return f"`{option.opts[0]}`"
     if value is None or value is False or value == "" or callable(value):
         return ""
     return f"`{value.value if isinstance(value, Enum) else value}`"

@@ -37,7 +37,11 @@ _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 INTRODUCTION: Final = """
 Errors are types, told apart by whose fault they are, never by their text. On the wire an error has a gRPC
 status, and its own name as `sava-code` in the trailing metadata (Sava's services; [Danube's](../danube.md)
-have the codes of Danube). Clients raise the type again.
+have the codes of Danube). Brokers and commands raise the type again. Sava's client has few types of its own,
+which say [what became of the request](../client.md#send), with that name as their `code`.
+
+The text of an error names the thing, the cause and the way out. Where it is always the same it is told here
+in italics, with an ellipsis for what differs.
 """
 
 
@@ -85,15 +89,20 @@ def code_of(kind: type[SavaError]) -> str:
 
 
 def meaning_of(kind: type[SavaError]) -> str:
-    """Its docstring; else the text that it is made with, which says the same; else its name, in words."""
-    if own := kind.__dict__.get("__doc__"):
-        return first_sentences(own)
+    """What it stands for, and the text that it is always made with, which tells the way out."""
+    text = text_of(kind)
+    told = [first_sentences(kind.__dict__.get("__doc__")), f"*{text}*" if text else ""]
+    return " ".join(filter(None, told))
+
+
+def text_of(kind: type[SavaError]) -> str:
+    """Empty if whoever raises it gives the text."""
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             text = _template(node.args[0]) if node.func.attr == "__init__" else ""
-            if text:
-                return f"*{text}*"
-    return _CAPITAL.sub(" ", kind.__name__).capitalize() + "."
+            if re.search(r"[a-z]", text):
+                return text
+    return ""
 
 
 def _template(node: ast.expr) -> str:

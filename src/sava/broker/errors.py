@@ -14,11 +14,11 @@ class NamespaceUnknown(CallerError):
 
 
 class NamespaceExists(CallerError):
-    pass
+    """The name is taken. Choose another, or use the one that is there."""
 
 
 class NamespaceNotEmpty(CallerError):
-    """Its topics must be deleted first."""
+    """A namespace with topics is not deleted: delete these first (``sava topics delete``)."""
 
 
 class TopicUnknown(CallerError):
@@ -50,37 +50,44 @@ class TopicMismatch(CallerError):
 
 class SubscriptionUnknown(CallerError):
     def __init__(self, topic: object, subscription: str) -> None:
-        super().__init__(f"topic {topic} has no subscription {subscription}")
+        super().__init__(
+            f"topic {topic} has no subscription {subscription}; "
+            f"`sava subscriptions list {topic}` shows which it has"
+        )
         self.topic, self.subscription = str(topic), subscription
 
 
 class SubscriptionExists(CallerError):
-    pass
+    """The topic has one of this name. Use it, choose another name, or delete it first."""
 
 
 class SubscriptionMismatch(CallerError):
-    """The subscription exists with another type."""
+    """The subscription exists with another type, which it keeps. Consume by that type, or choose another
+    name."""
 
 
 class SubscriptionBusy(CallerError):
     """An exclusive subscription has a live consumer of another name; or it cannot be changed while consumers
-    are connected."""
+    are connected. It is free when they have left."""
 
 
 class ProducerBusy(CallerError):
-    """The topic has an exclusive producer, or others that keep an exclusive one out."""
+    """The topic has an exclusive producer, or others that keep an exclusive one out. It is free when they
+    have left."""
 
 
 class ProducerFenced(CallerError):
-    """Another producer of the same name has taken this one's place."""
+    """Another producer of the same name has taken this one's place. Give each its own name."""
 
 
 class LimitReached(RetryableError):
-    """A limit of the namespace or topic; says which and what it is."""
+    """A limit of the namespace or topic; says which and what it is. It can be tried again when there are
+    fewer, or when the limit is raised (``sava topics set-policy``, ``sava namespaces set-policy``)."""
 
 
 class MessageTooLarge(CallerError):
-    pass
+    """The payload is larger than the topic's ``max_message_size``, or than Danube's protocol can carry. Send
+    less at a time, or raise the limit."""
 
 
 class MessageInvalid(CallerError):
@@ -88,7 +95,8 @@ class MessageInvalid(CallerError):
 
 
 class SchemaRefused(CallerError):
-    """The topic enforces a schema that the message or producer does not follow."""
+    """The topic enforces a schema that the message or producer does not follow; says in what it differs.
+    ``sava schemas topic`` shows which schema it is."""
 
 
 class NotOwner(RetryableError):
@@ -115,7 +123,7 @@ class NotHandedOver(RetryableError):
 
 
 class ConsumerReplaced(CallerError):
-    """Another stream of the same consumer name has taken over."""
+    """Another stream of the same consumer name has taken over. Give each consumer its own name."""
 
 
 class ConsumerClosed(RetryableError):

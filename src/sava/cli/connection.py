@@ -37,6 +37,13 @@ ServiceOption = Annotated[
 ]
 DEFAULT_SERVICE = "http://127.0.0.1:6650"
 
+TLS_VARIABLES = {
+    "SAVA_TLS_CERT": "The certificate that commands show to brokers.",
+    "SAVA_TLS_KEY": "Its key.",
+    "SAVA_TLS_CA": "The authority that has signed what brokers show.",
+}
+"""Files in PEM. No options: whoever has to give them gives them to every command."""
+
 
 def run(admin: str, work: Callable[[AdminClient], Awaitable[T]]) -> T:
     async def connected() -> T:
@@ -47,14 +54,13 @@ def run(admin: str, work: Callable[[AdminClient], Awaitable[T]]) -> T:
 
 
 def auth_from_environment() -> Auth:
-    """``SAVA_TLS_CERT``, ``SAVA_TLS_KEY`` and ``SAVA_TLS_CA`` together switch to mutual TLS."""
-    names = ("SAVA_TLS_CERT", "SAVA_TLS_KEY", "SAVA_TLS_CA")
-    given = {name: os.environ[name] for name in names if os.environ.get(name)}
+    """All of ``TLS_VARIABLES`` together switch to mutual TLS."""
+    given = {name: os.environ[name] for name in TLS_VARIABLES if os.environ.get(name)}
     if not given:
         return Auth()
-    if missing := [name for name in names if name not in given]:
+    if missing := [name for name in TLS_VARIABLES if name not in given]:
         raise ConfigInvalid(
             f"{', '.join(given)} set, but not {', '.join(missing)}; mutual TLS needs all three"
         )
-    cert, key, ca = (Path(given[name]) for name in names)
+    cert, key, ca = (Path(given[name]) for name in TLS_VARIABLES)
     return Auth(mode="tls", tls=Tls(cert_file=cert, key_file=key, ca_file=ca))

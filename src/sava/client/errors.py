@@ -49,19 +49,22 @@ class Refused(ClientError, CallerError):
 
 
 class Denied(Refused):
-    """The client may not do this, or has not shown who it is."""
+    """The client may not do this, or has not shown who it is: see its certificate and token."""
 
 
 class TopicUnknown(Refused):
-    """The topic does not exist, and could not be created."""
+    """The topic does not exist, and could not be created. ``sava topics create`` does, if the namespace is
+    there."""
 
 
 class ProducerFenced(Refused):
-    """Another producer of the same name has taken this one's place. This one has ended."""
+    """Another producer of the same name has taken this one's place. This one has ended; give each its own
+    name."""
 
 
 class ConsumerReplaced(Refused):
-    """Another consumer of the same name has taken this one's place. This one has ended."""
+    """Another consumer of the same name has taken this one's place. This one has ended; give each its own
+    name."""
 
 
 class Closed(ClientError, CallerError):
@@ -69,7 +72,8 @@ class Closed(ClientError, CallerError):
 
 
 class Unavailable(ClientError, RetryableError):
-    """No broker could do it within the time for retries. Nothing has happened."""
+    """No broker could do it within the time for retries. Nothing has happened; ``sava doctor`` says whether
+    the cluster is well."""
 
 
 class NotReached(Unavailable):
@@ -82,7 +86,7 @@ class Timeout(ClientError, RetryableError):
 
 class OutcomeUnknown(ClientError):
     """The messages were sent and no answer came, or the broker no longer knows what it was sent: they may be
-    in the topic or not."""
+    in the topic or not. Sending them again may store them twice; a reader can look."""
 
 
 class DuplicateForgotten(ClientError):

@@ -66,6 +66,7 @@ async def _announce(broker: Broker, config: Config, *, standalone: bool) -> None
         config.meta_store.data_dir,
     )
     if info.cluster:
+        _tell_where_others_look(broker, config)
         return
     if standalone:
         founded = await ClusterOperations(broker.node).init((raft_address(config),))
@@ -73,6 +74,21 @@ async def _announce(broker: Broker, config: Config, *, standalone: bool) -> None
     else:
         log.info(
             "raft: waiting for cluster initialization, run `sava cluster init --nodes …` node=%d", info.node
+        )
+
+
+def _tell_where_others_look(broker: Broker, config: Config) -> None:
+    """A node that was started at another address than it was added with hears from nobody, and silence says
+    nothing of the reason. Two names of one machine differ as well, and do no harm."""
+    members = ClusterOperations(broker.node).membership()
+    known, own = members.address(broker.node.info().node), raft_address(config)
+    if known not in (None, own) and len(members.addresses) > 1:
+        log.info(
+            "raft: the others send to the address that this node was added with; if that does not lead here, "
+            "start it under that name, or remove it and let it join with an empty directory "
+            "(docs/operations.md) known=%s own=%s",
+            known,
+            own,
         )
 
 

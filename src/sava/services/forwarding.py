@@ -116,6 +116,16 @@ class Forwarder:
                 raise NotOwner(topic, self.broker) from None
         return await there(await self._peers.link(broker, port, timeout=timeout), timeout)
 
+    async def ask_leader(
+        self, method: str, request: Message, reply_type: type[Reply], *, timeout: float
+    ) -> Reply | None:
+        """A unary call to the admin port of the broker that leads. None if that is this one, or is not known.
+        Raises as ``ask`` does."""
+        leader = self._leader()
+        if leader in (0, self.broker):
+            return None
+        return await self.ask("admin", method, request, reply_type, broker=leader, timeout=timeout)
+
     async def publish_elsewhere(self, topic: TopicName, batch: RecordBatch) -> None:
         """To the end of a topic that another broker has; as it is, without deduplication: whoever repeats it
         after an error may have it there twice. Raises NotServed for what passes."""

@@ -2,7 +2,8 @@
 that an operator may accept.
 
 Any broker lists them: records are in the metadata store. How far each disk is, only the journal's owner
-knows, and is asked. Recoveries are the leader's (NotLeader, and the call is passed on to it).
+knows, and is asked; how far a recovery is, only the leader. Recoveries are begun and given up by the leader
+(NotLeader, and the call is passed on to it).
 """
 
 # ruff: noqa: N802 (gRPC names the methods)
@@ -10,7 +11,9 @@ knows, and is asked. Recoveries are the leader's (NotLeader, and the call is pas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message
 
 from sava.cluster.errors import JournalUnknown
 from sava.cluster.failover import Failover
@@ -26,9 +29,14 @@ from sava.proto import journals_pb2 as pb
 from sava.proto import journals_pb2_grpc as rpc
 from sava.services import faults
 from sava.services.forwarding import Forwarder
+from sava.services.relays import is_forwarded
 
+LIST: Final = "/sava.admin.Journals/ListJournals"
 DESCRIBE: Final = "/sava.admin.Journals/DescribeJournal"
 ASK_S: Final = 5.0
+BY_THE_LEADER: Final = "recovery: by the leader"
+
+Reply = TypeVar("Reply", pb.ListJournalsResponse, pb.Journal)
 
 
 class JournalsService(rpc.JournalsServicer):
@@ -52,9 +60,11 @@ class JournalsService(rpc.JournalsServicer):
     async def ListJournals(self, request: pb.ListJournalsRequest, context: Any) -> pb.ListJournalsResponse:
         async with faults.told(context):
             found = await self._records.all()
-            return pb.ListJournalsResponse(
-                journals=[self._describe(journal, stored.record) for journal, stored in found.items()]
-            )
+            journals = [self._describe(journal, stored.record) for journal, stored in found.items()]
+            listed = pb.ListJournalsResponse(journals=journals)
+            if any(each.status == BY_THE_LEADER for each in journals):
+                return await self._as_the_leader_tells(LIST, request, listed, context)
+            return listed
 
     async def DescribeJournal(self, request: pb.DescribeJournalRequest, context: Any) -> pb.Journal:
         async with faults.told(context):
@@ -62,6 +72,8 @@ class JournalsService(rpc.JournalsServicer):
             described = self._describe(journal, stored.record)
             if stored.record.state is JournalState.OPEN:
                 await self._add_positions(journal, described)
+            if described.status == BY_THE_LEADER:
+                return await self._as_the_leader_tells(DESCRIBE, request, described, context)
             return described
 
     async def RecoverJournal(
@@ -108,7 +120,7 @@ class JournalsService(rpc.JournalsServicer):
             return "written" if record.state is JournalState.OPEN else "about to be ended"
         coordinator = self._failover.recovery(journal)
         if coordinator is None:
-            return "recovery: by the leader"
+            return BY_THE_LEADER
         status = f"recovery: {coordinator.phase.value}"
         if coordinator.loss() is None:
             return status
@@ -125,6 +137,16 @@ class JournalsService(rpc.JournalsServicer):
             is_owner=storage == origin,
             is_holder=storage in record.holders,
         )
+
+    async def _as_the_leader_tells(self, method: str, request: Message, own: Reply, context: Any) -> Reply:
+        """Its answer; ``own`` if there is none, which is what the records say."""
+        if is_forwarded(context):
+            return own
+        try:
+            told = await self._forwarder.ask_leader(method, request, type(own), timeout=ASK_S)
+        except SavaError:
+            return own
+        return own if told is None else told
 
     async def _add_positions(self, journal: JournalId, described: pb.Journal) -> None:
         own = self._own()

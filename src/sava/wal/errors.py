@@ -6,11 +6,13 @@ from sava.errors import CallerError, HostError, RetryableError
 
 
 class FileMissing(HostError):
-    pass
+    """A file of the log is not there that must be: it was deleted or lost. The node rejoins as a new one, or
+    the file is restored from a copy."""
 
 
 class FileExists(HostError):
-    pass
+    """A file of the log is there already that was to be created: another process writes to the directory, or
+    something was put into it by hand."""
 
 
 class DirectoryLocked(HostError):
