@@ -207,7 +207,7 @@ class Registrar:
             except LeaseNotFound as error:
                 return str(error)
             except FAILURES as error:
-                now = f"{type(error).__name__}: {error}"
+                now = f"{type(error).__name__}: {str(error) or f'no answer within {limit:.1f} s'}"
                 if not reason:
                     log.warning("cluster: the registration was not renewed error=%s", now)
                 reason = now

@@ -99,7 +99,9 @@ async def test_a_lease_that_is_gone_is_told_and_a_new_life_begins(store: FaultyS
     await here.close()
 
 
-async def test_without_an_answer_it_fences_itself_within_a_ttl_of_what_was_sent(store: FaultyStore) -> None:
+async def test_without_an_answer_it_fences_itself_within_a_ttl_of_what_was_sent(
+    store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
     """The calls hang, whatever bound they are given: that must not keep the broker from looking at the
     clock."""
     fenced: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -116,6 +118,7 @@ async def test_without_an_answer_it_fences_itself_within_a_ttl_of_what_was_sent(
         took = await fenced - began
     assert 0.9 * TTL_MS / 1000 <= took <= TTL_MS / 1000 + 2.0
     await here.close()
+    assert "not renewed error=TimeoutError: no answer within" in caplog.text
 
 
 async def test_one_lost_keep_alive_is_no_loss(store: FaultyStore) -> None:
