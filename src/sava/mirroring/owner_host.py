@@ -119,6 +119,7 @@ class OwnedJournal:
         """Of the cluster, when it was last looked at."""
         self._has_shrunk = False
         self._short_since = 0.0
+        self._told_refusing = self._told_degraded = False
         self._is_over = False
         self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,9 +133,7 @@ class OwnedJournal:
     # -- for the journal ---------------------------------------------------------------------
 
     def check(self) -> None:
-        if not self._short_since or self._loop.time() - self._short_since <= GRACE_S:
-            return
-        if not self._has_enough:  # they may have joined since they were last counted
+        if self._is_refusing and not self._has_enough:  # they may have joined since they were last counted
             raise NotCommittable(
                 f"journal {self.owner.journal}: {self._qa} disks must have a message before it is "
                 f"acknowledged, and only {1 + self._connected} can be reached"
@@ -249,9 +248,41 @@ class OwnedJournal:
             self._short_since = 0.0
         elif not self._short_since:
             self._short_since = now
+        self._tell_refusing()
+        self._tell_degraded()
         if self._degraded_since:
             self.degraded_s += now - self._degraded_since
         self._degraded_since = now if self.is_degraded else 0.0
+
+    def _tell_refusing(self) -> None:
+        if self._is_refusing == self._told_refusing:
+            return
+        self._told_refusing = self._is_refusing
+        if self._told_refusing:
+            log.warning(
+                "journals: messages are refused, too few disks are connected journal=%s needed=%d "
+                "connected=%d",
+                *(self.owner.journal, self.owner.record.last.qa, 1 + self._connected),
+            )
+        else:
+            log.info("journals: messages are taken again journal=%s", self.owner.journal)
+
+    def _tell_degraded(self) -> None:
+        if self.is_degraded == self._told_degraded:
+            return
+        self._told_degraded = self.is_degraded
+        if self._told_degraded:
+            log.warning(
+                "journals: messages are acknowledged with fewer copies than asked for journal=%s asked=%d "
+                "enough=%d",
+                *(self.owner.journal, self._qa, self.owner.record.last.qa),
+            )
+        else:
+            log.info("journals: there are as many copies again as asked for journal=%s", self.owner.journal)
+
+    @property
+    def _is_refusing(self) -> bool:
+        return bool(self._short_since) and self._loop.time() - self._short_since > GRACE_S
 
     @property
     def is_degraded(self) -> bool:

@@ -101,7 +101,9 @@ async def test_a_lease_that_is_gone_is_told_and_a_new_life_begins(store: FaultyS
     await here.close()
 
 
-async def test_without_an_answer_it_fences_itself_within_a_ttl_of_what_was_sent(store: FaultyStore) -> None:
+async def test_without_an_answer_it_fences_itself_within_a_ttl_of_what_was_sent(
+    store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
     """The calls hang, whatever bound they are given: that must not keep the broker from looking at the
     clock."""
     fenced: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -139,6 +141,7 @@ async def test_a_broker_that_does_not_see_the_metadata_any_more_leaves(store: Fa
     del store.before["get"]
     await until(lambda: here.is_registered)
     await here.close()
+    assert "not renewed error=TimeoutError: no answer within" in caplog.text
 
 
 async def test_one_lost_keep_alive_is_no_loss(store: FaultyStore) -> None:

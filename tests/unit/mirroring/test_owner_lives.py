@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from functools import partial
 from pathlib import Path
@@ -165,7 +166,10 @@ async def test_a_mirror_that_does_not_come_forward_is_left_out_and_taken_again(t
         await owner.append(2)
 
 
-async def test_without_enough_disks_messages_are_refused(tmp_path: Path) -> None:
+async def test_without_enough_disks_messages_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with Hosts(2, tmp_path) as hosts:
         await hosts.begin()
         owner, mirror = hosts[0], hosts[1]
@@ -186,10 +190,14 @@ async def test_without_enough_disks_messages_are_refused(tmp_path: Path) -> None
         with pytest.raises(NotCommittable, match="2 disks must have a message"):
             owner.append(2)
         assert not waiting.done()
+        await until(lambda: "messages are refused" in caplog.text, "the log says so")
+        assert "needed=2 connected=1" in caplog.text
         mirror.gate.heal()
         await asyncio.wait_for(waiting, PATIENCE_S)
         await until(lambda: not is_refused(), "appends are accepted again")
         await owner.append(2)
+        await until(lambda: "messages are taken again" in caplog.text, "the log says so")
+        assert caplog.text.count("messages are refused") == 1
 
 
 async def test_mirrors_that_have_joined_since_they_were_last_counted_are_enough(
@@ -209,7 +217,10 @@ async def test_mirrors_that_have_joined_since_they_were_last_counted_are_enough(
         await asyncio.wait_for(owner.append(0), PATIENCE_S)
 
 
-async def test_degraded_is_in_the_record_before_the_first_message_with_fewer_copies(tmp_path: Path) -> None:
+async def test_degraded_is_in_the_record_before_the_first_message_with_fewer_copies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     options = MirrorOptions(mirror_timeout_s=0.5, may_degrade=True)
     async with Hosts(2, tmp_path, options=options) as hosts:
         await hosts.begin()
@@ -223,8 +234,10 @@ async def test_degraded_is_in_the_record_before_the_first_message_with_fewer_cop
         owned = owner.mirrored.owned
         assert owned is not None
         assert owned.is_degraded
+        await until(lambda: "asked=2 enough=1" in caplog.text, "the log says so")
         mirror.gate.heal()
         await until(lambda: not owned.is_degraded, "it is on two disks again")
+        await until(lambda: "as many copies again" in caplog.text, "the log says so")
         assert owned.degraded_s > 0
         await owner.append(2)
         assert not (await hosts.record(owner)).is_degraded
