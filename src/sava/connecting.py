@@ -19,9 +19,16 @@ _SHOW: Final = (
 _PLAIN: Final = "do without TLS: none of SAVA_TLS_*, no tls=Tls(...), and http:// in the address"
 _NAME: Final = "use an address that the certificate names, or give the broker one that names this address"
 
+_PORT: Final = (
+    "name an admin port (--admin or SAVA_ADMIN) to commands that manage, and a client port (--service or "
+    "SAVA_SERVICE) to those that produce and consume, and to clients"
+)
+
 _BROKEN_OFF: Final = re.compile(r"failed to connect.*: (Socket closed|.*Connection reset by peer)$")
 _HANDSHAKE: Final = re.compile(r"OPENSSL_internal:(?P<fault>\w+)(?:: (?P<detail>.+))?$")
 _MISNAMED: Final = "Hostname Verification Check failed"
+_WEB: Final = "http1.x server"
+_UNKNOWN_CALL: Final = "Method not found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,11 @@ def cause_of(details: str | None) -> Cause:
         return _handshake(found["fault"], found["detail"] or "")
     if _MISNAMED in said:
         return Cause("TLS: its certificate does not name this address", _NAME)
-    return Cause(said.rsplit(": ", 1)[-1] or "gRPC does not say why")
+    if _WEB in said:
+        return Cause("it is a port for browsers and metrics, or no broker's", _PORT)
+    if _UNKNOWN_CALL in said:
+        return Cause("it knows no such call: it is another port, or a broker of another version", _PORT)
+    return Cause(said.rsplit(": ", 1)[-1].rstrip("]") or "gRPC does not say why")
 
 
 def _handshake(fault: str, detail: str) -> Cause:

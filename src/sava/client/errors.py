@@ -127,7 +127,10 @@ def error_of(error: aio.AioRpcError, target: str) -> ClientError:
     kind = _BY_CODE.get(code, refusal if status in _REFUSALS else Unavailable)
     if code:
         return kind(error.details() or status.name, code)
-    return kind(f"broker {target}: {status.name}: {cause_of(error.details())}")
+    cause = cause_of(error.details())
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return kind(f"broker {target} cannot be reached: {cause}")
+    return kind(f"broker {target}: {status.name}: {cause}")
 
 
 @contextmanager

@@ -141,4 +141,4 @@ def raised_by(error: aio.AioRpcError, *, target: str) -> SavaError:
         case grpc.StatusCode.UNAVAILABLE:
             return NotReached(target, cause_of(error.details()))
         case status:
-            return SavaError(f"{target} failed with {status.name}: {cause_of(error.details()).text}")
+            return SavaError(f"{target} failed with {status.name}: {cause_of(error.details())}")
