@@ -19,11 +19,16 @@ _SHOW: Final = (
 _PLAIN: Final = "do without TLS: none of SAVA_TLS_*, no tls=Tls(...), and http:// in the address"
 _NAME: Final = "use an address that the certificate names, or give the broker one that names this address"
 
+_PORT: Final = (
+    "name an admin port (--admin or SAVA_ADMIN) to commands that manage, and a client port (--service or "
+    "SAVA_SERVICE) to those that produce and consume, and to clients"
+)
+
 _BROKEN_OFF: Final = re.compile(r"failed to connect.*: (Socket closed|.*Connection reset by peer)$")
 _HANDSHAKE: Final = re.compile(r"OPENSSL_internal:(?P<fault>\w+)(?:: (?P<detail>.+))?$")
 _HTTP_1: Final = "http1.x server"
-_PORT: Final = "name a client port (6650 by default) or an admin port (50051), whichever is asked for"
 _MISNAMED: Final = "Hostname Verification Check failed"
+_UNKNOWN_CALL: Final = "Method not found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ def cause_of(details: str | None) -> Cause:
         return Cause("TLS: its certificate does not name this address", _NAME)
     if _HTTP_1 in said:
         return Cause("it speaks HTTP/1.1, as no port of a broker does but the one for Prometheus", _PORT)
+    if _UNKNOWN_CALL in said:
+        return Cause("it knows no such call: it is another port, or a broker of another version", _PORT)
     return Cause(said.rsplit(": ", 1)[-1].rstrip("]") or "gRPC does not say why")
 
 

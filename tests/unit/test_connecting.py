@@ -46,9 +46,17 @@ HANDSHAKE = f"{FAILED}UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed (TSI_PROTO
             "SAVA_TLS_CERT",
             id="an alert",
         ),
+        pytest.param(
+            f"{FAILED}UNAVAILABLE: ipv4:127.0.0.1:1: Failed parsing HTTP/2 (Expected SETTINGS frame as the "
+            "first frame, got frame type 80) (Trying to connect an http1.x server (HTTP status 405))",
+            "browsers and metrics",
+            "SAVA_ADMIN",
+            id="the port for metrics",
+        ),
+        pytest.param("Method not found!", "another port", "SAVA_SERVICE", id="the other port"),
     ],
 )
-def test_a_fault_of_tls_is_named_with_the_settings(details: str, text: str, remedy: str) -> None:
+def test_a_wrong_setting_is_named(details: str, text: str, remedy: str) -> None:
     cause = cause_of(details)
     assert text in cause.text
     assert remedy in cause.remedy

@@ -137,8 +137,9 @@ def error_of(error: aio.AioRpcError, target: str) -> ClientError:
     if code:
         return kind(error.details() or status.name, code)
     cause = cause_of(error.details())
-    if status is grpc.StatusCode.UNAVAILABLE and not cause.remedy:
-        return NotReached(f"broker {target} cannot be reached: {cause}")
+    if status is grpc.StatusCode.UNAVAILABLE:
+        failure = kind if cause.remedy else NotReached
+        return failure(f"broker {target} cannot be reached: {cause}")
     return kind(f"broker {target}: {status.name}: {cause}")
 
 

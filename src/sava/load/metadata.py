@@ -14,6 +14,7 @@ from sava.load.pace import Pace
 from sava.metadata.errors import OutcomeUnknown
 from sava.proto import admin_pb2 as pb
 from sava.services.admin_client import AdminClient
+from sava.services.faults import NotReached
 
 PREFIX: Final = "/bench/"
 MAX_KEYS: Final = 10_000
@@ -51,6 +52,7 @@ class Callers:
         self._meter = meter
         self._left = load.count
         self._failures_in_a_row = 0
+        self._may_have_written = False
         self._value = random.randbytes(load.value_size)
 
     async def run(self) -> None:
@@ -61,7 +63,8 @@ class Callers:
                 await self._fill()
             await self._call_all()
         finally:
-            await self._delete()
+            if self._may_have_written:
+                await self._delete()
 
     async def _delete(self) -> None:
         prefix = self._load.prefix
@@ -123,7 +126,7 @@ class Callers:
         return f"{self._load.prefix}{number:06}"
 
     async def _put(self, key: str) -> None:
-        await self._client.call(self._client.meta.Put, pb.PutRequest(key=key, value=self._value))
+        await self._write(self._client.meta.Put, pb.PutRequest(key=key, value=self._value))
 
     async def _get(self, key: str) -> None:
         await self._client.call(self._client.meta.Get, pb.GetRequest(key=key))
@@ -136,4 +139,14 @@ class Callers:
         put = pb.Operation(put=pb.Operation.Put(key=key, value=self._value))
         compare = pb.Compare(key=key, target=pb.Compare.VERSION, relation=pb.Compare.EQUAL, operand=0)
         request = pb.TxnRequest(compare=[compare], then=[put], otherwise=[put])
-        await self._client.call(self._client.meta.Txn, request)
+        await self._write(self._client.meta.Txn, request)
+
+    async def _write(self, method: Any, request: Any) -> None:
+        try:
+            await self._client.call(method, request)
+        except NotReached:
+            raise
+        except (RetryableError, OutcomeUnknown, asyncio.CancelledError):
+            self._may_have_written = True  # nobody can say
+            raise
+        self._may_have_written = True

@@ -146,4 +146,4 @@ def raised_by(error: aio.AioRpcError, *, target: str) -> SavaError:
                 "of a broker of this version"
             )
         case status:
-            return SavaError(f"{target} failed with {status.name}: {cause_of(error.details()).text}")
+            return SavaError(f"{target} failed with {status.name}: {cause_of(error.details())}")
