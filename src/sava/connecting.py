@@ -20,8 +20,8 @@ _PLAIN: Final = "do without TLS: none of SAVA_TLS_*, no tls=Tls(...), and http:/
 _NAME: Final = "use an address that the certificate names, or give the broker one that names this address"
 
 _PORT: Final = (
-    "name an admin port (--admin or SAVA_ADMIN) to commands that manage, and a client port (--service or "
-    "SAVA_SERVICE) to those that produce and consume, and to clients"
+    "name an admin port (50051 by default; --admin or SAVA_ADMIN) to commands that manage, and a client port "
+    "(6650 by default; --service or SAVA_SERVICE) to those that produce and consume, and to clients"
 )
 
 _BROKEN_OFF: Final = re.compile(r"failed to connect.*: (Socket closed|.*Connection reset by peer)$")

@@ -49,7 +49,7 @@ HANDSHAKE = f"{FAILED}UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed (TSI_PROTO
         pytest.param(
             f"{FAILED}UNAVAILABLE: ipv4:127.0.0.1:1: Failed parsing HTTP/2 (Expected SETTINGS frame as the "
             "first frame, got frame type 80) (Trying to connect an http1.x server (HTTP status 405))",
-            "browsers and metrics",
+            "the one for Prometheus",
             "SAVA_ADMIN",
             id="the port for metrics",
         ),
