@@ -123,7 +123,7 @@ class Copier:
 
     def finish(self, budget: float = 5.0, *, from_tail: bool = False) -> int:
         """Rounds until the end, whatever passes on the way; how many messages were appended."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + 5 * PATIENCE_S
         appended = 0
         while self.position < self.source.extent(self.topic).end:
             outcome = self.round(budget, from_tail=from_tail)

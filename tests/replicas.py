@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -42,6 +43,13 @@ class Load:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"load of {cluster}", daemon=True)
         self._thread.start()
+
+    def wait_begun(self) -> None:
+        """Until something was published to each topic, however slow the machine is."""
+        deadline = time.monotonic() + SEND_S
+        while not all(self.published.values()) and self._failure is None:
+            assert time.monotonic() < deadline, f"{self.cluster}: {self.published}"
+            time.sleep(0.05)
 
     def stop(self) -> None:
         """Raises what a producer was told."""

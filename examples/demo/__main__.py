@@ -39,8 +39,9 @@ def main() -> int:
         began = time.monotonic()
         holds = show.run(tour.steps(show.say))
         show.summary(time.monotonic() - began)
-        if options.keep:
-            show.console.print(try_next(tour), soft_wrap=True)
+        if options.keep and tour.serves:
+            end = "stops everything and removes" if holds else "stops everything; data and logs stay in"
+            show.console.print(try_next(tour), f"Ctrl-C {end} {root}", sep="\n", soft_wrap=True)
             wait_for_interrupt()
         is_kept = not holds
         return 0 if holds else 1
@@ -51,10 +52,10 @@ def main() -> int:
         interrupts.ignore()
         show.console.print("stopping everything …")
         processes.stop(is_kept=is_kept)
-        if is_kept:
+        if not is_kept:
+            shutil.rmtree(root, ignore_errors=True)
+        if root.exists():
             show.console.print(f"data and logs are in {root}")
-        else:
-            shutil.rmtree(root)
 
 
 def wait_for_interrupt() -> None:
@@ -83,8 +84,6 @@ Everything runs on. Try next, in another terminal:
   sava spark shell
   sava doctor                                      # what to do
   curl {east.brokers[0].metrics}
-
-Ctrl-C stops everything and removes {east.directory.parent}.
 """
 
 

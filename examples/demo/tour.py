@@ -65,6 +65,10 @@ class Tour:
             Step("DuckDB reads the topic's own Parquet files", self.query_with_duckdb),
         ]
 
+    @property
+    def serves(self) -> bool:
+        return bool(self._clusters) and all(cluster.brokers for cluster in self._clusters)
+
     def faults(self) -> str:
         """Brokers that nobody has killed here, and that do not run."""
         return ", ".join(

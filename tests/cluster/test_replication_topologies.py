@@ -180,6 +180,7 @@ def test_everything_is_everywhere_once_and_in_order(world: World, shape: str) ->
     loads = world.loads(targets, names, seed)
     time.sleep(LOAD_S)
     for load in loads:
+        load.wait_begun()
         load.stop()
     world.until_quiet(names, targets)
     world.check(names, loads, list(targets))

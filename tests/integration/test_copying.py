@@ -362,7 +362,7 @@ def test_two_at_once_copy_each_message_once(sites: dict[str, Standing]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert len(appended) == 2
     assert payloads(us.messages(topic)) == [f"m-{number}" for number in range(60_000)]
 
@@ -381,7 +381,7 @@ def test_whoever_copies_is_killed(sites: dict[str, Standing]) -> None:
         while us.extent(topic).end < wanted and child.is_alive():
             assert time.monotonic() < deadline
         child.kill()
-        child.join(10)
+        child.join(PATIENCE_S)
         assert us.extent(topic).end < 200_000, "killed while it was at it"
     copier.finish()
     assert payloads(us.messages(topic)) == [f"m-{number}" for number in range(200_000)]
@@ -429,6 +429,6 @@ def test_both_brokers_are_killed_while_it_goes_on(tmp_path: Path) -> None:
             time.sleep(chance.uniform(0.05, 0.4))
             site.broker.kill()
             site.broker.start()
-        worker.join(90)
+        worker.join(6 * PATIENCE_S)
         assert not worker.is_alive()
         assert payloads(us.messages(topic)) == [f"m-{number}" for number in range(total)]

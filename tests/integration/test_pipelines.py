@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ def sava(broker: Standalone, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 def control(broker: Standalone) -> Iterator[Callable[..., AdminControl]]:
     made: list[AdminControl] = []
 
-    def make(runner: str, ttl_s: float = 2.0) -> AdminControl:
+    def make(runner: str, ttl_s: float = PATIENCE_S) -> AdminControl:
         control = AdminControl(broker.admin, runner, kinds=("custom",), ttl_s=ttl_s)
         made.append(control)
         return control
@@ -76,11 +78,24 @@ def control(broker: Standalone) -> Iterator[Callable[..., AdminControl]]:
 
 
 def _until(done: Callable[[], bool], *, act: Callable[[], None] = lambda: None) -> None:
+    """``act`` goes on beside it: to look takes seconds on a machine that has much else to do."""
     deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        act()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    is_done = threading.Event()
+
+    def go_on() -> None:
+        while not is_done.wait(0.05):
+            act()
+
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(go_on)
+        try:
+            while not done():
+                assert time.monotonic() < deadline
+                assert not acting.done(), acting.exception()
+                time.sleep(0.05)
+        finally:
+            is_done.set()
+    acting.result()
 
 
 def _answers(ask: Callable[[], object]) -> bool:
@@ -147,7 +162,7 @@ def test_claims_by_way_of_the_admin_port(control: Callable[..., AdminControl], s
     with pytest.raises(Refused) as refused:
         a.claim("copy")
     assert refused.value.code == "runner_unknown"
-    assert a.join().ttl_s == 2.0
+    assert a.join().ttl_s == PATIENCE_S
     assert [peer.name for peer in b.join().peers] == ["a", "b"]
     assert a.service.startswith("127.0.0.1:")
     claim = a.claim("copy")
@@ -179,7 +194,6 @@ def test_a_runner_that_is_killed_is_followed_by_another(
     for number in range(4):
         sava("create", f"p{number}", "--from", "topic=/default/orders", "--to", "topic=/default/copy")
     kinds = {"a": FakeKind(), "b": FakeKind()}
-    # Between two steps is a command, which takes seconds on a machine that has much else to do.
     controls = {name: control(name, ttl_s=6.0) for name in kinds}
     runners = {name: Runner(name, controls[name], {"custom": kinds[name]}) for name in kinds}
     alive = ["a", "b"]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from sava.cli import producing
 from sava.cli.main import main
 from tests.commands import Result, Sava
-from tests.patience import PATIENCE_S
+from tests.patience import FAR_S, PATIENCE_S
 from tests.standalone import Standalone
 
 
@@ -140,7 +141,10 @@ def test_a_partitioned_topic_is_shown_as_a_whole_and_in_parts(sava: Sava) -> Non
 # -- messages ------------------------------------------------------------------------------------
 
 
-def test_messages_come_from_arguments_files_and_standard_input(sava: Sava, tmp_path: Path) -> None:
+def test_messages_come_from_arguments_files_and_standard_input(
+    sava: Sava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producing, "QUIET_S", FAR_S)  # what takes long is told with the time that it took
     told = sava("produce /default/sources one two --key k --attribute a=1 --name me").out
     assert told == "2 messages published to /default/sources, offsets 0 to 1\n"
     file = tmp_path / "file"

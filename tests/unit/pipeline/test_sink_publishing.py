@@ -11,6 +11,7 @@ import pytest
 from sava.client.errors import Refused
 from sava.pipeline.sink.publishing import AHEAD, Publisher
 from sava.records import RecordBatch
+from tests.patience import PATIENCE_S
 
 
 def batch_of(number: int) -> RecordBatch:
@@ -55,7 +56,7 @@ def test_a_refusal_reaches_the_task_while_it_adds() -> None:
     with Publisher(brokers.publish) as publisher:
         publisher.add("/default/full", batch_of(0), 1)
         for thread in threads_of_the_sink():
-            thread.join(30)
+            thread.join(PATIENCE_S)
         with pytest.raises(Refused, match="the topic is full"):
             publisher.add("/default/full", batch_of(1), 1)
 
@@ -73,7 +74,7 @@ def test_a_task_that_fails_leaves_no_thread_behind() -> None:
     with Publisher(brokers.publish) as publisher:
         publisher.add("/default/t", batch_of(0), 1)  # and nobody asks it to finish
     for thread in threads_of_the_sink():
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert not threads_of_the_sink()
 
 
@@ -99,5 +100,5 @@ def test_a_partition_that_is_behind_holds_the_task_back() -> None:
     task.join(0.2)
     assert added == AHEAD + 1
     brokers.gate.set()
-    task.join(30)
+    task.join(PATIENCE_S)
     assert len(brokers.published["/default/t"]) == AHEAD + 10

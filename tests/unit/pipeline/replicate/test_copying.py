@@ -166,7 +166,7 @@ def test_two_at_once_copy_each_message_once(world: World) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert world.copied(TOPIC) == list(range(2000))
 
 
