@@ -56,8 +56,11 @@ class BrokerStorage:
             uploader=self._uploader,
             store=store,
             reader=SegmentReader(store, footer_cache_bytes=options.footer_cache_bytes),
+            closed=self._closed,
         )
         self._topics: dict[int, TopicLog] = {}
+        """Until they are closed: topics come and go for as long as the broker lives, and each remembers a
+        thousand producers."""
         self._busy: set[int] = set()
         """Topics that are being opened or let go."""
 
@@ -132,9 +135,15 @@ class BrokerStorage:
         finally:
             self._busy.discard(topic_id)
 
+    def _closed(self, log: TopicLog) -> None:
+        topic_id = log.topic.topic_id
+        if self._topics.get(topic_id) is log:
+            del self._topics[topic_id]
+            self._journal.unfence(topic_id)
+
     async def discard(self, topic_id: int) -> None:
         """The topic is deleted, or its tail here was given up: forget what the journal holds of it."""
-        log = self._topics.pop(topic_id, None)
+        log = self._topics.get(topic_id)
         if log is not None:
             await log.close()
         await self._journal.disown(topic_id, 0)

@@ -311,6 +311,10 @@ class Journal:
         """From now on nothing of an older epoch is appended."""
         self._epochs[topic_id] = max(epoch, self._epochs.get(topic_id, 0))
 
+    def unfence(self, topic_id: int) -> None:
+        """Nobody can append to the topic any more until it is opened, which fences it again."""
+        self._epochs.pop(topic_id, None)
+
     async def disown(self, topic_id: int, offset: int) -> None:
         """What is held of the topic from the offset on is not its history; committed on return."""
         if all(end <= offset for _, end in self.index(topic_id).ranges):

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
@@ -86,6 +86,8 @@ class Parts:
     uploader: Uploader
     store: ObjectStore
     reader: SegmentReader
+    closed: Callable[[TopicLog], None]
+    """Told when a topic is closed, and the journal has answered for all of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -515,6 +517,7 @@ class TopicLog:
         if self._status is not Status.SEALED and not self._is_closed:
             self._journal.keep_producers(self.topic.topic_id, self._producers)
         self._is_closed = True
+        self._parts.closed(self)
 
     def _registered(self, segment: Segment) -> None:
         self._segments.registered(segment)
