@@ -140,7 +140,7 @@ class BrokerStorage:
 
     async def discard(self, topic_id: int) -> None:
         """The topic is deleted, or its tail here was given up: forget what the journal holds of it."""
-        log = self._topics.pop(topic_id, None)
+        log = self._topics.get(topic_id)
         if log is not None:
             await log.close()
         await self._journal.disown(topic_id, 0)

@@ -31,6 +31,9 @@ class BatchCache:
         self._held_bytes = 0
         self._order: deque[RecentBatches] = deque()
         """Whose turn it is to lose its oldest batch: one entry for each batch, in order of arrival."""
+        self._stale = 0
+        """Entries of parts that were dropped. They hold no bytes, so nothing would ever push them out of a
+        cache that is not full: of a broker whose topics come and go they are cleared away."""
 
     @property
     def held_bytes(self) -> int:
@@ -44,16 +47,23 @@ class BatchCache:
         self._order.append(part)
         self._held_bytes += size
         while self._held_bytes > self._max_bytes:
-            self._held_bytes -= self._order.popleft().drop_oldest()
+            oldest = self._order.popleft()
+            self._stale -= oldest.is_dropped
+            self._held_bytes -= oldest.drop_oldest()
 
-    def dropped(self, size: int) -> None:
+    def dropped(self, batches: int, size: int) -> None:
+        """A part has gone, and had so much."""
         self._held_bytes -= size
+        self._stale += batches
+        if 2 * self._stale > len(self._order):
+            self._order = deque(part for part in self._order if not part.is_dropped)
+            self._stale = 0
 
 
 class RecentBatches:
     """One topic's newest batches. Owned by the event loop."""
 
-    __slots__ = ("_bases", "_batches", "_cache", "_end", "_first", "_is_dropped", "_sizes")
+    __slots__ = ("_bases", "_batches", "_cache", "_end", "_first", "_sizes", "is_dropped")
 
     def __init__(self, cache: BatchCache) -> None:
         self._cache = cache
@@ -64,7 +74,7 @@ class RecentBatches:
         """Index of the oldest batch still held. Those before it are cut off from time to time: removing the
         head of a list one by one would move all the others each time."""
         self._end = -1
-        self._is_dropped = False
+        self.is_dropped = False
 
     def put(self, batch: RecordBatch) -> None:
         """The next batch of the topic."""
@@ -89,7 +99,7 @@ class RecentBatches:
 
     def drop_oldest(self) -> int:
         """Let go of the oldest batch; its size."""
-        if self._is_dropped:
+        if self.is_dropped:
             return 0
         index = self._first
         self._batches[index] = None
@@ -102,8 +112,9 @@ class RecentBatches:
 
     def drop(self) -> None:
         """The topic is closed."""
-        if not self._is_dropped:
-            self._is_dropped = True
-            self._cache.dropped(sum(self._sizes[self._first :]))
+        if not self.is_dropped:
+            self.is_dropped = True
+            sizes = self._sizes[self._first :]
+            self._cache.dropped(len(sizes), sum(sizes))
             self._bases, self._batches, self._sizes = [], [], []
             self._first, self._end = 0, -1

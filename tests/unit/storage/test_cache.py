@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sava.records import Codec, RecordBatch
-from sava.storage.cache import BatchCache
+from sava.storage.cache import BatchCache, RecentBatches
 from sava.storage.errors import DataGap
 
 
@@ -88,6 +92,51 @@ def test_a_closed_topic_gives_its_room_back() -> None:
         two.put(batch(base))
     assert two.get(0) is None
     assert two.get(10) is not None
+
+
+def test_topics_that_come_and_go_leave_nothing_in_a_cache_that_is_not_full() -> None:
+    """Their batches go with them, and their turns stayed, each with its topic: only a full cache takes turns,
+    and a broker whose topics are short-lived never fills it."""
+
+    def alive() -> int:
+        gc.collect()
+        return sum(type(each) is RecentBatches for each in gc.get_objects())
+
+    before = alive()
+    cache = BatchCache(1 << 30)
+    stays = cache.recent()
+    stays.put(batch(0))
+    for _ in range(1000):
+        goes = cache.recent()
+        goes.put(batch(0))
+        goes.put(batch(10))
+        goes.drop()
+    del goes
+    assert alive() <= before + 2
+    assert cache.held_bytes == cost(batch(0))
+    assert stays.get(0) is not None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=200))
+def test_the_oldest_goes_first_whatever_was_dropped_before(steps: list[tuple[int, bool]]) -> None:
+    """Against a plain list of what is there, in the order of arrival."""
+    one = cost(batch(0))
+    cache = BatchCache(5 * one)
+    parts = [cache.recent() for _ in range(4)]
+    ends = [0] * 4
+    held: list[tuple[int, int]] = []
+    for index, is_dropped in steps:
+        if is_dropped:
+            parts[index].drop()
+            parts[index], ends[index] = cache.recent(), 0
+            held = [each for each in held if each[0] != index]
+        else:
+            parts[index].put(batch(ends[index]))
+            held = [*held, (index, ends[index])][-5:]
+            ends[index] += 10
+        assert cache.held_bytes == one * len(held)
+        found = [(part, offset) for part in range(4) for offset in range(0, ends[part], 10)]
+        assert [each for each in found if parts[each[0]].get(each[1]) is not None] == sorted(held)
 
 
 def test_a_gap_is_refused() -> None:

@@ -96,6 +96,30 @@ async def test_several_moves_in_a_row(cluster: Cluster) -> None:
         end += turn * 3 % 7
 
 
+@pytest.mark.parametrize("ending", ["handed over", "fenced", "dropped"])
+async def test_a_topic_that_has_gone_leaves_nothing_in_memory(cluster: Cluster, ending: str) -> None:
+    """Topics come and go for as long as a broker lives. Each that had gone to another broker, and was deleted
+    there, stayed in the memory of every broker that had ever had it, with its producers."""
+    async with cluster.broker("a", LAZY) as storage:
+        log = await storage.open_topic(TOPIC, epoch=1)
+        await append_each(log, 0, 3)
+        if ending == "handed over":
+            await log.seal()
+        elif ending == "fenced":
+            log.fence(Fenced(TOPIC.path, 1, 2))
+        await log.close()
+        gone = weakref.ref(log)
+        del log
+        async with asyncio.timeout(20):
+            while gone() is not None:  # callbacks and the uploader's thread let go of it in their own time
+                gc.collect()
+                await asyncio.sleep(0.01)
+        with pytest.raises(Fenced if ending != "handed over" else TopicSealed):
+            await storage.open_topic(TOPIC, epoch=0 if ending != "handed over" else 1)
+        again = await storage.open_topic(TOPIC, epoch=2)
+        assert await contents(again) == expected(0, 3)
+
+
 async def test_an_empty_topic_starts_at_0_however_often_it_moves(cluster: Cluster) -> None:
     for turn in range(4):
         await move(cluster, "ab"[turn % 2], turn + 1, 0, 0)
