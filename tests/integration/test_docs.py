@@ -204,8 +204,9 @@ async def test_the_file_and_the_command_of_the_configuration_page_work(
         nodes = f"127.0.0.1:{ports['SAVA__BROKER__PORTS__RAFT']}"
         while (await sava("cluster", "init", "--nodes", nodes, admin=admin, check=False))[0]:
             assert broker.returncode is None, "the broker has ended"
-        while "shop" not in (await sava("namespaces", "list", admin=admin, check=False))[1].split():
-            assert broker.returncode is None, "the broker has ended"
+        async with asyncio.timeout(120):
+            while "shop" not in (await sava("namespaces", "list", admin=admin, check=False))[1].split():
+                assert broker.returncode is None, "the broker has ended"
         service = ("--service", ports["SAVA_SERVICE"])
         code, _, said = await sava("produce", "/shop/orders", "tea", *service, admin=admin, check=False)
         assert (code, "does not exist" in said) == (1, True), said
