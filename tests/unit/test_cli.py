@@ -133,6 +133,31 @@ def test_an_error_that_is_not_about_the_address_says_nothing_of_it() -> None:
     assert way_out(NotReached("broker a:1", tls)) == ""
 
 
+def test_a_full_disk_behind_standard_output_is_one_line_and_exit_code_one() -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "sava.cli", "--version"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.decode() == "sava: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cluster", "transfer-leader", "--to", "9" * 30),
+        ("brokers", "activate", "9" * 30),
+        ("brokers", "drain", "²"),
+    ],
+)
+def test_a_number_that_is_nobodys_id_is_taken_for_an_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    """It ended with a traceback: no message has room for it."""
+    assert run_main(monkeypatch, *arguments, "--admin", "127.0.0.1:1") == 1
+    assert capsys.readouterr().err.startswith("sava: broker 127.0.0.1:1 cannot be reached")
+
+
 def test_a_wrong_configuration_is_one_line_and_exit_code_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Final, cast
 
 from sava.errors import CallerError
 from sava.proto import brokers_pb2 as pb
 from sava.services.admin_client import AdminClient
 
+MAX_ID: Final = (1 << 64) - 1
+
 
 class BrokerNotFound(CallerError):
     """No broker of the cluster has this address."""
+
+
+def is_id(text: str) -> bool:
+    """Whether it can be one; whether it is anybody's is for the cluster to say."""
+    return text.isascii() and text.isdecimal() and int(text) <= MAX_ID
 
 
 async def all_brokers(client: AdminClient) -> list[pb.Broker]:
@@ -19,9 +26,8 @@ async def all_brokers(client: AdminClient) -> list[pb.Broker]:
 
 
 async def id_of(client: AdminClient, broker: str) -> int:
-    """Of a broker that is named by its id, or by the address of one of its ports. Whether an id is anybody's
-    is for the cluster to say."""
-    if broker.isdigit():
+    """Of a broker that is named by its id, or by the address of one of its ports."""
+    if is_id(broker):
         return int(broker)
     address = broker.rpartition("//")[2]
     for known in await all_brokers(client):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sava.cli.broker_names import MAX_ID, is_id
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
 from sava.cli.interrupts import run_to_end
 from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
@@ -19,7 +20,9 @@ app = typer.Typer(help="Found, inspect and change the cluster.", no_args_is_help
 OPERATION_TIMEOUT_S = 40.0
 
 Address = Annotated[str, typer.Option("--addr", metavar="HOST:PORT", help="Raft address of the node.")]
-NodeId = Annotated[int, typer.Option("--node-id", min=0, help="Id of the node, instead of its address.")]
+NodeId = Annotated[
+    int, typer.Option("--node-id", min=0, max=MAX_ID, help="Id of the node, instead of its address.")
+]
 
 
 @app.command()
@@ -145,7 +148,7 @@ def transfer_leader(
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Hand leadership over."""
-    request = pb.TransferLeaderRequest(node_id=int(to)) if to.isdigit() else pb.TransferLeaderRequest(addr=to)
+    request = pb.TransferLeaderRequest(node_id=int(to)) if is_id(to) else pb.TransferLeaderRequest(addr=to)
     response = run(
         admin, lambda client: client.call(client.cluster.TransferLeader, request, timeout=OPERATION_TIMEOUT_S)
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sava.cli.broker_names import id_of
+from sava.cli.broker_names import id_of, is_id
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_table
 from sava.errors import RetryableError
@@ -212,6 +212,6 @@ def _ranges(ranges: Iterable[pb.PositionRange]) -> str:
 
 def _parse(journal: str) -> tuple[int, int]:
     broker, _, number = journal.partition("/")
-    if not broker.isdecimal() or not number.isdecimal():
+    if not is_id(broker) or not is_id(number):
         raise typer.BadParameter(f"{journal!r} is not BROKER/NUMBER as `sava journals list` shows it")
     return int(broker), int(number)

@@ -4,6 +4,7 @@ Ctrl-C. Brokers and runners have codes of their own beside these."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -86,6 +87,12 @@ def main() -> None:
         from sava.cli.way_out import way_out
 
         print_error(f"{error}{way_out(error)}")
+        sys.exit(1)
+    except OSError as error:
+        # Files that are named to commands have errors of their own: this is what they print, into a file on a
+        # full disk. Python flushes it once more at exit, and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_error(f"standard output cannot be written: {error.strerror or error}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
