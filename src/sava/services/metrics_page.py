@@ -70,5 +70,8 @@ def _lines(family: Metric) -> Iterator[str]:
 
 
 def _line(sample: Sample) -> str:
-    labels = ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in sample.labels.items())
+    """Labels in order of their names, as the library writes them: people compare lines as text."""
+    labels = ",".join(
+        f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(sample.labels.items())
+    )
     return f"{sample.name}{f'{{{labels}}}' if labels else ''} {float(sample.value)!r}\n"

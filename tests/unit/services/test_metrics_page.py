@@ -46,12 +46,12 @@ async def test_it_is_what_the_library_would_write_but_for_when_things_began() ->
 
     class Odd(Collector):
         def collect(self) -> Iterable[Metric]:
-            family = GaugeMetricFamily("odd", "Values that need care.", labels=("name",))
+            family = GaugeMetricFamily("odd", "Values that need care.", labels=("name", "kind"))
             for name, value in (
                 *(("plain", 1), ('"quoted"', 0.1), ("back\\slash", 1e300), ("new\nline", -0.0)),
                 *(("ümlaut", 2**60), ("", float("inf"))),
             ):
-                family.add_metric((name,), value)
+                family.add_metric((name, "odd"), value)
             yield family
 
     registry.register(Odd())
@@ -60,6 +60,7 @@ async def test_it_is_what_the_library_would_write_but_for_when_things_began() ->
         sample for sample in samples(generate_latest(registry)) if sample[0] != "took_seconds_created"
     }
     assert samples(page) == expected
+    assert b'\nodd{kind="odd",name="plain"} 1.0\n' in page
     assert b"# TYPE took_seconds histogram\n" in page
 
 
