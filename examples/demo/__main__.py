@@ -19,15 +19,18 @@ from examples.demo.processes import Processes
 from examples.demo.steps import Show
 from examples.demo.tour import Tour
 
+NEEDED_BYTES = 100_000_000
+"""It was seen to take a quarter of that."""
+
 
 def main() -> int:
     options = parser().parse_args()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal knows every character
     try:
-        root = Path(tempfile.mkdtemp(prefix="sava-demo-"))
+        root = folder()
     except OSError as error:
-        print(f"demo: there is no folder for its data: {error}; TMPDIR can name one", file=sys.stderr)
+        print(f"demo: there is no folder for its data: {error}; TMPDIR can name another", file=sys.stderr)
         return 1
     interrupts = Interrupts()
     processes = Processes(root, interrupts)
@@ -56,6 +59,14 @@ def main() -> int:
             shutil.rmtree(root, ignore_errors=True)
         if root.exists():
             show.console.print(f"data and logs are in {root}")
+
+
+def folder() -> Path:
+    """A new one, where folders of this kind are. Raises OSError."""
+    place = tempfile.gettempdir()
+    if (free := shutil.disk_usage(place).free) < NEEDED_BYTES:
+        raise OSError(f"{place} has {free / 1e6:.0f} MB left, of {NEEDED_BYTES / 1e6:.0f} MB that are needed")
+    return Path(tempfile.mkdtemp(prefix="sava-demo-"))
 
 
 def wait_for_interrupt() -> None:
