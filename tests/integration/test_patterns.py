@@ -54,7 +54,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[RaftHarness]:
             stack.push_async_callback(node.close)
             listener = RaftListener(node, addresses[-1], settings.auth)
             await listener.start()
-            stack.push_async_callback(listener.stop, 1.0)
+            stack.push_async_callback(listener.stop)
             nodes.append(node)
         await ClusterOperations(nodes[0]).init(addresses)
         harness = RaftHarness(nodes)
