@@ -88,7 +88,7 @@ async def pair() -> AsyncIterator[tuple[TcpTransport, Node, Node]]:
     transport.attach(sender)
     yield transport, sender, target
     await transport.close()
-    await server.stop(0)
+    await server.stop()
 
 
 async def test_frames_of_one_lane_arrive_in_order(pair: tuple[TcpTransport, Node, Node]) -> None:
@@ -144,7 +144,7 @@ async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
             transport.send(address, [envelope(append(9))])
             await asyncio.sleep(0.02)
     assert append(1) not in late.received
-    await server.stop(0)
+    await server.stop()
 
 
 def test_heartbeats_and_replies_never_share_a_lane_with_bulk() -> None:
