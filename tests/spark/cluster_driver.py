@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from pyspark_sava import DefaultSource
-from tests.spark.standalone_spark import parent_of
+from tests.spark.processes import parent_of
 
 WAIT_S = 120.0
 

@@ -27,11 +27,16 @@ def running(program: str = "") -> Iterator[int]:
 def has_started(ancestors: Collection[int], pid: int) -> bool:
     """Whether one of them has started the process, or one that has."""
     while pid > 1:
-        found = _stat(pid)
-        pid = found.parent if found is not None else 0
+        pid = parent_of(pid)
         if pid in ancestors:
             return True
     return False
+
+
+def parent_of(pid: int) -> int:
+    """0: there is no such process."""
+    found = _stat(pid)
+    return found.parent if found is not None else 0
 
 
 def of_session(session: int) -> list[int]:
