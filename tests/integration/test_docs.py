@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def session(
     except subprocess.TimeoutExpired:
         pass  # what it has said so far tells more
     finally:
-        os.killpg(shell.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # a page that has started nothing leaves nobody
+            os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
     output = log.read_text()
     assert code == 0, f"{code}: {output}"
