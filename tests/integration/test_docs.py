@@ -124,9 +124,9 @@ def test_the_commands_of_the_whole_operations_page_work(tmp_path: Path) -> None:
     assert output.count('"payload": "') >= 3, "messages of segments are shown"
     assert re.search(r"^\d+ topics; \d+ segments with \d+ messages .* no problems$", output, re.MULTILINE)
     assert output.count("done: start the broker, then wipe the given-up members") == 2
-    assert re.search(r"^ +\d:\d+ .* 200$", output, re.MULTILINE), "what was backed up is there"
+    assert re.search(r"^200$", output, re.MULTILINE), "what was backed up is there"
     assert "certificates: cluster: nothing is wrong" in output
-    assert output.rstrip().endswith("offset 1") or "1 message published to /default/orders" in output
+    assert "1 message published to /default/orders\n" in output.partition("certificates: cluster")[2]
 
 
 def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
