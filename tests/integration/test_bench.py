@@ -78,7 +78,7 @@ async def test_what_was_produced_is_consumed_and_accounted_for(
         broker, "consume", topic, "--type", kind, "--consumers", str(consumers), "--idle", "1"
     )
     assert used["consumed"]["count"] == 3000
-    assert used["messages"] == {"received": 3002, **CLEAN}
+    assert used["messages"] == {"received": 3000, **CLEAN}
     assert await subscriptions(broker, topic) == []
 
 
@@ -92,7 +92,7 @@ async def test_what_a_run_was_not_told_to_read_is_not_lost(broker: Standalone) -
         assert used["messages"]["unread"] > 0
         assert used["messages"]["lost"] == 0
     _, used, _ = await bench(broker, "consume", topic, "--count", "20000", "--idle", "1")
-    assert used["messages"] == {"received": 9001, **CLEAN}
+    assert used["messages"] == {"received": 9000, **CLEAN}
 
 
 async def test_a_subscription_that_goes_on_where_it_was_stopped_has_lost_nothing(broker: Standalone) -> None:
@@ -128,7 +128,7 @@ async def test_messages_that_come_slowly_are_waited_for(broker: Standalone) -> N
     _, used, _ = await bench(broker, "consume", topic, "--idle", "0.2")
     assert used["consumed"]["count"] == 5
     assert used["consumed"]["seconds"] > 2
-    assert used["messages"] == {"received": 6, **CLEAN}
+    assert used["messages"] == {"received": 5, **CLEAN}
 
 
 async def test_what_was_on_its_way_to_another_consumer_is_not_out_of_order(broker: Standalone) -> None:
@@ -155,7 +155,7 @@ async def test_what_was_on_its_way_to_another_consumer_is_not_out_of_order(broke
         await leaver.close()
         _, used, _ = await consuming
     assert used["consumed"]["count"] == 1000
-    assert used["messages"] == {"received": 1001, **CLEAN}
+    assert used["messages"] == {"received": 1000, **CLEAN}
 
 
 async def test_what_comes_in_one_moment_has_no_rate(broker: Standalone) -> None:
@@ -238,7 +238,7 @@ async def test_a_doctored_stream_is_noticed(broker: Standalone) -> None:
     code, used, err = await bench(broker, "consume", "/default/doctored", "--idle", "1", check=False)
     assert code == 1
     assert "1 lost, 5 duplicates, 1 reordered" in err
-    assert used["messages"] == {"received": 1005, **CLEAN, "lost": 1, "duplicates": 5, "reordered": 1}
+    assert used["messages"] == {"received": 1004, **CLEAN, "lost": 1, "duplicates": 5, "reordered": 1}
 
 
 @only_long("more of the same")
@@ -251,7 +251,7 @@ async def test_latency_is_told_for_both_ways(broker: Standalone) -> None:
     for way in ("published", "consumed"):
         latency = told[way]["latency_ms"]
         assert 0 < latency["min"] <= latency["p50"] <= latency["p99"] <= latency["max"]
-    assert told["messages"] == {"received": told["published"]["count"] + 1, **CLEAN}
+    assert told["messages"] == {"received": told["published"]["count"], **CLEAN}
     assert await subscriptions(broker, "/default/both") == []
 
 

@@ -61,7 +61,7 @@ class Count:
     """What has been found so far."""
 
     received: int = 0
-    """All of the load's messages, duplicates too."""
+    """All of the load's messages, duplicates too; without those that tell where a producer has ended."""
     lost: int = 0
     unread: int = 0
     """Did not come, and nobody knows whether it should have."""
@@ -176,7 +176,8 @@ class Tally:
                 _note(account.unacknowledged, (first, first + count))
             return
         count, lowest, highest = len(sequences), min(sequences), max(sequences)
-        self.received += count
+        if stretch.kind is Kind.MESSAGE:
+            self.received += count
         account.firsts[topic] = min(account.firsts.get(topic, lowest), lowest)
         account.next_sequence = max(account.next_sequence, highest + 1)
         by_key = self._key_order is not None and source.keys

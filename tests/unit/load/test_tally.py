@@ -41,7 +41,7 @@ def test_a_stream_as_it_was_sent_is_clean() -> None:
     stream = messages(3 * PAGE)
     count = counted(Tally(), stream[:1000], stream[1000:], [end(3 * PAGE)])
     assert count.is_clean
-    assert (count.received, count.open_ended) == (3 * PAGE + 1, 0)
+    assert (count.received, count.open_ended) == (3 * PAGE, 0)
 
 
 def test_what_is_missing_is_lost() -> None:
@@ -204,7 +204,7 @@ def test_messages_that_came_although_they_were_not_acknowledged_excuse_no_others
     stream = messages(100)
     told = [gap(20, 10), gap(20, 10), end(100, failed=10)]
     count = counted(Tally(), stream[:50] + stream[60:], told)
-    assert (count.lost, count.uncertain, count.received) == (10, 0, 91)
+    assert (count.lost, count.uncertain, count.received) == (10, 0, 90)
     count = counted(Tally(), stream[:20] + stream[25:50] + stream[60:], told)
     assert (count.lost, count.uncertain) == (10, 5)
 
@@ -229,7 +229,7 @@ def test_thousands_of_producers_are_told_apart_without_giving_up_any() -> None:
             tally.take("a", messages(1, source=source, first=sequence))
     for source in sources:
         tally.take("a", [end(4, source=source)])
-    assert tally.count() == Count(received=10_000)
+    assert tally.count() == Count(received=8_000)
     assert len(tally._pages) < MAX_PAGES
     for source in sources:
         tally.take("a", messages(1, source=source, first=2))
