@@ -7,6 +7,8 @@ the last one has left.
 * ``produce``: several producers append to several topics until the kill comes; each acknowledged batch is
   reported on stdout. Producers begin with their first batch that was not acknowledged, as real ones do.
 * ``hand over``: append 22 messages, then seal; the process kills itself at the step that it was told.
+* ``merge``: put each of 22 messages into a segment of its own, then merge them; the same.
+* ``trickle``: put one message after the other into segments, and merge them, until the kill comes.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ import pickle
 import signal
 import struct
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
 
-from sava.metadata.commands import Put
+from sava.metadata.commands import Delete, Put
 from sava.metadata.memory import MemoryStore
 from sava.metadata.store import MetadataStore
 from sava.records import RecordBatch
@@ -71,6 +74,7 @@ class MetadataServer:
         self._store = store
         self._path = path
         self._server: asyncio.Server | None = None
+        self.changes: Counter[str] = Counter()
 
     async def __aenter__(self) -> MetadataServer:
         self._server = await asyncio.start_unix_server(self._serve, self._path)
@@ -84,6 +88,8 @@ class MetadataServer:
         try:
             while True:
                 method, args, kwargs = await _receive(reader)
+                if method == "txn":
+                    self.changes[_name_change(args[1])] += 1
                 try:
                     answer = True, await getattr(self._store, method)(*args, **kwargs)
                 except Exception as error:  # noqa: BLE001 (it belongs to the child)
@@ -98,10 +104,10 @@ class MetadataServer:
 class RemoteMetadata:
     """In the child: as much of a MetadataStore as storage needs."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kill_at: str) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._turn = asyncio.Lock()
-        self._kill_at = kill_at
+        self.kill_at = ""
 
     async def _call(self, method: str, *args: object, **kwargs: object) -> Any:
         async with self._turn:
@@ -119,14 +125,16 @@ class RemoteMetadata:
 
     async def txn(self, compare: object, then: Sequence[object], *args: object, **kwargs: object) -> Any:
         change = _name_change(then)
-        die_if(self._kill_at == f"before {change}")
+        die_if(self.kill_at == f"before {change}")
         answer = await self._call("txn", compare, then, *args, **kwargs)
-        die_if(self._kill_at == f"after {change}")
+        die_if(self.kill_at == f"after {change}")
         return answer
 
 
 def _name_change(operations: Sequence[object]) -> str:
     puts = [operation for operation in operations if isinstance(operation, Put)]
+    if any(isinstance(operation, Delete) for operation in operations):
+        return "replace"
     if any("/objects/" in put.key for put in puts):
         return "register"
     state = msgspec.json.decode(puts[0].value, type=TopicState)
@@ -162,6 +170,14 @@ class KillingStore(ObjectStore):
             die_if(True)
         await super().put_new(key, data)
         die_if(self.kill_at == "after put")
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        die_if(self.kill_at == "before delete")
+        if self.kill_at == "during delete":
+            await super().delete(keys[: len(keys) // 2])
+            die_if(True)
+        await super().delete(keys)
+        die_if(self.kill_at == "after delete")
 
 
 # -- working -----------------------------------------------------------------------------------
@@ -218,21 +234,50 @@ async def hand_over(storage: BrokerStorage, work: Work) -> None:
     await log.seal()
 
 
+async def store_next(storage: BrokerStorage, log: TopicLog) -> None:
+    """One more message, in a segment of its own."""
+    base = await log.append(RecordBatch.encode([b"%d" % log.next_offset], publish_time=1))
+    os.write(1, b"%d\n" % base)
+    await storage.uploader.flush(log._backlog, base + 1)
+
+
+async def merge(storage: BrokerStorage, work: Work, *edges: RemoteMetadata | KillingStore) -> None:
+    log = await storage.open_topic(work.topics[0], epoch=work.epoch)
+    for _ in range(22):
+        await store_next(storage, log)
+    for edge in edges:
+        edge.kill_at = work.kill_at
+    await log.housekeeping.merge_segments(None)
+
+
+async def trickle(storage: BrokerStorage, work: Work) -> None:
+    log = await storage.open_topic(work.topics[0], epoch=work.epoch)
+    while True:
+        await store_next(storage, log)
+        await log.housekeeping.merge_segments(None)
+
+
 async def main() -> None:
     work = msgspec.json.decode(await asyncio.to_thread(sys.stdin.readline), type=Work)
     reader, writer = await asyncio.open_unix_connection(work.metadata)
-    store = KillingStore.open(work.objects)
-    store.kill_at = work.kill_at  # type: ignore[attr-defined]
+    store = cast(KillingStore, KillingStore.open(work.objects))
+    metadata = RemoteMetadata(reader, writer)
+    if work.task != "merge":
+        store.kill_at = metadata.kill_at = work.kill_at
     storage = await BrokerStorage.open(
         LocalDisk(work.directory),
         broker=work.broker,
         store=store,
-        metadata=cast(MetadataStore, RemoteMetadata(reader, writer, work.kill_at)),
+        metadata=cast(MetadataStore, metadata),
         options=OPTIONS,
         fail=lambda failure: os._exit(3),
     )
     if work.task == "produce":
         await produce_all(storage, work)
+    elif work.task == "merge":
+        await merge(storage, work, metadata, store)
+    elif work.task == "trickle":
+        await trickle(storage, work)
     else:
         await hand_over(storage, work)
 

@@ -87,6 +87,7 @@ class World:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata = MemoryStore()
+        self.server = MetadataServer(self.metadata, str(path / "socket"))
         self.epoch = 0
 
     def work(self, task: str, broker: str, **more: object) -> Work:
@@ -126,7 +127,7 @@ class World:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     (tmp_path / "objects").mkdir()
     world = World(tmp_path)
-    async with MetadataServer(world.metadata, str(tmp_path / "socket")):
+    async with world.server:
         yield world
 
 
@@ -262,6 +263,67 @@ async def test_a_hand_over_killed_at_a_step(world: World, step: str) -> None:
         await log.append(numbered(end + 3, end + 5))
         assert await contents(log, min(6, end)) == expected(min(6, end), end + 5)
     await check_orphans(world, topic)
+
+
+# -- at each step of a merge ----------------------------------------------------------------------------
+
+STEPS_OF_A_MERGE = [
+    "before put",
+    "during put",
+    "after put",
+    "before replace",
+    "after replace",
+    "during delete",
+    "after delete",
+]
+
+
+@pytest.mark.parametrize("step", STEPS_OF_A_MERGE)
+async def test_a_merge_killed_at_a_step(world: World, step: str) -> None:
+    child = await Child.start()
+    child.give(world.work("merge", "a", topics=TOPICS[:1], kill_at=step))
+    assert len(await child.reports()) == 22
+    async with world.broker("a") as storage:
+        log = await world.open_topic(storage, TOPICS[0])
+        is_merged = step in ("after replace", "during delete", "after delete")
+        assert len(await log.segments()) == (1 if is_merged else 22)
+        assert await contents(log) == expected(0, 22)
+        await log.append(numbered(22, 23))
+        await storage.uploader.flush(log._backlog, 23)
+        assert await log.housekeeping.merge_segments(None) == (0 if is_merged else 23)
+        assert await contents(log) == expected(0, 23)
+        await check_objects(world, log)
+
+
+async def test_merges_killed_at_random_moments(world: World) -> None:
+    rng = Random(seed := time.time_ns())
+    print(f"seed {seed}")
+    end = 0
+    for _ in range(LIVES // 2):
+        child = await Child.start()
+        child.give(world.work("trickle", "a", topics=TOPICS[:1]))
+        first = int(await child.first_report())
+        assert first == end
+        await asyncio.sleep(rng.uniform(0.0, 0.5))  # the time of the kill is the point
+        child.kill()
+        told = len(await child.reports()) + 1
+        async with world.broker("a") as storage:
+            log = await world.open_topic(storage, TOPICS[0])
+            end = log.next_offset
+            assert end >= first + told
+            assert await contents(log) == expected(0, end)
+            assert len(await log.segments()) < 60, "few, however many there were"
+            await check_objects(world, log)
+    assert world.server.changes["replace"] > 1, f"of {world.server.changes}"
+
+
+async def check_objects(world: World, log: TopicLog) -> None:
+    """After a sweep, the folder has what is registered and nothing else."""
+    await log._parts.uploader.flush(log._backlog, log.next_offset)
+    await log.housekeeping.sweep_orphans(now_ms=1 << 50)
+    store = ObjectStore.open(f"file://{world.path}/objects")
+    registered = [segment.key for segment in await log.segments()]
+    assert sorted([info.key async for info in store.list("topics")]) == registered
 
 
 async def check_orphans(world: World, topic: TopicKey) -> None:

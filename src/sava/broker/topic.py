@@ -358,6 +358,12 @@ class Topic:
                 )
         return len(dropped)
 
+    async def merge_segments(self) -> int:
+        """Make few of many small segments; returns how many went into larger ones."""
+        if self.log is None:
+            return 0
+        return await self.log.housekeeping.merge_segments(self._limits.of(self.name).retention)
+
     async def hand_over(self, *, timeout: float) -> int:
         """Let go of the topic so that any broker can go on: returns the exclusive end (0 if nothing is kept),
         below which everything is in segments. Everybody who uses the topic here gets TopicMoved.

@@ -132,6 +132,11 @@ class Topics:
         self._prepared = asyncio.Event()
         self._is_closing = False
 
+    @property
+    def merged_segments(self) -> int:
+        """That went into larger ones."""
+        return self._upkeep.merged_segments
+
     # -- running -----------------------------------------------------------------------------
 
     async def start(self) -> None:

@@ -31,6 +31,7 @@ class TopicsOptions:
     cursor_interval_s: float = 1.0
     tend_interval_s: float = 30.0
     retention_interval_s: float = 60.0
+    merge_interval_s: float = 60.0
     sweep_interval_s: float = 3600.0
     parallel: int = 8
     """Topics that are loaded, tended or deleted at a time in the background."""
@@ -52,12 +53,20 @@ class Upkeep:
         self._storage = storage
         self._keeper = keeper
         self._options = options
+        self.merged_segments = 0
+        """That went into larger ones."""
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """That run until they are cancelled."""
-        return [self._tend(), self._retain(), self._sweep()]
+        return [self._tend(), self._retain(), self._merge(), self._sweep()]
 
-    async def each(self, names: Iterable[TopicName], work: Callable[[TopicName], Awaitable[object]]) -> None:
+    async def each(
+        self,
+        names: Iterable[TopicName],
+        work: Callable[[TopicName], Awaitable[object]],
+        *,
+        parallel: int | None = None,
+    ) -> None:
         """A few at a time; one that fails is no reason to leave the others."""
         waiting = iter(names)
 
@@ -68,7 +77,7 @@ class Upkeep:
                 except FAILURES as error:
                     log.warning("topics: failed topic=%s error=%s: %s", name, type(error).__name__, error)
 
-        await asyncio.gather(*(take_turns() for _ in range(self._options.parallel)))
+        await asyncio.gather(*(take_turns() for _ in range(parallel or self._options.parallel)))
 
     async def release_leftovers(self) -> None:
         """What the journal holds of topics that no longer exist, or live elsewhere."""
@@ -111,6 +120,17 @@ class Upkeep:
         if topic is not None:
             await topic.enforce_retention(time.time_ns() // 1_000_000)
 
+    async def _merge(self) -> None:
+        """One topic after the other: each has the messages of a merge in memory."""
+        while True:
+            await asyncio.sleep(self._options.merge_interval_s)
+            await self.each(list(self._loaded), self._merge_segments, parallel=1)
+
+    async def _merge_segments(self, name: TopicName) -> None:
+        topic = self._loaded.get(name)
+        if topic is not None:
+            self.merged_segments += await topic.merge_segments()
+
     async def _sweep(self) -> None:
         """Objects that nothing names: a broker died between an upload and its registration."""
         while True:
@@ -120,6 +140,6 @@ class Upkeep:
     async def _sweep_orphans(self, name: TopicName) -> None:
         topic = self._loaded.get(name)
         if topic is not None and topic.log is not None:
-            count = await topic.log.sweep_orphans(now_ms=time.time_ns() // 1_000_000)
+            count = await topic.log.housekeeping.sweep_orphans(now_ms=time.time_ns() // 1_000_000)
             if count:
                 log.info("topics: objects that nothing named were deleted topic=%s count=%d", name, count)

@@ -70,6 +70,11 @@ class TopicsCollector(Collector):
             "Topics whose last attempt to write a segment came to nothing.",
             uploader.failing,
         )
+        yield CounterMetricFamily(
+            "sava_segment_merged",
+            "Small segments that went into larger ones.",
+            value=self._topics.merged_segments,
+        )
 
 
 def _of_topics(topics: Part) -> Iterable[Metric]:

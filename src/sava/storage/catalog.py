@@ -204,9 +204,35 @@ class Catalog:
 
         return await self._change(decide)
 
-    async def _check_registered(self, segment: Segment) -> None:
+    async def replace(self, parts: Sequence[Segment], merged: Segment, *, epoch: int) -> TopicState:
+        """Name one verified segment in the place of neighbours that hold the same messages. Repeating
+        succeeds. Raises Fenced, SegmentConflict (the topic does not have them any more; nothing was changed,
+        nor will be)."""
+        if (merged.start, merged.end) != (parts[0].start, parts[-1].end) or merged.epoch != epoch:
+            raise ValueError(f"{merged} is no segment of epoch {epoch} for {parts[0]} to {parts[-1]}")
+        first, *others = (keys.segment_key(self.topic, part.start) for part in parts)
+
+        async def decide(held: Held) -> TopicState | Change:
+            state = self._own(held, epoch)
+            # What the state says and what is found now are of one moment if the transaction succeeds.
+            if await self._is_registered(merged):
+                return state
+            for part in parts:
+                if not await self._is_registered(part):
+                    raise SegmentConflict(
+                        f"topic {self.topic.path}: {part.key} is not registered any more; "
+                        f"{merged.key} cannot take its place"
+                    )
+            return Change(state, (Put(first, msgspec.json.encode(merged)), *map(Delete, others)))
+
+        return await self._change(decide)
+
+    async def _is_registered(self, segment: Segment) -> bool:
         kv = await self._metadata.get(keys.segment_key(self.topic, segment.start))
-        if kv is None or decode_record(kv.key, kv.value, Segment) != segment:
+        return kv is not None and decode_record(kv.key, kv.value, Segment) == segment
+
+    async def _check_registered(self, segment: Segment) -> None:
+        if not await self._is_registered(segment):
             raise SegmentConflict(
                 f"topic {self.topic.path}: offsets {segment.start}..{segment.end} are registered already, "
                 f"with other content than {segment.key}"

@@ -9,11 +9,13 @@ The cluster works on while it is looked at, so what looks wrong may only be new:
     descriptors, then the state   a segment is registered in between: looks like a gap. Every change writes
                                   the state record, so the records are read again until its revision is the
                                   same before and after.
-    descriptor, then its object   retention has dropped both in between: looks like a loss. The descriptor is
-                                  read again; only one that still stands accuses.
+    descriptor, then its object   retention has dropped both in between, or a merge has replaced them: looks
+                                  like a loss. The descriptor is read again; only one that still stands
+                                  accuses.
     objects, then descriptors     in this order an upload that is registered in between is known in time.
                                   What nothing names and could still be registered (``orphans``) is not
                                   wrong; what was listed and has been deleted since is not there to be wrong.
+                                  What a merge has written or replaced is looked at again a moment later.
 
 Memory: the names of the objects in question, the records of one topic, and a few row groups.
 """
@@ -57,6 +59,8 @@ _ATTEMPTS: Final = 16
 _PARALLEL: Final = 4
 """Segments verified side by side: enough to hide the way to a distant store, and no more than a few of their
 chunks in memory."""
+_MERGE_S: Final = 1.0
+"""Within which a merge names or deletes its objects, unless it was cut short."""
 
 
 class Records(Protocol):
@@ -115,6 +119,11 @@ class TopicView(msgspec.Struct, frozen=True, kw_only=True):
     def is_empty(self) -> bool:
         """There is no such topic, or not any more."""
         return self.state is None and not self.segments and not self.unreadable
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Of the objects that are named."""
+        return frozenset(segment.key for segment in self.segments)
 
     def faults(self) -> Iterator[str]:
         """What is wrong with the records by themselves."""
@@ -359,15 +368,22 @@ class Verification:
         return ""
 
     async def _orphans(self, name: TopicName, view: TopicView | None) -> AsyncIterator[str]:
-        state = None if view is None else view.state
-        named = set() if view is None else {segment.key for segment in view.segments}
+        left: list[ObjectInfo] = []
         for object_name, info in self._listed.pop(name, ()):
-            if info.key in named:
+            if view is not None and info.key in view.keys:
                 continue
+            state = None if view is None else view.state
             is_current = state is not None and object_name.topic.topic_id == state.topic_id
             if is_current and can_be_registered(object_name, state):
                 self.unregistered += 1
             elif await self._is_there(info.key):
+                left.append(info)
+        if left and view is not None:
+            # A merge writes an object before it is named, and deletes those that are not named any more.
+            await asyncio.sleep(_MERGE_S)
+            view = await read_topic(self._records, name)
+        for info in left:
+            if (view is None or info.key not in view.keys) and await self._is_there(info.key):
                 yield f"no descriptor names the object {info.key} ({info.size} bytes)"
 
     async def _is_there(self, key: str) -> bool:

@@ -77,6 +77,7 @@ async def write_segment(
         min_publish_time=encoded.min_publish_time,
         max_publish_time=encoded.max_publish_time,
         created_ms=created_ms,
+        raw_bytes=encoded.raw_bytes,
     )
     await store.put_new(segment.key, encoded.chunks)
     await _check_bytes(store, segment)

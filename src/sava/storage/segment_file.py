@@ -78,6 +78,7 @@ class Encoded(NamedTuple):
 
     chunks: Sequence[bytes]
     size: int
+    raw_bytes: int
     start: int
     end: int
     crc32c: int
@@ -100,14 +101,17 @@ def encode(topic: TopicKey, epoch: int, batches: Sequence[RecordBatch]) -> Encod
     facts = {"topic_id": topic.topic_id, "epoch": epoch, "start": start, "end": end, "format": FORMAT_VERSION}
     schema = SCHEMA.with_metadata({f"sava.{name}": str(value) for name, value in facts.items()})
     sink = _Chunks()
+    raw_bytes = 0
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, **_WRITER_OPTIONS) as writer:
         for rows in row_groups(batches):
+            raw_bytes += rows.nbytes
             writer.write_table(rows.replace_schema_metadata(schema.metadata), row_group_size=ROW_GROUP_ROWS)
     sink.flush_pending()
     footer = sink.last(int.from_bytes(sink.last(8)[:4], "little") + 8)
     return Encoded(
         chunks=sink.chunks,
         size=sink.tell(),
+        raw_bytes=raw_bytes,
         start=start,
         end=end,
         crc32c=sink.crc32c,

@@ -15,8 +15,9 @@ has it. What no place has is ``DataGap``, never the next offset that happens to 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from operator import attrgetter
 from typing import Final, cast
 
 import pyarrow.compute as pc
@@ -36,8 +37,8 @@ many readers."""
 
 class KnownSegments:
     """The descriptors of a topic as its owner knows them. The owner is the one who adds to them, so they are
-    read from the catalog once, when first needed; what retention has removed since is found out by asking
-    again."""
+    read from the catalog once, when first needed; what retention has removed since, or what was merged, is
+    found out by asking again."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -46,6 +47,15 @@ class KnownSegments:
     def registered(self, segment: Segment) -> None:
         if self._segments is not None:
             self._segments.append(segment)
+
+    def merged(self, parts: Sequence[Segment], merged: Segment) -> None:
+        if self._segments is None:
+            return
+        index = bisect_right(self._segments, merged.start, key=_start) - 1
+        if self._segments[index : index + len(parts)] == list(parts):
+            self._segments[index : index + len(parts)] = [merged]
+        else:
+            self.forget()
 
     def forget(self) -> None:
         """They may have changed: ask the catalog next time."""
@@ -66,8 +76,11 @@ class KnownSegments:
         return _holding(await self.all(), offset) or _holding(await self.again(), offset)
 
 
+_start: Final = attrgetter("start")
+
+
 def _holding(segments: list[Segment], offset: int) -> Segment | None:
-    index = bisect_right(segments, offset, key=lambda segment: segment.start) - 1
+    index = bisect_right(segments, offset, key=_start) - 1
     return segments[index] if index >= 0 and offset < segments[index].end else None
 
 
@@ -134,7 +147,13 @@ class TieredReader:
                     position = batch.next_offset
                     yield batch
         except ObjectMissing as missing:
-            raise await self._missing(position, str(missing)) from missing
+            if not await self._is_merged(segment):
+                raise await self._missing(position, str(missing)) from missing
+
+    async def _is_merged(self, segment: Segment) -> bool:
+        """Whether another segment has what this one had: whoever reads goes on there."""
+        found = _holding(await self._segments.again(), segment.end - 1)
+        return found is not None and found.key != segment.key
 
     async def _missing(self, offset: int, detail: str) -> OffsetOutOfRange | DataGap:
         """Retention removes descriptors before objects: what no descriptor names was let go, and what one
@@ -149,7 +168,12 @@ class TieredReader:
         segments = await self._segments.all()
         for segment in segments:
             if segment.max_publish_time >= publish_time:
-                found = await self._reader.offset_at(segment, publish_time)
+                try:
+                    found = await self._reader.offset_at(segment, publish_time)
+                except ObjectMissing as missing:
+                    if segment in await self._segments.again():
+                        raise await self._missing(segment.start, str(missing)) from missing
+                    return await self.offset_at(publish_time, end)
                 if found is not None:
                     return found
         stored_end = segments[-1].end if segments else 0

@@ -47,12 +47,12 @@ from functools import partial
 
 from sava.errors import RetryableError
 from sava.records import Header, RecordBatch
-from sava.storage import orphans, retention
 from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.chain_keeping import ChainKeeper
 from sava.storage.chains import Link
 from sava.storage.errors import DataGap, Fenced, OffsetOutOfRange
+from sava.storage.housekeeping import Housekeeping
 from sava.storage.journal import Journal
 from sava.storage.journal_index import JournalCorrupt
 from sava.storage.objectstore import ObjectStore
@@ -146,6 +146,16 @@ class TopicLog:
         self._segments = KnownSegments(catalog)
         self._tiers = TieredReader(
             topic, recent=self._recent, journal=parts.journal, segments=self._segments, reader=parts.reader
+        )
+        self.housekeeping = Housekeeping(
+            catalog,
+            parts.store,
+            parts.reader,
+            self._segments,
+            epoch=epoch,
+            segment_bytes=parts.uploader.options.segment_bytes,
+            threads=parts.uploader.threads,
+            fence=self.fence,
         )
         self._backlog = Backlog(
             topic,
@@ -432,30 +442,10 @@ class TopicLog:
         self, policy: RetentionPolicy, *, now_ms: int, keep_from: int | None = None
     ) -> list[Segment]:
         """Drop the segments that the policy lets go (see ``retention.enforce``); returns them."""
-        try:
-            dropped = await retention.enforce(
-                self._catalog,
-                self._parts.store,
-                policy,
-                epoch=self.epoch,
-                now_ms=now_ms,
-                keep_from=keep_from,
-            )
-        except Fenced as error:
-            self.fence(error)
-            raise
-        finally:
-            self._segments.forget()  # also after a failure: the descriptors may be gone already
+        dropped = await self.housekeeping.enforce_retention(policy, now_ms=now_ms, keep_from=keep_from)
         if dropped:
             self._backlog.starts_at(dropped[-1].end)
         return dropped
-
-    async def sweep_orphans(self, *, now_ms: int) -> int:
-        """Delete objects that nothing names and nothing can name any more, those of earlier topics of this
-        name included; returns how many went."""
-        store = self._parts.store
-        swept = await orphans.sweep(self._catalog, store, now_ms=now_ms)
-        return len(swept + await orphans.sweep_predecessors(self._catalog, store, now_ms=now_ms))
 
     # -- ending ------------------------------------------------------------------------------
 
@@ -528,10 +518,12 @@ class TopicLog:
 
     def _registered(self, segment: Segment) -> None:
         self._segments.registered(segment)
+        self.housekeeping.registered()
         self._producers.chains.keep(self._backlog.state.producers)
 
     def _let_go(self) -> None:
         self._rest.close()
+        self.housekeeping.close()
         self.chains.close()
         self._parts.uploader.detach(self._backlog)
         self._recent.drop()

@@ -44,8 +44,10 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     min_publish_time: int
     max_publish_time: int
     created_ms: int
-    """By the clock of the broker that wrote it. Retention goes by this: publish times are the producers' to
-    choose."""
+    """By the clock of the broker that wrote it; of a merged one, the latest of its parts. Retention goes by
+    this: publish times are the producers' to choose."""
+    raw_bytes: int = 0
+    """Before compression. 0: not known."""
 
 
 class ProducerState(msgspec.Struct, frozen=True, array_like=True):

@@ -184,7 +184,7 @@ class Uploader:
         """Attempts that came to nothing."""
         self._backlogs: set[Backlog] = set()
         self._woken = asyncio.Event()
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="sava-upload")
+        self.threads = ThreadPoolExecutor(1, thread_name_prefix="sava-upload")
         """One: malloc keeps the memory of a segment for every thread that has ever made one."""
         self._task = spawn(self._run(), name="sava-uploader")
 
@@ -221,7 +221,7 @@ class Uploader:
     async def close(self) -> None:
         """Stop at once: what is not registered stays in the journal."""
         await cancelled(self._task)
-        await asyncio.to_thread(self._threads.shutdown)
+        await asyncio.to_thread(self.threads.shutdown)
 
     # -- the task ----------------------------------------------------------------------------
 
@@ -310,14 +310,14 @@ class Uploader:
     async def _write(self, backlog: Backlog) -> _Written:
         batches = await self._collect(backlog)
         headers = [batch.header for batch in batches]
-        marks = await marks_of(batches, backlog.producers.chains, self._threads)
+        marks = await marks_of(batches, backlog.producers.chains, self.threads)
         writing = write_segment(
             self._store,
             backlog.topic,
             epoch=backlog.epoch,
             batches=batches,
             created_ms=time.time_ns() // 1_000_000,
-            threads=self._threads,
+            threads=self.threads,
         )
         del batches  # once encoded, they are not held while the object is on its way
         segment = await writing
