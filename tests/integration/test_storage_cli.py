@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +21,7 @@ from sava.services.admin_client import AdminClient
 from sava.storage import keys
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.catalog import Catalog
+from sava.storage.hold import StorageHeld
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import Segment, TopicKey
 from sava.wal import LocalDisk
@@ -114,6 +116,22 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with Cluster(1, tmp_path) as cluster:
         await cluster.init()
         yield World(cluster.brokers[0], tmp_path)
+
+
+async def test_an_operator_holds_segments_to_copy_them(world: World) -> None:
+    await world.fill(world.url)
+    catalog = Catalog(world.metadata, ORDERS)
+    _, said, _ = await world.sava("hold", "--minutes", "5")
+    assert said.startswith("segments stay as they are until 20")
+    _, said, _ = await world.sava("hold", "-o", "json")
+    assert datetime.fromisoformat(json.loads(said)["until"]) > datetime.now(UTC) + timedelta(minutes=50)
+    with pytest.raises(StorageHeld):
+        await catalog.drop(epoch=4, before=10)
+    _, said, _ = await world.sava("release")
+    assert said == "segments are not held any more\n"
+    _, said, _ = await world.sava("release", "-o", "json")
+    assert json.loads(said) == {"was_held": False}
+    assert len(await catalog.drop(epoch=4, before=10)) == 1
 
 
 async def test_an_operator_looks_at_what_is_stored(world: World) -> None:

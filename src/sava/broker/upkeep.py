@@ -112,8 +112,16 @@ class Upkeep:
         while True:
             await asyncio.sleep(self._options.retention_interval_s)
             # Stored positions first: after a crash a subscription begins at the stored one, which must exist.
-            if await self._keeper.flush():
+            if not await self._is_held() and await self._keeper.flush():
                 await self.each(list(self._loaded), self._enforce_retention)
+
+    async def _is_held(self) -> bool:
+        """Whether segments are to stay as they are. Not known: the same."""
+        try:
+            return await self._storage.is_held(now_ms=time.time_ns() // 1_000_000)
+        except FAILURES as error:
+            log.warning("topics: segments stay as they are error=%s: %s", type(error).__name__, error)
+            return True
 
     async def _enforce_retention(self, name: TopicName) -> None:
         topic = self._loaded.get(name)
@@ -124,7 +132,8 @@ class Upkeep:
         """One topic after the other: each has the messages of a merge in memory."""
         while True:
             await asyncio.sleep(self._options.merge_interval_s)
-            await self.each(list(self._loaded), self._merge_segments, parallel=1)
+            if not await self._is_held():
+                await self.each(list(self._loaded), self._merge_segments, parallel=1)
 
     async def _merge_segments(self, name: TopicName) -> None:
         topic = self._loaded.get(name)

@@ -1,4 +1,5 @@
-"""``sava storage``: what storage holds of topics, and whether it is what it says. Nothing here changes it.
+"""``sava storage``: what storage holds of topics, whether it is what it says, and that it stays so while
+somebody copies it. Nothing here changes it.
 
 Two sources. With ``--journal`` the directory of a stopped broker; otherwise the descriptors in the metadata
 store, asked of any broker, and the objects that they describe.
@@ -6,14 +7,20 @@ store, asked of any broker, and the objects that they describe.
 
 from __future__ import annotations
 
+import json
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sava.cli.output import Format, Output, RawFormat
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.cli.output import Format, Output, RawFormat, print_json, print_line
+from sava.proto import admin_pb2 as pb
+from sava.storage.hold import KEY as HOLD
 
-app = typer.Typer(help="Look at stored messages and verify them.", no_args_is_help=True)
+app = typer.Typer(help="Look at stored messages, verify and back them up.", no_args_is_help=True)
 
 Topic = Annotated[str, typer.Option("--topic", metavar="/NS/TOPIC", help="One topic only.")]
 Url = Annotated[
@@ -106,6 +113,37 @@ def dump(
     if not topic.isdigit():
         raise typer.BadParameter("a journal knows topics by their id: see sava storage inspect --journal DIR")
     work.dump_journal(journal, int(topic), wanted)
+
+
+@app.command()
+def hold(
+    minutes: Annotated[float, typer.Option(min=0.1, help="It ends by itself after so long.")] = 60,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Keep all segments as they are, so that metadata and objects can be copied and fit together.
+
+    Retention and the merging of small segments wait; publishing and consuming go on. Repeat it for more
+    time."""
+    until_ms = time.time_ns() // 1_000_000 + round(minutes * 60_000)
+    request = pb.PutRequest(key=HOLD, value=json.dumps({"until_ms": until_ms}).encode())
+    run(admin, lambda client: client.call(client.meta.Put, request))
+    until = datetime.fromtimestamp(until_ms / 1000, UTC).isoformat(timespec="seconds")
+    if output is Format.JSON:
+        print_json({"until": until})
+    else:
+        print_line(f"segments stay as they are until {until}; `sava storage release` ends it")
+
+
+@app.command()
+def release(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """End what `sava storage hold` began. Repeating it is harmless."""
+    response = run(admin, lambda client: client.call(client.meta.Delete, pb.DeleteRequest(key=HOLD)))
+    was_held = bool(response.prev)
+    if output is Format.JSON:
+        print_json({"was_held": was_held})
+    else:
+        print_line("segments are not held any more" if was_held else "segments were not held")
 
 
 def _alone(**others: str) -> None:

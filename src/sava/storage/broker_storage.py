@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from sava.errors import RetryableError
 from sava.metadata.store import MetadataStore
-from sava.storage import retention
+from sava.storage import hold, retention
 from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced
@@ -106,6 +106,10 @@ class BrokerStorage:
         being trimmed until they are opened, let go (``release_leftovers``), or discarded by somebody who
         knows that they are gone."""
         return [topic_id for topic_id in self._journal.topic_ids if not self._is_in_use(topic_id)]
+
+    async def is_held(self, *, now_ms: int) -> bool:
+        """Whether segments are to stay as they are (see ``hold``)."""
+        return await hold.is_on(self._metadata, now_ms=now_ms)
 
     def _is_in_use(self, topic_id: int) -> bool:
         log = self._topics.get(topic_id)

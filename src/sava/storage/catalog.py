@@ -38,7 +38,7 @@ import msgspec
 from sava.metadata.commands import Compare, Delete, Operation, Put, Relation, Target
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.store import LocalView, MetadataStore
-from sava.storage import keys
+from sava.storage import hold, keys
 from sava.storage.chains import with_later_chains
 from sava.storage.errors import (
     CatalogBusy,
@@ -206,8 +206,8 @@ class Catalog:
 
     async def replace(self, parts: Sequence[Segment], merged: Segment, *, epoch: int) -> TopicState:
         """Name one verified segment in the place of neighbours that hold the same messages. Repeating
-        succeeds. Raises Fenced, SegmentConflict (the topic does not have them any more; nothing was changed,
-        nor will be)."""
+        succeeds. Raises Fenced, StorageHeld, SegmentConflict (the topic does not have them any more; nothing
+        was changed, nor will be)."""
         if (merged.start, merged.end) != (parts[0].start, parts[-1].end) or merged.epoch != epoch:
             raise ValueError(f"{merged} is no segment of epoch {epoch} for {parts[0]} to {parts[-1]}")
         first, *others = (keys.segment_key(self.topic, part.start) for part in parts)
@@ -225,7 +225,7 @@ class Catalog:
                     )
             return Change(state, (Put(first, msgspec.json.encode(merged)), *map(Delete, others)))
 
-        return await self._change(decide)
+        return await self._change(decide, unless_held=True)
 
     async def _is_registered(self, segment: Segment) -> bool:
         kv = await self._metadata.get(keys.segment_key(self.topic, segment.start))
@@ -312,13 +312,13 @@ class Catalog:
         """Retention: remove the descriptors of whole segments that end at or before ``before`` and move
         ``start``; returns them so that the objects can be deleted afterwards (descriptors first: a reader
         never finds a descriptor without its object for long, and a crash in between leaves an orphan, not a
-        hole)."""
+        hole). Raises Fenced, StorageHeld."""
 
         def choose(held: Held, segments: list[Segment]) -> list[Segment]:
             self._own(held, epoch)
             return [segment for segment in segments if segment.end <= before]
 
-        return await self._remove(choose, with_state=False)
+        return await self._remove(choose, with_state=False, unless_held=True)
 
     async def delete_all(self) -> list[Segment]:
         """The topic is deleted: all descriptors and the state, in bounded steps, each of which leaves a
@@ -341,7 +341,11 @@ class Catalog:
         return await self._remove(choose, with_state=True)
 
     async def _remove(
-        self, choose: Callable[[Held, list[Segment]], list[Segment] | None], *, with_state: bool
+        self,
+        choose: Callable[[Held, list[Segment]], list[Segment] | None],
+        *,
+        with_state: bool,
+        unless_held: bool = False,
     ) -> list[Segment]:
         """Remove the chosen descriptors, which are the oldest ones, from the front; at last the state record,
         if it goes too. ``choose`` returns None when there is nothing left to do."""
@@ -355,15 +359,20 @@ class Catalog:
                 still_there = {segment.key for segment in segments}
                 return [segment for key, segment in attempted.items() if key not in still_there]
             if held.revision == refused:
-                await _after(unknown, self._check_guard())
+                await _after(unknown, self._check_others(unless_held))
             attempted.update((segment.key, segment) for segment in chosen)
             try:
-                refused = await _after(unknown, self._remove_in_steps(held, chosen, with_state))
+                refused = await _after(
+                    unknown,
+                    self._remove_in_steps(held, chosen, with_state=with_state, unless_held=unless_held),
+                )
             except OutcomeUnknown as error:
                 unknown = error
         raise unknown or self._busy()
 
-    async def _remove_in_steps(self, held: Held, chosen: list[Segment], with_state: bool) -> int | None:
+    async def _remove_in_steps(
+        self, held: Held, chosen: list[Segment], *, with_state: bool, unless_held: bool
+    ) -> int | None:
         """Stops at the first step that is refused; returns the revision of the state that it found."""
         state, revision = held
         assert state is not None
@@ -377,7 +386,7 @@ class Catalog:
             else:
                 state = msgspec.structs.replace(state, start=step[-1].end)
                 operations.append(Put(self._state_key, msgspec.json.encode(state)))
-            result = await self._metadata.txn(self._conditions(revision), operations)
+            result = await self._metadata.txn(self._conditions(revision, unless_held), operations)
             if not result.succeeded:
                 return revision
             revision = result.revision
@@ -385,7 +394,9 @@ class Catalog:
 
     # -- the way of every change ---------------------------------------------------------------
 
-    async def _change(self, decide: Callable[[Held], Awaitable[TopicState | Change]]) -> TopicState:
+    async def _change(
+        self, decide: Callable[[Held], Awaitable[TopicState | Change]], *, unless_held: bool = False
+    ) -> TopicState:
         """``decide`` sees the state and returns it when there is nothing (more) to do, or what to change, or
         raises."""
         unknown: OutcomeUnknown | None = None
@@ -396,12 +407,14 @@ class Catalog:
             if isinstance(decision, TopicState):
                 return decision
             if held.revision == refused:
-                await _after(unknown, self._check_guard())
+                await _after(unknown, self._check_others(unless_held))
             put = Put(self._state_key, msgspec.json.encode(decision.state))
             try:
                 result = await _after(
                     unknown,
-                    self._metadata.txn(self._conditions(held.revision), (put, *decision.operations)),
+                    self._metadata.txn(
+                        self._conditions(held.revision, unless_held), (put, *decision.operations)
+                    ),
                 )
             except OutcomeUnknown as error:
                 unknown = error
@@ -411,16 +424,20 @@ class Catalog:
             refused = held.revision
         raise unknown or self._busy()
 
-    def _conditions(self, revision: int) -> tuple[Compare, ...]:
-        """That the state is the one that was read, and its owner the owner."""
+    def _conditions(self, revision: int, unless_held: bool) -> tuple[Compare, ...]:
+        """That the state is the one that was read, its owner the owner, and that segments may go."""
         unchanged = Compare(self._state_key, Target.MOD_REVISION, Relation.EQUAL, revision)
-        return (unchanged,) if self._guard is None else (unchanged, self._guard.holds)
+        owned = () if self._guard is None else (self._guard.holds,)
+        return (unchanged, *owned, hold.IS_NONE) if unless_held else (unchanged, *owned)
 
-    async def _check_guard(self) -> None:
-        """A transaction was refused although the state is as it was read, so the guard's part did not hold.
-        Raises Fenced if it never will again, which holds for earlier transactions of unknown outcome too."""
+    async def _check_others(self, unless_held: bool) -> None:
+        """A transaction was refused although the state is as it was read, so another condition did not hold.
+        Raises Fenced if the guard's never will again, which holds for earlier transactions of unknown outcome
+        too; StorageHeld."""
         if self._guard is not None and not await self._guard.still_holds():
             raise Fenced(self.topic.path, 0, 0, "it has another owner by now")
+        if unless_held:
+            await hold.check(self._metadata)
 
     def _busy(self) -> CatalogBusy:
         return CatalogBusy(

@@ -124,7 +124,9 @@ async def merge(
     try:
         await catalog.replace(parts, merged, epoch=epoch)
     except (SegmentConflict, TopicGone):
-        await store.delete([merged.key])  # it will never be named, and is seen by whoever lists the folder
+        # It will never be named, by whatever transaction is still on its way, and whoever lists the folder
+        # would count its messages too. After any other error it may be named; if it is not, it is swept.
+        await store.delete([merged.key])
         raise
     await store.delete([part.key for part in parts])
     return merged

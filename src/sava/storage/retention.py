@@ -7,7 +7,7 @@ which is a hole.
 A segment's age counts from when it was stored, by the clock of the broker that stored it. Publish times are
 the producers' to choose: one message from a machine whose clock is a year ahead would keep its segment for a
 year, and a backfill of old data would be deleted as soon as it arrived. So a message lives at least as long
-as the policy says, and at most as long again as its segment was open.
+as the policy says, and at most as much longer as its segment was open, or holds an age of (``housekeeping``).
 
 Only what the catalog has is ever dropped: the tail of an open topic is in its owner's journal and no concern
 of retention.

@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sava.broker import specs
@@ -31,7 +32,7 @@ from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.topic import TopicSchema
 from sava.schemas.types import Policy
-from sava.storage import keys
+from sava.storage import hold, keys
 from sava.storage.errors import Fenced, ObjectStoreUnavailable
 from sava.storage.topic_log import TopicClosed
 from tests.unit.broker.lives import (
@@ -423,6 +424,30 @@ class TestRetention:
                 await stored(topic, end)
             await until(lambda: topic.describe().start_offset == 1)
             assert await world.object_count() == 1
+
+
+class TestMerging:
+    async def test_small_segments_are_merged_by_themselves_unless_they_are_held(self, world: World) -> None:
+        often = TopicsOptions(merge_interval_s=0.02)
+        await world.metadata.put(hold.KEY, msgspec.json.encode(hold.Hold(until_ms=1 << 50)))
+        async with world.topics(options=often, storage=EAGER) as topics:
+            topic = await topics.get_or_create(ORDERS, True)
+            for end in range(1, 9):
+                await topic.append(RecordBatch.encode([b"%d" % end], publish_time=1))
+                await stored(topic, end)
+            await asyncio.sleep(0.1)
+            assert (await world.object_count(), topics.merged_segments) == (8, 0)
+
+            await world.metadata.delete(hold.KEY)
+            await until(lambda: topics.merged_segments == 8)
+            assert await world.object_count() == 1
+            assert topic.log is not None
+            read = [payload async for batch in topic.log.read(0) for payload in batch.payloads()]
+            assert read == [b"%d" % end for end in range(1, 9)]
+
+    async def test_topics_without_segments_are_left_alone(self, world: World) -> None:
+        async with world.topics() as topics:
+            assert await (await topics.get_or_create(ORDERS, False)).merge_segments() == 0
 
 
 class TestSchemas:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import MemoryStore as MemoryBackend
 
-from sava.storage import merging
+from sava.storage import hold, merging
 from sava.storage.broker_storage import StorageOptions
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced, ObjectStoreUnavailable, SegmentConflict, TopicGone
@@ -310,6 +310,70 @@ async def test_whatever_fails_every_message_is_in_one_segment(
     assert await everything(catalog, store) == list(range(30))
     await sweep(catalog, store, now_ms=FAR)
     assert await keys(store) == [each.key for each in await catalog.segments()]
+
+
+# -- held --------------------------------------------------------------------------------------
+
+
+async def held(metadata: FaultyMetadata, until_ms: int = FAR) -> None:
+    await metadata._real.put(hold.KEY, msgspec.json.encode(hold.Hold(until_ms=until_ms)))
+
+
+async def test_what_is_held_is_neither_merged_nor_dropped(
+    catalog: Catalog, store: ObjectStore, metadata: FaultyMetadata
+) -> None:
+    parts = await three(catalog, store)
+    await held(metadata)
+    with pytest.raises(hold.StorageHeld, match="sava storage release"):
+        await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+    with pytest.raises(hold.StorageHeld):
+        await catalog.drop(epoch=1, before=10)
+    fourth = await write(store, 30, 40)
+    await catalog.register(fourth, epoch=1, producers=(), origins=())
+    assert await catalog.segments() == [*parts, fourth]
+    await metadata._real.delete(hold.KEY)
+    merged = await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+    assert await catalog.segments() == [merged, fourth]
+
+
+@pytest.mark.parametrize("change", ["merge", "drop"])
+async def test_a_hold_that_comes_at_the_last_moment_counts(
+    catalog: Catalog, store: ObjectStore, metadata: FaultyMetadata, change: str
+) -> None:
+    """It was looked whether there is one; it comes; the transaction is sent."""
+    parts = await three(catalog, store)
+    metadata.plan("txn", before(lambda: held(metadata)))
+    changing: Awaitable[Any] = (
+        merge(parts, catalog, store, SegmentReader(store), epoch=1)
+        if change == "merge"
+        else catalog.drop(epoch=1, before=10)
+    )
+    with pytest.raises(hold.StorageHeld):
+        await changing
+    assert await catalog.segments() == parts
+    assert await everything(catalog, store) == list(range(30))
+
+
+async def test_a_merge_that_came_before_the_hold_is_done(
+    catalog: Catalog, store: ObjectStore, metadata: FaultyMetadata
+) -> None:
+    """It took effect, its answer was lost, and then came the hold: the object is named and must stay."""
+    parts = await three(catalog, store)
+    metadata.plan("txn", lambda call: after(lambda: held(metadata))(lambda: lose_answer(UNKNOWN)(call)))
+    merged = await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+    assert await catalog.segments() == [merged]
+    assert await everything(catalog, store) == list(range(30))
+
+
+async def test_a_hold_ends_by_itself(metadata: FaultyMetadata) -> None:
+    real = metadata._real
+    assert not await hold.is_on(real, now_ms=0)
+    await held(metadata, until_ms=1000)
+    assert await hold.is_on(real, now_ms=999)
+    assert not await hold.is_on(real, now_ms=1000)
+    assert await real.get(hold.KEY) is None
+    await real.put(hold.KEY, b"for ever")
+    assert await hold.is_on(real, now_ms=FAR), "what cannot be read is not over"
 
 
 # -- on the owner ------------------------------------------------------------------------------
