@@ -38,11 +38,10 @@ def test_two_of_three_answers_are_enough_and_the_longest_copy_is_the_end() -> No
     assert len([each for each in core.poll() if isinstance(each, Check)]) >= 2
     check(core, A, 100)
     check(core, B, 120)
-    assert core.phase is Phase.WRITE_BACK
-    assert core.poll() == [Read(JOURNAL, B, 100, 120, 1 << 20)]
+    assert (core.phase, core.poll()) == (Phase.WRITE_BACK, [Read(JOURNAL, B, 100, 120, 1 << 20)])
     core.receive(Bytes(JOURNAL, B, 100, bytes(20)))
     assert core.poll() == [WriteBack(JOURNAL, A, 1, 100, bytes(20))]
-    assert core.wanted is None
+    assert (core.phase, core.wanted) == (Phase.WRITE_BACK, None)
     core.receive(Durable(JOURNAL, A, 120))
     assert core.wanted is not None
     assert (core.wanted.state, core.wanted.end) == (JournalState.CLOSED, 120)
@@ -65,8 +64,7 @@ def test_a_damaged_record_is_waited_for_as_long_as_it_may_have_been_acknowledged
     answer(core, B, 40)
     check(core, A, 100, Range(60, 70))
     check(core, B, 40)
-    assert core.phase is Phase.CHECK
-    assert core.loss() == Loss((Range(60, 70),), None, (OWN,))
+    assert (core.phase, core.loss()) == (Phase.CHECK, Loss((Range(60, 70),), None, (OWN,)))
     answer(core, OWN, 50)
     check(core, OWN, 50)
     assert core.phase is Phase.WRITE_BACK
