@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sava.metadata.durable import has_durable_part
 from sava.raft import (
     NO_NODE,
     Append,
@@ -30,7 +31,7 @@ def test_s57_a_vote_leaves_only_with_the_batch_that_makes_it_durable():
     assert output.hard_state == HardState(1, N2, 0)
     assert output.send_now == ()
     assert output.send_after_persist == (VoteReply(N1, N2, 1, True),)
-    assert output.must_sync
+    assert has_durable_part(output)
 
 
 def test_s57_even_a_refusal_waits_for_the_new_term():
@@ -91,7 +92,7 @@ def test_the_own_vote_counts_only_when_durable():
     core.step(VoteReply(N2, N1, 1, True, pre=True))
     output = core.poll()
     assert output.hard_state == HardState(1, N1, 0)
-    assert output.must_sync
+    assert has_durable_part(output)
     core.step(VoteReply(N2, N1, 1, True))
     assert core.status().role is Role.CANDIDATE
     core.persisted(output.number)
@@ -208,7 +209,7 @@ def test_heartbeat_of_a_new_term_is_answered_with_the_batch_that_stores_the_term
     core.step(Heartbeat(N1, N2, 3, 0, 8))
     output = core.poll()
     assert output.send_now == (HeartbeatReply(N2, N1, 3, 8),)
-    assert not output.must_sync, "nothing new: no sync for a heartbeat"
+    assert not has_durable_part(output), "nothing new: no sync for a heartbeat"
 
 
 def test_commit_alone_forces_no_sync_and_rides_along_with_entries():
@@ -216,7 +217,7 @@ def test_commit_alone_forces_no_sync_and_rides_along_with_entries():
     core.step(Heartbeat(N1, N2, 1, 1, 1))
     output = core.poll()
     assert output.hard_state is None
-    assert not output.must_sync
+    assert not has_durable_part(output)
     core.step(Append(N1, N2, 1, 2, 1, entries_of([1], start=3), 2))
     output = core.poll()
     assert output.hard_state == HardState(1, NO_NODE, 2)
