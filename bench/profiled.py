@@ -18,10 +18,10 @@ def run(file: str) -> None:
     profile = cProfile.Profile()
     leave = os._exit
 
-    def write_and_leave(code: int) -> NoReturn:
+    def write_and_leave(status: int) -> NoReturn:
         profile.disable()
         profile.dump_stats(file)
-        leave(code)
+        leave(status)
 
     os._exit = write_and_leave
     try:

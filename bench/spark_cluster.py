@@ -37,9 +37,8 @@ async def spark_cluster(folder: Path, workers: int) -> AsyncIterator[str]:
     try:
         for number in range(workers):
             where = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"work-{port}-{number}"))
-            children.append(
-                _start(folder, "worker.Worker", *ports[2 * number : 2 * number + 2], *where, master)
-            )
+            own_port, own_page = ports[2 * number : 2 * number + 2]
+            children.append(_start(folder, "worker.Worker", own_port, own_page, *where, master))
         async with asyncio.timeout(START_TIMEOUT_S):
             while await asyncio.to_thread(_alive, page) < workers:
                 for child in children:

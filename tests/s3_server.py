@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import obstore
 import pytest
@@ -93,7 +94,7 @@ class S3Server:
         assert self._process is not None
         store = S3Store(
             BUCKET,
-            config=dict(self.options),
+            config=cast(Any, self.options),
             client_options={"allow_http": True},
             retry_config={"max_retries": 0},
         )

@@ -34,7 +34,7 @@ class Standalone:
     module = "sava.cli"
     """What is run; another program takes the arguments of the ``sava`` command."""
 
-    def __init__(self, directory: Path, auth: Auth = PLAIN, **environment: str) -> None:
+    def __init__(self, directory: Path, auth: Auth = PLAIN, /, **environment: str) -> None:
         client, admin_port, raft, http = free_ports(4)
         self.port = client
         self.address = f"127.0.0.1:{client}"

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import uvloop
-from danube import DanubeClientBuilder, DispatchStrategy  # type: ignore[import-untyped]  # it has none
+from danube import DanubeClientBuilder, DispatchStrategy
 
 from bench.samples import closed_loop
 from bench.workers import payloads, serve

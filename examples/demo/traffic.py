@@ -109,9 +109,11 @@ def _in_a_thread(work: Callable[[], None]) -> Future[None]:
 
     def run() -> None:
         try:
-            outcome.set_result(work())
+            work()
         except Exception as error:  # noqa: BLE001 (whoever asks for the outcome gets it)
             outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
 
     threading.Thread(target=run, daemon=True).start()
     return outcome

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 
-def copy(messages: DataFrame, options: argparse.Namespace, **trigger: bool | str) -> StreamingQuery:
+def copy(messages: DataFrame, options: argparse.Namespace, **trigger: Any) -> StreamingQuery:
     return (
         messages.writeStream.format("parquet")
         .options(path=options.files, checkpointLocation=options.checkpoint)

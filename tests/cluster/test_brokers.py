@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ TOPIC = "/default/orders"
 DETECTED_S = 12.0
 """What the documentation promises: from a broker's death until its uploaded topics serve elsewhere, with the
 default settings."""
-DEFAULTS = {"cluster": {"registration_ttl_ms": config.Cluster().registration_ttl_ms}}
+DEFAULTS: dict[str, Any] = {"cluster": {"registration_ttl_ms": config.Cluster().registration_ttl_ms}}
 
 
 async def publish(cluster: Brokers, topic: str, count: int) -> None:

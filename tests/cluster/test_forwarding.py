@@ -56,7 +56,7 @@ async def test_a_client_outlives_the_owner_of_its_topic(trio: Brokers) -> None:
         aio.insecure_channel(near.client_url.removeprefix("http://")) as channel,
     ):
         assert await consumer.line() == "subscribed"
-        stub: rpc.ProducerServiceAsyncStub = rpc.ProducerServiceStub(channel)  # type: ignore[assignment]
+        stub: rpc.ProducerServiceAsyncStub = rpc.ProducerServiceStub(channel)
         opening = pb.ProducerRequest(topic_name=TOPIC, producer_name="p", dispatch_strategy=pb.Reliable)
         producer_id = (await stub.CreateProducer(opening)).producer_id
 

@@ -23,8 +23,8 @@ async def test_the_death_of_the_leader_does_not_disturb_a_pipeline(tmp_path: Pat
         (other, _) = [broker for broker in cluster.brokers if broker is not leader]
 
         async def status() -> pb.PipelineStatus:
-            request = pb.ListPipelinesRequest()
-            found = await other.client.call(other.client.pipelines.ListPipelines, request)
+            call, request = other.client.pipelines.ListPipelines, pb.ListPipelinesRequest()
+            found: pb.ListPipelinesResponse = await other.client.call(call, request)
             return found.pipelines[0].status
 
         spec = pb.PipelineSpec(name="copy", kind="fake", settings="{}")

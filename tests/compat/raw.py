@@ -14,6 +14,7 @@ from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_api_pb2 as pb
 from tests.compat.stubs import Stubs
 from tests.patience import PATIENCE_S
+from tests.stream_end import END
 
 EXCLUSIVE = pb.ConsumerRequest.Exclusive
 SHARED = pb.ConsumerRequest.Shared
@@ -96,8 +97,8 @@ class Stream:
 
     async def next(self, *, ack: bool = True, timeout: float = PATIENCE_S) -> pb.StreamMessage:
         async with asyncio.timeout(timeout):
-            message: Any = await self._call.read()
-            assert message is not aio.EOF, "the stream has ended"
+            message = await self._call.read()
+            assert isinstance(message, pb.StreamMessage), "the stream has ended"
             if ack:
                 await self.ack(message)
         return message
@@ -127,7 +128,7 @@ class Stream:
         """The status that the broker ends the stream with."""
         async with asyncio.timeout(timeout):
             try:
-                while await self._call.read() is not aio.EOF:
+                while await self._call.read() is not END:
                     pass
             except aio.AioRpcError as error:
                 return error.code()

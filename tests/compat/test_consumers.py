@@ -25,6 +25,7 @@ from tests.compat.stubs import Stubs
 from tests.integration.links import Links
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
+from tests.stream_end import END
 
 # -- seats ---------------------------------------------------------------------------------------
 
@@ -271,7 +272,8 @@ async def publish_numbers(broker: Standalone, topic: str, count: int, step: int)
 async def publish(broker: Standalone, topic: str, parts: list[list[bytes]]) -> None:
     """Payloads, a batch for each part, by Sava's own protocol."""
     async with aio.insecure_channel(broker.address) as channel:
-        call: Any = streams_pb2_grpc.StreamsStub(channel).Publish()
+        streams: Any = streams_pb2_grpc.StreamsStub(channel)
+        call = streams.Publish()
         opening = streams_pb2.OpenProducer(topic=topic, producer_name="batches")
         await call.write(streams_pb2.PublishRequest(open=opening))
         producer_id = (await call.read()).opened.producer_id
@@ -289,12 +291,13 @@ async def publish(broker: Standalone, topic: str, parts: list[list[bytes]]) -> N
 async def batches(broker: Standalone, topic: str) -> AsyncIterator[RecordBatch]:
     """What the subscription still has, acked as it comes."""
     async with aio.insecure_channel(broker.address) as channel:
-        call: Any = streams_pb2_grpc.StreamsStub(channel).Subscribe()
+        streams: Any = streams_pb2_grpc.StreamsStub(channel)
+        call = streams.Subscribe()
         opening = streams_pb2.OpenConsumer(
             topic=topic, subscription="subscription", consumer_name="batches", credits=1_000_000
         )
         await call.write(streams_pb2.SubscribeRequest(open=opening))
-        while (response := await call.read()) is not aio.EOF:
+        while (response := await call.read()) is not END:
             for delivered in response.delivered:
                 batch = RecordBatch.parse(delivered.batch)
                 acks = streams_pb2.Acks(ranges=(batch.base_offset, batch.next_offset))
@@ -374,7 +377,7 @@ async def _within(seconds: float, attempt: object) -> Stream:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return await attempt()  # type: ignore[operator, no-any-return]
+            return await attempt()  # type: ignore[operator]
         except AioRpcError:
             if time.monotonic() > deadline:
                 raise

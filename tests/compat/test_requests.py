@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from grpc import StatusCode
 
@@ -80,10 +81,10 @@ async def test_a_message_that_cannot_be_stored_fails_alone(stubs: Stubs, topic: 
     ]
     late = producer.message("x")
     late.publish_time = (1 << 64) - 1
-    results = await asyncio.gather(
-        *(refused(send(message)) for message in [*impossible, late]), producer.send("good")
-    )
-    assert [result[0] for result in results[:-1]] == [INVALID] * 4
+    async with asyncio.TaskGroup() as together:
+        refusals = [together.create_task(refused(send(message))) for message in [*impossible, late]]
+        together.create_task(producer.send("good"))
+    assert [each.result()[0] for each in refusals] == [INVALID] * 4
 
 
 async def test_calls_that_come_at_once_are_all_answered(stubs: Stubs, topic: str) -> None:
@@ -149,7 +150,7 @@ async def test_a_namespace_must_exist(stubs: Stubs) -> None:
 async def test_wrong_subscriptions_are_refused(stubs: Stubs, topic: str) -> None:
     ask = stubs.consumer.Subscribe
     await Producer.create(stubs, topic)
-    complete = {"topic_name": topic, "consumer_name": "c", "subscription": "s"}
+    complete: dict[str, Any] = {"topic_name": topic, "consumer_name": "c", "subscription": "s"}
     for field in complete:
         request = pb.ConsumerRequest(**{**complete, field: ""})
         assert (await refused(ask(request)))[0] is INVALID, field
@@ -164,7 +165,7 @@ async def test_wrong_acks_are_refused(stubs: Stubs, topic: str) -> None:
     await Producer.create(stubs, topic)
     await subscribe(stubs, topic)
     place = pb.MsgID(topic_name=topic, topic_offset=0)
-    cases = [
+    cases: list[tuple[dict[str, Any], StatusCode]] = [
         ({}, INVALID),
         ({"subscription_name": "subscription"}, INVALID),
         ({"msg_id": place}, INVALID),

@@ -176,7 +176,7 @@ def test_a_terminal_without_utf_8_is_shown_what_it_can_show(
     show.run([Step("one", lambda: Measured("7 ms", "7 ms"))])
     show.summary(1.0)
     terminal.flush()
-    said = terminal.buffer.getvalue().decode("latin-1")  # type: ignore[attr-defined]  # BytesIO has it
+    said = terminal.buffer.getvalue().decode("latin-1")
     assert "+ 1. one (0.0 s): 7 ms" in said
 
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def session(
     until: str = "",
     instead: Mapping[str, str] | None = None,
     timeout: float = 1190,
-    **environment: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """What the commands of the page print, up to the heading ``until`` or the end. They must all succeed.
     ``instead`` has other ports than those of the page: several tests share a machine. ``timeout`` stands for
@@ -103,7 +104,7 @@ def run_the_operations_page(directory: Path, *, until: str = "") -> str:
         for usual, name in ((6650, "CLIENT"), (50051, "ADMIN"), (7650, "RAFT"), (9040, "PROMETHEUS"))
     }
     instead = {f":{usual}": f":{own}" for usual, own in ports.items()}
-    output = session("operations.md", directory, until=until, instead=instead, **environment)
+    output = session("operations.md", directory, until=until, instead=instead, environment=environment)
     assert "hello" in output
     assert re.search(r"^/default/orders-part-0 +\d+ +\d+ +\d+ +\d+ +moved", output, re.MULTILINE)
     assert output.count(" is drained, ") == 2
@@ -130,7 +131,7 @@ def test_the_commands_of_the_whole_operations_page_work(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
-    output = session("topics.md", tmp_path, **own_ports())
+    output = session("topics.md", tmp_path, environment=own_ports())
     assert "second order" in output
     assert "subscription billing of /default/orders moved, at offset 10" in output
     assert "namespace shop deleted" in output
@@ -138,7 +139,7 @@ def test_the_commands_of_the_topics_page_work(tmp_path: Path) -> None:
 
 @only_long("a session of its own")
 def test_the_commands_of_the_subscriptions_page_work(tmp_path: Path) -> None:
-    output = session("subscriptions.md", tmp_path, **own_ports())
+    output = session("subscriptions.md", tmp_path, environment=own_ports())
     assert "table-2 tea for 2\ntable-2 cake for 2\n" in output
     assert '"x-failure-reason": "the oven is cold"' in output
     assert "subscription billing of /default/orders moved, at offset 0" in output
@@ -146,7 +147,7 @@ def test_the_commands_of_the_subscriptions_page_work(tmp_path: Path) -> None:
 
 @only_long("a session of its own")
 def test_the_commands_of_the_schemas_page_work(tmp_path: Path) -> None:
-    output = session("schemas.md", tmp_path, **own_ports())
+    output = session("schemas.md", tmp_path, environment=own_ports())
     assert '"name": "Order"' in output
     assert "order: compatible" in output
     assert "order: not compatible: " in output
@@ -226,21 +227,21 @@ FEWER = {"--seeds 2000": "--seeds 4"}
 
 @only_long("a little of what `make sim` does")
 def test_the_commands_of_the_page_about_testing_work(tmp_path: Path) -> None:
-    output = session("testing.md", tmp_path, instead=FEWER, PYTHONPATH=str(ROOT))
+    output = session("testing.md", tmp_path, instead=FEWER, environment={"PYTHONPATH": str(ROOT)})
     assert re.search(r"^4 seeds, ", output, re.MULTILINE)
     assert re.search(r"^seed 4711: ok$", output, re.MULTILINE)
 
 
 @only_long("a little of what `make mutants` does")
 def test_the_commands_of_the_page_about_journals_work(tmp_path: Path) -> None:
-    output = session("design/journal.md", tmp_path, instead=FEWER, PYTHONPATH=str(ROOT))
+    output = session("design/journal.md", tmp_path, instead=FEWER, environment={"PYTHONPATH": str(ROOT)})
     assert re.search(r"^seed 17: ok$", output, re.MULTILINE)
     assert "2 of 2 mutants killed" in output
 
 
 @only_long("a session of its own")
 def test_the_commands_of_the_diagnosis_page_work(tmp_path: Path) -> None:
-    output = session("diagnosis.md", tmp_path, **own_ports())
+    output = session("diagnosis.md", tmp_path, environment=own_ports())
     assert re.search(r"^published +20,000 +0 ", output, re.MULTILINE)
     assert re.search(r"^20,000 +0 +0 +0 ", output, re.MULTILINE)
     assert "leader and terms: cluster: nothing is wrong" in output
@@ -249,7 +250,7 @@ def test_the_commands_of_the_diagnosis_page_work(tmp_path: Path) -> None:
 
 @only_long("a session of its own")
 def test_the_commands_of_the_migration_page_work(tmp_path: Path) -> None:
-    output = session("danube.md", tmp_path, **own_ports())
+    output = session("danube.md", tmp_path, environment=own_ports())
     assert '{"id": 1}' in output
     assert re.search(r"^billing +shared ", output, re.MULTILINE)
 
@@ -258,7 +259,7 @@ def test_the_commands_of_the_migration_page_work(tmp_path: Path) -> None:
 def test_the_commands_of_the_install_page_work(tmp_path: Path) -> None:
     ports = own_ports()
     ports["SAVA_SERVICE"] = ports["SAVA_SERVICE"].replace("http://", "https://")
-    output = session("install.md", tmp_path, **ports)
+    output = session("install.md", tmp_path, environment=ports)
     assert "a secret order" in output
     assert "certificates: cluster: nothing is wrong" in output
 
@@ -276,8 +277,10 @@ def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
         "../README.md",
         tmp_path,
         instead={"sava up >": f"sava up --port-base {here} >", "7750": str(there)},
-        SAVA_SERVICE=f"http://127.0.0.1:{here}",
-        SAVA_ADMIN=f"127.0.0.1:{here + 1}",
+        environment={
+            "SAVA_SERVICE": f"http://127.0.0.1:{here}",
+            "SAVA_ADMIN": f"127.0.0.1:{here + 1}",
+        },
     )
     assert output.count("1000 messages published to /default/orders") == 2
     assert re.search(r"^billing +shared +0 +- +0 ", output, re.MULTILINE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 
-async def change(broker: BrokerProcess, method: str, request: object) -> object:
+async def change(broker: BrokerProcess, method: str, request: object) -> Any:
     client = broker.client
     return await client.call(getattr(client.cluster, method), request, timeout=PATIENCE_S)
 

@@ -3,6 +3,7 @@ one process around them all."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -34,7 +35,7 @@ class RaftHarness:
         return next(node.replica.term for node in self._nodes if node.replica.is_leader)
 
     async def pass_time(self, ms: int) -> None:
-        await asyncio.sleep(ms / 1000)  # noqa: F405
+        await asyncio.sleep(ms / 1000)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from sava.config import Config
 from sava.doctor.signs import SIGNS
 from sava.pipeline.runner.process import LOST
 from sava.server import EXIT_FAILED, EXIT_OK, EXIT_START
+from tests.pages import text_of
 from tools.reference import configuration, errors
 from tools.reference.__main__ import PAGES
 from tools.reference.metrics import Described, metrics
@@ -133,6 +134,13 @@ def test_the_alerts_watch_over_metrics_that_exist() -> None:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["description"]
+
+
+def test_the_page_says_for_each_alert_what_to_do() -> None:
+    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    rows = re.findall(r"^\| (`Sava.+?) \| .+ \|$", text_of("diagnosis.md"), re.MULTILINE)
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(told) == sorted(rule["alert"] for rule in rules)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, which comes with Prometheus")

@@ -114,6 +114,7 @@ async def test_other_programs_read_the_same_objects(
         """SELECT count(*), min("offset"), max("offset"), bool_and(payload::VARCHAR::BIGINT = "offset")
            FROM "table" """
     )
+    assert rows is not None
     assert rows.fetchall() == [(3000, 0, 2999, True)]
 
 

@@ -53,7 +53,10 @@ class RemoteStore:
         request = pb.TxnRequest(
             compare=[
                 pb.Compare(
-                    key=each.key, target=int(each.target), relation=int(each.relation), operand=each.operand
+                    key=each.key,
+                    target=cast("pb.Compare.Target.ValueType", int(each.target)),
+                    relation=cast("pb.Compare.Relation.ValueType", int(each.relation)),
+                    operand=each.operand,
                 )
                 for each in compare
             ],

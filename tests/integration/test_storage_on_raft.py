@@ -20,6 +20,7 @@ from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.operations import ClusterOperations
 from sava.metadata.raft_store import RaftStore
 from sava.metadata.store import MetadataStore
+from sava.raft import NO_NODE
 from sava.server import Broker, raft_address
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.inspection import TopicName, Verification
@@ -304,7 +305,7 @@ async def test_segments_are_registered_while_leaders_come_and_go(world: World) -
             leader = await world.leader()
             if leader is store_of:
                 await ClusterOperations(leader.broker.node).transfer(
-                    0, world.nodes[1].address, timeout=PATIENCE_S
+                    NO_NODE, world.nodes[1].address, timeout=PATIENCE_S
                 )
             else:
                 leader.die()

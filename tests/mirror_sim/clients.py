@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.mirror_sim.records import topic_key
@@ -79,5 +80,5 @@ class Prober:
                 if journal is not None and journal.id == record.journal:
                     journal.publish(topic, self._rng.getrandbits(32), self._done(topic))
 
-    def _done(self, topic: int):  # type: ignore[no-untyped-def]
+    def _done(self, topic: int) -> Callable[[bool], None]:
         return lambda is_acked: self.acked.add(topic) if is_acked else None

@@ -39,8 +39,9 @@ def simulate(world: World) -> None:
     world.begin()
     nemesis = Nemesis(world)
     producers = [Producer(world, number) for number in range(world.knobs.producers)]
-    for part in (*producers, nemesis):
-        part.start()
+    for producer in producers:
+        producer.start()
+    nemesis.start()
     world.schedule.run_until(world.knobs.chaos_ms * MS)
     nemesis.is_stopped = True
     for producer in producers:

@@ -62,7 +62,11 @@ class Store:
     def read(self, broker: int, answer: Callable[[], None]) -> None:
         """Calls back when the caller may look (``get``, ``items``), or never."""
         if self.is_reachable(broker):
-            self._schedule.after(2 * self._net.delay(), lambda: self.is_reachable(broker) and answer())
+            self._schedule.after(2 * self._net.delay(), self._answer, broker, answer)
+
+    def _answer(self, broker: int, answer: Callable[[], None]) -> None:
+        if self.is_reachable(broker):
+            answer()
 
     def txn(
         self,

@@ -163,6 +163,14 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/mirror",),
     ),
     _Mirror(
+        "j7h",
+        "a source is given up together with a target that does not answer",
+        f"{MIRROR}/recovery.py",
+        "                self._unable.add(self._copying[1] if self._is_given else self._copying[0])\n",
+        "                self._unable = set(self._copying[:2])\n",
+        tests=("tests/unit/mirror",),
+    ),
+    _Mirror(
         "j8",
         "a topic goes on before its journal is closed",
         "sava/mirroring/salvage.py",

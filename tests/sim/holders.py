@@ -38,7 +38,9 @@ class Leases:
 
     def _on_applied(self, node: SimNode, index: int, proposal: Any, applied: Applied) -> None:
         command = proposal.command
-        if not isinstance(command, LeaseExpire) or applied.result != Done(True, applied.result.revision):
+        if not isinstance(command, LeaseExpire):
+            return
+        if not isinstance(applied.result, Done) or not applied.result.changed:
             return
         if command.lease in self.ended:
             return  # another replica applies it too

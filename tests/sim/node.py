@@ -92,7 +92,7 @@ class SimNode:
         self.store: SnapshotStore | None = None
         self.writer: SimWriter | None = None
         self.saver: SimSaver | None = None
-        self._inbox: list[Envelope | Callable[[], None]] = []
+        self._inbox: list[Envelope | Callable[[], object]] = []
         self._asks: dict[int, OnReply] = {}
         self._next_ask = 1
         self._wake_scheduled = False
@@ -142,7 +142,7 @@ class SimNode:
         return log.between(index, index + 1)[0]
 
     def start(self) -> None:
-        if self.alive or self.gone:
+        if self.replica is not None or self.gone:
             return
         self.life += 1
         self._dying = None
@@ -279,7 +279,7 @@ class SimNode:
             raise SimCrash
         self.crash_after -= 1
 
-    def post(self, callback: Callable[[], None]) -> None:
+    def post(self, callback: Callable[[], object]) -> None:
         self._inbox.append(callback)
         self._schedule_wake()
 

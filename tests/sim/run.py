@@ -46,12 +46,16 @@ def simulate(world: World) -> None:
     watchers = [Watcher(world, f"w{number}") for number in range(knobs.watchers)]
     leases = Leases(world)
     holders = [Holder(world, leases, f"h{number}") for number in range(4)] if "leases" in knobs.faults else []
-    for part in (nemesis, operator, *clients, *watchers, *holders):
+    parts: list[Nemesis | Operator | Client | Watcher | Holder]
+    parts = [nemesis, operator, *clients, *watchers, *holders]
+    for part in parts:
         part.start()
     world.run(knobs.chaos_ms)
     nemesis.stopped = operator.stopped = True
-    for part in (*clients, *holders):
-        part.stopped = True
+    for client in clients:
+        client.stopped = True
+    for holder in holders:
+        holder.stopped = True
     world.run(knobs.quiet_ms)
     heal(world)
     if is_beyond_repair(world):

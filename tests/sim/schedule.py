@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-Action = Callable[..., None]
+Action = Callable[..., object]
 
 KEEP_EVENTS = 400
 """How many of the last events a failure report can show."""

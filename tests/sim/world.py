@@ -27,7 +27,7 @@ from tests.sim.knobs import Knobs
 from tests.sim.net import SimNet
 from tests.sim.node import SimNode
 from tests.sim.oracle import Oracle
-from tests.sim.schedule import Schedule
+from tests.sim.schedule import Action, Schedule
 
 MS = 1000
 SECOND = 1_000_000
@@ -66,7 +66,7 @@ class World:
     def now(self) -> int:
         return self.schedule.now
 
-    def after(self, delay_us: int, action: Callable[..., None], *args: Any) -> None:
+    def after(self, delay_us: int, action: Action, *args: Any) -> None:
         self.schedule.after(delay_us, action, *args)
 
     def note(self, what: str, *details: Any) -> None:
@@ -144,7 +144,12 @@ class World:
             replica.trace(lambda entry, applied: self.applied(node, entry, applied))
         if state.recovered.bootstrap is None and node.bootstrap is not None:
             bootstrap = node.bootstrap
-            node.post(lambda: node.replica is replica and replica.bootstrap(bootstrap, _ignore))
+
+            def found() -> None:
+                if node.replica is replica:
+                    replica.bootstrap(bootstrap, _ignore)
+
+            node.post(found)
         return replica
 
     def _receivers(self, node: NodeId) -> Sequence[SimNode]:

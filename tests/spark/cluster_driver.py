@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,8 @@ def main() -> None:
     spark = SparkSession.builder.appName("cluster driver").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(TrappedSource)
-    result = {"read": read, "copy": copy}[job](spark, *arguments)
+    jobs: dict[str, Callable[..., object]] = {"read": read, "copy": copy}
+    result = jobs[job](spark, *arguments)
     print(json.dumps(result), flush=True)
     spark.stop()
 

@@ -19,7 +19,7 @@ def test_the_commands_of_the_pipelines_page_work(tmp_path: Path) -> None:
     patient = {
         "--timeout 120": "--timeout 900"
     }  # on a machine that does ten other things Spark takes minutes
-    output = session("pipelines.md", tmp_path, instead=patient, BASE=str(base))
+    output = session("pipelines.md", tmp_path, instead=patient, environment={"BASE": str(base)})
     assert output.count("ORDER 100") == 2, "once more from the start"
     assert re.search(r"^shout +custom +running", output, re.MULTILINE)
     assert "pipeline shout changed" in output

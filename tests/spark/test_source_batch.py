@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def test_history_and_tail_are_one_range_without_a_gap(spark: SparkSession, slow_
 
 
 @pytest.fixture(scope="module")
-def numbers(broker: Standalone) -> Iterator[str]:
+def numbers(broker: Standalone) -> str:
     """A topic with two partitions and 2,000 numbers, published a second apart from WHEN on by number."""
     topic = new_topic()
     with Client(broker.url, timeout=60) as client, client.producer(topic, partitions=2) as producer:

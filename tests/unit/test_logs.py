@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -27,7 +28,7 @@ def _context(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def record(text: str, *values: object, error: Exception | None = None) -> logging.LogRecord:
     trace = (type(error), error, error.__traceback__) if error is not None else None
-    made = logging.LogRecord("sava.part", logging.WARNING, __file__, 1, text, values, trace)  # type: ignore[arg-type]
+    made = logging.LogRecord("sava.part", logging.WARNING, __file__, 1, text, values, trace)
     made.created, made.msecs = 1.5, 500.0
     return made
 
@@ -87,11 +88,13 @@ def test_a_value_does_not_take_the_place_of_what_every_event_has() -> None:
 
 
 @pytest.mark.parametrize(("form", "start"), [("text", "2"), ("json", "{")])
-def test_the_form_is_chosen(form: str, start: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_form_is_chosen(
+    form: Literal["text", "json"], start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = logging.getLogger()
     before = root.handlers[:], root.level
     try:
-        logs.set_up(form=form, level="warning")  # type: ignore[arg-type]
+        logs.set_up(form=form, level="warning")
         logging.getLogger("sava.x").info("not told")
         logging.getLogger("sava.x").warning("told")
         err = capsys.readouterr().err

@@ -71,7 +71,8 @@ def section(name: str, command: Any) -> str:
 
 
 def _label(argument: Any) -> str:
-    return (argument.metavar or argument.name.upper()).strip("[]{}.")
+    label: str = argument.metavar or argument.name.upper()
+    return label.strip("[]{}.")
 
 
 def _usage(argument: Any) -> str:

@@ -70,8 +70,9 @@ def docstrings(model: type[BaseModel]) -> dict[str, str]:
         [body] = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         assert isinstance(body, ast.ClassDef)
         for field, below in zip(body.body, body.body[1:], strict=False):
-            is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-            if is_field and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 found[field.target.id] = prose(str(below.value.value)).replace("\n\n", " ")
     return found
 

@@ -178,7 +178,11 @@ def _lag(
     subject = f"{now.subscription} of {topic}"
     if now.error:
         yield error(
-            "subscriptions", subject, f"has failed: {now.error}", "look into the log of the topic's broker"
+            "subscriptions",
+            subject,
+            f"has failed: {now.error}",
+            "mend what the error names (`sava storage verify` finds objects that are missing or damaged); "
+            "it is tried again by itself, and told of until a consumer gets messages",
         )
     elif now.blocked:
         yield error(

@@ -1,5 +1,6 @@
-"""Judgements about journals of brokers that are gone: whether enough of the disks that hold one are there to
-know how far it goes. It is recovered from them by itself; with too few its topics wait for an operator."""
+"""Judgements about journals whose brokers are gone, or were taken for that: whether enough of the disks that
+hold one are there to know how far it goes. It is recovered from them by itself; with too few its topics wait
+for an operator."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ def name_of(journal: pb.Journal) -> str:
 def waiting(seen: Observation) -> Iterator[pb.Journal]:
     """Those that cannot be recovered with the disks that are there."""
     for journal in seen.journals:
-        is_written = any(member.is_owner and member.broker_id for member in journal.members)
+        # While it is recovered nobody writes it, even if its broker is back with the disk.
+        is_written = journal.state == "open" and any(
+            member.is_owner and member.broker_id for member in journal.members
+        )
         if journal.state != "closed" and not is_written and journal.fragments:
             present = {StorageId(member.storage_id) for member in journal.members if member.broker_id}
             if not suffices(_end_of(journal), present):
@@ -41,9 +45,9 @@ def check_journals(seen: Observation) -> Iterator[Finding]:
         yield error(
             "journals",
             f"journal {name_of(journal)}",
-            f"its broker is gone, and of the {len(end.members)} disks that hold its end {present} are there "
-            f"(not {', '.join(silent)}): nobody knows what was acknowledged last, and topics whose last "
-            "messages are in it wait",
+            f"its broker is or was gone, and of the {len(end.members)} disks that hold its end {present} are "
+            f"there (not {', '.join(silent)}): nobody knows what was acknowledged last, and topics whose "
+            "last messages are in it wait",
             f"start brokers with these disks again, until {recovery_quorum(end)} are there; if the disks are "
             f"lost for good, {give_up(journal)}",
         )

@@ -15,6 +15,7 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Self
 
 from sava.metadata.commands import (
     AllocateId,
@@ -94,7 +95,7 @@ class MemoryStore:
         self._tickets = count()
         self.lessor.become_leader(self._now())
 
-    async def __aenter__(self) -> MemoryStore:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -119,8 +119,10 @@ class Recovery:
         """Durable ends of copies that were written back to."""
         self._copying: tuple[StorageId, StorageId, int] | None = None
         """Source, target, position."""
+        self._is_given = False
+        """Whether the source has given what is being copied, and the target's answer is awaited."""
         self._unable: set[StorageId] = set()
-        """Targets that refused, and sources that did not give."""
+        """Targets that refused, sources that did not give, and who did not answer: until all were tried."""
         self._out: list[Message] = []
 
     # -- the record --------------------------------------------------------------------------
@@ -169,9 +171,13 @@ class Recovery:
         """Ask again whoever has not answered, or was not done; nobody is at work."""
         if self.phase in (Phase.FENCE, Phase.CHECK, Phase.WRITE_BACK):
             self._stalls += self.phase is Phase.WRITE_BACK
-            # Whoever has not answered now may never do: another may be able to, and the next time these.
-            self._unable = set(self._copying[:2]) if self._copying is not None else set()
-            self._copying = None
+            if self._copying is None:
+                self._unable.clear()
+            else:
+                # Whoever has not answered may never do: the others are tried first, all of them. But only
+                # the one that was asked: its counterpart may be the only one that has, or can take, the rest.
+                self._unable.add(self._copying[1] if self._is_given else self._copying[0])
+                self._copying = None
             self._fence()
             self._check()
             self._step()
@@ -322,7 +328,7 @@ class Recovery:
             part = self._next_part(target)
             for source in self._bad:
                 if source not in self._unable and self._has(source, part.start):
-                    self._copying = (source, target, part.start)
+                    self._copying, self._is_given = (source, target, part.start), False
                     self._out.append(Read(self.journal, source, part.start, part.end, READ_BYTES))
                     return
 
@@ -350,6 +356,7 @@ class Recovery:
             return
         source, target, position = self._copying
         if message.data:
+            self._is_given = True
             is_first = self._begins(target)
             self._out.append(WriteBack(self.journal, target, self._epoch, position, message.data, is_first))
         else:

@@ -78,21 +78,6 @@ class Output(msgspec.Struct, frozen=True):
     """Tokens of reads that this node can no longer answer (leadership lost). They had no effect; ask again
     elsewhere."""
 
-    @property
-    def must_sync(self) -> bool:
-        """Anything here that a later message, or a count inside the core, may rely on.
-
-        ``hard_state`` is one of them: the core emits it when term or vote changed, and a candidate counts its
-        own vote as soon as ``persisted`` is called. (A changed commit hint only ever rides along with
-        entries.)"""
-        return bool(
-            self.entries
-            or self.send_after_persist
-            or self.hard_state is not None
-            or self.install is not None
-            or self.truncate_from is not None
-        )
-
 
 class Recovered(msgspec.Struct, frozen=True):
     """What the log store found at start: the snapshot point (index 0 with the bootstrap membership when there

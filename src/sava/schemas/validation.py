@@ -20,7 +20,6 @@ from sava.schemas.definition import (
     PrimitiveSchema,
     ProtobufSchema,
     Schema,
-    read_schema,
 )
 from sava.schemas.errors import PayloadInvalid
 from sava.schemas.json_schema.evaluation import Evaluator
@@ -63,11 +62,6 @@ class Validator:
             except PayloadInvalid as error:
                 return Refusal(index, error.reason)
         return None
-
-
-def validator_for(kind: SchemaType, definition: bytes, compiled: bytes = b"") -> Validator:
-    """Raises SchemaInvalid, SchemaTooLarge. Blocks while Protobuf is compiled."""
-    return Validator(read_schema(kind, definition, compiled))
 
 
 def _check_of(schema: Schema) -> Callable[[bytes], object]:

@@ -3,7 +3,7 @@ arrive as types."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -75,7 +75,7 @@ class AdminClient:
             pb.StatusResponse, await self.call(self.cluster.Status, pb.StatusRequest(), timeout=timeout)
         )
 
-    async def stream(self, method: Any, request: Any, *, timeout: float | None) -> AsyncIterator[Any]:
+    async def stream(self, method: Any, request: Any, *, timeout: float | None) -> AsyncGenerator[Any, None]:
         """The answers of a method that has several, until the caller stops or the broker ends it. Raises the
         error that the broker raised. Without a timeout it may go on for ever."""
         call = method(request, timeout=timeout)
@@ -87,6 +87,6 @@ class AdminClient:
         finally:
             call.cancel()
 
-    def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+    def watch(self, request: pb.WatchRequest) -> AsyncGenerator[pb.WatchResponse, None]:
         """Until the caller stops, or the broker ends it with an error."""
         return self.stream(self.meta.Watch, request, timeout=None)

@@ -27,7 +27,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import islice
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -248,9 +248,7 @@ async def read(
             continue
         if segment.start > position:
             break
-        async with aclosing(
-            cast(AsyncGenerator[RecordBatch, None], reader.read(segment, position, end))
-        ) as it:
+        async with aclosing(reader.read(segment, position, end)) as it:
             async for batch in it:
                 position = batch.next_offset
                 yield batch

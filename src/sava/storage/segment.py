@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import islice
 from typing import Any, Final
@@ -116,7 +116,7 @@ class SegmentReader:
         self._footer_bytes = 0
         self._footer_cache_bytes = footer_cache_bytes
 
-    async def read(self, segment: Segment, start: int, end: int) -> AsyncIterator[RecordBatch]:
+    async def read(self, segment: Segment, start: int, end: int) -> AsyncGenerator[RecordBatch, None]:
         """Batches that cover exactly ``max(start, segment.start) .. min(end, segment.end)``, in order, each
         about one row group. Raises SegmentCorrupt, ObjectStoreUnavailable, ObjectMissing."""
         start, end = max(start, segment.start), min(end, segment.end)

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from operator import attrgetter
-from typing import Final, cast
+from typing import Final
 
 import pyarrow.compute as pc
 
@@ -140,7 +140,7 @@ class TieredReader:
         if segment is None:
             raise await self._missing(position, "in no segment and not in the journal")
         # Closed with its reader, or what it has fetched ahead would go on for nobody.
-        batches = cast(AsyncGenerator[RecordBatch, None], self._reader.read(segment, position, end))
+        batches = self._reader.read(segment, position, end)
         try:
             async with aclosing(batches):
                 async for batch in batches:

@@ -142,12 +142,13 @@ async def test_acks_are_accepted_and_mean_nothing() -> None:
 async def test_it_knows_since_when_nobody_listens() -> None:
     now = 5.0
     subscription = NonReliableSubscription(TOPIC, "s", EXCLUSIVE, clock=lambda: now)
-    assert subscription.idle_since == 5.0
+    idle_since = [subscription.idle_since]
     consumer = subscription.attach("c", consumer_id=1)
-    assert subscription.idle_since is None
+    idle_since.append(subscription.idle_since)
     now = 9.0
     consumer.close()
-    assert subscription.idle_since == 9.0
+    idle_since.append(subscription.idle_since)
+    assert idle_since == [5.0, None, 9.0]
 
 
 async def test_closing_ends_the_consumers() -> None:

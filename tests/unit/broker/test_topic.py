@@ -333,7 +333,7 @@ class TestOwnership:
 class _Failing(MemoryStore):
     is_failing = False
 
-    async def txn(self, *args: object, **keys: object):  # type: ignore[no-untyped-def]  # only forwards
+    async def txn(self, *args: object, **keys: object):
         if self.is_failing:
             raise Unavailable("no quorum")
         return await super().txn(*args, **keys)  # type: ignore[arg-type]  # only forwards

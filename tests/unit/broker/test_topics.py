@@ -134,7 +134,7 @@ class TestFinding:
 class _Failing(MemoryStore):
     failures = 0
 
-    async def range(self, prefix: str, **keys: object):  # type: ignore[no-untyped-def]  # only forwards
+    async def range(self, prefix: str, **keys: object):
         if self.failures and prefix == specs.subscriptions_prefix(ORDERS):
             self.failures -= 1
             raise Unavailable("no quorum")
@@ -218,7 +218,7 @@ class TestLoading:
 class _Unready(MemoryStore):
     is_ready = False
 
-    async def txn(self, *args: object, **keys: object):  # type: ignore[no-untyped-def]  # only forwards
+    async def txn(self, *args: object, **keys: object):
         if not self.is_ready:
             raise Unavailable("no quorum")
         return await super().txn(*args, **keys)  # type: ignore[arg-type]  # only forwards

@@ -8,7 +8,7 @@ import pytest
 
 from sava import server
 from sava.config import Config
-from tests.unit.cli.conftest import Sava
+from tests.commands import Sava
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.message import Message
 
 from sava.proto import brokers_pb2 as pb
 from sava.proto import topics_admin_pb2 as topics_pb
-from tests.unit.cli.conftest import FIRST, SECOND, FakeAdmin, Refusal, Sava
+from tests.commands import Sava
+from tests.unit.cli.conftest import FIRST, SECOND, FakeAdmin, Refusal
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,8 @@ def test_a_drain_that_cannot_be_followed_to_its_end_is_not_said_to_have_failed(
 ) -> None:
     progress = pb.DrainProgress(total=3, succeeded=1, pending=2, status="draining")
     refusal = Refusal("unavailable", "the leader has changed")
-    for answers in ([progress, refusal], [progress]):
+    scripts: list[list[Message | Refusal]] = [[progress, refusal], [progress]]
+    for answers in scripts:
         admin.answers["DrainBroker"] = answers
         error = sava("brokers drain 9", code=1).err.splitlines()[-1]
         assert "the drain of broker 9 goes on in the cluster, repeat the command to follow it" in error

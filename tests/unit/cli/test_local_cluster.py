@@ -24,8 +24,8 @@ from sava.local_cluster import (
     Ports,
 )
 from sava.wal.local_disk import LocalDisk
+from tests.commands import Sava
 from tests.ports import free_ports
-from tests.unit.cli.conftest import Sava
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import RecordBatch
 from tests.patience import PATIENCE_S
+from tests.stream_end import END
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 70 << 20),
@@ -220,11 +221,12 @@ class MemoryBroker(rpc.StreamsServicer):
     async def Segments(self, request: pb.SegmentsRequest, context: Any) -> pb.SegmentsResponse:
         raise NotImplementedError
 
-    async def Publish(self, requests: Any, context: Any) -> Any:
+    # As in the real one: the stubs know generators only.
+    async def Publish(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         writing = asyncio.Lock()
         await self._serve(self._publish(context, writing), context, writing)
 
-    async def Subscribe(self, requests: Any, context: Any) -> Any:
+    async def Subscribe(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         writing = asyncio.Lock()
         await self._serve(self._subscribe(context, writing), context, writing)
 
@@ -280,7 +282,7 @@ class MemoryBroker(rpc.StreamsServicer):
         accepted: asyncio.Queue[pb.Receipt] = asyncio.Queue()
         answering = asyncio.ensure_future(self._answer(accepted, context, writing))
         try:
-            while (request := await context.read()) is not aio.EOF:
+            while (request := await context.read()) is not END:
                 batch = RecordBatch.parse(request.batch).verify()
                 self.received.append((batch.header.base_sequence, len(batch)))
                 await self._tell()
@@ -319,7 +321,7 @@ class MemoryBroker(rpc.StreamsServicer):
             await context.write(pb.SubscribeResponse(opened=opened))
         delivering = asyncio.ensure_future(self._deliver(topic, context, writing))
         try:
-            while (request := await context.read()) is not aio.EOF:
+            while (request := await context.read()) is not END:
                 match request.WhichOneof("kind"):
                     case "credits":
                         self.credits.append(request.credits)

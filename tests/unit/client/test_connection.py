@@ -66,7 +66,7 @@ def test_a_time_without_a_zone_is_no_position() -> None:
 )
 def test_errors_by_code_and_status(status: grpc.StatusCode, code: str, kind: type[ClientError]) -> None:
     trailing = aio.Metadata(("sava-code", code)) if code else aio.Metadata()
-    error = error_of(aio.AioRpcError(status, aio.Metadata(), trailing, details="why"), "b:1")
+    error = error_of(aio.AioRpcError(status, aio.Metadata(), trailing, "why", None), "b:1")
     assert type(error) is kind
     assert error.code == code
     assert "why" in str(error)

@@ -17,7 +17,7 @@ from sava.client.loop_thread import LoopThread
 SILENT, ECHO = "/test/Silent", "/test/Echo"
 
 
-class _Handlers(grpc.GenericRpcHandler):
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
     """A stream that says nothing until it may end, and a call that is answered at once."""
 
     def __init__(self) -> None:
@@ -47,13 +47,13 @@ def test_an_event_for_a_loop_that_is_gone_is_no_error_of_another(caplog: pytest.
 
     async def wait_for_silence() -> None:
         channel = aio.insecure_channel(target)
-        call = channel.stream_stream(SILENT)()
+        call = channel.stream_stream(SILENT, None, None)(None)
         await call.initial_metadata()
         kept.extend((channel, call))
 
     async def echo() -> bytes:
         async with aio.insecure_channel(target) as channel:
-            return bytes(await channel.unary_unary(ECHO)(b"here"))
+            return bytes(await channel.unary_unary(ECHO, None, None)(b"here"))
 
     try:
         assert other.run(echo()) == b"here"

@@ -194,8 +194,9 @@ async def test_after_a_lost_registration_topics_are_taken_up_under_the_new_one(s
         broker.life.incarnation = 0
         await broker.topics.drop(ORDERS, "fenced")
         broker.life.begin(LIFE + 1)
-        for name in (ORDERS, missed):
-            await until(lambda name=name: held(store, name).record.incarnation == LIFE + 1)
+        both = (ORDERS, missed)
+        await until(lambda: {held(store, name).record.incarnation for name in both} == {LIFE + 1})
+        for name in both:
             await broker.serves(name)
         assert ("drop", str(missed)) in broker.topics.calls
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sava.broker.specs import OwnershipState
@@ -32,6 +33,9 @@ class Broker:
 
 @asynccontextmanager
 async def broker_of(world: World, broker: int) -> AsyncIterator[Broker]:
+    topics: Topics
+    agent: Agent
+
     async def on_lost() -> None:
         await topics.drop_all("the registration is lost")
 
@@ -70,7 +74,7 @@ async def test_messages_go_with_the_topic_from_broker_to_broker(tmp_path: Path) 
         both = {1: one, 2: two}
         for turn in range(10):
             here, there = 1 + turn % 2, 2 - turn % 2
-            await until(lambda here=here: both[here].is_serving(world))
+            await until(partial(both[here].is_serving, world))
             assert ORDERS not in both[there].topics.loaded
             topic = await both[here].topics.get(ORDERS)
             payloads = [f"{turn}-{index}" for index in range(3)]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,8 @@ from sava.mirroring.records import Records
 from sava.mirroring.salvage import Salvage
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
-from sava.storage.journal import BATCH
 from sava.storage.objectstore import ObjectStore
+from sava.storage.replay import BATCH
 from sava.storage.types import TopicKey, TopicState
 from tests.patience import PATIENCE_S
 from tests.unit.mirroring.disks import Disks, Writing
@@ -78,7 +79,7 @@ class Story:
 
     async def register(self, broker: int, storage: str) -> int:
         lease = await self.store.grant_lease(600_000)
-        addresses = dict.fromkeys(("client", "admin", "raft", "http"), f"host-{broker}:1")
+        addresses: dict[str, Any] = dict.fromkeys(("client", "admin", "raft", "http"), f"host-{broker}:1")
         record = Registration(broker=broker, incarnation=lease, store_id="s", storage_id=storage, **addresses)
         put = Put(cluster_records.registration_key(broker), specs.encode(record), lease=lease)
         await self.store.txn((), (put,))

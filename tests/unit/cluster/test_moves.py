@@ -253,9 +253,9 @@ async def test_a_drain_of_the_target_that_comes_between_is_noticed() -> None:
         await w.add(3)
         await w.until(lambda: 3 in w.view.brokers)
         txn = w.store.txn
-        drained = []
+        drained: list[int] = []
 
-        async def slow_txn(compare, then, otherwise=(), **options):  # type: ignore[no-untyped-def]
+        async def slow_txn(compare, then, otherwise=(), **options):
             if options.get("fence_term") and not drained:
                 drained.append(2)
                 await w.set_mode(2, Mode.DRAINING)
@@ -271,9 +271,9 @@ async def test_an_unknown_outcome_is_looked_up(took_effect: bool) -> None:
     async with world() as w:
         await two_brokers(w)
         txn = w.store.txn
-        lost = []
+        lost: list[int] = []
 
-        async def losing_txn(compare, then, otherwise=(), **options):  # type: ignore[no-untyped-def]
+        async def losing_txn(compare, then, otherwise=(), **options):
             if options.get("fence_term") and not lost:
                 lost.append(1)
                 if took_effect:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -152,7 +153,7 @@ async def test_a_round_keeps_to_the_moves_of_an_hour_unless_it_is_told_a_number(
 @pytest.mark.parametrize(
     "limit", [{"min_topic_age_seconds": 60}, {"exclude_topics": ("/default/*",)}, {"min_brokers": 3}]
 )
-async def test_what_must_not_move_does_not(limit: dict[str, object]) -> None:
+async def test_what_must_not_move_does_not(limit: dict[str, Any]) -> None:
     async with world(config(**limit)) as w:
         await uneven(w)
         assert (await w.controller.rebalance(dry_run=True, max_moves=0)).moves == ()

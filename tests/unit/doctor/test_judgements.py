@@ -310,6 +310,13 @@ def test_two_disks_of_a_journal_are_gone() -> None:
     assert "of the 3 disks that hold its end 1 are there (not disk-4, disk-5)" in found[-1].text
 
 
+def test_two_disks_of_a_journal_are_gone_and_its_broker_is_back_with_the_third() -> None:
+    """A majority was gone for so long that the broker lost its registration, and its journal was ended."""
+    seen = cluster()
+    seen.journals = [journal(1, there={1}, state="recovering")]
+    only(seen, Level.ERROR, "journals", "of the 3 disks that hold its end 1 are there (not disk-2, disk-3)")
+
+
 @pytest.mark.parametrize("state", ["open", "recovering"])
 def test_a_journal_that_is_recovered_by_itself_needs_nobody(state: str) -> None:
     seen = lost_owner(there={5, 6})

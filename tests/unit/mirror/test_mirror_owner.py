@@ -89,7 +89,7 @@ def test_a_change_forgets_fragments_of_which_everything_is_in_segments() -> None
     core.appended(100)
     durable(core, own=100, a=100)
     core.covered(100)
-    assert core.wanted is None
+    assert (core.wanted, core.commit) == (None, 100)
     core.change((OWN, B, C), qa=2)
     assert core.wanted is not None
     assert [part.start for part in core.wanted.fragments] == [100]

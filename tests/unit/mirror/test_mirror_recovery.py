@@ -38,11 +38,10 @@ def test_two_of_three_answers_are_enough_and_the_longest_copy_is_the_end() -> No
     assert len([each for each in core.poll() if isinstance(each, Check)]) >= 2
     check(core, A, 100)
     check(core, B, 120)
-    assert core.phase is Phase.WRITE_BACK
-    assert core.poll() == [Read(JOURNAL, B, 100, 120, 1 << 20)]
+    assert (core.phase, core.poll()) == (Phase.WRITE_BACK, [Read(JOURNAL, B, 100, 120, 1 << 20)])
     core.receive(Bytes(JOURNAL, B, 100, bytes(20)))
     assert core.poll() == [WriteBack(JOURNAL, A, 1, 100, bytes(20))]
-    assert core.wanted is None
+    assert (core.phase, core.wanted) == (Phase.WRITE_BACK, None)
     core.receive(Durable(JOURNAL, A, 120))
     assert core.wanted is not None
     assert (core.wanted.state, core.wanted.end) == (JournalState.CLOSED, 120)
@@ -65,8 +64,7 @@ def test_a_damaged_record_is_waited_for_as_long_as_it_may_have_been_acknowledged
     answer(core, B, 40)
     check(core, A, 100, Range(60, 70))
     check(core, B, 40)
-    assert core.phase is Phase.CHECK
-    assert core.loss() == Loss((Range(60, 70),), None, (OWN,))
+    assert (core.phase, core.loss()) == (Phase.CHECK, Loss((Range(60, 70),), None, (OWN,)))
     answer(core, OWN, 50)
     check(core, OWN, 50)
     assert core.phase is Phase.WRITE_BACK
@@ -154,3 +152,35 @@ def test_what_no_second_disk_can_take_waits_and_an_operator_may_go_on() -> None:
         core.receive(Durable(JOURNAL, C, 100))
         assert core.wanted is not None
         assert core.wanted.holders == (A, B, C)
+
+
+def test_targets_that_are_gone_for_good_do_not_keep_the_only_source_from_the_one_that_is_there() -> None:
+    """Of two brokers whose disks are lost each comes back with an empty one, which is fenced as a spare. Then
+    these disks go as well, because somebody finds an old one. The owner alone has the last bytes. Whoever
+    took the owner for unable together with a target that did not answer wrote to nobody: once one of the
+    targets was tried and then the owner could not give, and so on for ever."""
+    first, second = StorageId("first"), StorageId("second")
+    core = recovery(spares=(first, second))
+    for spare in (first, second):
+        core.receive(Fenced(JOURNAL, spare, 1, None))
+    answer(core, OWN, 120)
+    check(core, OWN, 120)
+    answer(core, A, 100)
+    check(core, A, 100)
+    assert core.phase is Phase.WRITE_BACK
+    tried: list[StorageId] = []
+    for _ in range(8):
+        for message in core.poll():
+            if isinstance(message, Read):
+                assert message.storage in (OWN, A)
+                end = 120 if message.storage == OWN else 100
+                core.receive(Bytes(JOURNAL, message.storage, message.start, bytes(end - message.start)))
+        for message in core.poll():
+            if isinstance(message, WriteBack):
+                tried.append(message.storage)
+                if message.storage == A:
+                    core.receive(Durable(JOURNAL, A, message.position + len(message.data)))
+        core.retry()
+    assert tried == [first, second, A]
+    assert core.wanted is not None
+    assert (core.wanted.state, core.wanted.end) == (JournalState.CLOSED, 120)

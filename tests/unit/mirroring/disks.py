@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sava.mirror import (
     Bytes,
@@ -52,7 +53,7 @@ class Disks:
     asked: list[tuple[StorageId, Message]] = field(default_factory=list)
     before: Callable[[StorageId, Message], Awaitable[None]] | None = None
 
-    def put(self, storage: str, journal: JournalId, data: bytes, **facts: int) -> Copy:
+    def put(self, storage: str, journal: JournalId, data: bytes, **facts: Any) -> Copy:
         copy = self.copies[StorageId(storage), journal] = Copy(data=bytearray(data), **facts)
         self.known.add(StorageId(storage))
         return copy

@@ -141,10 +141,14 @@ async def test_the_record_of_a_quiet_journal_names_only_those_who_mirror_it_now(
         owner.journal.release(1, 1)
         owned = owner.mirrored.owned
         assert owned is not None
+
+        def is_forgotten(storage: StorageId) -> bool:
+            return storage not in owned.owner.record.storages
+
         for _ in range(3):
             gone = next(host for host in hosts.hosts if host.storage == owned.owner.record.last.members[1])
             hosts.town.go(gone.storage)
-            await until(lambda left=gone: left.storage not in owned.owner.record.storages, "it is forgotten")
+            await until(partial(is_forgotten, gone.storage), "it is forgotten")
             gone.come()
         assert len(owned.owner.record.fragments) == 1
         await owner.append(1)

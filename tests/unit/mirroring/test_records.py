@@ -81,7 +81,8 @@ async def test_listeners_hear_of_what_they_asked_for() -> None:
     try:
         async with asyncio.timeout(PATIENCE_S):
             await any_.wait()  # of the beginning
-            one.clear(), any_.clear()
+            one.clear()
+            any_.clear()
             await records.open(JournalId(1, 8), RECORD)
             await any_.wait()
             assert not one.is_set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -84,7 +85,7 @@ class Story:
         assert state is not None
         return state
 
-    async def run(self, **bounds: int) -> Salvaged:
+    async def run(self, **bounds: Any) -> Salvaged:
         salvage = Salvage(self.records, self.disks, self.metadata, self.objects, own=HERE, **bounds)
         async with asyncio.timeout(PATIENCE_S):
             return await salvage.run(1, self.origin)

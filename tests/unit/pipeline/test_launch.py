@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def test_the_command_becomes_the_program(
 ) -> None:
     became: list[tuple[Path, tuple[str, ...], dict[str, str]]] = []
     monkeypatch.setattr(
-        launch.os, "execve", lambda path, words, environment: became.append((path, words[1:], environment))
+        os, "execve", lambda path, words, environment: became.append((path, words[1:], environment))
     )
     words = ["spark", command, "--service", "a:1", "--conf", "spark.ui.enabled=false", "app.py", "-x", "--y"]
     result = CliRunner().invoke(app, words, env={"JAVA_HOME": home, "SAVA_SERVICE": None})

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sava.raft import Entry, EntryKind, Membership, MembershipChange, encode_membership
-from tests.unit.raft.harness import Cluster
+from sava.raft import Entry, EntryKind, Membership, MembershipChange, NodeId, encode_membership
+from tests.unit.raft.harness import Cluster, ids
 
 
 def add_learner(node: int) -> MembershipChange:
-    return MembershipChange(add_learners=((node, f"host-{node}:7650"),))
+    return MembershipChange(add_learners=((NodeId(node), f"host-{node}:7650"),))
 
 
 def promote(*nodes: int, remove: tuple[int, ...] = (), forced: bool = False) -> MembershipChange:
-    return MembershipChange(promote=nodes, remove=remove, forced=forced)
+    return MembershipChange(promote=ids(nodes), remove=ids(remove), forced=forced)
 
 
 def remove(*nodes: int, forced: bool = False) -> MembershipChange:
-    return MembershipChange(remove=nodes, forced=forced)
+    return MembershipChange(remove=ids(nodes), forced=forced)
 
 
 def change(cluster: Cluster, node: int, what: MembershipChange) -> int:

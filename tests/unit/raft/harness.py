@@ -10,8 +10,9 @@ schedule: one leader per term, committed entries that never change, and state ma
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
+from typing import TypeVar, overload
 
 import msgspec
 
@@ -24,12 +25,15 @@ from sava.raft import (
     InvariantError,
     Membership,
     Message,
+    NodeId,
     Output,
+    PeerStatus,
     RaftCore,
     Recovered,
     Role,
     SnapshotChunk,
     SnapshotMeta,
+    Status,
     check_message,
 )
 
@@ -38,12 +42,19 @@ MESSAGES: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 CONFIG = CoreConfig(election_ticks=10, heartbeat_ticks=1, keep_entries=0, snapshot_chunk_bytes=16)
 
 Predicate = Callable[[Message], bool]
+Kind = TypeVar("Kind", bound=Message)
+
+N1, N2, N3, N4, N5 = map(NodeId, range(1, 6))
 
 
 def membership(
     voters: Iterable[int], learners: Iterable[int] = (), outgoing: Iterable[int] = ()
 ) -> Membership:
-    return Membership(tuple(sorted(voters)), tuple(sorted(outgoing)), tuple(sorted(learners)))
+    return Membership(ids(sorted(voters)), ids(sorted(outgoing)), ids(sorted(learners)))
+
+
+def ids(numbers: Iterable[int]) -> tuple[NodeId, ...]:
+    return tuple(NodeId(number) for number in numbers)
 
 
 def entries_of(terms: Sequence[int], start: int = 1) -> tuple[Entry, ...]:
@@ -61,7 +72,7 @@ def empty_snapshot(members: Membership) -> SnapshotMeta:
 def recovered(
     members: Membership, terms: Sequence[int] = (), *, term: int | None = None, vote: int = 0, commit: int = 0
 ) -> Recovered:
-    hard = HardState(term if term is not None else max(terms, default=0), vote, commit)
+    hard = HardState(term if term is not None else max(terms, default=0), NodeId(vote), commit)
     return Recovered(hard, empty_snapshot(members), entries_of(terms))
 
 
@@ -77,7 +88,7 @@ def make_core(
     seed: int = 1,
 ) -> RaftCore:
     found = recovered(members, terms, term=term, vote=vote, commit=commit)
-    return RaftCore(node, config, found, Random(f"{seed}/{node}"))
+    return RaftCore(NodeId(node), config, found, Random(f"{seed}/{node}"))
 
 
 def drain(core: RaftCore, *, persist: bool = True) -> list[Output]:
@@ -93,9 +104,20 @@ def drain(core: RaftCore, *, persist: bool = True) -> list[Output]:
     return outputs
 
 
-def sent(outputs: Iterable[Output], kind: type | None = None) -> list[Message]:
+@overload
+def sent(outputs: Iterable[Output], kind: type[Kind]) -> list[Kind]: ...
+@overload
+def sent(outputs: Iterable[Output]) -> list[Message]: ...
+def sent(outputs: Iterable[Output], kind: type[Kind] | None = None) -> Sequence[Message]:
     messages = [m for out in outputs for m in (*out.send_now, *out.send_after_persist)]
     return [m for m in messages if kind is None or isinstance(m, kind)]
+
+
+def only(outputs: Iterable[Output], kind: type[Kind]) -> Kind:
+    """The one message that was sent."""
+    (message,) = sent(outputs)
+    assert isinstance(message, kind)
+    return message
 
 
 class Disk:
@@ -152,7 +174,7 @@ class Disk:
 class Node:
     def __init__(self, cluster: Cluster, node: int, found: Recovered) -> None:
         self.cluster = cluster
-        self.id = node
+        self.id = NodeId(node)
         self.disk = Disk(found)
         self.auto_persist = True
         self.is_up = True
@@ -251,7 +273,7 @@ class Node:
     # -- looking ---------------------------------------------------------------------------------------------
 
     @property
-    def status(self):
+    def status(self) -> Status:
         return self.core.status()
 
     @property
@@ -274,7 +296,7 @@ class Node:
         status = self.core.status()
         return [self.core.term_at(index) for index in range(status.first_index, status.last_index + 1)]
 
-    def peer(self, node: int):
+    def peer(self, node: int) -> PeerStatus:
         return next(peer for peer in self.status.peers if peer.node == node)
 
 
@@ -286,7 +308,7 @@ class Cluster:
         *,
         config: CoreConfig = CONFIG,
         seed: int = 1,
-        logs: dict[int, Sequence[int]] | None = None,
+        logs: Mapping[int, Sequence[int]] | None = None,
         terms: dict[int, int] | None = None,
         commits: dict[int, int] | None = None,
     ) -> None:

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from sava.raft import (
+    NO_NODE,
     Append,
     CoreConfig,
     HardState,
@@ -17,7 +18,7 @@ from sava.raft import (
     SnapshotChunk,
     SnapshotMeta,
 )
-from tests.unit.raft.harness import CONFIG, Cluster, entries_of, make_core, membership
+from tests.unit.raft.harness import CONFIG, N1, N4, Cluster, entries_of, make_core, membership
 
 THREE = membership([1, 2, 3])
 
@@ -61,7 +62,7 @@ def test_s56_joiner_that_replays_from_the_start_knows_the_group_at_every_index()
     cluster.elect(1)
     cluster.propose(1, b"a", b"b", b"c")
     joiner = cluster.join(4)
-    cluster[1].core.change_membership(MembershipChange(add_learners=((4, "four"),)))
+    cluster[1].core.change_membership(MembershipChange(add_learners=((N4, "four"),)))
     cluster.hold = lambda m: isinstance(m, Append) and any(e.index > 3 for e in m.entries)
     cluster.run()
     cluster.tick(2)
@@ -134,10 +135,10 @@ def test_a_snapshot_of_handed_out_but_unapplied_entries_is_refused():
 def test_recovery_without_a_recorded_compacted_term_gives_up_one_entry():
     entries = entries_of([1, 1, 2, 2], start=5)
     snapshot = SnapshotMeta(7, 2, THREE, 0, b"d")
-    core = RaftCore(1, CONFIG, Recovered(HardState(2, 0, 8), snapshot, entries), Random(1))
+    core = RaftCore(N1, CONFIG, Recovered(HardState(2, NO_NODE, 8), snapshot, entries), Random(1))
     assert core.status().first_index == 6
     assert core.term_at(5) == 1
-    known = RaftCore(1, CONFIG, Recovered(HardState(2, 0, 8), snapshot, entries, 1), Random(1))
+    known = RaftCore(N1, CONFIG, Recovered(HardState(2, NO_NODE, 8), snapshot, entries, 1), Random(1))
     assert known.status().first_index == 5
     assert known.term_at(4) == 1
 
@@ -152,11 +153,13 @@ def test_recovery_without_a_recorded_compacted_term_gives_up_one_entry():
 )
 def test_recovery_refuses_a_log_with_holes_or_of_another_history(entries, snapshot):
     with pytest.raises(InvariantError):
-        RaftCore(1, CONFIG, Recovered(HardState(9, 0, 0), snapshot, entries), Random(1))
+        RaftCore(N1, CONFIG, Recovered(HardState(9, NO_NODE, 0), snapshot, entries), Random(1))
 
 
 def test_recovery_takes_entries_before_an_installed_snapshot_as_superseded():
     snapshot = SnapshotMeta(9, 2, THREE, 0, b"d")
-    core = RaftCore(1, CONFIG, Recovered(HardState(2, 0, 3), snapshot, entries_of([1, 1, 1])), Random(1))
+    core = RaftCore(
+        N1, CONFIG, Recovered(HardState(2, NO_NODE, 3), snapshot, entries_of([1, 1, 1])), Random(1)
+    )
     status = core.status()
     assert (status.commit, status.first_index, status.last_index) == (9, 10, 9)

@@ -15,13 +15,26 @@ from sava.raft import (
     InvariantError,
     Membership,
     MembershipChange,
+    NodeId,
     Role,
     SnapshotReply,
     TimeoutNow,
     VoteReply,
     VoteRequest,
 )
-from tests.unit.raft.harness import Cluster, drain, entries_of, make_core, membership, sent
+from tests.unit.raft.harness import (
+    N1,
+    N2,
+    N3,
+    N4,
+    Cluster,
+    drain,
+    entries_of,
+    make_core,
+    membership,
+    only,
+    sent,
+)
 
 THREE = membership([1, 2, 3])
 
@@ -114,27 +127,27 @@ def test_s04_split_votes_resolve(seed):
 def test_s05_vote_refused_to_shorter_or_older_log(last_index, last_term, granted, pre):
     """My log ends (3, term 2). Later term first, then length; the same order for votes and pre-votes."""
     core = make_core(1, THREE, [1, 1, 2], term=2)
-    core.step(VoteRequest(2, 1, 3, last_index, last_term, pre=pre))
+    core.step(VoteRequest(N2, N1, 3, last_index, last_term, pre=pre))
     (reply,) = sent(drain(core))
-    assert reply == VoteReply(1, 2, 3 if granted or not pre else 2, granted, pre=pre)
+    assert reply == VoteReply(N1, N2, 3 if granted or not pre else 2, granted, pre=pre)
 
 
 def test_s06_second_candidate_of_a_term_is_refused_and_the_first_may_ask_again():
     core = make_core(1, THREE)
     for candidate, granted in ((2, True), (3, False), (2, True)):
-        core.step(VoteRequest(candidate, 1, 1, 0, 0))
+        core.step(VoteRequest(NodeId(candidate), N1, 1, 0, 0))
         (reply,) = sent(drain(core))
-        assert reply == VoteReply(1, candidate, 1, granted)
+        assert reply == VoteReply(N1, NodeId(candidate), 1, granted)
     assert core.status().vote == 2
 
 
 def test_s06_no_vote_in_a_term_whose_leader_is_known():
     """Node 1 has not voted in term 1 but heard its leader 2: candidate 3 of term 1 has lost already."""
     core = make_core(1, THREE)
-    core.step(Heartbeat(2, 1, 1, 0, 1))
+    core.step(Heartbeat(N2, N1, 1, 0, 1))
     drain(core)
-    core.step(VoteRequest(3, 1, 1, 5, 1))
-    (reply,) = sent(drain(core))
+    core.step(VoteRequest(N3, N1, 1, 5, 1))
+    reply = only(drain(core), VoteReply)
     assert reply.granted is False
 
 
@@ -143,7 +156,7 @@ def _candidate(term: int = 1):
     core = make_core(1, THREE, term=term - 1)
     core.campaign()
     drain(core)
-    core.step(VoteReply(2, 1, term, True, pre=True))
+    core.step(VoteReply(N2, N1, term, True, pre=True))
     drain(core)
     assert core.status().role is Role.CANDIDATE
     assert core.status().term == term
@@ -152,27 +165,27 @@ def _candidate(term: int = 1):
 
 def test_s07_candidate_hearing_an_append_of_its_term_follows():
     core = _candidate()
-    core.step(Append(3, 1, 1, 0, 0, (), 0))
+    core.step(Append(N3, N1, 1, 0, 0, (), 0))
     assert (core.status().role, core.status().leader, core.status().term) == (Role.FOLLOWER, 3, 1)
 
 
 def test_s07_candidate_hearing_an_append_of_an_earlier_term_does_not():
     core = _candidate(term=3)
-    core.step(Append(3, 1, 2, 0, 0, (), 0))
+    core.step(Append(N3, N1, 2, 0, 0, (), 0))
     assert (core.status().role, core.status().term) == (Role.CANDIDATE, 3)
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Append(2, 1, 2, 3, 2, entries_of([2], start=4), 4),
-        Heartbeat(2, 1, 2, 3, 1),
-        VoteRequest(2, 1, 2, 99, 2),
-        VoteReply(2, 1, 2, True),
-        AppendReply(2, 1, 2, True, 3),
-        HeartbeatReply(2, 1, 2, 7),
-        TimeoutNow(2, 1, 2),
-        SnapshotReply(2, 1, 2, 3, b"", 9),
+        Append(N2, N1, 2, 3, 2, entries_of([2], start=4), 4),
+        Heartbeat(N2, N1, 2, 3, 1),
+        VoteRequest(N2, N1, 2, 99, 2),
+        VoteReply(N2, N1, 2, True),
+        AppendReply(N2, N1, 2, True, 3),
+        HeartbeatReply(N2, N1, 2, 7),
+        TimeoutNow(N2, N1, 2),
+        SnapshotReply(N2, N1, 2, 3, b"", 9),
     ],
 )
 def test_s08_messages_of_an_earlier_term_change_nothing(message):
@@ -186,8 +199,8 @@ def test_s08_messages_of_an_earlier_term_change_nothing(message):
 
 def test_s08_messages_to_another_node_or_from_oneself_are_dropped():
     core = make_core(1, THREE)
-    core.step(Heartbeat(2, 3, 5, 0, 1))
-    core.step(Heartbeat(1, 1, 5, 0, 1))
+    core.step(Heartbeat(N2, N3, 5, 0, 1))
+    core.step(Heartbeat(N1, N1, 5, 0, 1))
     assert core.status().term == 0
     assert not core.has_output()
 
@@ -242,9 +255,9 @@ def test_s10_pre_vote_changes_neither_term_nor_vote_nor_timer_of_the_voter():
     for _ in range(5):
         core.tick()
     before = (core.status(), core._state.election_elapsed, core._state.election_timeout)
-    core.step(VoteRequest(2, 1, 7, 0, 0, pre=True))
+    core.step(VoteRequest(N2, N1, 7, 0, 0, pre=True))
     (output,) = drain(core)
-    assert sent([output]) == [VoteReply(1, 2, 7, True, pre=True)]
+    assert sent([output]) == [VoteReply(N1, N2, 7, True, pre=True)]
     assert output.send_now, "a pre-vote promises nothing, so its answer waits for no disk"
     assert output.hard_state is None
     assert (core.status(), core._state.election_elapsed, core._state.election_timeout) == before
@@ -253,23 +266,23 @@ def test_s10_pre_vote_changes_neither_term_nor_vote_nor_timer_of_the_voter():
 def test_s11_pre_vote_is_granted_only_after_the_leaders_silence():
     """Within T of hearing the leader a follower does not even answer; after T it does."""
     core = make_core(2, THREE)
-    core.step(Heartbeat(1, 2, 1, 0, 1))
+    core.step(Heartbeat(N1, N2, 1, 0, 1))
     drain(core)
     for tick in range(1, 11):
         core.tick()
-        core.step(VoteRequest(3, 2, 2, 0, 0, pre=True))
+        core.step(VoteRequest(N3, N2, 2, 0, 0, pre=True))
         replies = [m for m in sent(drain(core), VoteReply) if m.pre]
         assert bool(replies) == (tick >= 10), f"at tick {tick}"
 
 
 def test_s11_stickiness_ignores_a_real_vote_of_a_higher_term_too():
     core = make_core(2, THREE)
-    core.step(Heartbeat(1, 2, 1, 0, 1))
+    core.step(Heartbeat(N1, N2, 1, 0, 1))
     drain(core)
-    core.step(VoteRequest(3, 2, 9, 50, 8))
+    core.step(VoteRequest(N3, N2, 9, 50, 8))
     assert not core.has_output()
     assert core.status().term == 1
-    core.step(VoteRequest(3, 2, 9, 50, 8, transfer=True))
+    core.step(VoteRequest(N3, N2, 9, 50, 8, transfer=True))
     assert core.status().term == 9
 
 
@@ -289,12 +302,12 @@ def test_s12_node_with_smaller_term_can_complete_an_election():
 
 def test_s12_pre_vote_of_a_lower_term_is_refused_with_our_term():
     core = make_core(1, THREE, term=5)
-    core.step(VoteRequest(2, 1, 3, 9, 2, pre=True))
-    assert sent(drain(core)) == [VoteReply(1, 2, 5, False, pre=True)]
+    core.step(VoteRequest(N2, N1, 3, 9, 2, pre=True))
+    assert sent(drain(core)) == [VoteReply(N1, N2, 5, False, pre=True)]
     asker = make_core(2, THREE, term=2)
     asker.campaign()
     drain(asker)
-    asker.step(VoteReply(1, 2, 5, False, pre=True))
+    asker.step(VoteReply(N1, N2, 5, False, pre=True))
     assert (asker.status().term, asker.status().role) == (5, Role.FOLLOWER)
 
 
@@ -305,11 +318,10 @@ def test_s13_late_self_vote_after_a_lost_election_is_harmless():
     cluster[1].core.campaign()
     cluster.run()
     assert cluster[1].role is Role.CANDIDATE
-    cluster[1].core.step(Heartbeat(2, 1, 1, 0, 1))
+    cluster[1].core.step(Heartbeat(N2, N1, 1, 0, 1))
     cluster[1].persist()
     cluster[1].auto_persist = True
-    assert cluster[1].role is Role.FOLLOWER
-    assert cluster[1].status.leader == 2
+    assert (cluster[1].role, cluster[1].status.leader) == (Role.FOLLOWER, 2)
 
 
 def test_s14_late_pre_vote_grant_is_no_vote():
@@ -318,11 +330,11 @@ def test_s14_late_pre_vote_grant_is_no_vote():
     core = make_core(1, membership([1, 2, 3, 4, 5]))
     core.campaign()
     for voter in (2, 3):
-        core.step(VoteReply(voter, 1, 1, True, pre=True))
+        core.step(VoteReply(NodeId(voter), N1, 1, True, pre=True))
     drain(core)
     assert core.status().role is Role.CANDIDATE
     for voter in (4, 5):
-        core.step(VoteReply(voter, 1, 1, True, pre=True))
+        core.step(VoteReply(NodeId(voter), N1, 1, True, pre=True))
     drain(core)
     assert core.status().role is Role.CANDIDATE
 
@@ -367,7 +379,7 @@ def test_s16_stuck_member_with_a_higher_term_frees_itself():
     assert cluster[leader].term > 7
 
 
-@pytest.mark.parametrize("message", [Heartbeat(2, 1, 1, 0, 1), Append(2, 1, 1, 0, 0, (), 0)])
+@pytest.mark.parametrize("message", [Heartbeat(N2, N1, 1, 0, 1), Append(N2, N1, 1, 0, 0, (), 0)])
 def test_s16_the_hatch_answers_an_old_leader_with_our_term(message):
     core = make_core(1, THREE, term=4)
     core.step(message)
@@ -379,7 +391,11 @@ def test_s16_a_removed_node_with_a_high_term_deposes_nobody():
     """Answers of non-members are dropped before their term is looked at."""
     cluster = Cluster()
     cluster.elect(1)
-    for reply in (AppendReply(9, 1, 50, False, 0), HeartbeatReply(9, 1, 50, 1), VoteReply(9, 1, 50, False)):
+    for reply in (
+        AppendReply(NodeId(9), N1, 50, False, 0),
+        HeartbeatReply(NodeId(9), N1, 50, 1),
+        VoteReply(NodeId(9), N1, 50, False),
+    ):
         cluster[1].core.step(reply)
     assert (cluster[1].role, cluster[1].term) == (Role.LEADER, 1)
 
@@ -411,8 +427,8 @@ def test_s18_partial_partition_leaves_the_cluster_writable():
 def test_learner_votes_when_asked():
     """The asker may know a newer configuration in which this learner is a voter."""
     core = make_core(4, membership([1, 2, 3], [4]))
-    core.step(VoteRequest(1, 4, 1, 0, 0))
-    (reply,) = sent(drain(core))
+    core.step(VoteRequest(N1, N4, 1, 0, 0))
+    reply = only(drain(core), VoteReply)
     assert reply.granted
 
 
@@ -420,8 +436,8 @@ def test_votes_are_given_without_looking_at_the_own_configuration():
     """Candidate 9 is in no configuration that node 1 knows. Refusing could lock up the group (Camunda
     #57386)."""
     core = make_core(1, THREE)
-    core.step(VoteRequest(9, 1, 1, 3, 1, pre=True))
-    core.step(VoteRequest(9, 1, 1, 3, 1))
+    core.step(VoteRequest(NodeId(9), N1, 1, 3, 1, pre=True))
+    core.step(VoteRequest(NodeId(9), N1, 1, 3, 1))
     assert [m.granted for m in sent(drain(core), VoteReply)] == [True, True]
 
 
@@ -431,7 +447,7 @@ def test_removed_node_campaigns_in_vain():
     cluster = Cluster([1, 2, 3, 4])
     cluster.elect(1)
     cluster.isolate(4)
-    cluster[1].core.change_membership(MembershipChange(remove=(4,)))
+    cluster[1].core.change_membership(MembershipChange(remove=(N4,)))
     cluster.run()
     assert cluster[1].status.membership == membership([1, 2, 3])
     cluster.heal()
@@ -441,9 +457,9 @@ def test_removed_node_campaigns_in_vain():
 
 def test_two_leaders_of_one_term_stop_the_node():
     core = make_core(1, THREE)
-    core.step(Heartbeat(2, 1, 1, 0, 1))
+    core.step(Heartbeat(N2, N1, 1, 0, 1))
     with pytest.raises(InvariantError):
-        core.step(Heartbeat(3, 1, 1, 0, 1))
+        core.step(Heartbeat(N3, N1, 1, 0, 1))
 
 
 def test_election_timeout_configuration_is_checked():

@@ -18,7 +18,19 @@ from sava.raft import (
     VoteRequest,
 )
 from tests.unit.raft.changes import add_learner, change, membership_entry, promote, remove, with_learner
-from tests.unit.raft.harness import Cluster, Disk, drain, make_core, membership, recovered, sent
+from tests.unit.raft.harness import (
+    N1,
+    N2,
+    N3,
+    N4,
+    Cluster,
+    Disk,
+    drain,
+    make_core,
+    membership,
+    recovered,
+    sent,
+)
 
 # S36: {1,2,3} -> {1,2,4}, and leader 1 crashes at every step of it.
 
@@ -62,10 +74,10 @@ def test_s36_leader_crash_with_the_joint_entry_committed():
     """C_new was never appended. The next leader finds the joint entry, commits its no-op, and leaves joint
     itself."""
     cluster = _replace_3_by_4()
+    index = cluster[1].last + 1
     cluster.drop = lambda m: (
         isinstance(m, Append) and any(e.kind is EntryKind.MEMBERSHIP and e.index > index for e in m.entries)
     )
-    index = cluster[1].last + 1
     change(cluster, 1, promote(4, remove=(3,)))
     assert cluster[1].commit >= index
     assert cluster[2].status.membership.is_joint
@@ -105,10 +117,10 @@ def test_s37_truncating_an_uncommitted_configuration_restores_the_previous_one()
     plain = membership([1, 2, 3])
     core = make_core(2, plain, term=1)
     joint = membership([1, 2, 4], outgoing=[1, 2, 3])
-    core.step(Append(1, 2, 1, 0, 0, (membership_entry(1, 1, joint),), 0))
+    core.step(Append(N1, N2, 1, 0, 0, (membership_entry(1, 1, joint),), 0))
     drain(core)
     assert core.status().membership == joint
-    core.step(Append(3, 2, 2, 0, 0, (Entry(1, 2, EntryKind.COMMAND, b"x"),), 0))
+    core.step(Append(N3, N2, 2, 0, 0, (Entry(1, 2, EntryKind.COMMAND, b"x"),), 0))
     (output,) = drain(core)
     assert output.truncate_from == 1
     assert core.status().membership == plain
@@ -118,11 +130,11 @@ def test_s37_truncating_an_uncommitted_configuration_restores_the_previous_one()
 def test_s37_a_node_truncated_out_of_the_voters_stops_campaigning():
     core = make_core(4, membership([1, 2, 3], [4]), term=1)
     core.step(
-        Append(1, 4, 1, 0, 0, (membership_entry(1, 1, membership([1, 2, 3, 4], outgoing=[1, 2, 3])),), 0)
+        Append(N1, N4, 1, 0, 0, (membership_entry(1, 1, membership([1, 2, 3, 4], outgoing=[1, 2, 3])),), 0)
     )
     drain(core)
     assert core.status().role is Role.FOLLOWER
-    core.step(Append(3, 4, 2, 0, 0, (Entry(1, 2, EntryKind.NOOP, b""),), 0))
+    core.step(Append(N3, N4, 2, 0, 0, (Entry(1, 2, EntryKind.NOOP, b""),), 0))
     drain(core)
     assert core.status().role is Role.LEARNER
     for _ in range(50):
@@ -136,7 +148,7 @@ def test_s38_restart_with_only_an_appended_configuration_uses_it():
     found = recovered(membership([1, 2, 3]), [1, 1], commit=2)
     disk = Disk(found)
     disk.entries.append(membership_entry(3, 1, joint))
-    core = RaftCore(2, CoreConfig(), disk.recover(), Random(1))
+    core = RaftCore(N2, CoreConfig(), disk.recover(), Random(1))
     assert core.status().commit == 2
     assert core.status().membership == joint
     assert core.status().membership_index == 3

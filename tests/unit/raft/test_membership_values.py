@@ -8,24 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sava.raft import NO_NODE, NodeId
 from sava.raft.errors import InvariantError, MembershipRefused
 from sava.raft.membership import History, apply_change, find_flaw, leave_joint
 from sava.raft.quorum import has_quorum
 from sava.raft.types import Membership, MembershipChange
-from tests.unit.raft.harness import membership
+from tests.unit.raft.harness import N1, N2, N3, N4, N5, membership
 
-BASE = Membership((1, 2, 3), (), (4, 5), ((1, "one"), (4, "four")))
+BASE = Membership((N1, N2, N3), (), (N4, N5), ((N1, "one"), (N4, "four")))
 
 
 @pytest.mark.parametrize(
     ("change", "voters", "outgoing", "learners"),
     [
-        (MembershipChange(add_learners=((6, "six"),)), (1, 2, 3), (), (4, 5, 6)),
-        (MembershipChange(remove=(5,)), (1, 2, 3), (), (4,)),
-        (MembershipChange(promote=(4,)), (1, 2, 3, 4), (1, 2, 3), (5,)),
-        (MembershipChange(remove=(1,)), (2, 3), (1, 2, 3), (4, 5)),
-        (MembershipChange(promote=(4, 5), remove=(1, 2)), (3, 4, 5), (1, 2, 3), ()),
-        (MembershipChange(((6, "six"),), (4,), (1, 5)), (2, 3, 4), (1, 2, 3), (6,)),
+        (MembershipChange(add_learners=((NodeId(6), "six"),)), (1, 2, 3), (), (4, 5, 6)),
+        (MembershipChange(remove=(N5,)), (1, 2, 3), (), (4,)),
+        (MembershipChange(promote=(N4,)), (1, 2, 3, 4), (1, 2, 3), (5,)),
+        (MembershipChange(remove=(N1,)), (2, 3), (1, 2, 3), (4, 5)),
+        (MembershipChange(promote=(N4, N5), remove=(N1, N2)), (3, 4, 5), (1, 2, 3), ()),
+        (MembershipChange(((NodeId(6), "six"),), (N4,), (N1, N5)), (2, 3, 4), (1, 2, 3), (6,)),
     ],
 )
 def test_change_enters_joint_only_when_voters_change(change, voters, outgoing, learners):
@@ -38,28 +39,28 @@ def test_change_enters_joint_only_when_voters_change(change, voters, outgoing, l
 
 
 def test_addresses_follow_the_members():
-    result = apply_change(BASE, MembershipChange(((6, "six"),), (4,), (1,)))
+    result = apply_change(BASE, MembershipChange(((NodeId(6), "six"),), (N4,), (N1,)))
     assert result.addresses == ((1, "one"), (4, "four"), (6, "six")), "1 still votes in the old half"
     assert leave_joint(result).addresses == ((4, "four"), (6, "six"))
 
 
 def test_adding_a_known_learner_updates_its_address():
-    assert apply_change(BASE, MembershipChange(((4, "moved"),))).address(4) == "moved"
+    assert apply_change(BASE, MembershipChange(((N4, "moved"),))).address(N4) == "moved"
 
 
 @pytest.mark.parametrize(
     "change",
     [
         MembershipChange(),
-        MembershipChange(add_learners=((2, "x"),)),
-        MembershipChange(promote=(1,)),
-        MembershipChange(promote=(9,)),
-        MembershipChange(add_learners=((9, "x"),), promote=(9,)),
-        MembershipChange(remove=(9,)),
-        MembershipChange(remove=(1, 2, 3)),
-        MembershipChange(promote=(4,), remove=(4,)),
-        MembershipChange(remove=(1, 1)),
-        MembershipChange(add_learners=((0, "x"),)),
+        MembershipChange(add_learners=((N2, "x"),)),
+        MembershipChange(promote=(N1,)),
+        MembershipChange(promote=(NodeId(9),)),
+        MembershipChange(add_learners=((NodeId(9), "x"),), promote=(NodeId(9),)),
+        MembershipChange(remove=(NodeId(9),)),
+        MembershipChange(remove=(N1, N2, N3)),
+        MembershipChange(promote=(N4,), remove=(N4,)),
+        MembershipChange(remove=(N1, N1)),
+        MembershipChange(add_learners=((NO_NODE, "x"),)),
     ],
 )
 def test_changes_that_make_no_sense_are_refused(change):
@@ -68,14 +69,14 @@ def test_changes_that_make_no_sense_are_refused(change):
 
 
 def test_all_voters_may_be_replaced_at_once_through_joint():
-    result = apply_change(BASE, MembershipChange(promote=(4, 5), remove=(1, 2, 3)))
+    result = apply_change(BASE, MembershipChange(promote=(N4, N5), remove=(N1, N2, N3)))
     assert (result.voters, result.outgoing) == ((4, 5), (1, 2, 3))
 
 
 def test_a_joint_configuration_is_neither_changed_nor_left_twice():
-    joint = apply_change(BASE, MembershipChange(promote=(4,)))
+    joint = apply_change(BASE, MembershipChange(promote=(N4,)))
     with pytest.raises(InvariantError):
-        apply_change(joint, MembershipChange(remove=(5,)))
+        apply_change(joint, MembershipChange(remove=(N5,)))
     with pytest.raises(InvariantError):
         leave_joint(leave_joint(joint))
 
@@ -83,14 +84,14 @@ def test_a_joint_configuration_is_neither_changed_nor_left_twice():
 @pytest.mark.parametrize(
     "flawed",
     [
-        Membership((2, 1)),
-        Membership((1, 1)),
-        Membership((0, 1)),
-        Membership((1,), (), (1,)),
-        Membership((1,), (2,), (2,)),
-        Membership((), (1,)),
-        Membership((), (), (1,)),
-        Membership((1, 2), (), (), ((2, "b"), (1, "a"))),
+        Membership((N2, N1)),
+        Membership((N1, N1)),
+        Membership((NO_NODE, N1)),
+        Membership((N1,), (), (N1,)),
+        Membership((N1,), (N2,), (N2,)),
+        Membership((), (N1,)),
+        Membership((), (), (N1,)),
+        Membership((N1, N2), (), (), ((N2, "b"), (N1, "a"))),
     ],
 )
 def test_flaws_are_found(flawed):

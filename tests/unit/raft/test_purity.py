@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_no_float_no_hash_order_no_identity(path):
             )
 
 
-def _is_set(node: ast.AST) -> bool:
+def _is_set(node: ast.AST) -> TypeGuard[ast.expr]:
     if isinstance(node, ast.Set | ast.SetComp):
         return True
     return (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sava.raft.quorum import Tally, count_votes, has_quorum, majority, majority_index, quorum_index
 from sava.raft.types import Membership
-from tests.unit.raft.harness import membership
+from tests.unit.raft.harness import N1, N2, N3, N4, N5, membership
 
 NODES = st.integers(1, 9)
 VOTERS = st.sets(NODES, min_size=1, max_size=7).map(lambda s: tuple(sorted(s)))
@@ -37,32 +37,32 @@ def test_majority(size, expected):
     ],
 )
 def test_majority_index_of_three(reached, expected):
-    assert majority_index((1, 2, 3), reached) == expected
+    assert majority_index((N1, N2, N3), reached) == expected
 
 
 def test_m26_two_of_five_are_no_majority():
     """openraft #1802: a clever structure let commit advance on two of five."""
-    assert majority_index((1, 2, 3, 4, 5), {1: 7, 2: 7, 3: 1, 4: 1, 5: 1}) == 1
-    assert majority_index((1, 2, 3, 4, 5), {1: 7, 2: 7, 3: 6, 4: 1, 5: 1}) == 6
+    assert majority_index((N1, N2, N3, N4, N5), {N1: 7, N2: 7, N3: 1, N4: 1, N5: 1}) == 1
+    assert majority_index((N1, N2, N3, N4, N5), {N1: 7, N2: 7, N3: 6, N4: 1, N5: 1}) == 6
 
 
 def test_joint_takes_the_smaller_of_both_halves():
     joint = membership([1, 4, 5], outgoing=[1, 2, 3])
-    assert quorum_index(joint, {1: 9, 2: 9, 3: 9, 4: 2, 5: 1}) == 2
-    assert quorum_index(joint, {1: 9, 2: 3, 3: 1, 4: 9, 5: 9}) == 3
+    assert quorum_index(joint, {N1: 9, N2: 9, N3: 9, N4: 2, N5: 1}) == 2
+    assert quorum_index(joint, {N1: 9, N2: 3, N3: 1, N4: 9, N5: 9}) == 3
 
 
 def test_learners_decide_nothing():
     members = membership([1, 2, 3], learners=[4, 5])
-    assert quorum_index(members, {1: 9, 4: 9, 5: 9}) == 0
-    assert not has_quorum(members, {1: True, 4: True, 5: True})
-    assert count_votes(members, {1: True, 4: True, 5: True}) is Tally.PENDING
+    assert quorum_index(members, {N1: 9, N4: 9, N5: 9}) == 0
+    assert not has_quorum(members, {N1: True, N4: True, N5: True})
+    assert count_votes(members, {N1: True, N4: True, N5: True}) is Tally.PENDING
 
 
 def test_a_configuration_without_voters_never_decides():
-    assert quorum_index(Membership(), {1: 9}) == 0
-    assert count_votes(Membership(), {1: True}) is Tally.PENDING
-    assert not has_quorum(Membership(), {1: True})
+    assert quorum_index(Membership(), {N1: 9}) == 0
+    assert count_votes(Membership(), {N1: True}) is Tally.PENDING
+    assert not has_quorum(Membership(), {N1: True})
 
 
 def _halves(members):

@@ -14,10 +14,24 @@ from sava.raft import (
     MembershipChange,
     NotLeader,
     Role,
+    VoteReply,
     VoteRequest,
 )
 from sava.raft.reads import Lease
-from tests.unit.raft.harness import CONFIG, Cluster, drain, make_core, membership, sent
+from tests.unit.raft.harness import (
+    CONFIG,
+    N1,
+    N2,
+    N3,
+    N4,
+    N5,
+    Cluster,
+    drain,
+    make_core,
+    membership,
+    only,
+    sent,
+)
 
 LEASE = CoreConfig(lease_reads=True, lease_drift_percent=20, keep_entries=0)
 
@@ -77,7 +91,7 @@ def test_s45_joint_configuration_needs_both_halves_to_confirm():
     cluster.elect(1)
     cluster.tick(3)
     cluster.cut([4, 5], [1, 2, 3])
-    cluster[1].core.change_membership(MembershipChange(promote=(4, 5), remove=(2, 3)))
+    cluster[1].core.change_membership(MembershipChange(promote=(N4, N5), remove=(N2, N3)))
     cluster.run()
     cluster[1].core.request_read(7)
     cluster.run()
@@ -161,7 +175,7 @@ def test_s47_reads_waiting_for_the_noop_fail_with_the_leadership():
     cluster.hold = lambda m: isinstance(m, AppendReply)
     cluster.elect(1)
     cluster[1].core.request_read(7)
-    cluster[1].core.step(Heartbeat(2, 1, 9, 0, 1))
+    cluster[1].core.step(Heartbeat(N2, N1, 9, 0, 1))
     cluster.run()
     assert cluster[1].reads_failed == [7]
     cluster.release()
@@ -226,7 +240,7 @@ def test_s48_now_per_tick_scales_the_lease():
 
 def test_s48_lease_is_refused_after_step_down_and_to_a_new_leader():
     cluster = _lease_leader()
-    cluster[1].core.step(Heartbeat(2, 1, 9, 0, 1))
+    cluster[1].core.step(Heartbeat(N2, N1, 9, 0, 1))
     assert not cluster[1].core.lease_valid(100)
     fresh = make_core(1, membership([1]), config=LEASE)
     fresh.campaign()
@@ -248,15 +262,15 @@ def test_s48_restarted_voter_keeps_the_patience_it_may_have_promised():
     core = make_core(2, membership([1, 2, 3]), [1], term=1, config=LEASE)
     for _ in range(9):
         core.tick()
-        core.step(VoteRequest(3, 2, 2, 5, 1, pre=True))
-        core.step(VoteRequest(3, 2, 2, 5, 1))
+        core.step(VoteRequest(N3, N2, 2, 5, 1, pre=True))
+        core.step(VoteRequest(N3, N2, 2, 5, 1))
         assert sent(drain(core)) == []
     core.tick()
-    core.step(VoteRequest(3, 2, 2, 5, 1))
-    assert sent(drain(core))[0].granted
+    core.step(VoteRequest(N3, N2, 2, 5, 1))
+    assert only(drain(core), VoteReply).granted
     without = make_core(2, membership([1, 2, 3]), [1], term=1, config=CONFIG)
-    without.step(VoteRequest(3, 2, 2, 5, 1))
-    assert sent(drain(without))[0].granted
+    without.step(VoteRequest(N3, N2, 2, 5, 1))
+    assert only(drain(without), VoteReply).granted
 
 
 def test_lease_keeps_one_record_per_instant():

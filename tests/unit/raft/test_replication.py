@@ -14,12 +14,26 @@ from sava.raft import (
     Heartbeat,
     HeartbeatReply,
     InvariantError,
+    NodeId,
     NotLeader,
     Role,
     VoteReply,
     encode_membership,
 )
-from tests.unit.raft.harness import CONFIG, Cluster, drain, entries_of, make_core, membership, sent
+from tests.unit.raft.harness import (
+    CONFIG,
+    N1,
+    N2,
+    N3,
+    N4,
+    Cluster,
+    drain,
+    entries_of,
+    make_core,
+    membership,
+    only,
+    sent,
+)
 
 THREE = membership([1, 2, 3])
 
@@ -99,14 +113,14 @@ def test_s20_figure_8_an_old_entry_on_a_majority_is_not_committed_by_counting():
 def test_s21_fast_reject_skips_whole_terms_on_both_sides(leader, follower, hint, next_prev):
     prev = len(leader)
     core = make_core(2, THREE, follower, term=6)
-    core.step(Append(1, 2, 6, prev, leader[-1], (), 0))
-    (reply,) = sent(drain(core))
+    core.step(Append(N1, N2, 6, prev, leader[-1], (), 0))
+    reply = only(drain(core), AppendReply)
     assert (reply.accepted, reply.index, reply.hint_index, reply.hint_term) == (False, prev, *hint)
 
     head = _leader(leader, term=6)
-    head.step(HeartbeatReply(2, 1, 6, 0))
+    head.step(HeartbeatReply(N2, N1, 6, 0))
     drain(head)
-    head.step(AppendReply(2, 1, 6, False, prev, *hint))
+    head.step(AppendReply(N2, N1, 6, False, prev, *hint))
     probe = sent(drain(head), Append)[-1]
     assert probe.prev_index == next_prev
 
@@ -116,9 +130,9 @@ def _leader(log, term, config=CONFIG, members=THREE):
     core = make_core(1, members, log, term=term - 1, config=config)
     core.campaign()
     for voter in (2, 3):
-        core.step(VoteReply(voter, 1, term, True, pre=True))
+        core.step(VoteReply(NodeId(voter), N1, term, True, pre=True))
     drain(core)
-    core.step(VoteReply(2, 1, term, True))
+    core.step(VoteReply(N2, N1, term, True))
     assert core.status().role is Role.LEADER
     drain(core)
     return core
@@ -128,16 +142,16 @@ def test_s22_duplicate_and_shorter_appends_never_truncate_a_matching_suffix():
     """The second of two pipelined appends has arrived; then the first comes again, late. It ends earlier than
     our log, which says nothing about what follows."""
     core = make_core(2, THREE, term=1)
-    first = Append(1, 2, 1, 0, 0, entries_of([1, 1]), 0)
-    both = Append(1, 2, 1, 0, 0, entries_of([1, 1, 1, 1]), 0)
+    first = Append(N1, N2, 1, 0, 0, entries_of([1, 1]), 0)
+    both = Append(N1, N2, 1, 0, 0, entries_of([1, 1, 1, 1]), 0)
     core.step(both)
     drain(core)
-    for late in (first, Append(1, 2, 1, 1, 1, (), 0), first):
+    for late in (first, Append(N1, N2, 1, 1, 1, (), 0), first):
         core.step(late)
         outputs = drain(core)
         assert core.status().last_index == 4
         assert all(out.truncate_from is None for out in outputs)
-        (reply,) = sent(outputs)
+        reply = only(outputs, AppendReply)
         assert reply.accepted
         assert reply.index == late.prev_index + len(late.entries), "acknowledges no more than it compared"
 
@@ -157,7 +171,7 @@ def test_s22_reordered_appends_converge():
 
 def test_s22_a_conflicting_suffix_is_replaced_from_the_first_differing_term():
     core = make_core(2, THREE, [1, 1, 2, 2], term=3, commit=1)
-    core.step(Append(1, 2, 3, 1, 1, entries_of([1, 3], start=2), 0))
+    core.step(Append(N1, N2, 3, 1, 1, entries_of([1, 3], start=2), 0))
     (output,) = drain(core)
     assert output.truncate_from == 3
     assert [e.term for e in output.entries] == [3]
@@ -167,17 +181,17 @@ def test_s22_a_conflicting_suffix_is_replaced_from_the_first_differing_term():
 def test_s22_previous_term_must_match():
     """Same index, other term: not our predecessor."""
     core = make_core(2, THREE, [1, 1], term=3)
-    core.step(Append(1, 2, 3, 2, 2, entries_of([3], start=3), 3))
-    (reply,) = sent(drain(core))
+    core.step(Append(N1, N2, 3, 2, 2, entries_of([3], start=3), 3))
+    reply = only(drain(core), AppendReply)
     assert not reply.accepted
     assert (core.status().last_index, core.status().commit) == (2, 0)
 
 
 def test_s23_append_below_commit_is_answered_at_commit_without_touching_the_log():
     core = make_core(2, THREE, [1, 1, 1, 1], term=1, commit=3)
-    core.step(Append(1, 2, 1, 1, 1, entries_of([1], start=2), 2))
+    core.step(Append(N1, N2, 1, 1, 1, entries_of([1], start=2), 2))
     outputs = drain(core)
-    (reply,) = sent(outputs)
+    reply = only(outputs, AppendReply)
     assert (reply.accepted, reply.index) == (True, 3)
     assert core.status().last_index == 4
     assert core.status().commit == 3
@@ -187,7 +201,7 @@ def test_s23_append_below_commit_is_answered_at_commit_without_touching_the_log(
 def test_s24_commit_goes_no_further_than_what_the_append_compared(leader_commit, expected):
     """Our log continues with entries of an old leader beyond what this append has checked."""
     core = make_core(2, THREE, [1, 1, 1, 1, 1], term=2)
-    core.step(Append(1, 2, 2, 2, 1, (), leader_commit))
+    core.step(Append(N1, N2, 2, 2, 1, (), leader_commit))
     drain(core)
     assert core.status().commit == expected
 
@@ -223,22 +237,22 @@ def test_s25_late_rejection_is_not_taken_for_lost_data():
     """A rejection from before the logs met arrives after 2 has acknowledged more (openraft #1500):
     ignored."""
     head = _leader([1, 1], term=2)
-    head.step(AppendReply(2, 1, 2, True, 3))
+    head.step(AppendReply(N2, N1, 2, True, 3))
     drain(head)
     before = head.status()
-    head.step(AppendReply(2, 1, 2, False, 2, 0, 0))
-    head.step(AppendReply(2, 1, 2, False, 3, 1, 1))
+    head.step(AppendReply(N2, N1, 2, False, 2, 0, 0))
+    head.step(AppendReply(N2, N1, 2, False, 3, 1, 1))
     assert sent(drain(head)) == []
     assert head.status() == before
 
 
 def test_s25_stale_rejection_while_probing_is_ignored():
     head = _leader([1, 1, 1], term=2)
-    head.step(AppendReply(3, 1, 2, False, 3, 1, 1))
+    head.step(AppendReply(N3, N1, 2, False, 3, 1, 1))
     drain(head)
     (peer,) = [p for p in head.status().peers if p.node == 3]
     assert peer.next == 2
-    head.step(AppendReply(3, 1, 2, False, 3, 0, 0))
+    head.step(AppendReply(N3, N1, 2, False, 3, 0, 0))
     (peer,) = [p for p in head.status().peers if p.node == 3]
     assert peer.next == 2, "we do not probe at 3 any more"
 
@@ -275,14 +289,14 @@ def test_s26_full_window_lost_recovers_by_an_empty_append(config):
 
 def test_s26_window_bounds_what_is_in_flight():
     head = _leader([], term=1, config=_window(count=3))
-    head.step(AppendReply(2, 1, 1, True, 1))
+    head.step(AppendReply(N2, N1, 1, True, 1))
     drain(head)
     for n in range(10):
         head.propose([b"%090d" % n])
         drain(head)
     (peer,) = [p for p in head.status().peers if p.node == 2]
     assert peer.next == 1 + 1 + 3
-    head.step(AppendReply(2, 1, 1, True, 2))
+    head.step(AppendReply(N2, N1, 1, True, 2))
     assert len(sent(drain(head), Append)) == 1, "one acknowledged, one more sent"
 
 
@@ -292,7 +306,7 @@ def test_s27_probing_peer_returns_to_replicate_on_a_heartbeat_reply():
     cluster = Cluster()
     cluster.elect(1)
     cluster.drop = lambda m: isinstance(m, Append) and m.dst == 2
-    cluster[1].core.peer_unreachable(2)
+    cluster[1].core.peer_unreachable(N2)
     cluster.propose(1, b"x")
     assert cluster[1].peer(2).state == "probe"
     cluster.propose(1, b"y")
@@ -311,7 +325,7 @@ def test_s27_one_probe_per_heartbeat():
     head.tick()
     probes = [m for m in sent(drain(head), Append) if m.dst == 3]
     assert probes == [], "a probe is out; nothing more before an answer"
-    head.step(HeartbeatReply(3, 1, 1, 1))
+    head.step(HeartbeatReply(N3, N1, 1, 1))
     assert len([m for m in sent(drain(head), Append) if m.dst == 3]) == 1
 
 
@@ -393,10 +407,11 @@ def test_proposals_between_two_polls_share_one_message_per_peer():
     for n in range(50):
         cluster[1].core.propose([b"%d" % n])
     output = cluster[1].core.poll()
-    assert [len(m.entries) for m in output.send_now if isinstance(m, Append)] == [50, 50]
+    appends = [m for m in output.send_now if isinstance(m, Append)]
+    assert [len(m.entries) for m in appends] == [50, 50]
     assert len(output.entries) == 50
     payload = output.entries[0].data
-    assert payload is output.send_now[0].entries[0].data, "one bytes object from proposal to disk and wire"
+    assert payload is appends[0].entries[0].data, "one bytes object from proposal to disk and wire"
 
 
 def test_proposals_are_refused_by_followers_with_a_hint():
@@ -418,19 +433,19 @@ def test_leader_overwrites_nothing_of_its_own():
     """An acknowledgement beyond the leader's end means that the leader lost entries: it must stop."""
     head = _leader([], term=1)
     with pytest.raises(InvariantError):
-        head.step(AppendReply(2, 1, 1, True, 99))
+        head.step(AppendReply(N2, N1, 1, True, 99))
 
 
 def test_commit_beyond_the_log_stops_the_follower():
     core = make_core(2, THREE, [1], term=1)
     with pytest.raises(InvariantError):
-        core.step(Heartbeat(1, 2, 1, 5, 1))
+        core.step(Heartbeat(N1, N2, 1, 5, 1))
 
 
 def test_membership_entry_of_an_append_takes_effect_when_appended():
     core = make_core(4, membership([]), term=1)
     entry = Entry(1, 1, EntryKind.MEMBERSHIP, encode_membership(membership([1, 2, 3, 4])))
-    core.step(Append(1, 4, 1, 0, 0, (entry,), 0))
+    core.step(Append(N1, N4, 1, 0, 0, (entry,), 0))
     assert core.status().role is Role.FOLLOWER
     assert core.status().membership == membership([1, 2, 3, 4])
     assert core.status().commit == 0

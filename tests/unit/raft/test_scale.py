@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sava.raft import Append, CoreConfig, Entry
-from tests.unit.raft.harness import Cluster, drain, entries_of, make_core, membership
+from tests.unit.raft.harness import N1, N2, Cluster, drain, entries_of, make_core, membership
 
 CONFIG = CoreConfig(keep_entries=0, max_append_bytes=64 << 10)
 
@@ -13,7 +13,7 @@ class CountingList(list[Entry]):
 
     looked_at = 0
 
-    def __getitem__(self, key):  # type: ignore[no-untyped-def,override]
+    def __getitem__(self, key):
         if isinstance(key, int):
             CountingList.looked_at += 1
         return super().__getitem__(key)
@@ -45,8 +45,8 @@ def test_cost_of_a_proposal_and_a_rejection_does_not_depend_on_the_length_of_the
     follower = make_core(2, membership([1, 2, 3]), [1] * 20_000, term=3, config=CONFIG)
     held = follower._state.log
     held._entries = CountingList(held._entries)
-    follower.step(Append(1, 2, 3, 20_000, 2, (), 0))
-    follower.step(Append(1, 2, 3, 20_000, 1, entries_of([3] * 50, start=20_001), 0))
+    follower.step(Append(N1, N2, 3, 20_000, 2, (), 0))
+    follower.step(Append(N1, N2, 3, 20_000, 1, entries_of([3] * 50, start=20_001), 0))
     drain(follower)
     assert CountingList.looked_at < 300
     assert follower.status().last_index == 20_050

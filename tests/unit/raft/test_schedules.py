@@ -17,6 +17,7 @@ from sava.raft import (
     CoreConfig,
     InvariantError,
     MembershipChange,
+    NodeId,
     Role,
 )
 from sava.raft.quorum import has_quorum
@@ -140,10 +141,10 @@ class World(Cluster):
             return
         try:
             if roll < 0.6:
-                node.core.transfer_leadership(self.rng.choice(sorted(self.nodes)))
+                node.core.transfer_leadership(NodeId(self.rng.choice(sorted(self.nodes))))
             elif roll < 0.7:
-                node.core.peer_unreachable(self.rng.choice(sorted(self.nodes)))
-                node.core.snapshot_failed(self.rng.choice(sorted(self.nodes)))
+                node.core.peer_unreachable(NodeId(self.rng.choice(sorted(self.nodes))))
+                node.core.snapshot_failed(NodeId(self.rng.choice(sorted(self.nodes))))
             else:
                 self.reconfigure(node)
         except InvariantError:
@@ -156,7 +157,7 @@ class World(Cluster):
         change = MembershipChange(forced=self.rng.random() < 0.3)
         if self.rng.random() < 0.3 and len(self.nodes) < 8:
             joiner = self.next_id
-            node.core.change_membership(MembershipChange(add_learners=((joiner, f"h{joiner}"),)))
+            node.core.change_membership(MembershipChange(add_learners=((NodeId(joiner), f"h{joiner}"),)))
             self.next_id += 1
             self.join(joiner).auto_persist = False
             return
@@ -184,7 +185,7 @@ class World(Cluster):
             self.max_commit = status.commit
             if status.role is Role.LEADER:
                 holders = {
-                    n: self._holds(other, status.commit, node.core.term_at(status.commit))
+                    NodeId(n): self._holds(other, status.commit, node.core.term_at(status.commit))
                     for n, other in self.nodes.items()
                 }
                 if not has_quorum(status.membership, holders):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from sava.raft import (
+    NO_NODE,
     Append,
     AppendReply,
     CoreConfig,
@@ -14,13 +15,27 @@ from sava.raft import (
     Heartbeat,
     HeartbeatReply,
     MembershipChange,
+    Message,
     Role,
     SnapshotChunk,
     SnapshotMeta,
     SnapshotReply,
+    VoteReply,
     VoteRequest,
 )
-from tests.unit.raft.harness import Cluster, drain, entries_of, make_core, membership, sent
+from tests.unit.raft.harness import (
+    N1,
+    N2,
+    N3,
+    N4,
+    Cluster,
+    drain,
+    entries_of,
+    make_core,
+    membership,
+    only,
+    sent,
+)
 
 THREE = membership([1, 2, 3])
 CONTENT = b"0123456789abcdef" * 3
@@ -122,7 +137,7 @@ def test_s50_an_append_reply_that_reconnects_ends_the_snapshot_state():
     cluster.hold = lambda m: isinstance(m, SnapshotChunk)
     cluster.tick(2)
     assert cluster[1].peer(3).state == "snapshot"
-    cluster[1].core.step(AppendReply(3, 1, 1, True, cluster[1].last))
+    cluster[1].core.step(AppendReply(N3, N1, 1, True, cluster[1].last))
     assert cluster[1].peer(3).state == "replicate"
 
 
@@ -131,7 +146,7 @@ def test_s51_failed_transfer_returns_to_probe_and_starts_again():
     cluster.heal()
     cluster.hold = lambda m: isinstance(m, SnapshotChunk)
     cluster.tick(1)
-    cluster[1].core.snapshot_failed(3)
+    cluster[1].core.snapshot_failed(N3)
     assert cluster[1].peer(3).state == "probe"
     cluster.hold, cluster.held = None, []
     cluster.tick(3)
@@ -171,7 +186,7 @@ def test_s51_no_transfer_to_a_peer_that_was_never_heard():
 def test_s51_lost_chunk_is_sent_again_at_a_heartbeat():
     cluster = behind()
     cluster.heal()
-    lost = []
+    lost: list[Message] = []
 
     def lose_one(message):
         if isinstance(message, SnapshotChunk) and message.offset == 32 and not lost:
@@ -263,7 +278,7 @@ def test_s53_snapshot_at_or_below_commit_is_ignored_and_answered_with_commit():
     core.step(chunk(meta_of(index=10, term=1), 0))
     outputs = drain(core)
     assert not any(out.chunks or out.install for out in outputs)
-    assert sent(outputs) == [AppendReply(2, 1, 2, True, 11)]
+    assert sent(outputs) == [AppendReply(N2, N1, 2, True, 11)]
 
 
 def test_s53_only_commit_moves_when_the_log_holds_the_snapshots_entry():
@@ -272,7 +287,7 @@ def test_s53_only_commit_moves_when_the_log_holds_the_snapshots_entry():
     core.step(chunk(meta_of(index=10, term=1), 0))
     outputs = drain(core)
     assert not any(out.chunks or out.install or out.truncate_from for out in outputs)
-    assert sent(outputs) == [AppendReply(2, 1, 2, True, 10)]
+    assert sent(outputs) == [AppendReply(N2, N1, 2, True, 10)]
     status = core.status()
     assert (status.commit, status.last_index, status.snapshot_index) == (10, 12, 0)
 
@@ -288,7 +303,7 @@ def test_s53_same_index_of_another_term_is_installed_and_the_uncommitted_tail_go
     status = core.status()
     assert (status.commit, status.applied, status.last_index, status.first_index) == (10, 10, 10, 11)
     assert core.term_at(10) == 2
-    assert sent(outputs)[-1] == AppendReply(2, 1, 2, True, 10)
+    assert sent(outputs)[-1] == AppendReply(N2, N1, 2, True, 10)
 
 
 def _pending_install():
@@ -317,13 +332,13 @@ def test_m30_node_with_a_pending_snapshot_does_not_campaign():
 
 def test_s54_appends_are_ignored_and_votes_use_the_old_log_while_an_install_is_pending():
     core, _ = _pending_install()
-    core.step(Append(1, 2, 2, 1, 1, entries_of([2], start=2), 1))
+    core.step(Append(N1, N2, 2, 1, 1, entries_of([2], start=2), 1))
     assert core.status().last_index == 1
     for _ in range(20):
         core.tick()
-    core.step(VoteRequest(3, 2, 3, 1, 1))
+    core.step(VoteRequest(N3, N2, 3, 1, 1))
     outputs = drain(core, persist=False)
-    (vote,) = sent(outputs)
+    vote = only(outputs, VoteReply)
     assert vote.granted, "what was never acknowledged binds nobody"
     core.persisted(outputs[-1].number)
     assert core.status().last_index == 10
@@ -332,8 +347,8 @@ def test_s54_appends_are_ignored_and_votes_use_the_old_log_while_an_install_is_p
 
 def test_s54_heartbeats_are_answered_while_an_install_is_pending():
     core, _ = _pending_install()
-    core.step(Heartbeat(1, 2, 2, 0, 9))
-    assert sent(drain(core, persist=False)) == [HeartbeatReply(2, 1, 2, 9)]
+    core.step(Heartbeat(N1, N2, 2, 0, 9))
+    assert sent(drain(core, persist=False)) == [HeartbeatReply(N2, N1, 2, 9)]
 
 
 def test_s54_install_travels_apart_from_votes_and_entries():
@@ -344,7 +359,7 @@ def test_s54_install_travels_apart_from_votes_and_entries():
     for offset in (0, 16, 32):
         core.step(chunk(meta, offset, term=2))
     first, second = core.poll(), core.poll()
-    assert first.hard_state == HardState(2, 0, 0)
+    assert first.hard_state == HardState(2, NO_NODE, 0)
     assert first.install is None
     assert second.install == meta
     assert second.hard_state is None
@@ -422,7 +437,7 @@ def test_s55_newcomer_learns_the_group_from_the_snapshot():
     cluster = behind(count=5)
     cluster.heal()
     cluster.join(4)
-    cluster[1].core.change_membership(MembershipChange(add_learners=((4, "four"),)))
+    cluster[1].core.change_membership(MembershipChange(add_learners=((N4, "four"),)))
     cluster.run()
     cluster[1].snapshot()
     cluster.tick(5)
@@ -444,6 +459,6 @@ def test_snapshot_entry_kinds_after_install_continue_the_log():
     for offset in (0, 16, 32):
         core.step(chunk(meta, offset))
     drain(core)
-    core.step(Append(1, 2, 2, 10, 2, (Entry(11, 2, EntryKind.COMMAND, b"x"),), 11))
+    core.step(Append(N1, N2, 2, 10, 2, (Entry(11, 2, EntryKind.COMMAND, b"x"),), 11))
     applied = [entry for out in drain(core) for entry in out.apply]
     assert [entry.index for entry in applied] == [11]

@@ -8,6 +8,7 @@ from sava.raft import (
     Append,
     CoreConfig,
     MembershipChange,
+    NodeId,
     NotLeader,
     Role,
     TimeoutNow,
@@ -16,7 +17,7 @@ from sava.raft import (
     VoteReply,
     VoteRequest,
 )
-from tests.unit.raft.harness import Cluster, drain, make_core, membership, sent
+from tests.unit.raft.harness import N1, N2, N3, N4, Cluster, drain, make_core, membership, sent
 
 THREE = membership([1, 2, 3])
 
@@ -28,7 +29,7 @@ def leading(**options) -> Cluster:
 
 
 def transfer(cluster: Cluster, to: int) -> None:
-    cluster[1].core.transfer_leadership(to)
+    cluster[1].core.transfer_leadership(NodeId(to))
     cluster.run()
 
 
@@ -72,14 +73,14 @@ def test_s43_transfer_to_a_learner_an_unknown_node_or_oneself_is_refused():
     cluster = leading(learners=[4])
     for target in (4, 9, 1):
         with pytest.raises(TransferRefused):
-            cluster[1].core.transfer_leadership(target)
+            cluster[1].core.transfer_leadership(NodeId(target))
     assert cluster[1].status.transferring_to == 0
 
 
 def test_s43_transfer_asked_of_a_follower_is_refused():
     cluster = leading()
     with pytest.raises(NotLeader):
-        cluster[2].core.transfer_leadership(3)
+        cluster[2].core.transfer_leadership(N3)
 
 
 def test_s43_target_removed_meanwhile_aborts_the_transfer():
@@ -89,9 +90,9 @@ def test_s43_target_removed_meanwhile_aborts_the_transfer():
     cluster.hold = lambda m: isinstance(m, Append) and m.dst == 3
     cluster.propose(1, b"x")
     cluster.hold = lambda m: m.dst == 3 or not isinstance(m, Append)
-    cluster[1].core.change_membership(MembershipChange(remove=(3,)))
+    cluster[1].core.change_membership(MembershipChange(remove=(N3,)))
     with pytest.raises(TransferRefused):
-        cluster[1].core.transfer_leadership(3)
+        cluster[1].core.transfer_leadership(N3)
 
 
 def test_s43_demoted_target_aborts_a_running_transfer():
@@ -100,11 +101,11 @@ def test_s43_demoted_target_aborts_a_running_transfer():
     core = make_core(1, THREE)
     state = core._state
     core.campaign()
-    core.step(VoteReply(2, 1, 1, True, pre=True))
+    core.step(VoteReply(N2, N1, 1, True, pre=True))
     drain(core)
-    core.step(VoteReply(2, 1, 1, True))
+    core.step(VoteReply(N2, N1, 1, True))
     drain(core)
-    core.transfer_leadership(3)
+    core.transfer_leadership(N3)
     assert core.status().transferring_to == 3
     state.history.push(state.log.last_index + 1, membership([1, 2]))
     state.membership_changed()
@@ -146,7 +147,7 @@ def test_s43_the_same_target_again_changes_nothing():
 
 def test_s43_timeout_now_reaches_a_node_that_is_no_voter():
     core = make_core(4, membership([1, 2, 3], [4]), term=1)
-    core.step(TimeoutNow(1, 4, 1))
+    core.step(TimeoutNow(N1, N4, 1))
     assert core.status().role is Role.LEARNER
     assert sent(drain(core)) == []
 

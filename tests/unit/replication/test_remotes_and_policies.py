@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sava.broker.errors import NamespaceUnknown, TopicUnknown
@@ -184,7 +186,7 @@ async def test_scopes_that_cannot_have_a_policy(scope: str, error: type[Exceptio
         ({"subscriptions": ("a/b",)}, "subscription name"),
     ],
 )
-async def test_policies_that_cannot_be(policy: dict[str, object], why: str) -> None:
+async def test_policies_that_cannot_be(policy: dict[str, Any], why: str) -> None:
     async with world() as made:
         await made.add_remote()
         with pytest.raises((PolicyInvalid, InvalidName), match=why):

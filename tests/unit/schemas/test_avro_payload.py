@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sava.schemas.definition import read_schema
 from sava.schemas.errors import PayloadInvalid
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import Validator, validator_for
+from sava.schemas.validation import Validator
 
 LIST = {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]}
 EVERYTHING = {
@@ -47,7 +48,7 @@ def number(value: int) -> bytes:
 
 
 def validator(schema: Any) -> Validator:
-    return validator_for(SchemaType.AVRO, json.dumps(schema).encode())
+    return Validator(read_schema(SchemaType.AVRO, json.dumps(schema).encode()))
 
 
 def written(schema: Any, value: Any) -> bytes:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sava.schemas.codecs import BytesCodec, ProtobufCodec, codec_for
+from sava.schemas.definition import read_schema
 from sava.schemas.errors import PayloadInvalid
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import MAX_PAYLOAD_BYTES, Refusal, Validator, validator_for
+from sava.schemas.validation import MAX_PAYLOAD_BYTES, Refusal, Validator
 
 PERSON_JSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 PERSON_AVRO = {
@@ -37,7 +38,7 @@ def definition(schema: Any) -> bytes:
 def test_numbers(value: float) -> None:
     codec = codec_for(SchemaType.NUMBER, b"number")
     payload = codec.encode(value)
-    validator_for(SchemaType.NUMBER, b"").validate(payload)
+    Validator(read_schema(SchemaType.NUMBER, b"")).validate(payload)
     back = codec.decode(payload)
     assert back == value
     assert type(back) is type(value)
@@ -55,13 +56,13 @@ def test_what_is_not_a_number_is_not_written(value: Any) -> None:
     "payload", [b"1", b"-0.5", b"1e10", b"1234", struct.pack("<d", 1.5), struct.pack(">i", 7)]
 )
 def test_a_number_is_text_or_the_four_or_eight_bytes_that_danube_takes(payload: bytes) -> None:
-    validator_for(SchemaType.NUMBER, b"").validate(payload)
+    Validator(read_schema(SchemaType.NUMBER, b"")).validate(payload)
 
 
 @pytest.mark.parametrize("payload", [b"", b"one", b"01", b"1.", b"NaN", b"0x1", b" 1", b"1" * 400])
 def test_other_bytes_are_no_number(payload: bytes) -> None:
     with pytest.raises(PayloadInvalid):
-        validator_for(SchemaType.NUMBER, b"").validate(payload)
+        Validator(read_schema(SchemaType.NUMBER, b"")).validate(payload)
     with pytest.raises(PayloadInvalid):
         codec_for(SchemaType.NUMBER, b"").decode(payload)
 
@@ -120,7 +121,7 @@ def test_avro() -> None:
 def test_an_avro_date_beyond_the_calendar_is_valid_and_cannot_be_decoded() -> None:
     schema = definition({"type": "int", "logicalType": "date"})
     payload = codec_for(SchemaType.AVRO, b"int").encode(2**31 - 1)
-    validator_for(SchemaType.AVRO, schema).validate(payload)
+    Validator(read_schema(SchemaType.AVRO, schema)).validate(payload)
     with pytest.raises(PayloadInvalid, match="logical type"):
         codec_for(SchemaType.AVRO, schema).decode(payload)
 
@@ -149,13 +150,13 @@ def test_protobuf_takes_messages_and_dictionaries() -> None:
 
 
 def test_the_first_payload_that_does_not_fit_is_named() -> None:
-    validator = validator_for(SchemaType.STRING, b"")
+    validator = Validator(read_schema(SchemaType.STRING, b""))
     assert validator.validate_many([]) is None
     assert validator.validate_many([b"a", b"b"]) is None
     refusal = validator.validate_many([b"a", b"\xff", b"\xfe"])
     assert isinstance(refusal, Refusal)
     assert (refusal.index, "UTF-8" in refusal.reason) == (1, True)
-    assert validator_for(SchemaType.BYTES, b"").validate_many([b"\xff"]) is None
+    assert Validator(read_schema(SchemaType.BYTES, b"")).validate_many([b"\xff"]) is None
 
 
 def test_payloads_have_a_largest_size() -> None:
@@ -163,6 +164,6 @@ def test_payloads_have_a_largest_size() -> None:
         def __len__(self) -> int:
             return MAX_PAYLOAD_BYTES + 1
 
-    validator: Validator = validator_for(SchemaType.STRING, b"")
+    validator: Validator = Validator(read_schema(SchemaType.STRING, b""))
     with pytest.raises(PayloadInvalid, match="the limit is"):
         validator.validate(Huge())

@@ -13,7 +13,7 @@ from sava.schemas.definition import fingerprint, read_schema
 from sava.schemas.errors import PayloadInvalid, SchemaInvalid, SchemaTooLarge
 from sava.schemas.json_schema.patterns import longest_text
 from sava.schemas.types import MAX_DEFINITION_BYTES, SchemaType
-from sava.schemas.validation import Validator, validator_for
+from sava.schemas.validation import Validator
 
 
 def read(schema: Any) -> object:
@@ -21,7 +21,7 @@ def read(schema: Any) -> object:
 
 
 def validator(schema: Any) -> Validator:
-    return validator_for(SchemaType.JSON_SCHEMA, json.dumps(schema).encode())
+    return Validator(read_schema(SchemaType.JSON_SCHEMA, json.dumps(schema).encode()))
 
 
 def is_valid(schema: Any, value: Any) -> bool:

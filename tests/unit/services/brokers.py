@@ -86,7 +86,7 @@ class Scripted(rpc.StreamsServicer):
     async def Offsets(self, request: pb.OffsetsRequest, context: Any) -> pb.OffsetsResponse:  # noqa: N802
         async with faults.told(context):
             self.need(request.topic, context)
-            return await self.offsets(request, context)  # type: ignore[no-any-return]
+            return await self.offsets(request, context)
 
     async def Read(self, request: pb.ReadRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         async with faults.told(context):

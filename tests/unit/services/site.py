@@ -263,7 +263,7 @@ class Site:
         await view.wait(lambda: broker in view.brokers, timeout=PATIENCE_S)
         client = await stack.enter_async_context(AdminClient(f"127.0.0.1:{port}"))
         channel = aio.insecure_channel(f"127.0.0.1:{port}")
-        stack.push_async_callback(channel.close)
+        stack.push_async_callback(channel.close, None)
         return BrokerAt(broker, client, channel, topics, view, life, director, node, forwarder, agent)
 
     def _add_services(

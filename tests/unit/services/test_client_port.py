@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from grpc import aio
 
 from sava.broker import specs
 from sava.broker.names import TopicName
+from sava.broker.subscription import Subscription
 from sava.broker.topic_schemas import TopicSchemas
 from sava.broker.topics import Topics
 from sava.client import Client
@@ -87,15 +89,23 @@ class Fleet:
     def address(self, broker: int) -> str:
         return self.brokers[1].view.brokers[broker].client
 
+    def subscription(self, broker: int, name: str) -> Subscription:
+        found = self.brokers[broker].topics.loaded[ORDERS].subscriptions[name]
+        assert isinstance(found, Subscription)
+        return found
+
     def danube(self, broker: int) -> Danube:
         return Danube(self.brokers[broker].channel)
 
     async def move(self, target: int) -> None:
         await self.brokers[1].director.move(ORDERS, target=target, reason="unload", timeout_ms=10_000)
         for each in self.brokers.values():
-            await each.view.wait(
-                lambda each=each: each.view.held(ORDERS).record.owner == target, timeout=PATIENCE_S
-            )  # type: ignore[misc]
+            await each.view.wait(partial(self._is_known, each.view, target), timeout=PATIENCE_S)
+
+    @staticmethod
+    def _is_known(view: ClusterView, owner: int) -> bool:
+        held = view.held(ORDERS)
+        return held is not None and held.record.owner == owner
 
 
 class Danube:
@@ -174,7 +184,7 @@ async def test_a_danube_client_works_with_a_broker_that_has_none_of_its_topics(f
     await two.storage.ListSegmentDescriptors(pb.ListSegmentDescriptorsRequest(topic=TEXT))
     assert ORDERS in fleet.brokers[1].topics.loaded
     assert ORDERS not in fleet.brokers[2].topics.loaded
-    subscription = fleet.brokers[1].topics.loaded[ORDERS].subscriptions["s"]
+    subscription = fleet.subscription(1, "s")
     assert subscription.backlog == 0
     stream.cancel()
 
@@ -420,11 +430,11 @@ async def test_progress_is_acked_in_a_subscription_that_need_not_exist(fleet: Fl
         stub = client._connection.stub(fleet.address(2))
         for offset in (0, 4, 4, 2):
             await stub.Advance(streams_pb2.AdvanceRequest(topic=TEXT, subscription="q", offset=offset))
-        subscription = fleet.brokers[1].topics.loaded[ORDERS].subscriptions["q"]
+        subscription = fleet.subscription(1, "q")
         assert subscription.backlog == 6
 
         await fleet.move(3)
-        moved = fleet.brokers[3].topics.loaded[ORDERS].subscriptions["q"]
+        moved = fleet.subscription(3, "q")
         assert moved.backlog == 6
         await stub.Advance(streams_pb2.AdvanceRequest(topic=TEXT, subscription="q", offset=10))
         assert moved.backlog == 0

@@ -42,7 +42,8 @@ def give(three: dict[int, Hosted], owner: int) -> None:
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str, dict[str, str | bytes]]:
     with pytest.raises(aio.AioRpcError) as caught:
         await call
-    return caught.value.code(), caught.value.details() or "", dict(caught.value.trailing_metadata() or ())
+    trailing: Any = caught.value.trailing_metadata() or ()
+    return caught.value.code(), caught.value.details() or "", dict(trailing)
 
 
 # -- unary ---------------------------------------------------------------------------------------

@@ -44,14 +44,14 @@ class Replica(rpc.ReplicaServicer):
 async def serving(*services: Replica) -> AsyncIterator[str]:
     server = aio.server()
     for service in services:
-        rpc.add_ReplicaServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        rpc.add_ReplicaServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield f"127.0.0.1:{port}"
     await server.stop(None)
 
 
-def remote(service: str, **more: str) -> RemoteRecord:
+def remote(service: str, **more: Any) -> RemoteRecord:
     return RemoteRecord(service=service, cluster_name="", cluster_id="", **more)
 
 

@@ -220,7 +220,7 @@ async def test_a_subscription_is_changed_in_all_partitions(pair: Pair) -> None:
     with pytest.raises(SavaError, match="already"):
         await subscribe(one)
 
-    names = {"topic": str(ORDERS), "subscription": "s"}
+    names: dict[str, Any] = {"topic": str(ORDERS), "subscription": "s"}
     seek = pb.SeekSubscriptionRequest(**names, position=EARLIEST)
     assert (await one.subscription("SeekSubscription", seek)).backlog == 40
     to_offset = pb.SeekSubscriptionRequest(**names, position=pb.StartPosition(offset=3))

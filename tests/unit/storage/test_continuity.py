@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -220,10 +221,10 @@ async def test_a_tail_that_was_given_up_never_comes_back(cluster: Cluster) -> No
 class Unreadable(MemoryStore):
     is_up = True
 
-    async def get(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
+    async def get(self, *args: Any, **kwargs: Any) -> Any:
         if not self.is_up:
             raise Unavailable("no leader")
-        return await super().get(*args, **kwargs)  # type: ignore[arg-type]
+        return await super().get(*args, **kwargs)
 
 
 async def test_a_state_that_cannot_be_read_is_a_failure_to_open(tmp_path: Path) -> None:

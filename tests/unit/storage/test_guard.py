@@ -224,7 +224,7 @@ async def test_an_owner_without_the_right_wakes_nothing_and_acknowledges_nothing
     tmp_path: Path, metadata: FaultyMetadata
 ) -> None:
     """Nobody has claimed the topic yet: whoever will finds it at rest."""
-    cluster = Cluster(tmp_path, metadata=metadata)  # type: ignore[arg-type]
+    cluster = Cluster(tmp_path, metadata=metadata)
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1, guard=await Right.give(metadata))
         await Right.give(metadata, b"b")

@@ -65,9 +65,11 @@ def test_messages_are_read_from_and_to_any_offset(directory: Path) -> None:
             found = [each for batch in journal.read(7, start, end) for each in batch.payloads()]
             assert found == [b"%d" % offset for offset in range(start, end)]
         assert sum(map(len, journal.read(7, None))) == 22
-        for topic, start, end in ((7, 22, None), (7, 5, 23), (7, 5, 4), (9, None, None)):
+        absent: list[tuple[int, int | None, int | None]]
+        absent = [(7, 22, None), (7, 5, 23), (7, 5, 4), (9, None, None)]
+        for topic, first, last in absent:
             with pytest.raises(NotInJournal):
-                journal.read(topic, start, end)
+                journal.read(topic, first, last)
 
 
 async def test_what_is_in_segments_is_not_counted_as_held(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -90,9 +91,13 @@ async def test_one_sync_serves_what_came_in_meanwhile(tmp_path: Path) -> None:
 
 async def test_completions_come_in_the_order_of_the_appends(tmp_path: Path) -> None:
     order: list[int] = []
+
+    def note(base: int, _: object) -> None:
+        order.append(base)
+
     async with opened(LocalDisk(tmp_path)) as journal:
         for base in range(200):
-            journal.append(frame(base), lambda _, base=base: order.append(base))
+            journal.append(frame(base), partial(note, base))
         await append(journal, frame(0, topic=2))
     assert order == list(range(200))
 

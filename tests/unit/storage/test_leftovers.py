@@ -37,7 +37,7 @@ def metadata() -> FaultyMetadata:
 
 @pytest.fixture
 def cluster(tmp_path: Path, metadata: FaultyMetadata) -> Cluster:
-    return Cluster(tmp_path, metadata=metadata)  # type: ignore[arg-type]  # passes everything on
+    return Cluster(tmp_path, metadata=metadata)
 
 
 async def leave(cluster: Cluster, topic: TopicKey, end: int, *, epoch: int = 1) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from obstore.store import MemoryStore as MemoryBackend
 
@@ -92,7 +94,7 @@ async def test_a_registration_between_listing_and_lookup(
     """Listed without a name, registered before the catalog is read, and again between its two reads."""
     for start, method in ((0, "get"), (10, "range")):
         segment = await write(store, start, start + 10)
-        metadata.plan(method, before(lambda segment=segment: register_behind(metadata, segment)))
+        metadata.plan(method, before(partial(register_behind, metadata, segment)))
         assert await sweep(catalog, store, now_ms=FAR) == []
     assert len(await keys(store)) == 2
     assert len(await catalog.segments()) == 2

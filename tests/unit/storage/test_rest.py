@@ -45,7 +45,7 @@ def metadata() -> FaultyMetadata:
 
 @pytest.fixture
 def cluster(tmp_path: Path, metadata: FaultyMetadata) -> Cluster:
-    return Cluster(tmp_path, metadata=metadata)  # type: ignore[arg-type]
+    return Cluster(tmp_path, metadata=metadata)
 
 
 # -- by itself -------------------------------------------------------------------------------------
@@ -74,8 +74,9 @@ async def test_a_topic_that_was_never_appended_to_is_at_rest_and_costs_nothing(
 async def test_a_topic_at_rest_has_no_timer(cluster: Cluster) -> None:
     async with cluster.broker(options=TOLD) as broker:
         log = await opened(broker)
-        assert log._rest._timer is not None
-        log._rest._timer.cancel()
+        timer = log._rest._timer
+        assert timer is not None
+        timer.cancel()
         await resting(log)
         assert log._rest._timer is None
         assert (await state_of(cluster)).at_rest

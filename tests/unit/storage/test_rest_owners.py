@@ -42,7 +42,7 @@ def metadata() -> FaultyMetadata:
 
 @pytest.fixture
 def cluster(tmp_path: Path, metadata: FaultyMetadata) -> Cluster:
-    return Cluster(tmp_path, metadata=metadata)  # type: ignore[arg-type]
+    return Cluster(tmp_path, metadata=metadata)
 
 
 # -- rests of unknown outcome --------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class World:
     def __init__(self, path: Path, dice: Random) -> None:
         self.dice = dice
         self.metadata = FaultyMetadata()
-        self.cluster = Cluster(path, metadata=self.metadata)  # type: ignore[arg-type]
+        self.cluster = Cluster(path, metadata=self.metadata)
         self.brokers: dict[str, BrokerStorage] = {}
         self.logs: list[TopicLog] = []
         """The last one is the owner's; the others may believe that they are."""

@@ -136,11 +136,13 @@ async def test_plain_pyarrow_reads_exactly_the_messages(store: ObjectStore, tmp_
 
 async def test_duckdb_reads_exactly_the_messages(store: ObjectStore, tmp_path: Path) -> None:
     await write_rich(store)
-    rows = duckdb.sql(
+    selected = duckdb.sql(
         f"""SELECT "offset", epoch_us(publish_time), key, payload, attributes, producer, schema_id,
                    schema_version, origin_cluster, origin_offset
             FROM '{tmp_path}/topics/default/orders/7/*.parquet' ORDER BY "offset" """
-    ).fetchall()
+    )
+    assert selected is not None
+    rows = selected.fetchall()
     one = ("k", b"one", {"a": "1"})
     assert rows == [
         (100, 1_000_000, *one, "web", 7, 2, "eu", 5),

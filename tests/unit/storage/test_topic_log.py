@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ async def test_a_repeated_batch_gets_the_offset_it_has(cluster: Cluster) -> None
         log = await broker.open_topic(TOPIC, epoch=1)
         first = log.append(numbered(0, 3, producer=5))
         again_in_flight = log.append(numbered(0, 3, producer=5))
-        assert await asyncio.gather(first, again_in_flight) == [0, 0]
+        assert list(await asyncio.gather(first, again_in_flight)) == [0, 0]
         assert await log.append(numbered(3, 5, producer=5, sequence=3)) == 3
         assert await log.append(numbered(0, 3, producer=5)) == 0
         with pytest.raises(SequenceGap):
@@ -454,21 +455,21 @@ class ForgetfulMetadata(MemoryStore):
 
     lose: str = ""
 
-    async def txn(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
+    async def txn(self, *args: Any, **kwargs: Any) -> Any:
         how, self.lose = self.lose, "read" if self.lose else ""
         if how == "refused":
             self.lose = ""
             raise Unavailable("no leader")
         if how == "applied":
-            await super().txn(*args, **kwargs)  # type: ignore[arg-type]
+            await super().txn(*args, **kwargs)
         if how:
             raise OutcomeUnknown("no answer")
-        return await super().txn(*args, **kwargs)  # type: ignore[arg-type]
+        return await super().txn(*args, **kwargs)
 
-    async def get(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
+    async def get(self, *args: Any, **kwargs: Any) -> Any:
         if self.lose == "read":
             raise Unavailable("no leader")
-        return await super().get(*args, **kwargs)  # type: ignore[arg-type]
+        return await super().get(*args, **kwargs)
 
 
 @pytest.mark.parametrize("how", ["applied", "lost"])

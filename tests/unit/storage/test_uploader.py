@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ class TroubledStore(ObjectStore):
         if isinstance(trouble, Exception):
             raise trouble
         if trouble == "cut":
-            data = b"".join([data] if isinstance(data, bytes) else data)[:-10]  # type: ignore[call-overload]
+            data = b"".join([data] if isinstance(data, bytes) else data)[:-10]  # type: ignore[arg-type]
         await super().put_new(key, data)  # type: ignore[arg-type]
         if trouble == "answer lost":
             raise ObjectStoreUnavailable("timeout")
@@ -164,11 +165,11 @@ async def test_what_cannot_be_undone_by_waiting_is_told_to_who_seals(cluster: Cl
 class TroubledMetadata(MemoryStore):
     troubles: list[str]
 
-    async def txn(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
+    async def txn(self, *args: Any, **kwargs: Any) -> Any:
         trouble = self.troubles.pop(0) if self.troubles else None
         if trouble == "refused":
             raise Unavailable("no leader")
-        result = await super().txn(*args, **kwargs)  # type: ignore[arg-type]
+        result = await super().txn(*args, **kwargs)
         if trouble == "answer lost":
             raise OutcomeUnknown("no answer")
         return result

@@ -19,8 +19,7 @@ def test_one_line_when_it_is_full_and_one_when_there_is_room(caplog: pytest.LogC
         disk.refused(DiskFull("/journal: No space left on device"))
         now += 1
         disk.passed()  # a small one
-    assert disk.is_full
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert (disk.is_full, [record.levelname for record in caplog.records]) == (True, ["WARNING"])
 
     now += QUIET_S
     disk.passed()

@@ -113,7 +113,8 @@ def test_writing_durably_goes_on_in_two_calls_where_one_will_not_do(
     file = LocalDisk(tmp_path).open("f", create=True)
     file.write(0, [bytes(20)])
     file.write_durably(0, b"one call")
-    write, sync, syncs = os.pwritev, os.fdatasync, []
+    write, sync = os.pwritev, os.fdatasync
+    syncs: list[None] = []
     monkeypatch.setattr("sava.wal.local_disk._fdatasync", lambda fd: syncs.append(sync(fd)))
 
     def refusing(number: int, fd: int, buffers: list[bytes], offset: int, *flags: int) -> int:

@@ -2,7 +2,8 @@
 Spark.
 
     from:       options of format("sava"): topic, topics or topicPattern, startingOffsets, …
-    function:   module:function; without it rows go on as they are
+    function:   module:function; without it rows go on as they are, to topics those columns that a message
+                has from its writer
     to:         options of format("sava"): topic, … or format: with the options of that
     trigger:    how often a batch begins, such as "1 second"; by default as soon as there is something
     outputMode: append, update or complete
@@ -29,6 +30,10 @@ from sava.pipeline.runner.kinds import Job, Kind, SettingsInvalid
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+COPIED: Final = ("key", "payload", "attributes", "publish_time", "schema_id", "schema_version")
+"""What a copy of a message has of it. The rest is of its place: the copy gets another topic and offset, and
+where its original came from, replication must not take for its own origin."""
 
 SETTINGS: Final = ("from", "function", "to", "trigger", "outputMode", "checkpoint")
 OUTPUT_MODES: Final = ("append", "update", "complete")
@@ -125,6 +130,8 @@ class Custom(Kind):
         rows = spark.readStream.format(TOPICS).options(**source).load()
         if settings.function:
             rows = applied(settings.function, rows)
+        elif settings.format == TOPICS:
+            rows = rows.select(*COPIED)
         writer = rows.writeStream.queryName(name).format(settings.format)
         sink = dict(settings.sink)
         if settings.format == TOPICS:

@@ -24,6 +24,7 @@ from sava.proto import replica_pb2_grpc as rpc
 from sava.proto import streams_pb2
 from sava.records import Message, RecordBatch, iter_batches
 from tests.patience import PATIENCE_S
+from tests.stream_end import END
 from tests.unit.client.server import AWAY, Fault, MemoryBroker
 
 TOPIC_ID = 1
@@ -86,7 +87,7 @@ class Replica(rpc.ReplicaServicer):
     def chain(self, topic: str) -> MemoryChain:
         return self.chains.setdefault(topic, MemoryChain())
 
-    async def Append(self, requests: Any, context: Any) -> Any:
+    async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # as in the real one
         opening = (await context.read()).open
         self.openings += 1
         if self.refuse_openings:
@@ -108,7 +109,7 @@ class Replica(rpc.ReplicaServicer):
         answering = asyncio.ensure_future(self._answer(taken, context))
         self.unanswered = 0
         try:
-            while (request := await context.read()) is not aio.EOF and not answering.done():
+            while (request := await context.read()) is not END and not answering.done():
                 stretch = request.stretch
                 self.unanswered += 1
                 self.most_unanswered = max(self.most_unanswered, self.unanswered)
@@ -190,7 +191,7 @@ class Remote(Placing):
         rpc.add_ReplicaServicer_to_server(self.replica, server)
 
 
-class Source(Placing, rpc.ReplicaServicer):
+class Source(Placing, rpc.ReplicaServicer):  # type: ignore[misc]  # both have Append, and it has neither
     def __init__(self) -> None:
         super().__init__()
         self.together: list[list[str]] = []

@@ -130,7 +130,7 @@ def test_a_stream_that_breaks_says_nothing_of_what_was_sent(world: World, chain:
 
 def test_an_answer_that_does_not_belong_to_a_stretch_is_no_progress(world: World, chain: Chain) -> None:
     opened(chain)
-    world.replica.order = lambda chain, given: pb.ChainReceipt(position=17)  # type: ignore[arg-type,return-value]
+    world.replica.order = lambda chain, given: pb.ChainReceipt(position=17)  # type: ignore[assignment,return-value]  # which is what is wrong
     chain.put(stretch(0, begin=True), until=soon())
     with pytest.raises(ClientError, match="out of order"):
         chain.settle(until=soon())

@@ -215,7 +215,7 @@ def test_what_the_source_says_is_not_told_as_the_target_s_word(
             raise error
 
     world.publish(TOPIC, 100)
-    monkeypatch.setattr(copying.rows_of.__globals__["Link"], "of", lambda access: Failing())
+    monkeypatch.setattr(Link, "of", lambda access: Failing())
     outcome = run_one(world, world.errand(TOPIC))
     monkeypatch.undo()
     assert (outcome.code, outcome.may_pass) == (code, may_pass)
@@ -260,7 +260,7 @@ class Slow:
 
 def test_a_source_that_falls_silent_holds_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow()
-    monkeypatch.setattr(copying.rows_of.__globals__["Link"], "of", lambda access: slow)
+    monkeypatch.setattr(Link, "of", lambda access: slow)
     try:
         for seconds in HURRIES:
             topic = f"{TOPIC}-{seconds:g}"

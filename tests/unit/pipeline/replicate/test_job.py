@@ -535,7 +535,7 @@ def test_a_round_that_does_not_end_keeps_no_failed_link_from_ending(
     assert begun.wait(PATIENCE_S)
     world.cluster.failure = Refused("there is no remote west", "remote_unknown")
     until(lambda: world.cluster.is_closed, "it has failed")
-    assert job.end is None
+    assert world.jobs[0].end is None
     monkeypatch.setattr(rounds, "OVERDUE_S", 0.0)
     until(lambda: job.end is not None, "it ends")
     assert job.end is not None
@@ -556,7 +556,7 @@ def test_it_stops_after_the_rounds_that_are_under_way(world: World) -> None:
     assert begun.wait(PATIENCE_S)
     job.stop(now=False)
     time.sleep(0.3)  # it does not end, which has no event
-    assert job.end is None
+    assert world.jobs[0].end is None
     released.set()
     until(lambda: job.end is not None, "it ends")
     assert job.end is not None

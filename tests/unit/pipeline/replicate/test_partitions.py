@@ -418,13 +418,10 @@ class TestTelling:
     def test_idle_means_that_nothing_comes_for_a_while(self) -> None:
         state = partition(end=10)
         told(state, 0)
-        state.look(0.0)
-        assert state.state is State.ACTIVE
+        assert (state.look(0.0), state.state) == (True, State.ACTIVE)
         told(state, 10, messages=10)
-        state.look(IDLE_S - 0.1)
-        assert state.state is State.ACTIVE
-        assert state.look(IDLE_S)
-        assert state.state is State.IDLE
+        assert (state.look(IDLE_S - 0.1), state.state) == (False, State.ACTIVE)
+        assert (state.look(IDLE_S), state.state) == (True, State.IDLE)
 
     def test_what_is_not_copied_any_more_is_a_disconnect_and_its_backlog_grows(self) -> None:
         state = partition(end=10)

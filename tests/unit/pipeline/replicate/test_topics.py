@@ -173,8 +173,7 @@ def test_a_deleted_topic_is_left_alone_until_somebody_asks(found: replica_pb2.To
     describe(state, found)
     assert states(state) == [State.REMOTE_DELETED] * 2
     report = state.report(0.0)
-    assert (report.is_tombstone, list(report.remote_topic_ids)) == (True, [71, 72])
-    assert not state.is_recorded
+    assert (report.is_tombstone, list(report.remote_topic_ids), state.is_recorded) == (True, [71, 72], False)
     record(state)
     assert state.is_recorded
     describe(state, shape(91, 92))  # also if somebody creates it there
@@ -244,8 +243,7 @@ def test_it_is_reported_where_the_copy_begins_and_the_next_runner_knows() -> Non
         assert step is not None
         partition.begin_step(step, 0.0)
         partition.note(Outcome(name=partition.name), 0.0, 0)
-    assert not state.is_recorded
-    assert list(state.report(0.0).begins) == [5, 6]
+    assert (state.is_recorded, list(state.report(0.0).begins)) == (False, [5, 6])
     record(state)
     assert state.is_recorded
     next_one = topic(link_topic(2, remote_topic_ids=(71, 72), begins=(5, 6)))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from pyspark.sql.types import StructType
 
 from sava.cli import pipeline_files
 from sava.cli.pipeline_files import FileInvalid
 from sava.client.errors import Unavailable
 from sava.pipeline.runner.custom import Custom, Settings
 from sava.pipeline.runner.kinds import SettingsInvalid
+from sava.pipeline.sink.columns import check_columns
+from sava.pipeline.source.columns import COLUMNS
 
 SOURCE = {"topic": "/default/orders"}
 GOOD: dict[str, Any] = {"from": SOURCE, "to": {"topic": "/default/copy"}}
@@ -60,6 +64,26 @@ def test_nothing_is_started_before_the_brokers_are_known() -> None:
 
     with pytest.raises(Unavailable):
         Custom(no_spark, lambda: "", Path("checkpoints")).start("copy", GOOD)
+
+
+@pytest.mark.parametrize(
+    ("sink", "is_copied"), [({"topic": "/default/copy"}, True), ({"format": "parquet"}, False)]
+)
+def test_a_copy_has_only_columns_that_can_be_written_to_a_topic(
+    sink: dict[str, str], is_copied: bool
+) -> None:
+    """Whoever wanted a copy got a pipeline that failed for ever: a message's offset is read, and cannot be
+    written."""
+    rows = mock.MagicMock()
+    spark = mock.MagicMock()
+    spark.readStream.format().options().load.return_value = rows
+    settings = Settings.parse({"from": SOURCE, "to": sink})
+    Custom(lambda: spark, lambda: "", Path("checkpoints"))._prepare(spark, "copy", settings, SOURCE, {})
+    assert rows.select.called == is_copied
+    if is_copied:
+        schema = StructType([field for field in COLUMNS if field.name in rows.select.call_args.args])
+        check_columns(schema, "/default/copy")
+        assert len(schema) == len(rows.select.call_args.args)
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -107,8 +107,7 @@ def _until(condition: Callable[[], bool]) -> None:
 def test_progress_is_what_spark_tells(spark: FakeSpark) -> None:
     job = _job(spark)
     _until(lambda: job.progress.is_running)
-    assert job.progress.lag_messages == -1
-    assert not job.progress.has_worked
+    assert (job.progress.lag_messages, job.progress.has_worked) == (-1, False)
     spark.query.finish((0, 5))
     _until(lambda: job.progress.rows == 5)
     assert job.progress.has_worked

@@ -402,8 +402,7 @@ def test_a_runner_that_is_told_to_end_finishes_its_batches_and_lets_go() -> None
     job.in_batch = True
     hosts.runners["a"].stop()
     hosts.pass_time(3)
-    assert job.stops == [False]
-    assert not hosts.runners["a"].is_done
+    assert (job.stops, hosts.runners["a"].is_done) == ([False], False)
     job.shown = Progress(is_running=True, rows=9)
     job.finish()
     hosts.pass_time(2)
