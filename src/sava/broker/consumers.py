@@ -5,8 +5,11 @@ the id, to a broker that may have been restarted in between, and it does not loo
 computed (topic id, then a hash of subscription and name) and what it stands for is kept in the metadata
 store. Two names with one hash get ids next to each other.
 
-Records go with their subscription, and when their consumer was not seen for a while. How long it was away
-counts from the start of the topic on this broker at most: while the broker was down nobody could come.
+Records go with their subscription, and when their consumer was not seen for a day. Not sooner: a client waits
+for the broker that it was with, which may be frozen or down for hours, and comes back with its id. The Python
+client asks after its health until the first error; from then on nobody can tell it to subscribe again, and an
+id that was forgotten meanwhile gets no messages for as long as the client runs. How long it was away counts
+from the start of the topic on this broker at most: while the broker was down nobody could come.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from sava.broker.specs import ConsumerRecord, SubscriptionType
 from sava.broker.tenure import Tenure
 from sava.metadata.commands import Delete, KeyValue, Operation, Put
 
-FORGET_S: Final = 600.0
+FORGET_S: Final = 86_400.0
 MAX_PER_SUBSCRIPTION: Final = 1000
 STEP: Final = 400
 """Operations in one transaction, below the store's limit."""

@@ -44,6 +44,13 @@ ADMIN_OPTIONS: Final[security.Options] = (
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
+    # A caller that is gone without a word would leave its connection for ever. Not as soon as on the client
+    # port: nobody waits for its place, and a command that somebody has suspended for a moment should go on.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
     *PINGS_ALLOWED,
 )
 MAX_PENDING: Final = 20_000

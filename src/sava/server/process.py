@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 from typing import Final
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 EXIT_OK: Final = 0
 EXIT_START: Final = 1
 EXIT_FAILED: Final = 3
+
+OPEN_FILES: Final = 1 << 16
 
 
 async def serve(config: Config, *, standalone: bool = False) -> int:
@@ -92,5 +95,15 @@ def _tell_where_others_look(broker: Broker, config: Config) -> None:
         )
 
 
+def allow_open_files() -> None:
+    """As many as it may have, within reason. A shell gives a process 1024 unless it asks for more, every
+    connection is one, and a broker that cannot open the next file of its journal has to stop."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def run(config: Config, *, standalone: bool = False) -> int:
+    allow_open_files()
     return uvloop.run(serve(config, standalone=standalone))

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from sava.broker import specs, tenure
-from sava.broker.consumers import MAX_PER_SUBSCRIPTION, ConsumerIds, ConsumerRecords, KnownConsumer
+from sava.broker.consumers import (
+    FORGET_S,
+    MAX_PER_SUBSCRIPTION,
+    ConsumerIds,
+    ConsumerRecords,
+    KnownConsumer,
+)
 from sava.broker.errors import (
     ConsumerClosed,
     ConsumerReplaced,
@@ -495,12 +501,25 @@ class TestDurableIds:
         now = 1.0
         numbers = [remember(f"c{n}") for n in range(MAX_PER_SUBSCRIPTION)]
         assert ids.get(first) is None
-        now = 500.0
+        now = FORGET_S - 100.0
         ids.touch("s", "c0")
-        now = 700.0
+        now = FORGET_S + 100.0
         assert len(ids.forget_absent()) == MAX_PER_SUBSCRIPTION - 1
         assert ids.get(numbers[0]) is not None
         assert ids.get(numbers[1]) is None
+
+    def test_a_client_whose_broker_was_frozen_for_hours_is_known_when_it_comes_back(self) -> None:
+        """A client consumes through a broker that is not the owner. That broker is frozen for ten minutes,
+        and with it the client's stream; the owner tends its topic. Then the broker is killed, which ends the
+        client's health check for good, and is started: the client opens its stream with the id that it has,
+        and would do so again and again if that were not known any more."""
+        now = 0.0
+        ids = ConsumerIds(ORDERS, 7, clock=lambda: now)
+        frozen = KnownConsumer(ids.id_of("s", "frozen"), ORDERS, "s", "frozen", SubscriptionType.EXCLUSIVE)
+        ids.remember(frozen)
+        now = 10 * 3600.0
+        assert ids.forget_absent() == []
+        assert ids.get(frozen.consumer_id) == frozen
 
     async def test_records_of_those_that_stay_away_are_removed(self, world: World) -> None:
         async with world.topics() as topics:
@@ -513,7 +532,7 @@ class TestDurableIds:
                 await records.remember(
                     KnownConsumer(consumer_id, ORDERS, "s", consumer, SubscriptionType.SHARED)
                 )
-            now = 601.0
+            now = FORGET_S + 1.0
             await records.forget_absent([("s", "here")])
             (kept,) = world.metadata.local.range(specs.consumers_prefix(ORDERS, "s")).kvs
             assert specs.consumer_of_key(kept.key) == "here"
