@@ -30,6 +30,7 @@ from sava.cli import (
     subscriptions,
     topics,
     up,
+    wait,
     writers,
 )
 from sava.cli.output import print_error, print_line
@@ -43,6 +44,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command(name="up")(up.up)
+app.command(name="wait")(wait.wait)
 app.command(name="broker")(broker.broker)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(brokers.app, name="brokers")
