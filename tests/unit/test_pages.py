@@ -192,6 +192,13 @@ def test_a_loop_ends_also_when_the_page_is_repeated(page: str) -> None:
     assert [loop for loop in loops if "--if-absent" not in loop] == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_loop_waits_in_silence(page: str) -> None:
+    """Whoever sees nothing cannot know that a broker has not started, or that its port is another program's:
+    the loop of the tour waited for ever."""
+    assert re.findall(r"^ *(?:until|while) .*(?:2> ?/dev/null|2>&1|&>).*$", text_of(page), re.MULTILINE) == []
+
+
 # -- commands exist -------------------------------------------------------------------------------
 
 COMMANDS: Final[Any] = typer.main.get_command(app)
