@@ -282,6 +282,16 @@ def test_the_unit_of_the_install_page_is_the_one_of_the_repository() -> None:
     assert blocks("install.md", "ini") == [(ROOT / "deploy" / "systemd" / "sava.service").read_text()]
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    """With another program in it: the one that it names is not installed here."""
+    unit = tmp_path / "sava.service"
+    [text] = blocks("install.md", "ini")
+    unit.write_text(text.replace("/usr/local/bin/sava", "/bin/sh"))
+    checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    assert "sava.service" not in checked.stdout + checked.stderr, "other units may be what they are"
+
+
 @only_long("Spark is started twice, on ground that the demo covers")
 @pytest.mark.timeout(1200)
 def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
