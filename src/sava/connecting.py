@@ -27,6 +27,7 @@ _PORT: Final = (
 _BROKEN_OFF: Final = re.compile(r"failed to connect.*: (Socket closed|.*Connection reset by peer)$")
 _HANDSHAKE: Final = re.compile(r"OPENSSL_internal:(?P<fault>\w+)(?:: (?P<detail>.+))?$")
 _HTTP_1: Final = "http1.x server"
+_NOT_HTTP_2: Final = "Failed parsing HTTP/2"
 _MISNAMED: Final = "Hostname Verification Check failed"
 _UNKNOWN_CALL: Final = "Method not found"
 
@@ -58,6 +59,8 @@ def cause_of(details: str | None) -> Cause:
         return Cause("TLS: its certificate does not name this address", _NAME)
     if _HTTP_1 in said:
         return Cause("it speaks HTTP/1.1, as no port of a broker does but the one for Prometheus", _PORT)
+    if _NOT_HTTP_2 in said:
+        return Cause("another program has this port: it does not speak HTTP/2", _PORT)
     if _UNKNOWN_CALL in said:
         return Cause("it knows no such call: it is another port, or a broker of another version", _PORT)
     return Cause(said.rsplit(": ", 1)[-1].rstrip("]") or "gRPC does not say why")

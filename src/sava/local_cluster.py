@@ -393,7 +393,8 @@ def _require_stopped(broker: LocalBroker) -> None:
         port = getattr(broker.ports, name)
         if not _is_free(port):
             raise LocalClusterFailed(
-                f"{name} port {port} of broker {broker.number} is taken by another process; stop that one"
+                f"{name} port {port} of broker {broker.number} is taken by another process, if only for a "
+                "connection; stop that one, try again, or begin anew with another --data-dir"
             )
 
 

@@ -7,7 +7,6 @@ Blocks marked ``sh`` are run: all of a page as one session, from its top to its 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import re
 import shlex
@@ -19,7 +18,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 
@@ -27,7 +25,8 @@ from sava.client import Client
 from tests.children import start_sava
 from tests.integration.harness import sava
 from tests.long import only_long
-from tests.pages import README, ROOT, blocks
+from tests.pages import README, ROOT, all_blocks, blocks
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.s3_server import S3Server, s3_server
 from tests.standalone import Standalone
@@ -43,13 +42,15 @@ def session(
     *,
     until: str = "",
     instead: Mapping[str, str] | None = None,
+    with_programs: bool = False,
     timeout: float = 1190,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """What the commands of the page print, up to the heading ``until`` or the end. They must all succeed.
-    ``instead`` has other ports than those of the page: several tests share a machine. ``timeout`` stands for
-    "never": only what hangs waits so long."""
-    commands = blocks(page, "sh", until=until)
+    ``instead`` has other ports than those of the page: several tests share a machine. ``with_programs``:
+    whole programs are run where they stand between the commands. ``timeout`` stands for "never": only what
+    hangs waits so long."""
+    commands = commands_and_programs(page) if with_programs else blocks(page, "sh", until=until)
     assert commands
     if instead:
         assert [written for written in instead if not any(written in each for each in commands)] == []
@@ -82,6 +83,20 @@ def session(
     output = log.read_text()
     assert code == 0, f"{code}: {output}"
     return output
+
+
+def commands_and_programs(page: str) -> list[str]:
+    """In the page's order; a program as the command that runs it."""
+    return [
+        block.text if block.language == "sh" else f"python - <<'PROGRAM'\n{block.text}PROGRAM\n"
+        for block in all_blocks(page)
+        if block.language == "sh" or (block.language == "python" and is_program(block.text))
+    ]
+
+
+def is_program(source: str) -> bool:
+    """And not a piece of one: it runs something."""
+    return "asyncio.run(" in source
 
 
 def own_ports() -> dict[str, str]:
@@ -268,6 +283,16 @@ def test_the_unit_of_the_install_page_is_the_one_of_the_repository() -> None:
     assert blocks("install.md", "ini") == [(ROOT / "deploy" / "systemd" / "sava.service").read_text()]
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    """With another program in it: the one that it names is not installed here."""
+    unit = tmp_path / "sava.service"
+    [text] = blocks("install.md", "ini")
+    unit.write_text(text.replace("/usr/local/bin/sava", "/bin/sh"))
+    checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    assert "sava.service" not in checked.stdout + checked.stderr, "other units may be what they are"
+
+
 @only_long("Spark is started twice, on ground that the demo covers")
 @pytest.mark.timeout(1200)
 def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
@@ -276,7 +301,14 @@ def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
     output = session(
         "../README.md",
         tmp_path,
-        instead={"sava up >": f"sava up --port-base {here} >", "7750": str(there)},
+        instead={
+            "sava up >": f"sava up --port-base {here} >",
+            "http://127.0.0.1:6650": f"http://127.0.0.1:{here}",
+            "7750": str(there),
+            "7751": str(there + 1),
+            "--timeout 120": "--timeout 900",  # on a machine that does ten other things Spark takes minutes
+        },
+        with_programs=True,
         environment={
             "SAVA_SERVICE": f"http://127.0.0.1:{here}",
             "SAVA_ADMIN": f"127.0.0.1:{here + 1}",
@@ -284,28 +316,32 @@ def test_the_tour_of_the_readme_works(tmp_path: Path) -> None:
     )
     assert output.count("1000 messages published to /default/orders") == 2
     assert re.search(r"^billing +shared +0 +- +0 ", output, re.MULTILINE)
+    assert re.search(r"^\d+ table 4 b'one coffee'$", output, re.MULTILINE)
     assert len(re.findall(r"^/default/orders-part-\d +\d+ +\d+ +\d+ +\d+ +moved", output, re.MULTILINE)) == 3
-    assert re.search(r"^\| +2000\|2001000\|$", output, re.MULTILINE), "Spark counts and adds up all of them"
-    assert re.search(r"^│ +[12]000 │$", output, re.MULTILINE), "DuckDB sees what is in segments"
-    assert re.search(r"sava-path=\S+ +2000$", output, re.MULTILINE), "the other cluster has the last of them"
+    assert re.search(r"^\| +2003\|2001000\|$", output, re.MULTILINE), (
+        "Spark counts all, and adds up the numbers"
+    )
+    assert re.search(r"^│ +[12]\d\d\d │$", output, re.MULTILINE), "DuckDB sees what is in segments"
+    assert re.search(r"sava-path=\S+ +\S", output), "the other cluster has them"
+    assert len(re.findall(r"^/default/orders +west +\d ", output, re.MULTILINE)) == 3
 
 
-async def test_the_python_of_the_readme_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [block] = [block for block in blocks(README, "python") if "Client(" in block]
+async def test_the_python_of_the_readme_works(tmp_path: Path) -> None:
+    """As whoever pastes it into a file and runs it: it ends by itself. Numbers are in the topic, as in the
+    tour."""
+    [program] = [block for block in blocks(README, "python") if is_program(block)]
     with Standalone(tmp_path) as broker:
         async with Client(broker.url, timeout=60) as waiting, waiting.producer("/default/ready"):
             pass
         await sava("topics", "create", "/default/orders", "--partitions", "3", admin=broker.admin)
-        names: dict[str, Any] = {}
-        exec(block.replace("http://127.0.0.1:6650", broker.url), names)
-        assert inspect.iscoroutinefunction(names["orders"])
-        task = asyncio.create_task(names["orders"]())
-        printed = ""
-        async with asyncio.timeout(60):
-            while printed.count("b'one ") < 3:
-                printed += capsys.readouterr().out
-                assert not task.done(), task
-                await asyncio.sleep(0.05)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert "table 4 b'one coffee'" in printed
+        await sava("produce", "/default/orders", "1", "2", "--service", broker.url, admin=broker.admin)
+        file = tmp_path / "orders.py"
+        file.write_text(program.replace("http://127.0.0.1:6650", broker.url))
+        for _ in range(2):
+            running = await asyncio.create_subprocess_exec(
+                sys.executable, str(file), stdout=asyncio.subprocess.PIPE
+            )
+            printed, _ = await asyncio.wait_for(running.communicate(), PATIENCE_S)
+            assert running.returncode == 0
+            lines = [line.split(maxsplit=1)[1] for line in printed.decode().splitlines()]
+            assert sorted(lines) == ["None b'one cake'", "None b'one tea'", "table 4 b'one coffee'"]

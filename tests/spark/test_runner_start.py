@@ -56,6 +56,22 @@ def test_java_that_is_killed_while_it_starts(
     assert "Traceback" not in runner.said
 
 
+@pytest.mark.parametrize("is_ready", [False, pytest.param(True, marks=only_long("Spark is started for it"))])
+def test_a_signal_to_the_whole_job_is_no_loss_of_java(
+    tmp_path: Path, runners: list[RunnerProcess], is_ready: bool
+) -> None:
+    """``kill %3`` ends the tour: the shell sends SIGTERM to the runner's group, Java ends at once, and the
+    runner, which was to end too, called that a loss (exit code 70)."""
+    runner = RunnerProcess(tmp_path, NOBODY, "runner")
+    runners.append(runner)
+    runner.until(lambda: bool(runner.parts(JAVA)), "there is a Java")
+    if is_ready:
+        runner.until(lambda: "this runner is ready" in runner.said, "it is ready")
+    os.killpg(runner.pid, signal.SIGTERM)
+    assert runner.ended() == 0, runner.said
+    assert "CRITICAL" not in runner.said
+
+
 @only_long("Spark is started for it")
 def test_a_master_that_spark_refuses(tmp_path: Path, runners: list[RunnerProcess]) -> None:
     runner = RunnerProcess(tmp_path, NOBODY, "runner", "--master", "local[0]")

@@ -53,6 +53,13 @@ HANDSHAKE = f"{FAILED}UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed (TSI_PROTO
             "SAVA_ADMIN",
             id="the port for metrics",
         ),
+        pytest.param(
+            f"{FAILED}UNAVAILABLE: ipv4:127.0.0.1:1: Failed parsing HTTP/2 (Expected SETTINGS frame as the "
+            "first frame, got frame type 79)",
+            "another program has this port",
+            "SAVA_ADMIN",
+            id="another program",
+        ),
         pytest.param("Method not found!", "another port", "SAVA_SERVICE", id="the other port"),
     ],
 )

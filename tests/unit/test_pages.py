@@ -64,6 +64,7 @@ OTHERS: Final = {
 """And what is written in other languages."""
 
 INSTALLED: Final = "the Makefile and CI install so; a test would need a package index"
+SERVICE: Final = "changes the machine; tests/integration/test_docs.py has the unit checked"
 ELSEWHERE: Final = {
     README: {
         "make demo": "tests/integration/test_demo.py",
@@ -97,7 +98,13 @@ ELSEWHERE: Final = {
         "/opt/sava/bin/pip install --constraint constraints.txt '.[spark]'": INSTALLED,
         "ln -s /opt/sava/bin/sava /usr/local/bin/sava": INSTALLED,
         "sava cluster init --nodes a:7650,b:7650,c:7650 --admin a:50051": "operations.md, on one machine",
-        "sava cluster status --admin b:50051": "operations.md, on one machine",
+        "sava wait --admin b:50051": "other pages, on one machine",
+        "useradd --system --home-dir /var/lib/sava --shell /usr/sbin/nologin sava": SERVICE,
+        "install -D --mode 644 sava.yml /etc/sava/sava.yml": SERVICE,
+        "install --mode 644 deploy/systemd/sava.service /etc/systemd/system/sava.service": SERVICE,
+        "systemctl daemon-reload": SERVICE,
+        "systemctl enable --now sava": SERVICE,
+        "journalctl --unit sava --lines 20": SERVICE,
     },
     "operations.md": {"sava up": "tests/integration/test_up.py, and the tour of the README"},
     "pipeline.md": {
@@ -115,7 +122,8 @@ ELSEWHERE: Final = {
 """Commands of blocks without a mark, by page, each with what runs the like of it, or why nothing can."""
 
 PROGRAMS: Final = (
-    r"(?:sava|make|python3?|pip|apt-get|ln|echo|cat|curl|export|cd|kill|seq|until|for|\S*/bin/\w+) "
+    r"(?:sava|make|python3?|pip|apt-get|ln|echo|cat|curl|export|cd|kill|seq|until|for|useradd|install"
+    r"|systemctl|journalctl|\S*/bin/\w+) "
 )
 """How a line begins that somebody might type."""
 
@@ -190,6 +198,13 @@ def test_a_loop_ends_also_when_the_page_is_repeated(page: str) -> None:
     """A command that creates is refused from the second time on, and its loop would wait for ever."""
     loops = re.findall(r"^until (sava [^;|]* create [^;]*);", text_of(page), re.MULTILINE)
     assert [loop for loop in loops if "--if-absent" not in loop] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_loop_waits_in_silence(page: str) -> None:
+    """Whoever sees nothing cannot know that a broker has not started, or that its port is another program's:
+    the loop of the tour waited for ever."""
+    assert re.findall(r"^ *(?:until|while) .*(?:2> ?/dev/null|2>&1|&>).*$", text_of(page), re.MULTILINE) == []
 
 
 # -- commands exist -------------------------------------------------------------------------------
@@ -346,7 +361,9 @@ OF_OTHERS: Final = {
     "design/storage.md": {"--quick"},
     "diagnosis.md": {"--silent"},
     "operations.md": {"--fail", "--silent"},
-    "install.md": {"--constraint"},
+    "install.md": {
+        *("--constraint", "--system", "--home-dir", "--shell", "--mode", "--now", "--unit", "--lines"),
+    },
     "pipeline.md": {"--constraint", "--once", "--py-files"},
     "testing.md": {"--jobs", "--list", "--seed", "--seeds", "--shrink", "--trace"},
 }

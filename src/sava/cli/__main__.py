@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 if sys.argv[1:2] not in (["broker"], ["up"]):
@@ -11,7 +12,15 @@ if sys.argv[1:2] not in (["broker"], ["up"]):
     # gRPC reads this when it is imported, so it is set before anything else is.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C among the imports, which take most of a short command's time, would show where in a traceback.
+    # Whoever ignores it (nohup, a job in the background of a script) goes on to.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from sava.cli.main import main
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if __name__ == "__main__":
     main()

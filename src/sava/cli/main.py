@@ -4,6 +4,7 @@ Ctrl-C. Brokers and runners have codes of their own beside these."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -30,9 +31,10 @@ from sava.cli import (
     subscriptions,
     topics,
     up,
+    wait,
     writers,
 )
-from sava.cli.output import print_error, print_line
+from sava.cli.output import leave_standard_output, print_error, print_line
 from sava.errors import SavaError
 
 app = typer.Typer(
@@ -43,6 +45,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command(name="up")(up.up)
+app.command(name="wait")(wait.wait)
 app.command(name="broker")(broker.broker)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(brokers.app, name="brokers")
@@ -79,7 +82,17 @@ def options(
     """Options before the command."""
 
 
+def _replace_closed_streams() -> None:
+    """By such that fail when they are used. Python has nothing for a standard stream that is closed, which
+    shows as a traceback, or as a success that nobody has seen."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+
+
 def main() -> None:
+    _replace_closed_streams()
     try:
         app()
     except SavaError as error:
@@ -90,9 +103,11 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         # Files that are named to commands have errors of their own: this is what they print, into a file on a
-        # full disk. Python flushes it once more at exit, and would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print_error(f"standard output cannot be written: {error.strerror or error}")
+        # full disk, or what they were to read.
+        leave_standard_output()
+        closed = error.errno == errno.EBADF
+        what = "standard input or output is closed" if closed else "standard output cannot be written"
+        print_error(f"{what}: {error.strerror or error}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from sava.cli.output import RawFormat, text_of
+from sava.cli.output import RawFormat, leave_standard_output, text_of
 from sava.cli.positions import instant
 
 if TYPE_CHECKING:  # it brings Arrow, which those who print something else do not need
@@ -53,8 +52,7 @@ def reader_may_leave() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # Python flushes standard output once more at exit, and would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave_standard_output()
         raise SystemExit(0) from None
 
 

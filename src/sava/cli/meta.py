@@ -14,6 +14,7 @@ from sava.cli.output import (
     Output,
     RawFormat,
     as_dict,
+    end_without_reader,
     print_answer,
     print_json,
     print_json_line,
@@ -143,6 +144,7 @@ def watch(
         async for response in client.watch(pb.WatchRequest(prefix=prefix, from_revision=from_revision)):
             for event in response.events:
                 _show_event(event, output)
+            end_without_reader()
             await asyncio.sleep(0)
 
     run(admin, follow)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
@@ -15,11 +17,24 @@ from rich.console import Console
 from rich.table import Table
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """``sava cluster status | head -1``: the reader has seen enough. What the command does it does to its
+        end, and its exit code says how that went: rich would have it fail."""
+        self.quiet = True
+        leave_standard_output()
+
+
+def leave_standard_output() -> None:
+    """For nowhere. Python flushes it once more at exit, and would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
     """A console that prints what it is given. Names, values and errors are other people's text: rich would
     take ``[fd00::1]`` for a style and leave it out, stumble over ``[/tmp/x]``, and make a picture of
     ``:boom:``."""
-    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    return _Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 # Wider than any table: ids and names that are cut to the width of a terminal are of no use.
@@ -86,6 +101,12 @@ def print_json(value: Any) -> None:
 def print_json_line(value: Any) -> None:
     """One line per event, for streams."""
     _console.print(json.dumps(value, ensure_ascii=False))
+
+
+def end_without_reader() -> None:
+    """Of a command that would go on for ever, after each time it has printed."""
+    if _console.quiet:
+        raise SystemExit(0)
 
 
 def print_line(text: str) -> None:

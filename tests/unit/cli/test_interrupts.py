@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tests.patience import PATIENCE_S
 
@@ -43,3 +45,20 @@ def test_a_signal_that_does_not_disturb_the_sleep_of_the_loop_ends_it_all_the_sa
             assert process.returncode == 0
         finally:
             process.kill()
+
+
+def test_a_command_that_is_still_being_loaded_ends_without_a_word(tmp_path: Path) -> None:
+    """Most of a short command's time. It showed in which of a hundred modules it had been."""
+    (tmp_path / "typer.py").write_text("import time; print('loading', flush=True); time.sleep(600)")
+    with subprocess.Popen(
+        [sys.executable, "-m", "sava.cli", "--version"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, said) == (-signal.SIGINT, "")

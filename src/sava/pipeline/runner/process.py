@@ -60,16 +60,16 @@ class RunnerOptions:
 
 def run(options: RunnerOptions) -> int:
     """Until a signal. The exit code. Raises JavaMissing, SparkMissing, SparkRefused."""
-    early = threading.Event()
+    told = threading.Event()
+    """To end."""
     for number in SIGNALS:
-        signal.signal(number, lambda *_: early.set())
+        signal.signal(number, lambda *_: told.set())
     try:
         spark = open_session(
             "sava pipelines", options.master, conf=options.conf, python_path=options.python_path
         )
     except JavaGone as error:
-        log.critical("pipelines: %s", error)
-        return LOST
+        return _code_without_java(error, was_told=told.is_set())
     name = f"{_host()}-{os.getpid()}-{secrets.token_hex(3)}"
     control = AdminControl(
         options.admin, name, kinds=KINDS, only=options.only, tls=options.tls, ttl_s=options.ttl_s
@@ -79,11 +79,12 @@ def run(options: RunnerOptions) -> int:
     )
 
     def stop(*_: object) -> None:
+        told.set()
         runner.stop()
 
     for number in SIGNALS:
         signal.signal(number, stop)
-    if early.is_set():  # while Java was being started
+    if told.is_set():  # while Java was being started
         stop()
     log.info("pipelines: this runner is ready runner=%s master=%s", name, spark.sparkContext.master)
     try:
@@ -94,10 +95,10 @@ def run(options: RunnerOptions) -> int:
     except NotStopped as error:
         _end_at_once(error)
     except JavaGone as error:
-        log.critical("pipelines: %s", error)
+        code = _code_without_java(error, was_told=told.is_set())
         with suppress(ClientError):
             control.leave()
-        os._exit(LOST)  # Spark's own way to end would wait for Java
+        os._exit(code)  # Spark's own way to end would wait for Java
     control.close()
     spark.stop()
     log.info("pipelines: this runner has ended runner=%s", name)
@@ -140,6 +141,16 @@ def _require_java() -> None:
         raise JavaGone(
             f"Spark's Java has ended with code {java.returncode}, and with it all queries; start it again"
         )
+
+
+def _code_without_java(error: JavaGone, *, was_told: bool) -> int:
+    """A signal to all processes of a job, as a shell's ``kill %1`` and a service manager send it, ends Java
+    at once. That is what was wanted, and nothing to be started again for."""
+    if was_told:
+        log.warning("pipelines: Java was told to end too; the next runner does again what was under way")
+        return 0
+    log.critical("pipelines: %s", error)
+    return LOST
 
 
 def _end_at_once(error: NotStopped) -> NoReturn:
