@@ -53,9 +53,10 @@ class Upkeep:
         self._keeper = keeper
         self._options = options
 
-    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+    @property
+    def works(self) -> Mapping[str, Callable[[], Coroutine[Any, Any, None]]]:
         """That run until they are cancelled."""
-        return [self._tend(), self._retain(), self._sweep()]
+        return {"tending": self._tend, "retention": self._retain, "sweeping": self._sweep}
 
     async def each(self, names: Iterable[TopicName], work: Callable[[TopicName], Awaitable[object]]) -> None:
         """A few at a time; one that fails is no reason to leave the others."""

@@ -3,6 +3,7 @@ or kept in step."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -22,6 +23,7 @@ from sava.services.pipeline_metrics import PipelinesCollector
 from sava.services.replication_metrics import ReplicationCollector
 from sava.services.topic_metrics import TopicsCollector
 from sava.storage.broker_storage import BrokerStorage
+from sava.supervisor import Supervisor
 
 _LATENCIES = (
     0.0001,
@@ -98,6 +100,9 @@ class Metrics:
     def observe(self, node: RaftNode) -> None:
         self.registry.register(_NodeCollector(node))
 
+    def observe_tasks(self, supervisor: Supervisor) -> None:
+        self.registry.register(_TasksCollector(supervisor))
+
     def observe_disks(self, config: Config) -> None:
         self.registry.register(DisksCollector(config))
 
@@ -118,6 +123,27 @@ class Metrics:
 
     async def page(self) -> bytes:
         return await metrics_page.written(self.registry)
+
+
+class _TasksCollector(Collector):
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._started = time.time()
+
+    def collect(self) -> Iterable[Metric]:
+        failures = CounterMetricFamily(
+            "sava_task_failures",
+            "Times that a task of this broker died of a bug and was begun again; its log says of which.",
+            labels=("task",),
+        )
+        for task, count in sorted(self._supervisor.failures.items()):
+            failures.add_metric((task,), count)
+        yield failures
+        yield _gauge(
+            "sava_broker_start_time_seconds",
+            "When this process was started, in seconds since 1970: changes when it was started again.",
+            self._started,
+        )
 
 
 class _NodeCollector(Collector):
