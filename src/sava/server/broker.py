@@ -92,7 +92,6 @@ class Broker:
         node.failed.add_done_callback(self._node_failed)
         metrics.observe(node)
         metrics.observe_tasks(self.supervisor)
-        metrics.observe_disks(config)
         raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
         await raft.start()
         self._stack.push_async_callback(raft.stop)

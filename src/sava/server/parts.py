@@ -50,6 +50,7 @@ from sava.server.addresses import registration
 from sava.server.replication import open_replication
 from sava.services.brokers_admin import Brokers
 from sava.services.cluster_metrics import ClusterParts
+from sava.services.disks import Disks
 from sava.services.forwarding import Forwarder
 from sava.services.http import readiness
 from sava.services.journal_door import JournalDoor
@@ -118,6 +119,7 @@ class Parts:
     leading: Leading
     store: RaftStore
     objects: ObjectStore
+    disks: Disks
     storage: BrokerStorage
     schemas: SchemaRegistry
     topic_schemas: TopicSchemas
@@ -375,6 +377,7 @@ async def open_parts(
         leading=leading,
         store=store,
         objects=objects,
+        disks=Disks(config),
         storage=storage,
         schemas=SchemaRegistry(store),
         topic_schemas=TopicSchemas(store),
@@ -412,6 +415,7 @@ async def open_parts(
 
 def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
     controller, mirrored = parts.controller, parts.mirrored
+    metrics.observe_disks(parts.disks)
     metrics.observe_topics(parts.topics, parts.storage)
     metrics.observe_replication(parts.replication)
     metrics.observe_pipelines(parts.pipelines, lambda: controller.is_leading)

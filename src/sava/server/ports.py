@@ -113,7 +113,9 @@ def _writers(parts: Parts) -> WritersService:
 
 
 def _doctor(parts: Parts) -> DoctorService:
-    return DoctorService(parts.config, parts.storage, parts.readiness, broker=parts.topics.broker)
+    return DoctorService(
+        parts.config, parts.disks, parts.storage, parts.readiness, broker=parts.topics.broker
+    )
 
 
 def _add_admin_services(plain: aio.Server, parts: Parts) -> None:

@@ -12,12 +12,11 @@ from prometheus_client.registry import Collector
 
 from sava.broker.topics import Topics
 from sava.cluster.pipelines import Pipelines
-from sava.config import Config
 from sava.metadata.node import RaftNode
 from sava.replication.control import Control
 from sava.services import metrics_page
 from sava.services.cluster_metrics import ClusterParts, observe_cluster
-from sava.services.disks import DisksCollector
+from sava.services.disks import Disks
 from sava.services.journal_metrics import JournalCollector, JournalParts
 from sava.services.pipeline_metrics import PipelinesCollector
 from sava.services.replication_metrics import ReplicationCollector
@@ -51,6 +50,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._disks: Disks | None = None
         self._proposals = Histogram(
             "sava_raft_proposal_seconds",
             "From a request to its committed and applied result.",
@@ -103,8 +103,9 @@ class Metrics:
     def observe_tasks(self, supervisor: Supervisor) -> None:
         self.registry.register(_TasksCollector(supervisor))
 
-    def observe_disks(self, config: Config) -> None:
-        self.registry.register(DisksCollector(config))
+    def observe_disks(self, disks: Disks) -> None:
+        self.registry.register(disks)
+        self._disks = disks
 
     def observe_topics(self, topics: Topics, storage: BrokerStorage) -> None:
         self.registry.register(TopicsCollector(topics, storage))
@@ -122,6 +123,8 @@ class Metrics:
         self.registry.register(ReplicationCollector(control))
 
     async def page(self) -> bytes:
+        if self._disks is not None:
+            await self._disks.look()
         return await metrics_page.written(self.registry)
 
 
