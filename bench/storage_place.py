@@ -20,6 +20,7 @@ from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicKey
+from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 
 NOW = 1_750_000_000_000_000
@@ -60,6 +61,7 @@ class Place:
             metadata=self.metadata,
             options=options,
             fail=lambda failure: sys.exit(f"the disk failed: {failure}"),
+            supervisor=Supervisor(),
         )
         try:
             yield storage

@@ -36,6 +36,7 @@ from sava.storage.producers import DuplicateForgotten
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicKey, TopicState
 from sava.storage.uploader import UploadOptions
+from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 
 IN_FLIGHT = 8
@@ -271,6 +272,7 @@ async def main() -> None:
         metadata=cast(MetadataStore, metadata),
         options=OPTIONS,
         fail=lambda failure: os._exit(3),
+        supervisor=Supervisor(),
     )
     if work.task == "produce":
         await produce_all(storage, work)

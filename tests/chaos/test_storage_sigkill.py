@@ -21,6 +21,7 @@ from sava.storage.broker_storage import BrokerStorage
 from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicKey
+from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.chaos.storage_child import OPTIONS, MetadataServer, Work, batch_of
 from tests.children import PIPE, start_child
@@ -112,6 +113,7 @@ class World:
             metadata=self.metadata,
             options=OPTIONS,
             fail=lambda failure: None,
+            supervisor=Supervisor(),
         )
         try:
             yield storage

@@ -24,6 +24,7 @@ from sava.storage.catalog import Catalog
 from sava.storage.hold import StorageHeld
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import Segment, TopicKey
+from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.integration.harness import BrokerProcess, Cluster, sava
 from tests.s3_server import S3Server, s3_server
@@ -92,6 +93,7 @@ class World:
             metadata=self.metadata,
             options=LAZY,
             fail=lambda failure: None,
+            supervisor=Supervisor(),
         )
         try:
             for epoch, batch in enumerate((numbered(0, 10), numbered(10, 22), numbered(22, 30)), 1):

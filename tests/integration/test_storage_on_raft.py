@@ -27,6 +27,7 @@ from sava.storage.inspection import TopicName, Verification
 from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicState
+from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.integration.harness import FAST, storage_in
 from tests.patience import HURRIES, PATIENCE_S
@@ -118,6 +119,7 @@ class World:
             metadata=metadata,
             options=options,
             fail=failures.append,
+            supervisor=Supervisor(),
         )
         try:
             yield storage

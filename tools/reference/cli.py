@@ -19,7 +19,8 @@ Every command explains itself with `--help`. Exit codes:
 * 0: done. Brokers, `sava up` and runners also end so when they are told to, by SIGTERM or Ctrl-C.
 * 1: refused or failed (one line on stderr says why); of commands that check or compare: something is wrong.
 * 2: wrong usage.
-* 3: a broker has stopped by itself: its disk failed, or what is on it is damaged (its log says why).
+* 3: a broker has stopped by itself: its disk failed, what is on it is damaged, or an essential part of it
+  died of a bug (its log says which).
 * 70: a runner (`sava pipelines run`) has lost its Java, or could not stop a query in time: start it again.
 * 130: ended by Ctrl-C.
 

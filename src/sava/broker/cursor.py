@@ -51,7 +51,7 @@ class Cursor:
     @property
     def acked_beyond(self) -> int:
         """How many messages are acked beyond ``next_offset``."""
-        return len(self._acked)
+        return self._acked.count
 
     @property
     def fragments(self) -> int:

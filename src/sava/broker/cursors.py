@@ -33,7 +33,8 @@ from sava.broker.tenure import Tenure
 from sava.errors import SavaError
 from sava.metadata.commands import Compare, Operation, Put
 from sava.metadata.store import MetadataStore
-from sava.tasks import cancelled, spawn
+from sava.supervisor import Supervisor
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,8 @@ class CursorKeeper:
         self.failures = 0
         """Rounds that did not reach the store."""
 
-    def start(self) -> None:
-        self._task = spawn(self._run(), name="cursors")
+    def start(self, supervisor: Supervisor) -> None:
+        self._task = supervisor.essential(self._run(), name="cursors")
 
     async def close(self) -> None:
         """Without writing: ``flush`` comes first."""

@@ -19,21 +19,19 @@ V = TypeVar("V")
 class IntervalSet:
     """A set of offsets. Ranges that touch are one; empty ranges are none."""
 
-    __slots__ = ("_count", "_ends", "_starts")
+    __slots__ = ("_ends", "_starts", "count")
 
     def __init__(self, ranges: Iterable[Range] = ()) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._count = 0
+        self.count = 0
+        """How many offsets. Not ``len``: ``list`` and ``tuple`` make room for as many as that says, and a
+        cursor at some thousand million is one range."""
         for start, end in ranges:
             self.add(start, end)
 
-    def __len__(self) -> int:
-        """How many offsets."""
-        return self._count
-
     def __bool__(self) -> bool:
-        return self._count > 0
+        return self.count > 0
 
     def __iter__(self) -> Iterator[Range]:
         return zip(self._starts, self._ends, strict=True)
@@ -71,21 +69,21 @@ class IntervalSet:
             else:
                 starts.append(start)
                 ends.append(end)
-            self._count += end - start
+            self.count += end - start
             return end - start
         low = bisect_left(ends, start)
         high = bisect_right(starts, end, low)
         if low == high:
             starts.insert(low, start)
             ends.insert(low, end)
-            self._count += end - start
+            self.count += end - start
             return end - start
         known = sum(ends[low:high]) - sum(starts[low:high])
         start, end = min(start, starts[low]), max(end, ends[high - 1])
         starts[low:high] = (start,)
         ends[low:high] = (end,)
         added = end - start - known
-        self._count += added
+        self.count += added
         return added
 
     def remove(self, start: int, end: int) -> list[Range]:
@@ -100,7 +98,7 @@ class IntervalSet:
         first, last = starts[low], ends[high - 1]
         if high == low + 1 and start <= first and last <= end:
             del starts[low], ends[low]
-            self._count -= last - first
+            self.count -= last - first
             return [(first, last)]
         removed = list(zip(starts[low:high], ends[low:high], strict=True))
         removed[0] = (max(first, start), removed[0][1])
@@ -110,7 +108,7 @@ class IntervalSet:
         rest = left + right
         starts[low:high] = [each[0] for each in rest]
         ends[low:high] = [each[1] for each in rest]
-        self._count -= sum(stop - begin for begin, stop in removed)
+        self.count -= sum(stop - begin for begin, stop in removed)
         return removed
 
     def within(self, start: int, end: int) -> list[Range]:
@@ -146,27 +144,24 @@ class IntervalSet:
     def clear(self) -> None:
         self._starts.clear()
         self._ends.clear()
-        self._count = 0
+        self.count = 0
 
 
 class RangeMap(Generic[V]):
     """A value for each offset of disjoint ranges. Neighbours with the same value stay apart: a range is what
     was set together."""
 
-    __slots__ = ("_count", "_ends", "_starts", "_values")
+    __slots__ = ("_ends", "_starts", "_values", "count")
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._values: list[V] = []
-        self._count = 0
-
-    def __len__(self) -> int:
+        self.count = 0
         """How many offsets."""
-        return self._count
 
     def __bool__(self) -> bool:
-        return self._count > 0
+        return self.count > 0
 
     def __iter__(self) -> Iterator[tuple[int, int, V]]:
         return zip(self._starts, self._ends, self._values, strict=True)
@@ -191,7 +186,7 @@ class RangeMap(Generic[V]):
         self._starts.insert(index, start)
         self._ends.insert(index, end)
         self._values.insert(index, value)
-        self._count += end - start
+        self.count += end - start
 
     def remove(self, start: int, end: int) -> list[tuple[int, int, V]]:
         """What was here of the range."""
@@ -203,7 +198,7 @@ class RangeMap(Generic[V]):
         removed = self._clipped(low, high, start, end)
         if high == low + 1 and start <= starts[low] and ends[low] <= end:
             del starts[low], ends[low], values[low]
-            self._count -= removed[0][1] - removed[0][0]
+            self.count -= removed[0][1] - removed[0][0]
             return removed
         kept: list[tuple[int, int, V]] = []
         if starts[low] < start:
@@ -213,7 +208,7 @@ class RangeMap(Generic[V]):
         starts[low:high] = [each[0] for each in kept]
         ends[low:high] = [each[1] for each in kept]
         values[low:high] = [each[2] for each in kept]
-        self._count -= sum(each[1] - each[0] for each in removed)
+        self.count -= sum(each[1] - each[0] for each in removed)
         return removed
 
     def within(self, start: int, end: int) -> list[tuple[int, int, V]]:
@@ -230,7 +225,7 @@ class RangeMap(Generic[V]):
         self._starts.clear()
         self._ends.clear()
         self._values.clear()
-        self._count = 0
+        self.count = 0
 
 
 def difference(ranges: Iterable[Range], others: Iterable[Range]) -> Iterator[Range]:

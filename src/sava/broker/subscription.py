@@ -167,7 +167,7 @@ class Subscription:
             dead_lettered=counters.dead_lettered,
             skipped_by_filter=counters.skipped_by_filter,
             skipped_by_retention=counters.skipped_by_retention,
-            unacked=len(core.outstanding),
+            unacked=core.outstanding.count,
             in_flight=core.in_flight,
             blocked=core.is_blocked,
             blocked_offsets=tuple((start, end) for start, end, _ in core.failures.blocked),

@@ -270,7 +270,7 @@ class Topic:
         acked = IntervalSet(difference(found.acked(), IntervalSet(known)))
         said = await by_origin(self.log, acked, own)
         covered = IntervalSet([(0, found.spec.first), *said.covered])  # of what was before, there is nothing
-        return ReadAcks(found.type, said.acks, tuple(covered), more=len(said.covered) < len(acked))
+        return ReadAcks(found.type, said.acks, tuple(covered), more=said.covered.count < acked.count)
 
     async def advance(self, subscription: str, offset: int) -> None:
         """Ack what is below the offset for a reader that keeps its own position; see ``Subscriptions``."""

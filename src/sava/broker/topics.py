@@ -22,11 +22,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from sava.broker import ownership, tenure
 from sava.broker.consumers import KnownConsumer, topic_of_consumer
@@ -54,13 +54,14 @@ from sava.broker.tenure import Tenure
 from sava.broker.topic import LAST_FLUSH_S, Topic
 from sava.broker.upkeep import FAILURES, TopicsOptions, Upkeep
 from sava.config import Config
-from sava.errors import RetryableError, SavaError
-from sava.metadata.errors import OutcomeUnknown, Unavailable
+from sava.errors import SavaError
+from sava.metadata.errors import Unavailable
 from sava.metadata.store import MetadataStore
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.topic_log import TopicClosed
+from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
 
 __all__ = ["PublishElsewhere", "Topics", "TopicsOptions"]
@@ -139,15 +140,15 @@ class Topics:
 
     # -- running -----------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, supervisor: Supervisor) -> None:
         """Returns at once; the rest happens in the background. Raises InvalidName for a namespace of the
         configuration."""
         for namespace in self._config.bootstrap_namespaces:
             check_name(namespace, "namespace")
-        self._keeper.start()
-        self._spawn(self._prepare(), "preparing")
-        for task in self._upkeep.tasks():
-            self._spawn(task, "upkeep")
+        self._keeper.start(supervisor)
+        self._tasks.add(supervisor.essential(self._prepare(), name="preparing"))
+        for name, work in self._upkeep.works.items():
+            self._tasks.add(supervisor.repeated(work, name=name))
 
     async def close(self) -> None:
         """Stop accepting, resolve what is in flight, write positions, close the logs."""
@@ -160,11 +161,6 @@ class Topics:
         await asyncio.gather(*(self._close(topic, "this broker stops") for topic in topics))
         await self._keeper.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = spawn(work, name=f"topics: {name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _prepare(self) -> None:
         """Until it has succeeded: the store may have no quorum yet."""
         reason = ""
@@ -174,10 +170,12 @@ class Topics:
                 self._prepared.set()
                 await self._upkeep.release_leftovers()
                 break
-            except (RetryableError, OutcomeUnknown, TimeoutError) as error:
+            except FAILURES as error:
                 if str(error) != reason:
                     reason = str(error)
-                    log.info("topics: waiting for the metadata store error=%s", reason)
+                    log.info(
+                        "topics: waiting for the metadata store error=%s: %s", type(error).__name__, reason
+                    )
                 await asyncio.sleep(RETRY_S)
         while self._claims_unassigned:
             await self._catch_up()
@@ -428,7 +426,9 @@ class Topics:
         topic = self._loaded.get(lost.name)
         if topic is not None and topic.epoch == lost.epoch and not self._is_closing:
             log.warning("topics: the tenure is over topic=%s epoch=%d", topic.name, topic.epoch)
-            self._spawn(self._drop(topic, "its tenure is over"), f"dropping {topic.name}")
+            dropping = spawn(self._drop(topic, "its tenure is over"), name=f"topics: dropping {topic.name}")
+            self._tasks.add(dropping)
+            dropping.add_done_callback(self._tasks.discard)
 
     # -- deleting ----------------------------------------------------------------------------
 

@@ -56,9 +56,15 @@ class Upkeep:
         self.merged_segments = 0
         """That went into larger ones."""
 
-    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+    @property
+    def works(self) -> Mapping[str, Callable[[], Coroutine[Any, Any, None]]]:
         """That run until they are cancelled."""
-        return [self._tend(), self._retain(), self._merge(), self._sweep()]
+        return {
+            "tending": self._tend,
+            "retention": self._retain,
+            "merging": self._merge,
+            "sweeping": self._sweep,
+        }
 
     async def each(
         self,

@@ -49,6 +49,7 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.store import MetadataStore
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
+from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
@@ -175,11 +176,11 @@ class Agent:
 
     # -- running -----------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, supervisor: Supervisor) -> None:
         self._view.listen(self._changed)
         self._registrar.listen(self._pass_due.set)
         self._pass_due.set()
-        self._task = spawn(self._run(), name="agent")
+        self._task = supervisor.essential(self._run(), name="agent")
 
     async def close(self) -> None:
         """What is under way ends where it is; records and journal say where that was."""

@@ -44,6 +44,7 @@ from sava.metadata.store import MetadataStore
 from sava.storage import catalog
 from sava.storage.errors import CatalogCorrupt
 from sava.storage.types import TopicKey, TopicState
+from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
@@ -126,10 +127,11 @@ class Controller:
 
     # -- running -----------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, supervisor: Supervisor, resign: Callable[[], Awaitable[None]]) -> None:
+        """``resign``: let another broker lead."""
         self._tasks += [
-            spawn(self._run(), name="controller"),
-            spawn(self._rebalance(), name="rebalancing"),
+            supervisor.repeated(self._run, name="controller", resign=resign),
+            supervisor.repeated(self._rebalance, name="rebalancing"),
         ]
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Set
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,6 +53,7 @@ from sava.mirroring.ports import Peers, Stored
 from sava.mirroring.records import RecordCorrupt, Records
 from sava.mirroring.salvage import NotClosed, Salvage
 from sava.storage.leftovers import named_states
+from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
@@ -167,10 +168,11 @@ class Failover:
 
     # -- running -----------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, supervisor: Supervisor, resign: Callable[[], Awaitable[None]]) -> None:
+        """``resign``: let another broker lead."""
         self._view.listen(self._on_change)
         self._records.listen(None, self._woken.set)
-        self._task = spawn(self._run(), name="failover")
+        self._task = supervisor.repeated(self._run, name="failover", resign=resign)
 
     async def close(self) -> None:
         works = [*self._recovering.values(), *self._salvaging.values()]
@@ -224,7 +226,7 @@ class Failover:
                 work = self._recovering.setdefault(journal, _Work())
                 if not work.is_running and work.retry_at <= time.monotonic():
                     work.coordinator = self._coordinator(journal, stored, term)
-                    work.task = self._begin(self._run_recovery(journal, work), f"recovery of {journal}")
+                    self._begin(work, self._run_recovery(journal, work), f"recovery of {journal}")
         for journal, stored in known.items():
             if self._is_waiting(journal):
                 await self._forgo(journal, stored)
@@ -328,9 +330,7 @@ class Failover:
                 continue
             work = self._salvaging.setdefault(storage, _Work())
             if not work.is_running and work.retry_at <= time.monotonic():
-                work.task = self._begin(
-                    self._run_salvage(storage, disk.broker, work), f"salvage of {storage}"
-                )
+                self._begin(work, self._run_salvage(storage, disk.broker, work), f"salvage of {storage}")
 
     def _disks(self, known: Mapping[JournalId, Stored]) -> dict[StorageId, _Disk]:
         disks: dict[StorageId, _Disk] = {}
@@ -377,10 +377,9 @@ class Failover:
         elif done.overtaken:
             work.retry_at = time.monotonic() + PASS_S
 
-    def _begin(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        task = spawn(work, name=name)
-        task.add_done_callback(lambda _: self._woken.set())
-        return task
+    def _begin(self, work: _Work, doing: Coroutine[object, object, None], name: str) -> None:
+        work.task = spawn(_paced(work, doing), name=name)
+        work.task.add_done_callback(lambda _: self._woken.set())
 
     # -- for operators -----------------------------------------------------------------------
 
@@ -402,3 +401,13 @@ class Failover:
         """The one that runs here."""
         work = self._recovering.get(journal)
         return work.coordinator if work is not None and work.is_running else None
+
+
+async def _paced(work: _Work, doing: Coroutine[object, object, None]) -> None:
+    """What nobody foresaw is told by ``spawn``. Its end wakes the next pass, which would otherwise begin it
+    again at once, and so on."""
+    try:
+        await doing
+    except Exception as error:
+        work.failed(error)
+        raise

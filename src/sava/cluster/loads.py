@@ -94,6 +94,7 @@ class Loads:
         self._heard: dict[int, _Heard] = {}
 
     def record(self, report: LoadReport) -> None:
+        self._heard = {broker: heard for broker in self._heard if (heard := self._fresh(broker)) is not None}
         self._heard[report.broker_id] = _Heard(self._clock(), report, Totals.of(report))
 
     def of(self, broker: int) -> LoadReport | None:

@@ -43,7 +43,8 @@ from sava.errors import SavaError
 from sava.metadata.commands import Put
 from sava.metadata.errors import LeaseNotFound, Unavailable
 from sava.metadata.store import MetadataStore
-from sava.tasks import cancelled, spawn
+from sava.supervisor import Supervisor
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +105,8 @@ class Registrar:
 
     # -- running -----------------------------------------------------------------------------
 
-    def start(self) -> None:
-        self._task = spawn(self._run(), name="registration")
+    def start(self, supervisor: Supervisor) -> None:
+        self._task = supervisor.essential(self._run(), name="registration")
 
     async def close(self) -> None:
         """The lease is revoked, so that others take over at once: after all topics are closed."""

@@ -28,7 +28,8 @@ from sava.errors import SavaError
 from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Compacted
 from sava.metadata.store import MetadataStore, Watch
-from sava.tasks import cancelled, spawn
+from sava.supervisor import Supervisor
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +78,8 @@ class ClusterView:
 
     # -- running -----------------------------------------------------------------------------
 
-    def start(self) -> None:
-        self._task = spawn(self._run(), name="cluster view")
+    def start(self, supervisor: Supervisor) -> None:
+        self._task = supervisor.essential(self._run(), name="cluster view")
 
     async def close(self) -> None:
         await cancelled(self._task)

@@ -30,6 +30,7 @@ from random import Random, SystemRandom
 from typing import ParamSpec, Protocol, TypeVar
 
 import sava
+from sava.errors import SavaError
 from sava.metadata.barrier import ReadBarrier
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.failures import error_of
@@ -38,6 +39,7 @@ from sava.metadata.peer import Bootstrap, Conflict, Envelope, Failed, Propose, R
 from sava.metadata.replica.replica import Replica, ReplicaConfig, ReplicaStatus
 from sava.metadata.saver import BackgroundSaver
 from sava.metadata.transport import NodeInfo, Transport
+from sava.raft.errors import InvariantError
 from sava.raft.output import Status
 from sava.raft.types import NodeId, SnapshotMeta
 from sava.wal.local_disk import LocalDisk
@@ -232,7 +234,14 @@ class RaftNode:
         if self._is_stopped:
             return
         self._stop()
-        log.critical("raft: stopped node=%d error=%s: %s", self._state.node, type(error).__name__, error)
+        log.critical(
+            "raft: stopped node=%d error=%s: %s",
+            self._state.node,
+            type(error).__name__,
+            error,
+            # Of a bug the news is where it is.
+            exc_info=error if isinstance(error, InvariantError) or not isinstance(error, SavaError) else None,
+        )
         resolve(self.failed, error)
 
     # -- Inbound: what the transport calls ---------------------------------------------------------------
@@ -319,7 +328,7 @@ class RaftNode:
             # Behind the callers that were just answered: their next requests take the news along.
             self._wake()
         if self._conditions:
-            self._settle_conditions()
+            self._drive(self._settle_conditions)
 
     def _drive(self, step: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
         """Every call that moves the replica. An error that gets here left it in a state that cannot be;

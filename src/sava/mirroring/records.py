@@ -25,7 +25,8 @@ from sava.metadata.errors import Compacted
 from sava.metadata.store import MetadataStore
 from sava.mirror import JournalId, JournalRecord
 from sava.mirroring.ports import RecordChanged, Stored
-from sava.tasks import cancelled, spawn
+from sava.supervisor import Supervisor
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +141,8 @@ class Records:
 
         return end
 
-    def start(self) -> None:
-        self._task = spawn(self._run(), name="journal records")
+    def start(self, supervisor: Supervisor) -> None:
+        self._task = supervisor.essential(self._run(), name="journal records")
 
     async def close(self) -> None:
         await cancelled(self._task)

@@ -17,7 +17,8 @@ from sava.metadata.errors import Deposed
 from sava.replication.links import Links
 from sava.replication.reports import Reports
 from sava.replication.status import Statuses
-from sava.tasks import cancelled, spawn
+from sava.supervisor import Supervisor
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +49,8 @@ class Tending:
         self._task: asyncio.Task[None] | None = None
         view.listen(self._on_change)
 
-    def start(self) -> None:
-        self._task = spawn(self._run(), name="replication")
+    def start(self, supervisor: Supervisor) -> None:
+        self._task = supervisor.repeated(self._run, name="replication")
 
     async def close(self) -> None:
         await cancelled(self._task)

@@ -10,6 +10,7 @@ case.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack
 from typing import Final
@@ -19,14 +20,12 @@ from grpc import aio
 from sava import logs
 from sava.broker.topics import Topics
 from sava.config import Config
-from sava.errors import HostError, SavaError
+from sava.errors import HostError
 from sava.metadata.machine.state_machine import Limits
 from sava.metadata.node import NodeOptions, RaftNode, open_node
-from sava.metadata.operations import ClusterOperations
 from sava.metadata.raft_store import RaftStore
 from sava.metadata.replica.replica import ReplicaConfig
 from sava.raft.config import CoreConfig
-from sava.raft.types import NO_NODE
 from sava.server.addresses import raft_address
 from sava.server.parts import Parts, open_parts
 from sava.server.ports import open_admin_port, open_client_port
@@ -34,12 +33,12 @@ from sava.services.http import HttpServer
 from sava.services.metrics import Metrics
 from sava.services.raft_listener import RaftListener
 from sava.services.raft_transport import TcpTransport
+from sava.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
 GRACE_S: Final = 1.0
 """For calls under way when the ports close."""
-HANDOVER_S: Final = 3.0
 ENTRY_BYTES: Final = 4 << 10
 
 
@@ -67,6 +66,7 @@ class Broker:
         self._client_port: aio.Server | None = None
         """Held until the end: a gRPC server that nobody holds stops, and cancels its calls."""
         self.metrics = Metrics()
+        self.supervisor = Supervisor()
         self.node: RaftNode
         self.parts: Parts
 
@@ -89,19 +89,22 @@ class Broker:
         self.node = node = open_node(config.meta_store.data_dir, options, TcpTransport(config.auth), metrics)
         self._stack.push_async_callback(node.close)
         logs.set_broker(node.info().node)
+        node.failed.add_done_callback(self._node_failed)
         metrics.observe(node)
-        metrics.observe_disks(config)
+        metrics.observe_tasks(self.supervisor)
         raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
         await raft.start()
         self._stack.push_async_callback(raft.stop)
-        self.parts = parts = await open_parts(config, node, RaftStore(node), metrics, self._stack)
+        self.parts = parts = await open_parts(
+            config, node, RaftStore(node), metrics, self._stack, self.supervisor
+        )
         raft.journals = parts.mirrored.session
         logs.set_epochs(parts.epoch_of)
         self._client_port = await open_client_port(config, parts)
         self._stack.push_async_callback(self._stop_client_port)
         admin = await open_admin_port(config, parts)
         self._stack.push_async_callback(admin.stop, GRACE_S)
-        http = HttpServer(node, metrics, parts.view, parts.registrar)
+        http = HttpServer(metrics, parts.readiness)
         self._stack.push_async_callback(http.close)
         try:
             await http.start(host, wanted.prometheus)
@@ -113,20 +116,16 @@ class Broker:
         if self._client_port is not None and not self.leaves_clients:
             await self._client_port.stop(GRACE_S)
 
-    async def close(self) -> None:
-        await self.parts.stop()
-        await self._hand_over()
-        await self._stack.aclose()
+    def _node_failed(self, failed: asyncio.Future[BaseException]) -> None:
+        if not failed.cancelled():
+            error = failed.result()
+            self.supervisor.end(f"{type(error).__name__}: {error}")
 
-    async def _hand_over(self) -> None:
-        """Leave no gap: without this, the others notice a stopped leader only by its silence."""
-        core = self.node.core_status
-        if core is None or core.leader != core.node or len(core.membership.voters) < 2:
-            return
-        if self.node.failed.done():
-            return
+    async def close(self) -> None:
+        """A part that cannot be stopped, since what it died of has left it so, does not keep the others."""
         try:
-            leader = await ClusterOperations(self.node).transfer(NO_NODE, "", timeout=HANDOVER_S)
-            log.info("raft: leadership handed over to=%d", leader)
-        except SavaError as error:
-            log.warning("raft: leadership not handed over error=%s", error)
+            await self.parts.stop()
+        except Exception:
+            log.exception("broker: not all parts were stopped in order")
+        await self.parts.leading.hand_over()
+        await self._stack.aclose()

@@ -34,6 +34,7 @@ from sava.config import Config, Journal
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
+from sava.metadata.operations import ClusterOperations
 from sava.metadata.raft_store import RaftStore
 from sava.mirroring.choice import choose
 from sava.mirroring.lives import Lives
@@ -49,7 +50,9 @@ from sava.server.addresses import registration
 from sava.server.replication import open_replication
 from sava.services.brokers_admin import Brokers
 from sava.services.cluster_metrics import ClusterParts
+from sava.services.disks import Disks
 from sava.services.forwarding import Forwarder
+from sava.services.http import readiness
 from sava.services.journal_door import JournalDoor
 from sava.services.journal_metrics import JournalParts
 from sava.services.load_reports import LoadReports
@@ -64,12 +67,14 @@ from sava.storage.journal import JournalOptions
 from sava.storage.objectstore import ObjectStore
 from sava.storage.store_identity import store_id
 from sava.storage.uploader import UploadOptions
-from sava.tasks import cancelled, spawn
+from sava.supervisor import Supervisor
+from sava.tasks import cancelled
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
+HANDOVER_S: Final = 3.0
 IN_FLIGHT_S: Final = 3.0
 """For appends that are under way when the broker stops."""
 
@@ -89,15 +94,32 @@ class Leading:
         core = self._node.core_status
         return core.leader if core is not None else NO_NODE
 
+    async def hand_over(self) -> None:
+        """Let another one lead, if this node does and there is one. When it stops, that leaves no gap: the
+        others notice a stopped leader only by its silence."""
+        core = self._node.core_status
+        if core is None or core.leader != core.node or len(core.membership.voters) < 2:
+            return
+        if self._node.failed.done():
+            return
+        try:
+            leader = await ClusterOperations(self._node).transfer(NO_NODE, "", timeout=HANDOVER_S)
+            log.info("raft: leadership handed over to=%d", leader)
+        except SavaError as error:
+            log.warning("raft: leadership not handed over error=%s", error)
+
 
 @dataclass(kw_only=True)
 class Parts:
     """Closed by the stack that it was opened with, in the reverse of the order in which it says so."""
 
     config: Config
+    supervisor: Supervisor
     node: RaftNode
+    leading: Leading
     store: RaftStore
     objects: ObjectStore
+    disks: Disks
     storage: BrokerStorage
     schemas: SchemaRegistry
     topic_schemas: TopicSchemas
@@ -135,6 +157,9 @@ class Parts:
             storage_id=self.storage_id,
         )
 
+    def readiness(self) -> tuple[bool, str]:
+        return readiness(self.node, self.view, self.registrar, self.supervisor)
+
     async def locate(self, topic: TopicName) -> tuple[int, str]:
         """Who has a topic, and where clients reach it. A broker that is not there in the eyes of the others
         may be cut off from them, and what it knows is old: it would send its clients in a circle, while any
@@ -157,15 +182,16 @@ class Parts:
 
     async def start(self) -> None:
         """When the ports are open: from now on others may send something."""
-        self.view.start()
-        self.journals.start()
-        await self.topics.start()
-        self.agent.start()
-        self.controller.start()
-        self.failover.start()
-        self.replicating.start()
-        self.reports.start()
-        self._joining = spawn(self._join(), name="joining")
+        supervisor, resign = self.supervisor, self.leading.hand_over
+        self.view.start(supervisor)
+        self.journals.start(supervisor)
+        await self.topics.start(supervisor)
+        self.agent.start(supervisor)
+        self.controller.start(supervisor, resign)
+        self.failover.start(supervisor, resign)
+        self.replicating.start(supervisor)
+        self.reports.start(supervisor)
+        self._joining = supervisor.essential(self._join(), name="joining")
 
     async def _join(self) -> None:
         """Be there for others, once it is known which segments this broker can read. Until then it has no
@@ -179,7 +205,7 @@ class Parts:
                     reason = str(error)
                     log.warning("broker: waiting for the object store error=%s", reason)
                 await asyncio.sleep(RETRY_S)
-        self.registrar.start()
+        self.registrar.start(self.supervisor)
 
     async def stop(self) -> None:
         """Clients are turned away and positions written down while the metadata store still works; then
@@ -241,7 +267,12 @@ def _addresses(node: RaftNode) -> Mapping[int, str]:
 
 
 async def open_parts(
-    config: Config, node: RaftNode, store: RaftStore, metrics: Metrics, stack: AsyncExitStack
+    config: Config,
+    node: RaftNode,
+    store: RaftStore,
+    metrics: Metrics,
+    stack: AsyncExitStack,
+    supervisor: Supervisor,
 ) -> Parts:
     broker = node.info().node
     objects = ObjectStore.open(config.storage.url)
@@ -256,6 +287,7 @@ async def open_parts(
         void=lives.void,
         is_mirrored=True,
         fail=node.fail,
+        supervisor=supervisor,
     )
     stack.push_async_callback(storage.close)
     leading = Leading(node)
@@ -340,9 +372,12 @@ async def open_parts(
     replication, replicating = open_replication(config, node, store, topic_parts, pipelines, leading)
     parts = Parts(
         config=config,
+        supervisor=supervisor,
         node=node,
+        leading=leading,
         store=store,
         objects=objects,
+        disks=Disks(config),
         storage=storage,
         schemas=SchemaRegistry(store),
         topic_schemas=TopicSchemas(store),
@@ -380,6 +415,7 @@ async def open_parts(
 
 def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
     controller, mirrored = parts.controller, parts.mirrored
+    metrics.observe_disks(parts.disks)
     metrics.observe_topics(parts.topics, parts.storage)
     metrics.observe_replication(parts.replication)
     metrics.observe_pipelines(parts.pipelines, lambda: controller.is_leading)

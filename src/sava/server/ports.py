@@ -26,7 +26,6 @@ from sava.services import danube, security
 from sava.services.brokers_admin import BrokersService
 from sava.services.cluster_admin import ClusterService
 from sava.services.examination import DoctorService
-from sava.services.http import readiness
 from sava.services.journals_admin import JournalsService
 from sava.services.meta_admin import MetaService
 from sava.services.peers import PINGS_ALLOWED
@@ -122,10 +121,7 @@ def _writers(parts: Parts) -> WritersService:
 
 def _doctor(parts: Parts) -> DoctorService:
     return DoctorService(
-        parts.config,
-        parts.storage,
-        lambda: readiness(parts.node, parts.view, parts.registrar),
-        broker=parts.topics.broker,
+        parts.config, parts.disks, parts.storage, parts.readiness, broker=parts.topics.broker
     )
 
 

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 EXIT_OK: Final = 0
 EXIT_START: Final = 1
 EXIT_FAILED: Final = 3
+END_S: Final = 30.0
+"""For stopping in order, which takes some seconds at most unless something hangs."""
 
 OPEN_FILES: Final = 1 << 16
 
@@ -45,14 +47,31 @@ async def serve(config: Config, *, standalone: bool = False) -> int:
     broker.leaves_clients = True
     try:
         await _announce(broker, config, standalone=standalone)
-        broker.node.failed.add_done_callback(lambda _: stop.set())
+        broker.supervisor.died.add_done_callback(lambda _: stop.set())
         await stop.wait()
     finally:
-        log.info("broker: stopping")
-        await broker.close()
+        reason = broker.supervisor.reason
+        log.log(
+            logging.CRITICAL if reason else logging.INFO, "broker: stopping reason=%s", reason or "asked to"
+        )
+        is_closed = await _close(broker)
     logging.shutdown()
     # Everything durable is closed. What is left are connections, which the kernel closes.
-    os._exit(EXIT_FAILED if broker.node.failed.done() else EXIT_OK)
+    os._exit(EXIT_OK if is_closed and not broker.supervisor.reason else EXIT_FAILED)
+
+
+async def _close(broker: Broker) -> bool:
+    """Whether that was possible. However it goes, the process ends: what it has acknowledged is on disk, and
+    its lease ends by itself."""
+    closing = asyncio.create_task(broker.close())
+    await asyncio.wait((closing,), timeout=END_S)
+    if not closing.done():
+        log.error("broker: not stopped within %g s", END_S)
+        return False
+    error = closing.exception()
+    if error is not None:
+        log.error("broker: not stopped in order", exc_info=error)
+    return error is None
 
 
 async def _announce(broker: Broker, config: Config, *, standalone: bool) -> None:

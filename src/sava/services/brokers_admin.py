@@ -10,8 +10,10 @@ is the leader's (NotLeader, and the call is passed on to it).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Any, Final, NamedTuple
 
+from sava.broker.errors import MessageInvalid
 from sava.broker.names import check_name
 from sava.cluster import rebalancing
 from sava.cluster.controller import Controller
@@ -133,7 +135,8 @@ class BrokersService(rpc.BrokersServicer):
     async def ReportLoad(self, request: pb.LoadReport, context: Any) -> pb.ReportLoadResponse:
         """Taken by whoever is asked: a broker that does not lead any more does nothing with it, and the next
         report goes to the one that does."""
-        self._controller.loads.record(load_report(request))
+        async with faults.told(context):
+            self._controller.loads.record(load_report(request))
         return pb.ReportLoadResponse()
 
 
@@ -154,6 +157,14 @@ def drain_mode(
 
 
 def load_report(message: pb.LoadReport) -> LoadReport:
+    """Raises MessageInvalid: one load that is no number would make sums of all of them that are none."""
+    loads = [message.cpu_percent, message.memory_percent]
+    for each in message.topics:
+        loads += (each.messages_per_second, each.megabytes_per_second)
+    if not message.broker_id or not all(0 <= load < inf for load in loads):
+        raise MessageInvalid(
+            f"the load of broker {message.broker_id} is not told in numbers from 0 on, or is nobody's"
+        )
     return LoadReport(
         broker_id=message.broker_id,
         cpu_percent=message.cpu_percent,

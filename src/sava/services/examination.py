@@ -5,9 +5,7 @@ and from what others say, is for ``sava doctor`` to find."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 import sava
@@ -15,7 +13,8 @@ from sava.config import Config
 from sava.errors import SavaError
 from sava.proto import doctor_pb2 as pb
 from sava.proto import doctor_pb2_grpc as rpc
-from sava.services.disks import rooms
+from sava.services.disks import Disks
+from sava.services.http import Readiness
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.objectstore import ObjectStore
 from sava.storage.probe import Probed, probe
@@ -24,19 +23,19 @@ PROBE_S: Final = 3.0
 """For each call to the object store. Brokers themselves are more patient; an operator who asks is not."""
 ATTEMPTS: Final = 2
 
-Readiness = Callable[[], tuple[bool, str]]
-
 
 class DoctorService(rpc.DoctorServicer):
-    def __init__(self, config: Config, storage: BrokerStorage, ready: Readiness, *, broker: int) -> None:
+    def __init__(
+        self, config: Config, disks: Disks, storage: BrokerStorage, ready: Readiness, *, broker: int
+    ) -> None:
         self._config = config
+        self._disks = disks
         self._storage = storage
         self._ready = ready
         self._broker = broker
 
     async def Examine(self, request: pb.ExamineRequest, context: Any) -> pb.Examination:
-        # A disk that hangs must not hang the broker with it.
-        disks = await asyncio.to_thread(rooms, self._config)
+        disks = await self._disks.look()
         probed = await self._probe() if request.probe_store else None
         ready, reason = self._ready()
         return pb.Examination(

@@ -4,7 +4,8 @@ GETs need no framework.
 ``/healthz`` says that the process works; an orchestrator restarts it otherwise. ``/readyz`` says that it can
 serve: it belongs to a cluster, knows the leader, has applied what it knows to be committed, and is
 registered, so that topics come to it. A broker that waits for ``cluster init`` is healthy and not ready, and
-so is one that could not renew its registration: it has let go of its topics.
+so is one that could not renew its registration: it has let go of its topics. One that ends because something
+in it has died says what that was for as long as it is still there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sava.cluster.view import ClusterView
 from sava.metadata.node import RaftNode
 from sava.services import metrics_page
 from sava.services.metrics import Metrics
+from sava.supervisor import Supervisor
 
 MAX_REQUEST_BYTES = 16 << 10
 READ_TIMEOUT_S = 5.0
@@ -26,6 +28,7 @@ WRITE_TIMEOUT_S = 30.0
 CAUGHT_UP = 100
 """Entries that may be committed and not yet applied while a node still counts as caught up."""
 
+Readiness = Callable[[], tuple[bool, str]]
 Page = Callable[[], Awaitable[tuple[HTTPStatus, str, bytes]]]
 
 
@@ -36,7 +39,11 @@ class Presence(Protocol):
     def is_registered(self) -> bool: ...
 
 
-def readiness(node: RaftNode, view: ClusterView, presence: Presence) -> tuple[bool, str]:
+def readiness(
+    node: RaftNode, view: ClusterView, presence: Presence, supervisor: Supervisor
+) -> tuple[bool, str]:
+    if supervisor.reason:
+        return False, f"this broker ends: {supervisor.reason}"
     core = node.core_status
     if core is None:
         return False, "waiting for cluster initialization"
@@ -54,11 +61,9 @@ def readiness(node: RaftNode, view: ClusterView, presence: Presence) -> tuple[bo
 
 
 class HttpServer:
-    def __init__(self, node: RaftNode, metrics: Metrics, view: ClusterView, presence: Presence) -> None:
-        self._node = node
-        self._view = view
-        self._presence = presence
+    def __init__(self, metrics: Metrics, readiness: Readiness) -> None:
         self._metrics = metrics
+        self._readiness = readiness
         self._server: asyncio.Server | None = None
         self._pages: dict[str, Page] = {
             "/metrics": self._render,
@@ -104,7 +109,7 @@ class HttpServer:
         return HTTPStatus.OK, "text/plain", b"ok\n"
 
     async def _ready(self) -> tuple[HTTPStatus, str, bytes]:
-        ready, reason = readiness(self._node, self._view, self._presence)
+        ready, reason = self._readiness()
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "text/plain", f"{reason}\n".encode()
 

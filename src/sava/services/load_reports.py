@@ -24,7 +24,8 @@ from sava.proto import brokers_pb2 as pb
 from sava.services.brokers_admin import load_report
 from sava.services.forwarding import Forwarder
 from sava.storage.link_cursors import is_link_cursor
-from sava.tasks import cancelled, spawn
+from sava.supervisor import Supervisor
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,8 @@ class LoadReports:
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        self._task = spawn(self._run(), name="load reports")
+    def start(self, supervisor: Supervisor) -> None:
+        self._task = supervisor.repeated(self._run, name="load reports")
 
     async def close(self) -> None:
         await cancelled(self._task)

@@ -73,7 +73,13 @@ def operation_result(result: c.OperationResult) -> pb.OperationResult:
 
 
 def compare(message: pb.Compare) -> c.Compare:
-    return c.Compare(message.key, c.Target(message.target), c.Relation(message.relation), message.operand)
+    try:
+        target, relation = c.Target(message.target), c.Relation(message.relation)
+    except ValueError:
+        raise InvalidRequest(
+            "a transaction holds a comparison of a kind that this version does not know"
+        ) from None
+    return c.Compare(message.key, target, relation, message.operand)
 
 
 class MetaService(rpc.MetaServicer):

@@ -3,6 +3,7 @@ or kept in step."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -11,17 +12,17 @@ from prometheus_client.registry import Collector
 
 from sava.broker.topics import Topics
 from sava.cluster.pipelines import Pipelines
-from sava.config import Config
 from sava.metadata.node import RaftNode
 from sava.replication.control import Control
 from sava.services import metrics_page
 from sava.services.cluster_metrics import ClusterParts, observe_cluster
-from sava.services.disks import DisksCollector
+from sava.services.disks import Disks
 from sava.services.journal_metrics import JournalCollector, JournalParts
 from sava.services.pipeline_metrics import PipelinesCollector
 from sava.services.replication_metrics import ReplicationCollector
 from sava.services.topic_metrics import TopicsCollector
 from sava.storage.broker_storage import BrokerStorage
+from sava.supervisor import Supervisor
 
 _LATENCIES = (
     0.0001,
@@ -49,6 +50,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._disks: Disks | None = None
         self._proposals = Histogram(
             "sava_raft_proposal_seconds",
             "From a request to its committed and applied result.",
@@ -98,8 +100,12 @@ class Metrics:
     def observe(self, node: RaftNode) -> None:
         self.registry.register(_NodeCollector(node))
 
-    def observe_disks(self, config: Config) -> None:
-        self.registry.register(DisksCollector(config))
+    def observe_tasks(self, supervisor: Supervisor) -> None:
+        self.registry.register(_TasksCollector(supervisor))
+
+    def observe_disks(self, disks: Disks) -> None:
+        self.registry.register(disks)
+        self._disks = disks
 
     def observe_topics(self, topics: Topics, storage: BrokerStorage) -> None:
         self.registry.register(TopicsCollector(topics, storage))
@@ -117,7 +123,30 @@ class Metrics:
         self.registry.register(ReplicationCollector(control))
 
     async def page(self) -> bytes:
+        if self._disks is not None:
+            await self._disks.look()
         return await metrics_page.written(self.registry)
+
+
+class _TasksCollector(Collector):
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._started = time.time()
+
+    def collect(self) -> Iterable[Metric]:
+        failures = CounterMetricFamily(
+            "sava_task_failures",
+            "Times that a task of this broker died of a bug and was begun again; its log says of which.",
+            labels=("task",),
+        )
+        for task, count in sorted(self._supervisor.failures.items()):
+            failures.add_metric((task,), count)
+        yield failures
+        yield _gauge(
+            "sava_broker_start_time_seconds",
+            "When this process was started, in seconds since 1970: changes when it was started again.",
+            self._started,
+        )
 
 
 class _NodeCollector(Collector):

@@ -34,7 +34,7 @@ from sava.proto import replica_pb2_grpc as rpc
 from sava.schemas.registry import SchemaRegistry
 from sava.services import faults, several
 from sava.services.appending import Appending
-from sava.services.sessions import opening
+from sava.services.sessions import opening, ranges_of
 from sava.storage.chains import Origin
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,9 @@ class ReplicaService(rpc.ReplicaServicer):
         async with faults.told(context):
             topic = await self._topics.get(TopicName.parse(request.topic))
             try:
-                found = await topic.read_acks(request.subscription, _ranges(request.known), self._own(topic))
+                found = await topic.read_acks(
+                    request.subscription, ranges_of(request.known), self._own(topic)
+                )
             except SubscriptionUnknown:
                 return pb.ReadAcksResponse(exists=False, topic_id=topic.topic_id)
         return pb.ReadAcksResponse(
@@ -220,7 +222,7 @@ def _head(text: str) -> TopicName:
 
 
 def _origin_acks(acks: pb.OriginAcks) -> OriginAcks:
-    return OriginAcks((acks.cluster_name, acks.topic), acks.cursor, _ranges(acks.ranges))
+    return OriginAcks((acks.cluster_name, acks.topic), acks.cursor, ranges_of(acks.ranges))
 
 
 def _told(acks: OriginAcks) -> pb.OriginAcks:
@@ -230,9 +232,3 @@ def _told(acks: OriginAcks) -> pb.OriginAcks:
 
 def _flat(ranges: Sequence[Range]) -> list[int]:
     return [bound for each in ranges for bound in each]
-
-
-def _ranges(flat: Sequence[int]) -> list[Range]:
-    if len(flat) % 2:
-        raise MessageInvalid("ranges come in pairs of start and end")
-    return list(zip(flat[::2], flat[1::2], strict=True))

@@ -178,13 +178,13 @@ class Subscribing:
                 case "credits":
                     consumer.grant(min(request.credits, MAX_CREDITS))
                 case "acks":
-                    consumer.ack(_ranges(request.acks.ranges))
+                    consumer.ack(ranges_of(request.acks.ranges))
                     if request.acks.receipt:
                         self._receipt = request.acks.receipt
                         self._receipt_wanted.set()
                 case "nacks":
                     nacks = request.nacks
-                    consumer.nack(_ranges(nacks.ranges), delay_ms=nacks.delay_ms, reason=nacks.reason)
+                    consumer.nack(ranges_of(nacks.ranges), delay_ms=nacks.delay_ms, reason=nacks.reason)
                 case kind:
                     raise MessageInvalid(f"a subscribe stream carries no {kind or 'empty request'} here")
 
@@ -209,7 +209,8 @@ async def opening(context: Any) -> Any:
     return request.open
 
 
-def _ranges(flat: Sequence[int]) -> list[Range]:
+def ranges_of(flat: Sequence[int]) -> list[Range]:
+    """As they are in a message: start, end, start, end, … Raises MessageInvalid."""
     if len(flat) % 2:
         raise MessageInvalid("ranges come in pairs of start and end")
     return list(_pairs(flat))

@@ -26,6 +26,7 @@ from sava.storage.segment import SegmentReader
 from sava.storage.topic_log import Parts, Status, TopicLog
 from sava.storage.types import TopicKey, TopicState
 from sava.storage.uploader import Uploader, UploadOptions
+from sava.supervisor import Supervisor
 from sava.wal import Disk, Identity
 
 
@@ -45,11 +46,16 @@ class BrokerStorage:
     """Owned by the event loop that opened it."""
 
     def __init__(
-        self, journal: Journal, store: ObjectStore, metadata: MetadataStore, options: StorageOptions
+        self,
+        journal: Journal,
+        store: ObjectStore,
+        metadata: MetadataStore,
+        options: StorageOptions,
+        supervisor: Supervisor,
     ) -> None:
         self._metadata = metadata
         self._journal = journal
-        self.uploader = Uploader(store, journal, options.upload)
+        self.uploader = Uploader(store, journal, options.upload, supervisor)
         self._parts = Parts(
             journal=journal,
             cache=BatchCache(options.cache_bytes),
@@ -75,13 +81,14 @@ class BrokerStorage:
         void: Sequence[tuple[int, int]] = (),
         is_mirrored: bool = False,
         fail: Callable[[BaseException], None],
+        supervisor: Supervisor,
     ) -> BrokerStorage:
         """Recover the journal. ``void`` and ``is_mirrored``: see ``Journal.open``. ``fail`` is called at most
         once, when the disk has failed: stop the process."""
         journal = await Journal.open(
             disk, broker=broker, options=options.journal, void=void, is_mirrored=is_mirrored, fail=fail
         )
-        return cls(journal, store, metadata, options)
+        return cls(journal, store, metadata, options, supervisor)
 
     @property
     def identity(self) -> Identity:

@@ -52,7 +52,8 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
 from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
-from sava.tasks import cancelled, spawn
+from sava.supervisor import Supervisor
+from sava.tasks import cancelled
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +175,9 @@ class Backlog:
 class Uploader:
     """One task, which alone uploads. Everything else here is called on the same event loop."""
 
-    def __init__(self, store: ObjectStore, journal: Journal, options: UploadOptions) -> None:
+    def __init__(
+        self, store: ObjectStore, journal: Journal, options: UploadOptions, supervisor: Supervisor
+    ) -> None:
         self._store = store
         self._journal = journal
         self.options = options
@@ -186,7 +189,7 @@ class Uploader:
         self._woken = asyncio.Event()
         self.threads = ThreadPoolExecutor(1, thread_name_prefix="sava-upload")
         """One: malloc keeps the memory of a segment for every thread that has ever made one."""
-        self._task = spawn(self._run(), name="sava-uploader")
+        self._task = supervisor.essential(self._run(), name="uploader")
 
     def attach(self, backlog: Backlog) -> None:
         self._backlogs.add(backlog)

@@ -23,6 +23,7 @@ from sava.config import Config
 from sava.metadata.commands import Put
 from sava.records import Message, RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import LAZY, Cluster
 
@@ -53,7 +54,7 @@ class World(Cluster):
         """One life, with an orderly end."""
         async with self.broker(f"broker-{broker}", storage) as opened:
             topics = Topics(self.metadata, opened, config, broker=broker, options=options, **more)
-            await topics.start()
+            await topics.start(Supervisor())
             try:
                 yield topics
             finally:
@@ -65,7 +66,7 @@ class World(Cluster):
         """A life whose end is the caller's: see ``crash``."""
         storage = await self.start(f"broker-{broker}")
         topics = Topics(self.metadata, storage, Config(), broker=broker, options=options, **more)
-        await topics.start()
+        await topics.start(Supervisor())
         return topics, storage
 
     def ownership(self, name: TopicName = ORDERS) -> Ownership:

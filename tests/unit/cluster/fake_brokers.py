@@ -29,6 +29,7 @@ from sava.metadata.commands import Delete, Put
 from sava.metadata.memory import MemoryStore
 from sava.storage import catalog, keys
 from sava.storage.types import TopicKey, TopicState
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 
 S = OwnershipState
@@ -267,6 +268,10 @@ def config(strategy: str = "fair", **rebalancing: Any) -> Config:
     )
 
 
+async def stay() -> None:
+    """There is nobody else who could lead."""
+
+
 @asynccontextmanager
 async def world(settings: Config | None = None, *, leads: bool = True) -> AsyncIterator[World]:
     store = MemoryStore()
@@ -290,8 +295,8 @@ async def world(settings: Config | None = None, *, leads: bool = True) -> AsyncI
         tend_writers=tend_writers,
     )
     made = World(store, view, leadership, controller)
-    view.start()
-    controller.start()
+    view.start(Supervisor())
+    controller.start(Supervisor(), stay)
     try:
         yield made
     finally:

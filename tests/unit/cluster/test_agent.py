@@ -22,6 +22,7 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.watch import HubLimits
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import (
     ORDERS,
@@ -116,8 +117,8 @@ class Broker:
         self.agent = Agent(self.view, store, self.topics, broker=broker, registrar=registrar)
 
     async def __aenter__(self) -> Broker:
-        self.view.start()
-        self.agent.start()
+        self.view.start(Supervisor())
+        self.agent.start(Supervisor())
         await until(lambda: self.view.is_ready)
         return self
 

@@ -13,6 +13,7 @@ from sava.broker.topics import Topics
 from sava.cluster.agent import Agent
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
+from sava.supervisor import Supervisor
 from tests.unit.broker.lives import ORDERS, World, publish
 from tests.unit.cluster.fakes import registration, until
 from tests.unit.storage.brokers import contents
@@ -54,9 +55,9 @@ async def broker_of(world: World, broker: int) -> AsyncIterator[Broker]:
         released=lambda names: agent.released(names),
     ) as topics:
         agent = Agent(view, world.metadata, topics, broker=broker, registrar=registrar)
-        view.start()
-        registrar.start()
-        agent.start()
+        view.start(Supervisor())
+        registrar.start(Supervisor())
+        agent.start(Supervisor())
         try:
             await until(lambda: registrar.is_registered)
             yield Broker(topics, registrar, agent)

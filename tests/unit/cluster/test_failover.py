@@ -23,6 +23,7 @@ from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
 from sava.mirror import JournalId, JournalState, Message, Range, Read, StorageId, WriteBack
 from sava.mirror import record as steps
+from sava.mirroring.coordinator import Coordinator
 from sava.mirroring.ports import PeerUnreachable
 from sava.mirroring.records import Records
 from sava.mirroring.salvage import Salvage
@@ -31,7 +32,9 @@ from sava.storage.catalog import Catalog
 from sava.storage.objectstore import ObjectStore
 from sava.storage.replay import BATCH
 from sava.storage.types import TopicKey, TopicState
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
+from tests.unit.cluster.fake_brokers import stay
 from tests.unit.mirroring.disks import Disks, Writing
 
 ORDERS = TopicKey("default", "orders", 7)
@@ -101,9 +104,9 @@ class Story:
             self.positions += self.writing.append(BATCH, placed.buffers)
         for storage in (OWNER, HERE, THERE):
             self.disks.put(storage, self.journal, self.writing.bytes())
-        self.view.start()
-        self.records.start()
-        self.failover.start()
+        self.view.start(Supervisor())
+        self.records.start(Supervisor())
+        self.failover.start(Supervisor(), stay)
 
     async def lose_owner(self) -> None:
         self.disks.lose(OWNER)
@@ -148,6 +151,28 @@ async def test_the_topics_of_a_broker_that_is_gone_end_where_they_ended(story: S
     assert (state.sealed, state.end) == (True, 10)
     figures = story.failover.figures
     assert (figures.recoveries, figures.salvaged_topics, figures.salvaged_messages) == (1, 1, 10)
+
+
+async def test_a_recovery_that_fails_of_a_bug_is_not_begun_again_at_once(
+    story: Story, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """recovery    dies of an error that nobody foresaw
+    failover    is woken by its end, finds that it does not run, and begins it: a thousand times a second
+    """
+    attempts = 0
+
+    async def run(self: Coordinator) -> None:
+        nonlocal attempts
+        attempts += 1
+        await asyncio.sleep(0)
+        raise KeyError("fragment")
+
+    monkeypatch.setattr(Coordinator, "run", run)
+    await story.lose_owner()
+    await story.until(lambda: story.failover.trouble(story.journal, StorageId(OWNER)))
+    await asyncio.sleep(0.1)
+    assert attempts < 3
+    assert "KeyError" in caplog.text
 
 
 async def test_the_journal_of_a_broker_that_is_there_is_left_alone(story: Story) -> None:

@@ -14,6 +14,7 @@ from sava.cluster.records import Registration
 from sava.cluster.registration import Registrar
 from sava.errors import SavaError
 from sava.metadata.errors import NotInitialized, Unavailable
+from sava.supervisor import Supervisor
 from tests.own_time import OwnTime
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import FaultyStore, failing, never, registration, until
@@ -46,7 +47,7 @@ async def registered(registrar: Registrar) -> int:
     began = asyncio.Event()
     registrar.listen(began.set)
     if registrar._task is None:
-        registrar.start()
+        registrar.start(Supervisor())
     async with asyncio.timeout(PATIENCE_S):
         await began.wait()
     return registrar.incarnation

@@ -18,6 +18,7 @@ from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.router import NotServed, Router
 from sava.cluster.view import ClusterView
 from sava.metadata.commands import Put
+from sava.supervisor import Supervisor
 from tests.patience import FAR_S, PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
 
@@ -36,7 +37,7 @@ async def store() -> AsyncIterator[FaultyStore]:
 @pytest.fixture
 async def router(store: FaultyStore) -> AsyncIterator[Router]:
     view = ClusterView(store)
-    view.start()
+    view.start(Supervisor())
     await until(lambda: view.is_ready)
     yield Router(view, Registry(store))
     await view.close()

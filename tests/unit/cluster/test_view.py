@@ -18,6 +18,7 @@ from sava.cluster.view import ClusterView
 from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
 from sava.metadata.watch import HubLimits
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
 
@@ -33,7 +34,7 @@ async def store() -> AsyncIterator[FaultyStore]:
 
 async def started(store: MemoryStore) -> ClusterView:
     seen = ClusterView(store)
-    seen.start()
+    seen.start(Supervisor())
     await until(lambda: seen.is_ready)
     return seen
 

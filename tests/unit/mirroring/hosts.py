@@ -25,6 +25,7 @@ from sava.mirroring.records import Records
 from sava.mirroring.server import Session
 from sava.records import RecordBatch
 from sava.storage.journal import Journal, JournalOptions
+from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.patience import PATIENCE_S
 
@@ -324,7 +325,7 @@ class Hosts:
         return self._number
 
     async def __aenter__(self) -> Self:
-        self.records.start()
+        self.records.start(Supervisor())
         for host in self.hosts:
             await host.open()
         return self

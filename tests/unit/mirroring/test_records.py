@@ -12,6 +12,7 @@ from sava.mirror import JournalId, StorageId
 from sava.mirror import record as steps
 from sava.mirroring.ports import RecordChanged
 from sava.mirroring.records import RecordCorrupt, Records, journal_of_key, record_key
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 
 A, B = StorageId("a"), StorageId("b")
@@ -77,7 +78,7 @@ async def test_listeners_hear_of_what_they_asked_for() -> None:
     records.listen(JOURNAL, one.set)
     records.listen(None, any_.set)
     records.listen(None, ended.set)()
-    records.start()
+    records.start(Supervisor())
     try:
         async with asyncio.timeout(PATIENCE_S):
             await any_.wait()  # of the beginning

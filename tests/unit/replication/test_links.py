@@ -21,6 +21,7 @@ from sava.replication.links import Extent, LinkTopic
 from sava.replication.policies import Scope
 from sava.replication.records import LinkRecord, PartitionReport
 from sava.replication.tending import Tending
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
@@ -386,7 +387,7 @@ async def test_tending_finds_what_was_set_while_nobody_led() -> None:
         await made.create()
         await made.control.policies.set(Scope.parse("default"), records.PolicyRecord(remotes=("west",)))
         tending = Tending(made.view, made.links, made.reports, made.statuses, made.leadership)
-        tending.start()
+        tending.start(Supervisor())
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while not made.pipeline_names():  # noqa: ASYNC110 (no event tells)

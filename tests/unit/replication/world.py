@@ -26,6 +26,7 @@ from sava.replication.records import LinkRecord, PartitionReport, PolicyRecord, 
 from sava.replication.remotes import Identity, Remotes, Shape
 from sava.replication.reports import Reports, Told
 from sava.replication.status import Statuses, TopicStatus
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 
 EAST, WEST, NORTH = Identity("east", "id-east"), Identity("west", "id-west"), Identity("north", "id-north")
@@ -218,7 +219,7 @@ def given(service: str, **more: Any) -> RemoteRecord:
 async def world(*, may_create: bool = True, mismatch: Mismatch = Mismatch.PIP370) -> AsyncIterator[World]:
     made = World(MemoryStore(), may_create=may_create, mismatch=mismatch)
     await made.namespaces.ensure(["default", "shop"])
-    made.view.start()
+    made.view.start(Supervisor())
     try:
         await made.view.wait(lambda: made.view.is_ready, timeout=PATIENCE_S)
         yield made

@@ -51,6 +51,7 @@ from sava.services.subscriptions_admin import SubscriptionsService
 from sava.services.topic_parts import TopicParts
 from sava.services.topics_admin import NamespacesService, TopicsService
 from sava.services.unloading import Unloading
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 from tests.unit.broker.lives import QUICK, World
 from tests.unit.cluster.fakes import Life
@@ -231,7 +232,7 @@ class Site:
     async def _start(self, broker: int, stack: AsyncExitStack) -> BrokerAt:
         world, life = self.world, Life(broker)
         view = ClusterView(world.metadata)
-        view.start()
+        view.start(Supervisor())
         stack.push_async_callback(view.close)
         agents: list[Agent] = []
         topics = await stack.enter_async_context(
@@ -246,7 +247,7 @@ class Site:
         )
         agent = Agent(view, world.metadata, topics, broker=broker, registrar=cast(Registrar, life))
         agents.append(agent)
-        agent.start()
+        agent.start(Supervisor())
         stack.push_async_callback(agent.close)
         router = Router(view, topics.registry)
         peers = Peers(router, Auth())

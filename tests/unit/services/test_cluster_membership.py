@@ -17,6 +17,7 @@ from sava.raft.errors import MembershipRefused
 from sava.raft.types import NodeId
 from sava.services.cluster_admin import check_leaving
 from sava.services.http import readiness
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, Life, new_store, register, step
 from tests.unit.services.site import Core, Node, members
@@ -32,7 +33,7 @@ async def store() -> FaultyStore:
 @pytest.fixture
 async def view(store: FaultyStore) -> AsyncIterator[ClusterView]:
     view = ClusterView(store)
-    view.start()
+    view.start(Supervisor())
     await view.wait(lambda: view.is_ready, timeout=PATIENCE_S)
     yield view
     await view.close()
@@ -75,11 +76,20 @@ class ReadyCore(Core):
 
 async def test_a_broker_is_ready_when_the_others_know_of_it(store: FaultyStore, view: ClusterView) -> None:
     node: Any = Node(ReadyCore(membership=members(1)))
-    life = Life(incarnation=0)
-    assert not readiness(cast(RaftNode, node), ClusterView(store), life)[0]
-    ready, why = readiness(node, view, life)
+    life, supervisor = Life(incarnation=0), Supervisor()
+    assert not readiness(cast(RaftNode, node), ClusterView(store), life, supervisor)[0]
+    ready, why = readiness(node, view, life, supervisor)
     assert (ready, "not registered" in why) == (False, True)
     life.begin(5)
-    assert readiness(node, view, life) == (True, "ready")
+    assert readiness(node, view, life, supervisor) == (True, "ready")
     node.core_status = None
-    assert readiness(node, view, life) == (False, "waiting for cluster initialization")
+    assert readiness(node, view, life, supervisor) == (False, "waiting for cluster initialization")
+
+
+async def test_a_broker_that_ends_is_not_ready_and_says_why(view: ClusterView) -> None:
+    node: Any = Node(ReadyCore(membership=members(1)))
+    supervisor = Supervisor()
+    supervisor.end("the task 'agent' died: KeyError: 7")
+    supervisor.end("what came of it")
+    ready, why = readiness(node, view, Life(incarnation=5), supervisor)
+    assert (ready, why) == (False, "this broker ends: the task 'agent' died: KeyError: 7")

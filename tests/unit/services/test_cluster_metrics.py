@@ -17,6 +17,7 @@ from sava.cluster.writer_tending import Tending
 from sava.cluster.writers import Writers
 from sava.services.cluster_metrics import ClusterParts
 from sava.services.metrics import Metrics
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, Life, new_store, register, step
 
@@ -78,7 +79,7 @@ async def story() -> AsyncIterator[Story]:
     store = await new_store(ORDERS)
     view = ClusterView(store)
     story = Story(store, view)
-    view.start()
+    view.start(Supervisor())
     await register(store, 1)
     await view.wait(lambda: 1 in view.brokers, timeout=PATIENCE_S)
     yield story

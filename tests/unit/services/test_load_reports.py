@@ -11,6 +11,7 @@ import pytest
 from sava.broker.names import TopicName
 from sava.services import load_reports
 from sava.services.load_reports import LoadReports, Measure
+from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
 from tests.unit.broker.lives import options, publish
 from tests.unit.cluster.fakes import until
@@ -62,7 +63,7 @@ async def test_reports_go_to_the_leader_and_at_once_to_a_new_one(
     one, two = pair
     leader = 0
     reports = LoadReports(two.topics, two.director.loads, two.forwarder, lambda: leader, interval_s=3600)
-    reports.start()
+    reports.start(Supervisor())
     try:
         leader = 1
         await until(lambda: one.director.loads.of(2) is not None)
@@ -81,7 +82,7 @@ async def test_a_leader_that_cannot_be_reached_is_tried_again(
     one, two = pair
     leader = 9
     reports = LoadReports(two.topics, two.director.loads, two.forwarder, lambda: leader, interval_s=0.05)
-    reports.start()
+    reports.start(Supervisor())
     try:
         await until(lambda: "load: not reported leader=9" in caplog.text)
         leader = 1

@@ -18,6 +18,7 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicKey
 from sava.storage.uploader import UploadOptions
+from sava.supervisor import Supervisor
 from sava.wal import Disk, LocalDisk
 
 TOPIC = TopicKey("default", "orders", 7)
@@ -94,6 +95,7 @@ class Cluster:
             metadata=self.metadata,
             options=options,
             fail=self.failures.append,
+            supervisor=Supervisor(),
         )
 
     @asynccontextmanager

@@ -364,7 +364,7 @@ class Dispatch(ABC):
         """How many messages may be sent that were never sent before."""
         if self.outstanding.fragments > MAX_FRAGMENTS:
             return 0
-        return self.spec.max_unacked_messages - len(self.outstanding)
+        return self.spec.max_unacked_messages - self.outstanding.count
 
     def _send(self, member: Member, ranges: tuple[Range, ...], attempt: int, size: int, now: float) -> Flight:
         count = sum(end - start for start, end in ranges)

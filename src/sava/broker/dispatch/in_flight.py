@@ -45,7 +45,7 @@ class InFlight:
 
     def __len__(self) -> int:
         """How many messages."""
-        return len(self._spans)
+        return self._spans.count
 
     def __iter__(self) -> Iterator[Flight]:
         return iter(self._flights)

@@ -46,7 +46,7 @@ class SliceDispatch(Dispatch):
             return sent  # something that comes first became ready while the page was read
         for start, end in self._ready.within(page.start, page.end):
             for first, last, attempt in self.failures.by_attempt(start, end):
-                done = self._spread(page, first, last, attempt, len(self._ready), now, sent)
+                done = self._spread(page, first, last, attempt, self._ready.count, now, sent)
                 self._ready.remove(first, done)
                 if done < last:
                     return sent
