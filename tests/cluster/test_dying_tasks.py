@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 from sava import config
@@ -19,7 +20,7 @@ from tests.ports import free_ports
 ESSENTIAL = ("cluster view", "journal records", "registration", "agent", "cursors", "uploader")
 REPEATED = (
     *("controller", "rebalancing", "failover", "replication", "load reports"),
-    *("tending", "retention", "sweeping"),
+    *("tending", "retention", "merging", "sweeping"),
 )
 
 
@@ -96,17 +97,17 @@ async def test_every_task_of_a_broker_is_one_or_the_other(tmp_path: Path) -> Non
             return parts.readiness()[0]
 
         await until(is_ready, "the broker is ready")
+
+        async def has_died(task: str) -> bool:
+            return supervisor.failures[task] == 1
+
         for name in REPEATED:
             strike(name)
-
-            async def has_died(task: str = name) -> bool:
-                return supervisor.failures[task] == 1
-
-            await until(has_died, f"{name} has died")
+            await until(partial(has_died, name), f"{name} has died")
         assert parts.readiness() == (True, "ready")
         for name in ESSENTIAL:
             strike(name)
-            await until(lambda task=name: has_died(task), f"{name} has died")
+            await until(partial(has_died, name), f"{name} has died")
         assert parts.readiness() == (
             False,
             f"this broker ends: the task '{ESSENTIAL[0]}' died: Bug: injected",

@@ -30,7 +30,7 @@ def acks(*ranges: int) -> replica.ApplyAcksRequest:
     return replica.ApplyAcksRequest(topic=ORDERS, subscription="s", source=SOURCE, acks=told)
 
 
-def load(broker: int = 1, cpu: float = 1.0, **topic: float) -> brokers.LoadReport:
+def load(broker: int = 1, cpu: float = 1.0, **topic: Any) -> brokers.LoadReport:
     busy = [brokers.TopicLoad(topic=ORDERS, **topic)]
     return brokers.LoadReport(broker_id=broker, cpu_percent=cpu, topics=busy)
 

@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from sava.proto import brokers_pb2 as pb
+from tests.commands import Sava as Command
 from tests.ports import free_ports
 from tests.unit.cli.conftest import FakeAdmin, Refusal
-from tests.unit.cli.conftest import Sava as Command
 
 LEADER = pb.Broker(broker_id=1, status="active", is_leader=True, raft_addr="a:7650")
 DRAINED = pb.Broker(broker_id=2, status="drained", raft_addr="b:7650")

@@ -22,7 +22,9 @@ def test_both_ports_let_peers_ask_whether_the_broker_is_there() -> None:
 
 async def test_a_caller_of_the_admin_port_that_is_gone_without_a_word_leaves_no_connection_behind() -> None:
     """It has opened its connection, says nothing more, and answers no ping. The times are shortened."""
-    hurried = [(name, value // 30 if name.endswith("_ms") else value) for name, value in ports.ADMIN_OPTIONS]
+    hurried = [
+        (name, int(value) // 30 if name.endswith("_ms") else value) for name, value in ports.ADMIN_OPTIONS
+    ]
     server = aio.server(options=hurried)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
