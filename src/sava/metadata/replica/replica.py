@@ -225,7 +225,7 @@ class Replica:
 
     def _tick(self) -> None:
         assert self.core is not None
-        self.core.tick(self._now_ms)
+        self.core.tick()
         self._router.tick(self._now_ms)
 
     def receive(self, envelope: Envelope) -> None:
