@@ -122,8 +122,9 @@ MUTANTS = (
         "m13",
         "a voter refuses a candidate that its own configuration does not name",
         f"{RAFT}/election.py",
-        "    if state.vote_embargo and not message.transfer:\n",
-        "    if (state.vote_embargo and not message.transfer) or message.src not in state.members:\n",
+        "    is_free = state.vote == message.src or",
+        "    if message.src not in state.members:\n        return\n"
+        "    is_free = state.vote == message.src or",
         tests=("tests/unit/raft",),
     ),
     Mutant(
@@ -198,12 +199,35 @@ MUTANTS = (
     ),
     Mutant(
         "m20",
-        "the lease begins when the answer arrives",
+        "a leader whose disk takes nothing leads on",
         f"{RAFT}/leading.py",
-        "    state.lease.confirmed(confirmed)\n",
-        "    state.lease.confirmed(confirmed)\n"
-        "    if state.lease._start is not None:\n        state.lease._start = state.now\n",
-        tests=("tests/unit/raft",),
+        "    if (to := next_leader(state)) != NO_NODE and state.transferee == NO_NODE:\n",
+        "    if (to := NO_NODE) != NO_NODE and state.transferee == NO_NODE:\n",
+        tests=("tests/unit/metadata/test_replica_disk.py",),
+    ),
+    Mutant(
+        "m20b",
+        "a leader whose disk takes nothing leaves a cluster that cannot do without it",
+        f"{RAFT}/own_disk.py",
+        "    if durable != state.disk_end or durable >= state.log.commit:\n",
+        "    if durable != state.disk_end or durable >= state.log.last_index:\n",
+        tests=("tests/unit/metadata/test_replica_disk.py",),
+    ),
+    Mutant(
+        "m20c",
+        "it hands over to one whose disk takes nothing either",
+        f"{RAFT}/own_disk.py",
+        "        if progress.match > durable and progress.recently_active",
+        "        if progress.recently_active",
+        tests=("tests/unit/metadata/test_replica_disk.py",),
+    ),
+    Mutant(
+        "m20d",
+        "a sync that takes long is a reason to leave",
+        f"{RAFT}/own_disk.py",
+        "    turn, rest = divmod(state.disk_elapsed, PATIENCE * state.config.election_ticks)\n",
+        "    turn, rest = divmod(state.disk_elapsed, 1)\n",
+        tests=("tests/unit/metadata/test_replica_disk.py",),
     ),
     Mutant(
         "m21",

@@ -78,7 +78,6 @@ class Knobs:
     snapshot_chunk_bytes: int
     snapshot_timeout_ticks: int
     promote_max_lag: int
-    lease_reads: bool
     file_bytes: int
     latency_us: int
     sync_us: int
@@ -101,11 +100,9 @@ class Knobs:
 
 def draw(seed: int) -> Knobs:
     rng = Random(f"{seed}/knobs")
-    lease_reads = rng.random() < 0.25
+    has_good_clocks = rng.random() < 0.25
     faults = _draw_faults(rng)
-    # Lease reads rest on bounded drift: clocks within +-10 % keep the ratio of two of them
-    # under 1/(1-0.2).
-    skew = (90, 110) if lease_reads else rng.choice([(100, 100), (80, 125), (50, 200)])
+    skew = (90, 110) if has_good_clocks else rng.choice([(100, 100), (80, 125), (50, 200)])
     tick = rng.choice([50, 100, 100, 150])
     return Knobs(
         seed=seed,
@@ -134,7 +131,6 @@ def draw(seed: int) -> Knobs:
         snapshot_chunk_bytes=rng.choice([64, 1000, 1 << 18]),
         snapshot_timeout_ticks=rng.choice([5, 20, 50]),
         promote_max_lag=rng.choice([0, 10, 100]),
-        lease_reads=lease_reads,
         file_bytes=rng.choice([1 << 12, 1 << 14, 1 << 20]),
         latency_us=rng.choice([200, 1_000, 5_000]),
         sync_us=rng.choice([100, 1_000, 8_000]),

@@ -28,7 +28,6 @@ CALM: dict[str, Any] = {
     "snapshot_chunk_bytes": 500,
     "snapshot_timeout_ticks": 50,
     "promote_max_lag": 100,
-    "lease_reads": False,
     "file_bytes": 1 << 20,
     "latency_us": 1_000,
     "sync_us": 1_000,

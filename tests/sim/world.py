@@ -234,6 +234,5 @@ def _replica_config(knobs: Knobs) -> ReplicaConfig:
         snapshot_chunk_bytes=knobs.snapshot_chunk_bytes,
         snapshot_timeout_ticks=knobs.snapshot_timeout_ticks,
         promote_max_lag=knobs.promote_max_lag,
-        lease_reads=knobs.lease_reads,
     )
     return ReplicaConfig(core=core, tick_ms=knobs.tick_ms, snapshot_entries=knobs.snapshot_entries)

@@ -32,12 +32,6 @@ class CoreConfig:
     """A transfer without progress for this long goes back to probing."""
     promote_max_lag: int = 100
     """A learner may be promoted when it misses at most this many entries at two consecutive checks."""
-    lease_reads: bool = False
-    """Reads without a round trip, resting on bounded clock drift. Off: correctness should not depend on
-    clocks."""
-    lease_drift_percent: int = 20
-    now_per_tick: int = 1
-    """How many units of ``tick(now)`` one tick lasts. Too small a number only shortens the lease."""
 
     def __post_init__(self) -> None:
         if self.heartbeat_ticks < 1 or self.election_ticks <= self.heartbeat_ticks:
@@ -53,11 +47,8 @@ class CoreConfig:
             "max_pending_reads",
             "snapshot_chunk_bytes",
             "snapshot_timeout_ticks",
-            "now_per_tick",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.keep_entries < 0 or self.promote_max_lag < 0 or not 0 <= self.lease_drift_percent < 100:
-            raise ValueError(
-                "keep_entries and promote_max_lag must not be negative; lease_drift_percent is 0..99"
-            )
+        if self.keep_entries < 0 or self.promote_max_lag < 0:
+            raise ValueError("keep_entries and promote_max_lag must not be negative")

@@ -81,7 +81,7 @@ from sava.raft.output import (
     Role,
     Status,
 )
-from sava.raft.reconfigure import change_membership, has_committed_own_term
+from sava.raft.reconfigure import change_membership
 from sava.raft.replication import append_payloads, flush_appends
 from sava.raft.snapshot import (
     abandon_install,
@@ -149,11 +149,9 @@ class RaftCore:
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
-    def tick(self, now: int = 0) -> None:
-        """One unit of time has passed. ``now`` is the driver's monotonic clock in any unit that only grows;
-        it serves nothing but the read lease."""
+    def tick(self) -> None:
+        """One unit of time has passed."""
         state = self._state
-        state.now = now
         if state.role is Role.LEADER:
             tick_leader(state)
         else:
@@ -212,16 +210,6 @@ class RaftCore:
         """Ask for a linearizable read index. Raises NotLeader or Busy; answers in ``reads_ready`` or
         ``reads_failed``."""
         request_read(self._state, token)
-
-    def lease_valid(self, now: int) -> bool:
-        """Whether a read at ``now`` needs no round trip (``config.lease_reads``). Ask again after reading."""
-        state = self._state
-        return (
-            state.config.lease_reads
-            and state.role is Role.LEADER
-            and has_committed_own_term(state)
-            and state.lease.is_valid(now)
-        )
 
     def peer_unreachable(self, peer: NodeId) -> None:
         peer_unreachable(self._state, peer)

@@ -73,8 +73,6 @@ def answer_lower_term(state: CoreState, message: Message) -> None:
 
 def tick_election(state: CoreState) -> None:
     state.election_elapsed += 1
-    if state.vote_embargo:
-        state.vote_embargo -= 1
     if not state.is_promotable:
         return
     is_alone = state.all_voters == (state.node,) and state.role is Role.FOLLOWER
@@ -141,8 +139,6 @@ def on_vote_request(state: CoreState, message: VoteRequest) -> None:
     """Who asks is not compared with our own configuration: the asker may know a newer one, and a group in
     which those who have not heard of it refuse can lock itself up. For the same reason
     learners answer."""
-    if state.vote_embargo and not message.transfer:
-        return
     is_free = state.vote == message.src or (state.vote == NO_NODE and state.leader == NO_NODE)
     if message.pre and message.term > state.term:
         is_free = True

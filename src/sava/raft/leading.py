@@ -146,13 +146,12 @@ def send_read_round(state: CoreState) -> None:
 
 
 def confirm_reads(state: CoreState) -> None:
-    if not state.config.lease_reads and not state.reads.wanted_round:
+    if not state.reads.wanted_round:
         return
     confirmed = quorum_index(
         state.membership, {node: progress.round for node, progress in state.progress.items()}
     )
     state.outbox.reads_ready.extend(state.reads.confirmed(confirmed))
-    state.lease.confirmed(confirmed)
 
 
 # -- time ----------------------------------------------------------------------------------------------------
@@ -211,7 +210,6 @@ def transfer_leadership(state: CoreState, to: NodeId) -> None:
 def _continue_transfer(state: CoreState, progress: Progress) -> None:
     """Once the target holds the whole log it can win any vote: let it start."""
     if progress.match == state.log.last_index:
-        state.lease.break_for_term()
         state.send(TimeoutNow(state.node, state.transferee, state.term))
 
 

@@ -57,7 +57,7 @@ class AppendReply(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """``round`` is the leader's private, ever growing number of this confirmation round (reads and lease)."""
+    """``round`` is the leader's private, ever growing number of this confirmation round."""
 
     src: NodeId
     dst: NodeId

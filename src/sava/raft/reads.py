@@ -1,4 +1,4 @@
-"""Linearizable reads without a log entry: ReadIndex, and optionally a lease.
+"""Linearizable reads without a log entry: ReadIndex.
 
 A read may be answered by any state that has applied what was committed when the read arrived, provided this
 node was still the leader *at some moment after it arrived*. That moment is proved by a round of heartbeats
@@ -10,9 +10,7 @@ sent after the arrival and answered by a quorum.
   such reads wait, in bounded number.
 * All reads that arrive between two polls share one round.
 
-A lease replaces the round trip by a bet on clocks. It begins at the *send* time of a round that a quorum
-answered: a follower may have stopped hearing us right after it answered, and its patience began no earlier
-than our sending.
+A lease would save the round trip, and be a bet on clocks. Correctness rests on none here.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from collections import deque
 from sava.raft.errors import Busy
 from sava.raft.output import ReadReady
 
-__all__ = ["Lease", "ReadQueue"]
+__all__ = ["ReadQueue"]
 
 
 class ReadQueue:
@@ -71,38 +69,3 @@ class ReadQueue:
         self._confirming.clear()
         self._waiting.clear()
         return tokens
-
-
-class Lease:
-    """Valid until ``duration`` after the send time of the newest confirmed round, in the driver's clock."""
-
-    __slots__ = ("_duration", "_is_broken", "_sent", "_start")
-
-    def __init__(self, duration: int) -> None:
-        self._duration = duration
-        self._sent: deque[tuple[int, int]] = deque()
-        self._start: int | None = None
-        self._is_broken = False
-
-    def sent(self, round_: int, now: int) -> None:
-        # Rounds of the same instant share the first one's entry: confirming a later one confirms it too.
-        if not self._sent or self._sent[-1][1] != now:
-            self._sent.append((round_, now))
-
-    def confirmed(self, round_: int) -> None:
-        while self._sent and self._sent[0][0] <= round_:
-            self._start = self._sent.popleft()[1]
-
-    def break_for_term(self) -> None:
-        """TimeoutNow has left. Its receiver may campaign past every follower's patience, at any later time:
-        aborting the transfer does not call the message back, so this leader has no lease until its term
-        ends."""
-        self._is_broken = True
-
-    def is_valid(self, now: int) -> bool:
-        return self._start is not None and not self._is_broken and now - self._start < self._duration
-
-    def reset(self) -> None:
-        self._sent.clear()
-        self._start = None
-        self._is_broken = False

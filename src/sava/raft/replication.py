@@ -116,5 +116,3 @@ def broadcast_heartbeat(state: CoreState) -> None:
             # and it would take them for committed.
             told = min(progress.match, commit)
             state.send(Heartbeat(state.node, peer, state.term, told, state.round))
-    if state.config.lease_reads:
-        state.lease.sent(state.round, state.now)

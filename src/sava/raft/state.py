@@ -17,7 +17,7 @@ from sava.raft.membership import History
 from sava.raft.messages import Message
 from sava.raft.output import ChunkSend, ChunkWrite, ReadReady, Recovered, Role
 from sava.raft.progress import Inflights, Progress
-from sava.raft.reads import Lease, ReadQueue
+from sava.raft.reads import ReadQueue
 from sava.raft.types import NO_NODE, Entry, EntryKind, Membership, NodeId, RandomSource, SnapshotMeta
 
 __all__ = ["CoreState", "Incoming", "Outbox"]
@@ -81,11 +81,9 @@ class CoreState:
         "install",
         "install_number",
         "leader",
-        "lease",
         "log",
         "members",
         "node",
-        "now",
         "outbox",
         "progress",
         "reads",
@@ -97,7 +95,6 @@ class CoreState:
         "transferee",
         "uncommitted_bytes",
         "vote",
-        "vote_embargo",
         "votes",
     )
 
@@ -119,10 +116,6 @@ class CoreState:
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
         self.election_timeout = 0
-        self.vote_embargo = config.election_ticks if config.lease_reads and hard.term else 0
-        """Ticks during which no vote is given after a restart. With leases on, this node may have promised a
-        leader its patience just before it crashed, and does not remember; it waits as long as the promise
-        could last."""
 
         self.progress: dict[NodeId, Progress] = {}
         """Filled on the leader only; this node too when it is a member, so that it counts itself like anyone
@@ -133,11 +126,7 @@ class CoreState:
         """Send appends at the next poll: everything that arrives between two polls shares its messages."""
         self.uncommitted_bytes = 0
         self.round = 0
-        self.now = 0
         self.reads = ReadQueue(config.max_pending_reads)
-        self.lease = Lease(
-            (config.election_ticks - 1) * config.now_per_tick * (100 - config.lease_drift_percent) // 100
-        )
         self.transferee = NO_NODE
         self.transfer_elapsed = 0
         self.disk_end = 0
@@ -231,9 +220,7 @@ class CoreState:
     @property
     def hears_leader(self) -> bool:
         """Stickiness: a leader is known and has been heard within the shortest election timeout."""
-        return self.vote_embargo > 0 or (
-            self.leader != NO_NODE and self.election_elapsed < self.config.election_ticks
-        )
+        return self.leader != NO_NODE and self.election_elapsed < self.config.election_ticks
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -271,7 +258,6 @@ class CoreState:
     def leave_role(self) -> None:
         """Drop all that belongs to the role left behind. Reads fail definitely: they had no effect."""
         self.outbox.reads_failed.extend(self.reads.fail_all())
-        self.lease.reset()
         self.progress = {}
         self.departing = ()
         self.votes = {}

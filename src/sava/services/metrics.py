@@ -174,7 +174,7 @@ class _NodeCollector(Collector):
         yield _gauge("sava_meta_revision", "Revision of the metadata store.", status.revision)
         yield _gauge("sava_meta_keys", "Keys in the metadata store.", status.keys)
         yield _gauge("sava_meta_bytes", "Bytes of keys and values.", status.total_bytes)
-        yield _gauge("sava_meta_limit_bytes", "Bytes of keys and values that there may be.", status.limit_bytes)
+        yield _gauge("sava_meta_limit_bytes", "Bytes that there may be.", status.limit_bytes)
         yield _gauge("sava_meta_watchers", "Open watches on this node.", self._node.replica.hub.watchers)
         yield self._dropped(status.dropped)
 

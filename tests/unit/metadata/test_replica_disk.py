@@ -262,6 +262,27 @@ def test_a_leader_whose_disk_takes_nothing_hands_over_to_one_whose_disk_does(tro
     assert leader.failures == []
 
 
+@pytest.mark.parametrize("which", range(4))
+def test_a_leader_hands_over_to_nobody_whose_disk_takes_nothing_either(which: int) -> None:
+    """Two full disks of five. The other one with a full disk could not take over: it is asked, nothing comes
+    of it, and for one election timeout more everything is refused."""
+    world = World()
+    world.found(*"abcde")
+    leader, others = world.leader(), world.followers()
+    world.put(leader, "/warm", "up")
+    full = others.pop(which)
+    for machine in (leader, full):
+        machine.disk.set_capacity(machine.disk.used)
+    stuck = others[0].put("/x", "1", timeout_ms=60_000)
+
+    def is_deposed() -> bool:
+        assert leader.status.transferring_to != full.id
+        return world.leader_or_none() not in (leader, None)
+
+    world.until(is_deposed)
+    assert isinstance(world.answer(stuck), Committed)
+
+
 @pytest.mark.parametrize("names", ["ab", "abc"])
 def test_a_leader_with_a_full_disk_stays_while_nobody_can_do_without_it(names: str) -> None:
     """Of two voters the other cannot be elected; of three with two full disks neither can the third. Handing

@@ -403,12 +403,12 @@ class Cluster:
 
     # -- time and roles --------------------------------------------------------------------------------------
 
-    def tick(self, count: int = 1, *, only: Iterable[int] | None = None, now: int = 0) -> None:
+    def tick(self, count: int = 1, *, only: Iterable[int] | None = None) -> None:
         who = sorted(self.nodes) if only is None else list(only)
         for _ in range(count):
             for node in who:
                 if self.nodes[node].is_up:
-                    self.nodes[node].core.tick(now)
+                    self.nodes[node].core.tick()
             self.run()
 
     def elect(self, node: int) -> Node:

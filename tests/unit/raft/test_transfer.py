@@ -6,7 +6,6 @@ import pytest
 
 from sava.raft import (
     Append,
-    CoreConfig,
     MembershipChange,
     NodeId,
     NotLeader,
@@ -162,21 +161,3 @@ def test_s44_transfer_works_under_stickiness():
     assert requests
     assert all(m.transfer and not m.pre for m in requests)
     assert cluster.leader() == 3
-
-
-def test_lease_ends_with_the_sending_of_timeout_now_for_the_whole_term():
-    """The message cannot be called back by aborting: its receiver may campaign past all patience at any later
-    time."""
-    cluster = leading(config=CoreConfig(lease_reads=True, keep_entries=0))
-    cluster.tick(1, now=1)
-    assert cluster[1].core.lease_valid(1)
-    cluster.hold = lambda m: isinstance(m, TimeoutNow)
-    transfer(cluster, 2)
-    assert not cluster[1].core.lease_valid(1)
-    for now in range(2, 14):
-        cluster.tick(1, now=now)
-    assert cluster[1].status.transferring_to == 0
-    assert cluster[1].role is Role.LEADER
-    assert not cluster[1].core.lease_valid(13)
-    cluster.release()
-    assert cluster.leader() == 2

@@ -101,6 +101,10 @@ class StateMachine:
         return self._space.total_bytes
 
     @property
+    def limit_bytes(self) -> int:
+        return self._limits.max_total_bytes
+
+    @property
     def key_count(self) -> int:
         return len(self._kvs)
 

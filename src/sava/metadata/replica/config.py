@@ -36,6 +36,7 @@ class ReplicaStatus:
     revision: int
     keys: int
     total_bytes: int
+    limit_bytes: int
     snapshot_index: int
     removed: bool
     """This node was a member and is no longer."""

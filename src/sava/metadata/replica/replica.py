@@ -199,6 +199,7 @@ class Replica:
             revision=machine.revision,
             keys=machine.key_count,
             total_bytes=machine.total_bytes,
+            limit_bytes=machine.limit_bytes,
             snapshot_index=core.snapshot_index if core is not None else 0,
             removed=self._applier.is_removed,
             dropped=dict(self._guard.dropped),
@@ -225,7 +226,7 @@ class Replica:
 
     def _tick(self) -> None:
         assert self.core is not None
-        self.core.tick(self._now_ms)
+        self.core.tick()
         self._router.tick(self._now_ms)
 
     def receive(self, envelope: Envelope) -> None:
