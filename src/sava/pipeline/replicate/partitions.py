@@ -20,11 +20,11 @@ Owned by the thread of the link. Clocks are parameters.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from sava.pipeline.link import Extent
+from sava.pipeline.replicate.ages import Age
 from sava.pipeline.replicate.pace import Delays, Rate, Throttle
 from sava.pipeline.replicate.work import Outcome
 from sava.proto import replication_pb2 as pb
@@ -44,8 +44,6 @@ noticed yet that it is one, has answered. Such an owner notices within this time
 GROWS_AFTER_S: Final = 3.0
 """It appends nothing any more either: an end that grows, and is still too early, is no former owner's. What
 was under way from the owner when the target said how far the copy is has come by then."""
-ASK_TIME_S: Final = 5.0
-MAX_SAMPLES: Final = 64
 
 STATES: Final = {
     "unavailable": State.UNREACHABLE,
@@ -153,13 +151,7 @@ class PartitionState:
         since it was last looked at."""
         self._last_end = self._last_end_ms = 0
         """Of the source, and when that was so if nobody has looked since (0: somebody has)."""
-        self._first_end = 0
-        """What was there at the first look."""
-        self._first_time: tuple[int, int] | None = None
-        """An offset below that, and when it was published."""
-        self._samples: deque[tuple[int, int]] = deque()
-        """Ends, and when (µs) they were first seen."""
-        self._asked_at = now - ASK_TIME_S
+        self._age = Age(now)
         self.unsynced: Mapping[str, str] = {}
         """Subscriptions whose positions are not copied, and why."""
         self.messages = self.duplicates = self.skipped = self.disconnects = self.restarts = 0
@@ -174,7 +166,7 @@ class PartitionState:
             self.was_seen = last.was_seen
             self.position = last.position if self.was_seen else None
             if last.oldest_us:
-                self._first_time = (last.position, last.oldest_us)
+                self._age.tell(last.position, last.oldest_us)
             if last.rewound_from:
                 self._rewind(Rewound(last.rewound_to, last.rewound_from))
         else:
@@ -188,7 +180,8 @@ class PartitionState:
         self.messages = self.duplicates = self.skipped = 0
         self._may_skip, self._is_short = self.is_lost, False
         self._may_leave_out, self._rewound, self._early = self._rewound is not None, None, None
-        self._failure = self._first_time = None
+        self._failure = None
+        self._age.forget()
         self._delays.reset()
 
     # -- what is known -------------------------------------------------------------------------
@@ -196,18 +189,9 @@ class PartitionState:
     def see(self, extent: Extent, now: float, now_us: int) -> None:
         known, self.extent, self._last_end_ms = self.extent, extent, 0
         self._last_end = max(self._last_end, extent.end)
-        if known is None:
-            self._first_end = extent.end
-        elif extent.end > known.end:
+        if known is not None and extent.end > known.end:
             self._moved_at = now
-        if known is None or extent.end > known.end:
-            self._samples.append((extent.end, now_us))
-        while len(self._samples) > 1 and self.position is not None and self._samples[0][0] <= self.position:
-            self._samples.popleft()
-        if len(self._samples) > MAX_SAMPLES:
-            # Every other one goes, but for the first and the last.
-            kept = list(self._samples)
-            self._samples = deque([*kept[:-1:2], kept[-1]])
+        self._age.see(extent.end, self.position, now_us)
 
     def start_at(self, offset: int) -> None:
         """Where the chain begins, unless it has."""
@@ -456,32 +440,21 @@ class PartitionState:
 
     @property
     def oldest_us(self) -> int:
-        """When the oldest message was published that is not copied; 0: all are, or it is not known. What came
-        while it was watched was published when it was first seen, or shortly before; of what was there before
-        that, the source is asked."""
-        if self.extent is None and self._first_time is not None:
-            return self._first_time[1]
-        if not self.backlog or self.position is None:
-            return 0
-        if self.position < self._first_end:
-            return self._first_time[1] if self._first_time is not None else 0
-        return next((at for end, at in self._samples if end > self.position), 0)
+        """When the oldest message was published that is not copied; 0: all are, or it is not known."""
+        if self.extent is None:
+            return self._age.told_us
+        return self._age.oldest_us(self.position) if self.backlog and self.position is not None else 0
 
     def wants_time(self, now: float) -> int | None:
         """The offset whose publish time is wanted: of what was there before the first look."""
         if not self.backlog or self.position is None or self.extent is None:
             return None
-        if self.position >= self._first_end or self.position < self.extent.start:
+        if self.position < self.extent.start:
             return None
-        if now - self._asked_at < ASK_TIME_S:
-            return None
-        if self._first_time is not None and self._first_time[0] == self.position:
-            return None
-        self._asked_at = now
-        return self.position
+        return self.position if self._age.wants(self.position, now) else None
 
     def note_time(self, offset: int, publish_us: int) -> None:
-        self._first_time = (offset, publish_us)
+        self._age.tell(offset, publish_us)
 
     def rate(self, now: float) -> tuple[float, float]:
         return self._rate.per_second(now)
