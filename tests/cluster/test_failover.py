@@ -132,8 +132,9 @@ async def the_machine_of_the_owner_is_gone(cluster: MirroredBrokers, topic: str)
 async def an_owner_that_was_paused_acknowledges_nothing_when_it_wakes(
     cluster: MirroredBrokers, topic: str
 ) -> None:
-    """What it had in flight meets a fence: the delayed append is refused, and repeated elsewhere. (Clients of
-    a broker that stands still take half a minute to leave it; here they leave when it wakes.)"""
+    """Its connections stand still with it and are not closed. Clients leave it all the same within fifteen
+    seconds, and repeat elsewhere what they have no answer for; what it had in flight meets a fence when it
+    wakes."""
     owner = (await cluster.roles()).source
     asked = next(broker for broker in cluster.brokers if broker is not owner)
     async with traffic(cluster, topic, owner) as load:
@@ -142,6 +143,7 @@ async def an_owner_that_was_paused_acknowledges_nothing_when_it_wakes(
             await until(
                 lambda: _is_served_by_other(cluster, topic, owner, asked), "the topic is served by another"
             )
+            await load.progressed(30)
         finally:
             owner.resume()
         await load.progressed(30)
