@@ -37,9 +37,9 @@ _MAX_MESSAGE_BYTES: Final = MAX_BATCH_BYTES + (1 << 20)
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    # A broker that vanished without closing its connections is noticed after 5 + 10 seconds. The timeout has
-    # to have both names: by the first alone, gRPC waits a minute for the answer to a ping. It is the longer
-    # one, for the answer may have to wait for batches on a slow line.
+    # A broker that vanished without closing its connections is noticed after 5 + 10 seconds. The timeout
+    # needs both names: by the first alone, gRPC waits a minute for the answer to a ping. It is the longer of
+    # the two because the answer may have to wait for batches on a slow line.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
