@@ -47,6 +47,7 @@ def test_leaders_whose_disks_take_nothing_hand_over(monkeypatch: pytest.MonkeyPa
     other seeds that happens once in forty. Seed 44 once failed: a snapshot was on disk of which the node had
     not heard yet, and the end of the log that it replaced was taken for a broken promise (harness)."""
     resigned: list[NodeId] = []
+
     def next_leader(state: CoreState) -> NodeId:
         chosen = own_disk.next_leader(state)
         resigned.extend([state.node] * bool(chosen))

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import print_line
+from sava.cli.output import Format, Output, print_json, print_line
 from sava.errors import RetryableError
 from sava.local_cluster import START_TIMEOUT_S
 from sava.proto import brokers_pb2 as pb
@@ -37,6 +37,7 @@ def wait(
         float,
         typer.Option("--timeout", min=0, metavar="SECONDS", help="Give up after so long, with exit code 1."),
     ] = START_TIMEOUT_S,
+    output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Wait until a cluster can be used: it has a leader, and all of its brokers are there."""
@@ -45,7 +46,10 @@ def wait(
 
     with Progress() as progress:
         brokers = run(admin, lambda client: _until_ready(client, timeout, progress.tell))
-    print_line(f"the cluster at {admin} is ready, with {brokers} broker{'s' if brokers > 1 else ''}")
+    if output is Format.JSON:
+        print_json({"brokers": brokers})
+    else:
+        print_line(f"the cluster at {admin} is ready, with {brokers} broker{'s' if brokers > 1 else ''}")
 
 
 async def _until_ready(client: AdminClient, timeout: float, tell: Callable[[str], None]) -> int:

@@ -27,6 +27,7 @@ def brokers(*listed: pb.Broker) -> pb.ListBrokersResponse:
 def test_a_cluster_that_can_be_used_is_not_waited_for(admin: FakeAdmin, sava: Command) -> None:
     admin.answers["ListBrokers"] = [brokers(LEADER, DRAINED)]
     assert " is ready, with 2 brokers\n" in sava("wait --timeout 60").out
+    assert sava("wait -o json").json == {"brokers": 2}
 
 
 @pytest.mark.parametrize(
