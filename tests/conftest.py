@@ -6,6 +6,9 @@ plain fork, and in a process with gRPC calls under way these preparations can sp
 Python is to keep its byte code, whatever the environment says: the tests start hundreds of processes, and
 each would compile all of Sava first, which takes as long as all the rest of a broker's start.
 
+Ctrl-C is heard also where a script runs the tests in its background, and so ignores it: some test what it
+does.
+
 Hypothesis judges no example by its time, neither a test's nor that of making it up: on a shared machine any
 of them may stand still for a second. What hangs is ended by pytest's own timeout. With ``SAVA_LONG=1`` there
 are many more examples.
@@ -21,9 +24,12 @@ come first, small ones fill the end.
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

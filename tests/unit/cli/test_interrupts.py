@@ -56,8 +56,6 @@ def test_a_command_that_is_still_being_loaded_ends_without_a_word(tmp_path: Path
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # What is started in the background of a script ignores it, and so do these tests then.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             assert process.stdout is not None
