@@ -60,7 +60,8 @@ _PARALLEL: Final = 4
 """Segments verified side by side: enough to hide the way to a distant store, and no more than a few of their
 chunks in memory."""
 _MERGE_S: Final = 1.0
-"""Within which a merge names or deletes its objects, unless it was cut short."""
+"""Within which a merge names or deletes its objects. With a slow store it takes longer, and what it is about
+to name is accused: so nobody should delete what is younger than the grace of ``orphans``."""
 
 
 class Records(Protocol):
