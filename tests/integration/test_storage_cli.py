@@ -4,6 +4,7 @@ on an S3 server, and each kind of damage is named."""
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -193,6 +194,8 @@ async def test_verify_names_each_kind_of_damage(world: World) -> None:
     world.file(lost).unlink()
     await sava("meta", "delete", keys.segment_key(PAYMENTS, unnamed.start), admin=world.broker.admin)
     orphan = await write(ObjectStore.open(world.url), 0, 5, topic=PAYMENTS)
+    for old in (unnamed, orphan):
+        os.utime(world.file(old), (0, 0))
 
     code, out, _ = await world.sava("verify", *url(world), check=False)
 

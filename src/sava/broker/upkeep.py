@@ -147,10 +147,18 @@ class Upkeep:
             self.merged_segments += await topic.merge_segments()
 
     async def _sweep(self) -> None:
-        """Objects that nothing names: a broker died between an upload and its registration."""
+        """Objects that nothing names: a broker died between an upload and its registration, or its topic was
+        deleted in between."""
         while True:
             await asyncio.sleep(self._options.sweep_interval_s)
             await self.each(list(self._loaded), self._sweep_orphans)
+            try:
+                count = await self._storage.sweep_deleted(now_ms=time.time_ns() // 1_000_000)
+            except FAILURES as error:
+                log.warning("topics: not swept error=%s: %s", type(error).__name__, error)
+                continue
+            if count:
+                log.info("topics: objects of deleted topics were deleted count=%d", count)
 
     async def _sweep_orphans(self, name: TopicName) -> None:
         topic = self._loaded.get(name)

@@ -155,7 +155,9 @@ def verify(where: Place, topic: str) -> bool:
 
 def _summarize(seen: Verification, faults: int) -> None:
     if seen.unregistered:
-        print_line(f"{seen.unregistered} objects that no descriptor names yet: uploads that may be under way")
+        print_line(
+            f"{seen.unregistered} objects that no descriptor names yet: uploads or merges may be under way"
+        )
     if seen.foreign:
         print_line(f"{seen.foreign} objects whose names are not Sava's were left alone")
     print_line(

@@ -8,13 +8,14 @@ BrokerStorage ── Journal        one log, one writer thread, all topics
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from sava.errors import RetryableError
 from sava.metadata.store import MetadataStore
-from sava.storage import hold, retention
+from sava.storage import deleted, hold, retention
 from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced
@@ -186,9 +187,14 @@ class BrokerStorage:
 
     async def delete_topic(self, topic: TopicKey) -> int:
         """Remove everything that storage has of a deleted topic; returns how many objects went. Can be
-        repeated."""
+        repeated. What is on its way to the object store may still arrive: see ``sweep_deleted``."""
         await self.discard(topic.topic_id)
+        await deleted.note(self._metadata, topic, now_ms=time.time_ns() // 1_000_000)
         return await retention.delete_topic(Catalog(self._metadata, topic), self._parts.store)
+
+    async def sweep_deleted(self, *, now_ms: int) -> int:
+        """Remove the objects of deleted topics that came after their deletion; returns how many went."""
+        return await deleted.sweep(self._metadata, self._parts.store, now_ms=now_ms)
 
     async def close(self) -> None:
         """Stop accepting, resolve what is in flight, leave the rest in the journal."""

@@ -92,10 +92,6 @@ class Catalog:
         self._guard = guard
         self._state_key = keys.state_key(topic)
 
-    def namesake(self, topic_id: int) -> Catalog:
-        """The catalog of another topic that has, or had, the same name."""
-        return Catalog(self._metadata, msgspec.structs.replace(self.topic, topic_id=topic_id))
-
     # -- reading -----------------------------------------------------------------------------
 
     async def load(self) -> TopicState | None:

@@ -134,9 +134,6 @@ class Housekeeping:
         self._segments.merged(run, merged)
 
     async def sweep_orphans(self, *, now_ms: int) -> int:
-        """Delete objects that nothing names and nothing can name any more, those of earlier topics of this
-        name included; returns how many went."""
+        """Delete objects that nothing names and nothing can name any more; returns how many went."""
         async with self._writing:
-            swept = await orphans.sweep(self._catalog, self._store, now_ms=now_ms)
-            swept += await orphans.sweep_predecessors(self._catalog, self._store, now_ms=now_ms)
-        return len(swept)
+            return len(await orphans.sweep(self._catalog, self._store, now_ms=now_ms))

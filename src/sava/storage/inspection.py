@@ -14,8 +14,9 @@ The cluster works on while it is looked at, so what looks wrong may only be new:
                                   accuses.
     objects, then descriptors     in this order an upload that is registered in between is known in time.
                                   What nothing names and could still be registered (``orphans``) is not
-                                  wrong; what was listed and has been deleted since is not there to be wrong.
-                                  What a merge has written or replaced is looked at again a moment later.
+                                  wrong, and neither is what is young: a merge may be about to name it.
+                                  What was listed and has been deleted since is not there to be wrong; what a
+                                  merge has replaced is looked at again a moment later.
 
 Memory: the names of the objects in question, the records of one topic, and a few row groups.
 """
@@ -23,6 +24,7 @@ Memory: the names of the objects in question, the records of one topic, and a fe
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -46,7 +48,7 @@ from sava.storage.errors import (
     SegmentCorrupt,
 )
 from sava.storage.objectstore import ObjectInfo, ObjectStore
-from sava.storage.orphans import can_be_registered
+from sava.storage.orphans import GRACE_MS, can_be_registered
 from sava.storage.segment import SegmentReader
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.tasks import cancelled
@@ -60,8 +62,8 @@ _PARALLEL: Final = 4
 """Segments verified side by side: enough to hide the way to a distant store, and no more than a few of their
 chunks in memory."""
 _MERGE_S: Final = 1.0
-"""Within which a merge names or deletes its objects. With a slow store it takes longer, and what it is about
-to name is accused: so nobody should delete what is younger than the grace of ``orphans``."""
+"""Within which a merge deletes what it has replaced. With a slow store it takes longer, and is accused: no
+message is only there any more."""
 
 
 class Records(Protocol):
@@ -286,7 +288,7 @@ class Verification:
         self._listed: dict[TopicName, list[tuple[keys.ObjectName, ObjectInfo]]] = defaultdict(list)
         self.topics = self.segments = self.messages = self.size = 0
         self.unregistered = 0
-        """Objects that no descriptor names yet: uploads that may be under way."""
+        """Objects that no descriptor names yet: uploads and merges that may be under way."""
         self.foreign = 0
         """Objects whose names are not Sava's."""
 
@@ -368,17 +370,18 @@ class Verification:
 
     async def _orphans(self, name: TopicName, view: TopicView | None) -> AsyncIterator[str]:
         left: list[ObjectInfo] = []
+        young_ms = time.time_ns() // 1_000_000 - GRACE_MS
         for object_name, info in self._listed.pop(name, ()):
             if view is not None and info.key in view.keys:
                 continue
             state = None if view is None else view.state
             is_current = state is not None and object_name.topic.topic_id == state.topic_id
-            if is_current and can_be_registered(object_name, state):
+            if info.modified_ms > young_ms or (is_current and can_be_registered(object_name, state)):
                 self.unregistered += 1
             elif await self._is_there(info.key):
                 left.append(info)
         if left and view is not None:
-            # A merge writes an object before it is named, and deletes those that are not named any more.
+            # A merge deletes the objects that it has replaced after that.
             await asyncio.sleep(_MERGE_S)
             view = await read_topic(self._records, name)
         for info in left:

@@ -35,7 +35,7 @@ from typing import Final
 
 from sava.storage.catalog import Catalog
 from sava.storage.errors import TopicGone
-from sava.storage.keys import ObjectName, name_prefix, objects_prefix, parse_object_key
+from sava.storage.keys import ObjectName, objects_prefix, parse_object_key
 from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.types import Segment, TopicState
 
@@ -65,23 +65,10 @@ async def sweep(
     catalog: Catalog, store: ObjectStore, *, now_ms: int, grace_ms: int = GRACE_MS
 ) -> list[ObjectInfo]:
     """Delete the orphans of this topic id; returns them. Objects of other topics, of the same name too, are
-    not looked at."""
+    not looked at: for those that were deleted, see ``deleted``."""
     orphans = await find_orphans(catalog, store, now_ms=now_ms, grace_ms=grace_ms)
     await store.delete([info.key for info in orphans])
     return orphans
-
-
-async def sweep_predecessors(
-    catalog: Catalog, store: ObjectStore, *, now_ms: int, grace_ms: int = GRACE_MS
-) -> list[ObjectInfo]:
-    """As ``sweep``, for the topics that had this name before: a deletion that broke off, and whose records
-    the successor has cleared away."""
-    named = [parse_object_key(info.key) async for info in store.list(name_prefix(catalog.topic))]
-    ids = {name.topic.topic_id for name in named if name is not None}
-    swept: list[ObjectInfo] = []
-    for topic_id in sorted(each for each in ids if each < catalog.topic.topic_id):
-        swept += await sweep(catalog.namesake(topic_id), store, now_ms=now_ms, grace_ms=grace_ms)
-    return swept
 
 
 async def _read(catalog: Catalog) -> tuple[TopicState | None, list[Segment]]:

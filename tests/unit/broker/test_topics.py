@@ -32,8 +32,9 @@ from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.topic import TopicSchema
 from sava.schemas.types import Policy
-from sava.storage import hold, keys
+from sava.storage import deleted, hold, keys
 from sava.storage.errors import Fenced, ObjectStoreUnavailable
+from sava.storage.orphans import GRACE_MS
 from sava.storage.topic_log import TopicClosed
 from tests.unit.broker.lives import (
     ORDERS,
@@ -259,7 +260,7 @@ class TestDeleting:
             with pytest.raises(TopicUnknown):
                 await topics.delete(ORDERS)
             assert await world.object_count() == 0
-            for prefix in (specs.TOPICS, "/storage/"):
+            for prefix in (specs.TOPICS, keys.TOPICS):
                 assert world.metadata.local.range(prefix).kvs == ()
             again = await topics.get_or_create(ORDERS, True)
             assert again.topic_id > topic.topic_id
@@ -424,6 +425,28 @@ class TestRetention:
                 await stored(topic, end)
             await until(lambda: topic.describe().start_offset == 1)
             assert await world.object_count() == 1
+
+
+class TestSweeping:
+    async def test_what_arrives_of_a_deleted_topic_goes_by_itself(self, world: World) -> None:
+        """An object is put while its topic is deleted, and its writer is killed before it finds that out."""
+        often = TopicsOptions(sweep_interval_s=0.02)
+        async with world.topics(options=often, storage=EAGER) as topics:
+            topic = await topics.get_or_create(ORDERS, True)
+            await topic.append(RecordBatch.encode([b"x"], publish_time=1))
+            await stored(topic, 1)
+            assert topic.log is not None
+            (segment,) = await topic.log.segments()
+            await topics.delete(ORDERS)
+            await world.store.put_new(segment.key, b"late")
+            await asyncio.sleep(0.1)
+            assert await world.object_count() == 1
+            (note,) = (await world.metadata.range(deleted.NOTES)).kvs
+            record = msgspec.json.decode(note.value, type=deleted.DeletedTopic)
+            an_hour_ago = msgspec.structs.replace(record, at_ms=record.at_ms - GRACE_MS)
+            await world.metadata.put(note.key, msgspec.json.encode(an_hour_ago))
+            await until(lambda: world.metadata.local.get(note.key) is None)
+            assert await world.object_count() == 0
 
 
 class TestMerging:

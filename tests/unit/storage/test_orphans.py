@@ -12,7 +12,7 @@ from sava.storage.catalog import Catalog
 from sava.storage.errors import SegmentConflict
 from sava.storage.keys import objects_prefix
 from sava.storage.objectstore import ObjectStore
-from sava.storage.orphans import GRACE_MS, find_orphans, sweep, sweep_predecessors
+from sava.storage.orphans import GRACE_MS, find_orphans, sweep
 from sava.storage.segment import SegmentReader
 from sava.storage.types import Segment, TopicKey
 from tests.unit.storage.faults import UNAVAILABLE, FaultyBackend, FaultyMetadata, before, refuse
@@ -124,29 +124,6 @@ async def test_a_deleted_topic_is_all_orphans_and_its_successor_is_not(
     assert len(await sweep(catalog, store, now_ms=FAR)) == 1
     assert await keys(store) == []
     assert await keys(store, successor) == [upload.key]
-
-
-async def test_what_predecessors_have_left_goes_and_successors_stay(
-    metadata: FaultyMetadata, catalog: Catalog, store: ObjectStore
-) -> None:
-    """The records of a topic are gone as soon as its successor claims the name; its objects are found by
-    their ids."""
-    await registered(catalog, store, 0, 10)
-    third = Catalog(metadata, TopicKey("default", "orders", 9))
-    await third.claim(epoch=1, storage_id="b", has_tail=False)
-    upload = await write(store, 0, 10, topic=third.topic)
-    assert await sweep_predecessors(catalog, store, now_ms=FAR) == []
-    assert len(await sweep_predecessors(third, store, now_ms=FAR)) == 1
-    assert await keys(store) == []
-    assert await keys(store, third.topic) == [upload.key]
-
-
-async def test_a_predecessor_that_is_still_there_stays(catalog: Catalog, store: ObjectStore) -> None:
-    """Its successor was created and has not claimed the name yet: the records are the old topic's, and so are
-    the objects."""
-    segment = await registered(catalog, store, 0, 10)
-    assert await sweep_predecessors(catalog.namesake(9), store, now_ms=FAR) == []
-    assert await keys(store) == [segment.key]
 
 
 async def test_what_is_not_ours_stays(catalog: Catalog, store: ObjectStore) -> None:

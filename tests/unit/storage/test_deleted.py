@@ -1,0 +1,124 @@
+"""What arrives of a topic after it was deleted goes too, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from obstore.store import MemoryStore as MemoryBackend
+
+from sava.metadata.errors import Unavailable
+from sava.storage import deleted
+from sava.storage.catalog import Catalog
+from sava.storage.errors import CatalogCorrupt, ObjectStoreUnavailable
+from sava.storage.keys import objects_prefix
+from sava.storage.objectstore import ObjectStore
+from sava.storage.orphans import GRACE_MS
+from sava.storage.retention import delete_topic
+from sava.storage.types import TopicKey
+from tests.unit.storage.faults import BROKEN, UNAVAILABLE, FaultyBackend, FaultyMetadata, before, refuse
+from tests.unit.storage.messages import TOPIC, write
+
+NOON = 1_000_000_000
+
+
+@pytest.fixture
+def metadata() -> FaultyMetadata:
+    return FaultyMetadata()
+
+
+@pytest.fixture
+def backend() -> FaultyBackend:
+    return FaultyBackend(MemoryBackend())
+
+
+@pytest.fixture
+def store(backend: FaultyBackend) -> ObjectStore:
+    return ObjectStore("memory://", backend, attempts=1)
+
+
+async def keys(store: ObjectStore, topic: TopicKey = TOPIC) -> list[str]:
+    return [info.key async for info in store.list(objects_prefix(topic))]
+
+
+async def notes(metadata: FaultyMetadata) -> int:
+    return len((await metadata.range(deleted.NOTES)).kvs)
+
+
+async def delete(metadata: FaultyMetadata, store: ObjectStore, topic: TopicKey = TOPIC) -> None:
+    await deleted.note(metadata, topic, now_ms=NOON)
+    await delete_topic(Catalog(metadata, topic), store)
+
+
+async def test_what_arrives_after_the_deletion_goes_an_hour_later(
+    metadata: FaultyMetadata, store: ObjectStore
+) -> None:
+    """Its writer was killed before it could remove it. It is younger than an hour itself."""
+    await delete(metadata, store)
+    late = await write(store, 0, 10)
+    assert await deleted.sweep(metadata, store, now_ms=NOON + GRACE_MS - 1) == 0
+    assert (await keys(store), await notes(metadata)) == ([late.key], 1)
+    assert await deleted.sweep(metadata, store, now_ms=NOON + GRACE_MS) == 1
+    assert (await keys(store), await notes(metadata)) == ([], 0)
+
+
+async def test_the_topic_that_has_the_name_now_is_not_touched(
+    metadata: FaultyMetadata, store: ObjectStore
+) -> None:
+    await delete(metadata, store)
+    await write(store, 0, 10)
+    successor = TopicKey("default", "orders", 9)
+    catalog = Catalog(metadata, successor)
+    await catalog.claim(epoch=1, storage_id="b", has_tail=False)
+    named = await write(store, 0, 10, topic=successor)
+    await catalog.register(named, epoch=1, producers=(), origins=())
+    upload = await write(store, 10, 20, topic=successor)
+    assert await deleted.sweep(metadata, store, now_ms=NOON + GRACE_MS) == 1
+    assert await keys(store) == []
+    assert await catalog.segments() == [named]
+    assert await keys(store, successor) == [named.key, upload.key]
+
+
+async def test_what_cannot_be_deleted_is_tried_again(
+    metadata: FaultyMetadata, store: ObjectStore, backend: FaultyBackend
+) -> None:
+    await delete(metadata, store)
+    await write(store, 0, 10)
+    backend.plan("delete_async", refuse(BROKEN))
+    with pytest.raises(ObjectStoreUnavailable):
+        await deleted.sweep(metadata, store, now_ms=NOON + GRACE_MS)
+    assert await notes(metadata) == 1
+    assert await deleted.sweep(metadata, store, now_ms=NOON + GRACE_MS) == 1
+
+
+async def test_a_note_that_cannot_be_written_stops_the_deletion(
+    metadata: FaultyMetadata, store: ObjectStore
+) -> None:
+    await write(store, 0, 10)
+    metadata.plan("txn", refuse(UNAVAILABLE))
+    with pytest.raises(Unavailable):
+        await delete(metadata, store)
+    assert len(await keys(store)) == 1
+
+
+async def test_a_deletion_that_is_repeated_meanwhile_keeps_its_note(
+    metadata: FaultyMetadata, store: ObjectStore
+) -> None:
+    """What may arrive after the second deletion is looked for an hour after that one."""
+    await delete(metadata, store)
+    metadata.plan("txn", before(lambda: deleted.note(metadata, TOPIC, now_ms=NOON + GRACE_MS)))
+    await deleted.sweep(metadata, store, now_ms=NOON + GRACE_MS)
+    assert await notes(metadata) == 1
+
+
+async def test_many(metadata: FaultyMetadata, store: ObjectStore) -> None:
+    """More than one page, and those whose time has not come stay."""
+    for number in range(600):
+        at_ms = NOON + (number % 2)
+        await deleted.note(metadata, TopicKey("default", "t", number + 1), now_ms=at_ms)
+    assert await deleted.sweep(metadata, store, now_ms=NOON + GRACE_MS) == 0
+    assert await notes(metadata) == 300
+
+
+async def test_a_note_that_cannot_be_read_is_named(metadata: FaultyMetadata, store: ObjectStore) -> None:
+    await metadata.put(f"{deleted.NOTES}1", b"?")
+    with pytest.raises(CatalogCorrupt, match="/storage/deleted/1"):
+        await deleted.sweep(metadata, store, now_ms=NOON + GRACE_MS)
