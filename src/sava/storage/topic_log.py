@@ -63,6 +63,7 @@ from sava.storage.segment import SegmentReader
 from sava.storage.tiered import KnownSegments, TieredReader
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import Backlog, Uploader
+from sava.wal import DiskFull
 
 
 class TopicClosed(RetryableError):
@@ -140,6 +141,8 @@ class TopicLog:
         """The last offsets, in a row, that were acknowledged on fewer disks than they should be on."""
         self._unwritten = 0
         """Frames that the journal has not answered for, those included that were given up here."""
+        self._is_in_doubt = False
+        """The journal's life has ended with frames of which nobody knows whether they are the topic's."""
         self._producers = producers
         self._advanced = asyncio.Event()
         self._recent = parts.cache.recent()
@@ -321,8 +324,9 @@ class TopicLog:
         return pending.future
 
     def _is_quiet(self) -> bool:
-        """Nothing is about to be appended."""
-        return self._status is Status.OPEN and not self._arriving and not self._unwritten
+        """Nothing is about to be appended, or was and may be found to be the topic's."""
+        is_certain = not self._arriving and not self._unwritten and not self._is_in_doubt
+        return self._status is Status.OPEN and is_certain
 
     def _outcome_of(self, base_offset: int) -> asyncio.Future[int]:
         """Of a repeated batch, which may still be in flight."""
@@ -356,6 +360,8 @@ class TopicLog:
             self._tell()
             return
         if outcome is not None:
+            # Only what the disk had no room for is not there.
+            self._is_in_doubt |= not isinstance(outcome, DiskFull)
             self._settle_all(outcome)
             return
         self._in_flight.popleft()

@@ -17,6 +17,7 @@ from sava.storage.retention import RetentionPolicy
 from sava.wal import DiskFull, LocalDisk, LogClosed
 from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import TOPIC, Cluster, append_each, contents, expected, numbered
+from tests.unit.storage.resting import TOLD
 
 
 class Mirrors:
@@ -372,3 +373,35 @@ async def test_an_owner_that_was_replaced_shows_what_was_committed_and_nothing_e
         with pytest.raises(Fenced):
             await beyond
         assert await contents(log) == [*expected(0, 3), "another"]
+
+
+async def test_a_topic_with_a_message_in_doubt_does_not_rest(tmp_path: Path) -> None:
+    """Schedule: everything is in segments and the topic was woken for one more message, which is on this disk
+    when the registration is lost. The topic is about to be dropped; before that, it is time to rest. The
+    message is found to be the topic's when the journal is closed: the broker took itself for corrupt, and the
+    producer was told so."""
+    mirrors, cluster = Mirrors(), Cluster(tmp_path)
+    mirrors.position = 1 << 62
+    async with cluster.broker(options=TOLD) as broker:
+        await broker.journal.begin_life(mirrors)
+        log = await broker.open_topic(TOPIC, epoch=1)
+        await append_each(log, 0, 3)
+        await log._parts.uploader.flush(log._backlog, 3)
+        mirrors.position = await broker.journal.drained()
+        in_flight = await log.begin(numbered(3, 4))
+        await broker.journal.drained()
+        broker.journal.end_life(Ended())
+        with pytest.raises(Ended):
+            await in_flight
+        log._rest._due()
+        await asyncio.sleep(0.05)
+        state = await cluster.catalog().load()
+        assert state is not None
+        assert not state.at_rest
+
+        await log.close()
+        await broker.journal.replay(())
+        mirrors.position = 1 << 62
+        await broker.journal.begin_life(mirrors)
+        again = await broker.open_topic(TOPIC, epoch=2)
+        assert await contents(again) == expected(0, 4)

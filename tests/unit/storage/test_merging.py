@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import MemoryStore as MemoryBackend
 
+from sava.metadata.errors import OutcomeUnknown
 from sava.storage import hold, merging
 from sava.storage.broker_storage import StorageOptions
 from sava.storage.catalog import Catalog
@@ -41,6 +42,7 @@ from tests.unit.storage.faults import (
     refuse,
 )
 from tests.unit.storage.messages import TOPIC, read_messages, write
+from tests.unit.storage.resting import lose_sight
 
 KIB, MIB = 1 << 10, 1 << 20
 MAX_BYTES = 16 * MIB
@@ -266,6 +268,21 @@ async def test_an_answer_that_is_lost_is_asked_for_again(
     merged = await merge(parts, catalog, store, SegmentReader(store), epoch=1)
     assert await catalog.segments() == [merged]
     assert await keys(store) == [merged.key]
+
+
+@pytest.mark.parametrize("takes_effect", [False, True])
+async def test_an_outcome_that_stays_unknown_deletes_nothing(
+    catalog: Catalog, store: ObjectStore, metadata: FaultyMetadata, takes_effect: bool
+) -> None:
+    """The answer is lost, and the catalog cannot be read afterwards. The parts may still be the topic's, and
+    so may the merged one."""
+    parts = await three(catalog, store)
+    lose_sight(metadata, lose_answer(UNKNOWN) if takes_effect else refuse(UNKNOWN))
+    with pytest.raises(OutcomeUnknown):
+        await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+    assert len(await keys(store)) == 4
+    assert len(await catalog.segments()) == (1 if takes_effect else 3)
+    assert await everything(catalog, store) == list(range(30))
 
 
 async def test_an_upload_meanwhile_is_kept(
