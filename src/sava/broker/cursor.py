@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from sava.broker.delivery import Range
@@ -30,6 +30,8 @@ class Cursor:
     """Owned by the event loop."""
 
     def __init__(self, record: CursorRecord) -> None:
+        self.changed: Callable[[], None] = lambda: None
+        """Is called when there is something to store, and was not before."""
         self._next = record.next_offset
         self._acked = IntervalSet(_pairs(record.acked))
         self._told = dict(_pairs(record.told))
@@ -70,7 +72,7 @@ class Cursor:
         start = max(start, self._next)
         added = self._acked.add(start, end)
         if added:
-            self._version += 1
+            self._change()
             if start == self._next:
                 self._advance()
         return added
@@ -85,12 +87,18 @@ class Cursor:
     def tell(self, chain_id: int, offset: int) -> None:
         if offset > self.told(chain_id):
             self._told[chain_id] = offset
-            self._version += 1
+            self._change()
 
     def seek(self, offset: int) -> None:
         self._next = offset
         self._acked.clear()
+        self._change()
+
+    def _change(self) -> None:
+        was_dirty = self.is_dirty
         self._version += 1
+        if not was_dirty:
+            self.changed()
 
     def _advance(self) -> None:
         self._next = self._acked.pop_prefix(self._next)

@@ -2,6 +2,7 @@
 
 One task writes, so that an older position never overtakes a newer one. Once a second it takes every cursor
 that has changed and writes many in one transaction; whoever waits for acks to be stored makes it come sooner.
+Cursors say when they change: a thousand that do not cost nothing.
 Each write is conditional on the topic's ownership record and on the subscription's own:
 
     old owner    pauses                                   ── wakes up and writes its cursor: refused
@@ -67,6 +68,8 @@ class CursorKeeper:
         self._store = store
         self._interval_s = interval_s
         self._kept: set[KeptCursor] = set()
+        self._changed: set[KeptCursor] = set()
+        """Those that may be dirty, and maybe some that are not kept any more."""
         self._wanted = asyncio.Event()
         self._round_done: asyncio.Future[bool] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -84,6 +87,8 @@ class CursorKeeper:
 
     def add(self, cursor: KeptCursor) -> None:
         self._kept.add(cursor)
+        self._changed.add(cursor)
+        cursor.subscription.when_dirty(lambda: self._changed.add(cursor))
 
     def remove(self, cursor: KeptCursor) -> None:
         self._kept.discard(cursor)
@@ -126,7 +131,9 @@ class CursorKeeper:
     async def _round(self) -> bool:
         try:
             part: list[KeptCursor] = []
-            for cursor in [cursor for cursor in self._kept if cursor.subscription.is_dirty]:
+            # Those that are not stored in this round are looked at again in the next.
+            self._changed = {each for each in self._changed & self._kept if each.subscription.is_dirty}
+            for cursor in list(self._changed):
                 part.append(cursor)
                 if len(part) == MAX_CURSORS:
                     await self._write(part)

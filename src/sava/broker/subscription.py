@@ -181,6 +181,10 @@ class Subscription:
         """Whether the cursor has changed since its record was stored."""
         return self._cursor.is_dirty
 
+    def when_dirty(self, tell: Callable[[], None]) -> None:
+        """Have this called whenever the cursor becomes dirty."""
+        self._cursor.changed = tell
+
     def cursor_record(self, epoch: int) -> CursorRecord:
         return self._cursor.record(epoch)
 

@@ -43,6 +43,8 @@ from sava.wal import Tap
 log = logging.getLogger(__name__)
 
 TEND_S: Final = 0.25
+LONELY_TEND_S: Final = 1.0
+"""Where there is no mirror to look after."""
 STORE_RETRY_S: Final = 0.2
 AVOID_S: Final = 10.0
 """A mirror that did not keep up is not chosen again for so long, unless nobody else is left."""
@@ -217,7 +219,7 @@ class OwnedJournal:
                 )
                 await asyncio.sleep(STORE_RETRY_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(TEND_S):
+                async with asyncio.timeout(TEND_S if self._streams else LONELY_TEND_S):
                     await self._woken.wait()
 
     async def _tap(self) -> None:

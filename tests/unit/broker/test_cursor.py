@@ -99,3 +99,24 @@ async def test_who_waits_is_told_when_nobody_stores_any_more() -> None:
     cursor.give_up(ConsumerClosed("the topic moves"))
     with pytest.raises(ConsumerClosed):
         await stored
+
+
+def test_it_says_when_there_is_something_to_store_and_was_not_before() -> None:
+    cursor, told = Cursor(CursorRecord(0)), []
+    cursor.changed = lambda: told.append(cursor.next_offset)
+    cursor.ack(0, 1)
+    cursor.ack(1, 2)
+    cursor.ack(0, 2)
+    assert len(told) == 1
+    record = cursor.record(1)
+    cursor.ack(5, 6)
+    cursor.mark_stored(record)
+    assert (cursor.is_dirty, len(told)) == (True, 1), "it has not been clean in between"
+    cursor.mark_stored(cursor.record(1))
+    cursor.tell(7, 3)
+    assert len(told) == 2
+    cursor.mark_stored(cursor.record(1))
+    cursor.tell(7, 3)
+    assert len(told) == 2
+    cursor.seek(0)
+    assert len(told) == 3
