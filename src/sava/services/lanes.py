@@ -126,7 +126,7 @@ class Lane(asyncio.Protocol):
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._connect(lambda: self)
-        except (OSError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 (a name that cannot be one is no OSError)
             self._reason = str(error) or "no answer"
             self._broke()
         finally:

@@ -203,6 +203,24 @@ async def test_a_full_lane_drops_the_newest_and_a_stuck_peer_is_given_up() -> No
     await lane.close()
 
 
+async def test_an_address_that_cannot_be_one_is_not_tried_without_a_pause() -> None:
+    """The name of a host with an empty part is refused before anybody is asked, and not with an OSError."""
+    failures: list[str] = []
+    attempts = 0
+
+    async def connect(protocol: Callable[[], asyncio.BaseProtocol], /) -> None:
+        nonlocal attempts
+        attempts += 1
+        await asyncio.get_running_loop().create_connection(protocol, "broker..example", 7000)
+
+    lane = Lane(connect, lambda: "c", LaneLimits(frames=3, size=1000), failures.append, lambda *_: None)
+    for _ in range(20):
+        lane.offer([b"heartbeat"])
+        await asyncio.sleep(0)
+    assert (attempts, len(failures)) == (1, 1)
+    await lane.close()
+
+
 async def test_a_stranger_on_the_raft_port_is_dropped_and_counted() -> None:
     (port,) = free_ports(1)
     node = Node(TWO, f"127.0.0.1:{port}")
