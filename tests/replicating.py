@@ -249,6 +249,12 @@ class Told(logging.Handler):
     def of(self, topic: str) -> list[str]:
         return [line for line in [*self._lines, *self._written()] if f"topic={topic} " in f"{line} "]
 
+    def has_error(self, topic: str, state: str) -> bool:
+        """Whether it was said that the topic is not copied for this reason. Of a runner this cannot be told:
+        its log has the first of many in a minute."""
+        errors = (line for line in self.of(topic) if line.startswith("ERROR"))
+        return bool(self.files) or any(f"state={state} " in line for line in errors)
+
     def _written(self) -> Iterator[str]:
         for file in self.files:
             for line in file.read_text().splitlines():

@@ -600,7 +600,7 @@ def test_a_remote_that_denies_it_is_asked_again_until_it_does_not(creates: Sourc
     creates.gate.is_denying = False
     creates.settled(topic, "copied")
     creates.arrived(topic, payloads(topic, 0, 2 * COUNT))
-    assert any(line.startswith("ERROR") and "state=denied" in line for line in world.told.of(topic))
+    assert world.told.has_error(topic, "denied")
 
 
 def test_a_remote_that_cannot_be_reached_is_tried_again_until_it_can(creates: Source, world: World) -> None:
@@ -623,9 +623,8 @@ def test_a_remote_that_cannot_be_reached_is_tried_again_until_it_can(creates: So
     creates.settled(topic, "copied", "copied")
     for name in parts(topic, 2):
         creates.arrived(name, payloads(name, 0, 2 * COUNT))
-    lines = world.told.of(topic)
-    assert any(line.startswith("ERROR") and "state=unreachable" in line for line in lines)
-    assert f"INFO replication: copied again topic={topic} remote=west" in lines
+    assert world.told.has_error(topic, "unreachable")
+    assert f"INFO replication: copied again topic={topic} remote=west" in world.told.of(topic)
 
 
 def test_the_setting_holds_from_the_next_start_of_the_brokers_on(waits_strictly: Source) -> None:
