@@ -17,35 +17,8 @@ from sava.storage.retention import RetentionPolicy
 from sava.wal import DiskFull, LocalDisk, LogClosed
 from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import TOPIC, Cluster, append_each, contents, expected, numbered
+from tests.unit.storage.commitments import Ended, Mirrors
 from tests.unit.storage.resting import TOLD
-
-
-class Mirrors:
-    """``Commitment``: as far as the test says."""
-
-    def __init__(self) -> None:
-        self.position = 0
-        self.own = 0
-        self.refuses = False
-        self.is_degraded = False
-        self.floor = 1 << 62
-        self.asked: list[int] = []
-
-    def check(self) -> None:
-        if self.refuses:
-            raise NotCommittable("too few")
-
-    def durable(self, end: int) -> int:
-        self.own = end
-        return min(end, self.position)
-
-    def trimmable(self, floor: int) -> int:
-        self.asked.append(floor)
-        return self.floor
-
-
-class Ended(Exception):
-    pass
 
 
 def batch(base: int, *, topic: int = 1, epoch: int = 1, size: int = 100) -> RecordBatch:
