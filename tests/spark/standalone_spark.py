@@ -101,7 +101,7 @@ class SparkCluster:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=PATIENCE_S) as page:
                 return int(json.load(page)["aliveworkers"])
-        except OSError:
+        except (OSError, ValueError):  # as long as it starts, its front page is what it has for every path
             return 0
 
     def _stop(self) -> None:
