@@ -22,6 +22,7 @@ from sava.blocking import Client
 from sava.client import Tls
 from sava.client.errors import ClientError
 from sava.config import Auth
+from sava.logs import MOST
 from sava.pipeline.link import Access
 from sava.pipeline.replicate.control import AdminControl
 from sava.pipeline.replicate.copying import copy
@@ -250,10 +251,11 @@ class Told(logging.Handler):
         return [line for line in [*self._lines, *self._written()] if f"topic={topic} " in f"{line} "]
 
     def has_error(self, topic: str, state: str) -> bool:
-        """Whether it was said that the topic is not copied for this reason. Of a runner this cannot be told:
-        its log has the first of many in a minute."""
+        """Whether it was said that the topic is not copied for this reason; or, by a runner, whose log has
+        the first of many in a minute, of as many others."""
         errors = (line for line in self.of(topic) if line.startswith("ERROR"))
-        return bool(self.files) or any(f"state={state} " in line for line in errors)
+        others = [line for line in self._written() if line.startswith("ERROR replication: not copied")]
+        return any(f"state={state} " in line for line in errors) or len(others) >= MOST
 
     def _written(self) -> Iterator[str]:
         for file in self.files:

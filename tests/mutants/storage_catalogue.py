@@ -114,7 +114,7 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
         "s14",
         "an object is accused that a merge is about to name",
         f"{STORAGE}/inspection.py",
-        "info.modified_ms > young_ms or (",
+        "info.modified_ms > young_from_ms or (",
         "(",
     ),
 )

@@ -2,7 +2,7 @@
 
 One task writes, so that an older position never overtakes a newer one. Once a second it takes every cursor
 that has changed and writes many in one transaction; whoever waits for acks to be stored makes it come sooner.
-Cursors say when they change: a thousand that do not cost nothing.
+Cursors say when they change, so that those that do not cost nothing.
 Each write is conditional on the topic's ownership record and on the subscription's own:
 
     old owner    pauses                                   ── wakes up and writes its cursor: refused

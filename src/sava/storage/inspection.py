@@ -370,13 +370,13 @@ class Verification:
 
     async def _orphans(self, name: TopicName, view: TopicView | None) -> AsyncIterator[str]:
         left: list[ObjectInfo] = []
-        young_ms = time.time_ns() // 1_000_000 - GRACE_MS
+        young_from_ms = time.time_ns() // 1_000_000 - GRACE_MS
         for object_name, info in self._listed.pop(name, ()):
             if view is not None and info.key in view.keys:
                 continue
             state = None if view is None else view.state
             is_current = state is not None and object_name.topic.topic_id == state.topic_id
-            if info.modified_ms > young_ms or (is_current and can_be_registered(object_name, state)):
+            if info.modified_ms > young_from_ms or (is_current and can_be_registered(object_name, state)):
                 self.unregistered += 1
             elif await self._is_there(info.key):
                 left.append(info)

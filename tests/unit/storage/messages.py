@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from sava.records import Message, RecordBatch
+from sava.storage.keys import objects_prefix
 from sava.storage.objectstore import ObjectStore
 from sava.storage.segment import SegmentReader, write_segment
 from sava.storage.types import Segment, TopicKey
@@ -62,3 +63,8 @@ async def read_messages(
         expected = batch.next_offset
         found += batch.messages()
     return found
+
+
+async def keys(store: ObjectStore, topic: TopicKey = TOPIC) -> list[str]:
+    """Of the objects that there are of a topic."""
+    return [info.key async for info in store.list(objects_prefix(topic))]

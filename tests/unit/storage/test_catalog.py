@@ -37,11 +37,6 @@ PRODUCERS = (ProducerState(3, 20, 10, 12),)
 
 
 @pytest.fixture
-def metadata() -> FaultyMetadata:
-    return FaultyMetadata()
-
-
-@pytest.fixture
 def catalog(metadata: FaultyMetadata) -> Catalog:
     return Catalog(metadata, TOPIC)
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from sava.records import RecordBatch
+from sava.storage.broker_storage import BrokerStorage
 from sava.storage.commitment import NotCommittable
 from sava.storage.errors import Fenced
 from sava.storage.journal import Journal, JournalOptions
 from sava.storage.retention import RetentionPolicy
+from sava.storage.topic_log import TopicLog
 from sava.wal import DiskFull, LocalDisk, LogClosed
 from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import TOPIC, Cluster, append_each, contents, expected, numbered
@@ -316,6 +318,17 @@ async def test_an_answer_is_degraded_if_it_was_so_when_it_was_given(tmp_path: Pa
         assert [offset for offset in range(12) if log.is_degraded(offset)] == [8, 9], "the last ones in a row"
 
 
+async def with_one_in_flight(broker: BrokerStorage, mirrors: Mirrors) -> tuple[TopicLog, asyncio.Future[int]]:
+    """A topic of which 0..3 are in segments, and one more is on the disk and not committed."""
+    log = await broker.open_topic(TOPIC, epoch=1)
+    await append_each(log, 0, 3)
+    await log._parts.uploader.flush(log._backlog, 3)
+    mirrors.position = await broker.journal.drained()
+    in_flight = await log.begin(numbered(3, 4))
+    await broker.journal.drained()
+    return log, in_flight
+
+
 async def test_an_owner_that_was_replaced_shows_what_was_committed_and_nothing_else(tmp_path: Path) -> None:
     """Schedule: a broker is cut off with a message in flight, and does not know that its journal was closed
     without it and that its topic goes on elsewhere. Who reads from it sees old messages, and none that the
@@ -324,12 +337,7 @@ async def test_an_owner_that_was_replaced_shows_what_was_committed_and_nothing_e
     mirrors.position = 1 << 62
     async with cluster.broker("a") as old, cluster.broker("b") as new:
         await old.journal.begin_life(mirrors)
-        zombie = await old.open_topic(TOPIC, epoch=1)
-        await append_each(zombie, 0, 3)
-        await zombie._parts.uploader.flush(zombie._backlog, 3)
-        mirrors.position = await old.journal.drained()
-        in_flight = await zombie.begin(numbered(3, 4))
-        await old.journal.drained()
+        zombie, in_flight = await with_one_in_flight(old, mirrors)
         # Who salvages the journal finds nothing beyond the segments.
         await cluster.catalog().seal(epoch=1, end=3, producers=(), origins=())
         log = await new.open_topic(TOPIC, epoch=2)
@@ -357,12 +365,7 @@ async def test_a_topic_with_a_message_in_doubt_does_not_rest(tmp_path: Path) -> 
     mirrors.position = 1 << 62
     async with cluster.broker(options=TOLD) as broker:
         await broker.journal.begin_life(mirrors)
-        log = await broker.open_topic(TOPIC, epoch=1)
-        await append_each(log, 0, 3)
-        await log._parts.uploader.flush(log._backlog, 3)
-        mirrors.position = await broker.journal.drained()
-        in_flight = await log.begin(numbered(3, 4))
-        await broker.journal.drained()
+        log, in_flight = await with_one_in_flight(broker, mirrors)
         broker.journal.end_life(Ended())
         with pytest.raises(Ended):
             await in_flight

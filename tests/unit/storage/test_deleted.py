@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from obstore.store import MemoryStore as MemoryBackend
 
 from sava.metadata.errors import Unavailable
 from sava.storage import deleted
 from sava.storage.catalog import Catalog
 from sava.storage.errors import CatalogCorrupt, ObjectStoreUnavailable
-from sava.storage.keys import objects_prefix
 from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import GRACE_MS
 from sava.storage.retention import delete_topic
 from sava.storage.types import TopicKey
 from tests.unit.storage.faults import BROKEN, UNAVAILABLE, FaultyBackend, FaultyMetadata, before, refuse
-from tests.unit.storage.messages import TOPIC, write
+from tests.unit.storage.messages import TOPIC, keys, write
 
 NOON = 1_000_000_000
-
-
-@pytest.fixture
-def metadata() -> FaultyMetadata:
-    return FaultyMetadata()
-
-
-@pytest.fixture
-def backend() -> FaultyBackend:
-    return FaultyBackend(MemoryBackend())
-
-
-@pytest.fixture
-def store(backend: FaultyBackend) -> ObjectStore:
-    return ObjectStore("memory://", backend, attempts=1)
-
-
-async def keys(store: ObjectStore, topic: TopicKey = TOPIC) -> list[str]:
-    return [info.key async for info in store.list(objects_prefix(topic))]
 
 
 async def notes(metadata: FaultyMetadata) -> int:

@@ -57,11 +57,6 @@ class Right:
         return True
 
 
-@pytest.fixture
-def metadata() -> FaultyMetadata:
-    return FaultyMetadata()
-
-
 STEPS: list[tuple[str, Callable[[Catalog], Awaitable[object]]]] = [
     ("claim", lambda catalog: catalog.claim(epoch=2, storage_id=A, has_tail=True)),
     ("register", lambda catalog: catalog.register(segment(10, 20), epoch=1, producers=(), origins=())),

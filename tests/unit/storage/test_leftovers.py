@@ -31,11 +31,6 @@ IDS_END = 1 << 40
 
 
 @pytest.fixture
-def metadata() -> FaultyMetadata:
-    return FaultyMetadata()
-
-
-@pytest.fixture
 def cluster(tmp_path: Path, metadata: FaultyMetadata) -> Cluster:
     return Cluster(tmp_path, metadata=metadata)
 

@@ -12,14 +12,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from obstore.store import MemoryStore as MemoryBackend
 
 from sava.metadata.errors import OutcomeUnknown
 from sava.storage import hold, merging
 from sava.storage.broker_storage import StorageOptions
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced, ObjectStoreUnavailable, SegmentConflict, TopicGone
-from sava.storage.keys import objects_prefix
 from sava.storage.merging import FEW, MOST, merge, worth_merging
 from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import sweep
@@ -41,7 +39,7 @@ from tests.unit.storage.faults import (
     lose_answer,
     refuse,
 )
-from tests.unit.storage.messages import TOPIC, read_messages, write
+from tests.unit.storage.messages import TOPIC, keys, read_messages, write
 from tests.unit.storage.resting import lose_sight
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -151,21 +149,6 @@ def test_however_large_they_are_few_are_left_and_little_is_written(sizes: list[i
 
 
 @pytest.fixture
-def metadata() -> FaultyMetadata:
-    return FaultyMetadata()
-
-
-@pytest.fixture
-def backend() -> FaultyBackend:
-    return FaultyBackend(MemoryBackend())
-
-
-@pytest.fixture
-def store(backend: FaultyBackend) -> ObjectStore:
-    return ObjectStore("memory://", backend, attempts=1)
-
-
-@pytest.fixture
 async def catalog(metadata: FaultyMetadata) -> Catalog:
     catalog = Catalog(metadata, TOPIC)
     await catalog.claim(epoch=1, storage_id="a", has_tail=False)
@@ -178,10 +161,6 @@ async def three(catalog: Catalog, store: ObjectStore) -> list[Segment]:
     for segment in segments:
         await catalog.register(segment, epoch=1, producers=(), origins=())
     return segments
-
-
-async def keys(store: ObjectStore) -> list[str]:
-    return [info.key async for info in store.list(objects_prefix(TOPIC))]
 
 
 async def everything(catalog: Catalog, store: ObjectStore) -> list[int]:

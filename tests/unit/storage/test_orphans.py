@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from obstore.store import MemoryStore as MemoryBackend
 
 from sava.metadata.errors import Unavailable
 from sava.storage.catalog import Catalog
@@ -15,20 +14,10 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import GRACE_MS, find_orphans, sweep
 from sava.storage.segment import SegmentReader
 from sava.storage.types import Segment, TopicKey
-from tests.unit.storage.faults import UNAVAILABLE, FaultyBackend, FaultyMetadata, before, refuse
-from tests.unit.storage.messages import TOPIC, read_messages, write
+from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, before, refuse
+from tests.unit.storage.messages import TOPIC, keys, read_messages, write
 
 FAR = 1 << 50
-
-
-@pytest.fixture
-def metadata() -> FaultyMetadata:
-    return FaultyMetadata()
-
-
-@pytest.fixture
-def store() -> ObjectStore:
-    return ObjectStore("memory://", FaultyBackend(MemoryBackend()), attempts=1)
 
 
 @pytest.fixture
@@ -36,10 +25,6 @@ async def catalog(metadata: FaultyMetadata) -> Catalog:
     catalog = Catalog(metadata, TOPIC)
     await catalog.claim(epoch=1, storage_id="a", has_tail=False)
     return catalog
-
-
-async def keys(store: ObjectStore, topic: TopicKey = TOPIC) -> list[str]:
-    return [info.key async for info in store.list(objects_prefix(topic))]
 
 
 async def registered(catalog: Catalog, store: ObjectStore, start: int, end: int) -> Segment:

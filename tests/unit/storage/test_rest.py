@@ -39,11 +39,6 @@ from tests.unit.storage.resting import (
 
 
 @pytest.fixture
-def metadata() -> FaultyMetadata:
-    return FaultyMetadata()
-
-
-@pytest.fixture
 def cluster(tmp_path: Path, metadata: FaultyMetadata) -> Cluster:
     return Cluster(tmp_path, metadata=metadata)
 
