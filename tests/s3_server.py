@@ -37,8 +37,9 @@ class S3Server:
 
     url = f"s3://{BUCKET}"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, address: str = "127.0.0.1") -> None:
         self._directory = directory
+        self._address = address
         self._ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
         self._process: subprocess.Popen[bytes] | None = None
         self.port = self._ports["s3.port"]
@@ -47,19 +48,19 @@ class S3Server:
     def options_behind(self, port: int) -> dict[str, str]:
         """As ``ObjectStore.open`` takes them, for a proxy on ``port``."""
         return {
-            "endpoint": f"http://127.0.0.1:{port}",
+            "endpoint": f"http://{self._address}:{port}",
             "access_key_id": "sava",
             "secret_access_key": "secret",
             "region": "us-east-1",
         }
 
-    def start(self) -> None:
-        command = [
+    def command(self) -> list[str]:
+        return [
             str(Path(sys.executable).with_name("weed")),
             "mini",
             f"-dir={self._directory}",
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
+            f"-ip={self._address}",
+            f"-ip.bind={self._address}",
             "-webdav=false",
             "-admin.ui=false",
             "-s3.port.iceberg=0",
@@ -67,14 +68,18 @@ class S3Server:
             "-master.telemetry=false",
             *(f"-{name}={port}" for name, port in self._ports.items()),
         ]
-        environment = os.environ | {
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {
             "AWS_ACCESS_KEY_ID": self.options["access_key_id"],
             "AWS_SECRET_ACCESS_KEY": self.options["secret_access_key"],
             "S3_BUCKET": BUCKET,
         }
+
+    def start(self) -> None:
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, env=environment, cwd=self._directory, stdout=log, stderr=log
+                self.command(), env=self.environment(), cwd=self._directory, stdout=log, stderr=log
             )
         self._wait_until_ready()
 
@@ -89,22 +94,28 @@ class S3Server:
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)
 
-    def _wait_until_ready(self) -> None:
-        """Ready means that an object can be written: S3 answers before the volumes behind it do."""
-        assert self._process is not None
+    def takes_objects(self) -> bool:
+        """Whether an object can be written now."""
         store = S3Store(
             BUCKET,
             config=cast(Any, self.options),
-            client_options={"allow_http": True},
+            client_options={"allow_http": True, "timeout": "5s"},
             retry_config={"max_retries": 0},
         )
+        try:
+            obstore.put(store, "ready", b"yes")
+        except BaseError:
+            return False
+        return True
+
+    def _wait_until_ready(self) -> None:
+        """Ready means that an object can be written: S3 answers before the volumes behind it do."""
+        assert self._process is not None
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            try:
-                obstore.put(store, "ready", b"yes")
+            if self.takes_objects():
                 return
-            except BaseError:
-                time.sleep(0.1)
+            time.sleep(0.1)
         self.kill()
         log = (self._directory / "log").read_text(errors="replace")
         raise RuntimeError(f"SeaweedFS did not start:\n{log[-4000:]}")

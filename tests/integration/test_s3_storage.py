@@ -46,6 +46,21 @@ def store(s3_server: S3Server, prefix: str) -> ObjectStore:
     return ObjectStore.open(f"{s3_server.url}/{prefix}", options=s3_server.options)
 
 
+async def test_plain_http_beyond_loopback_must_be_asked_for(
+    s3_server: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator names an S3 server without TLS on another host. Sava does not know that 127.1 is this
+    machine, so it refuses plain HTTP there until AWS_ALLOW_HTTP is set, and then takes it."""
+    options = {**s3_server.options, "endpoint": f"http://127.1:{s3_server.port}"}
+    refusing = ObjectStore.open(f"{s3_server.url}/{prefix}", options=options)
+    with pytest.raises(ObjectStoreUnavailable):
+        await refusing.put_new("object", b"1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    store = ObjectStore.open(f"{s3_server.url}/{prefix}", options=options)
+    await store.put_new("object", b"1")
+    assert await store.get("object") == b"1"
+
+
 async def test_the_history_of_a_topic_that_moves(store: ObjectStore) -> None:
     """0..22 on one broker, 22.. on the next; a consumer at 6 reads on without a gap; retention, deletion,
     nothing left."""

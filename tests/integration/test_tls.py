@@ -16,14 +16,15 @@ from sava.services.raft_transport import TcpTransport
 from tests.integration.harness import Cluster
 
 
-def make_certificates(directory: Path) -> Auth:
-    """An authority of our own, and one certificate for everybody on this machine."""
+def make_certificates(directory: Path, *addresses: str) -> Auth:
+    """An authority of our own, and one certificate for all hosts: this machine, and these addresses."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
 
     directory.mkdir()
-    (directory / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
+    names = ["IP:127.0.0.1", "DNS:localhost", *(f"IP:{address}" for address in addresses)]
+    (directory / "san").write_text(f"subjectAltName={','.join(names)}")
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "1")
     openssl("req", *new_key, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node")

@@ -110,7 +110,7 @@ def sync_path(path: Path) -> None:
 
 def _open_cloud(scheme: str, url: str, options: Mapping[str, str]) -> Backend:
     client: dict[str, Any] = dict(_CLIENT)
-    if scheme == "s3" and _is_loopback(_s3_endpoint(options)):
+    if scheme == "s3" and (_is_loopback(_s3_endpoint(options)) or _may_be_plain()):
         client["allow_http"] = True
     backend: Backend = _CLOUDS[scheme].from_url(
         url, config=dict(options), client_options=client, retry_config=dict(_NO_RETRY)
@@ -122,6 +122,11 @@ def _s3_endpoint(options: Mapping[str, str]) -> str:
     given = [options.get(name) for name in ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")]
     given += [os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")]
     return next(filter(None, given), "")
+
+
+def _may_be_plain() -> bool:
+    """obstore heeds the variable only where it is given no client options, and Sava gives it timeouts."""
+    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1", "yes", "on", "t", "y")
 
 
 def _is_loopback(endpoint: str) -> bool:
