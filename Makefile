@@ -7,8 +7,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 2000
 JOBS ?= 4
+MINUTES ?= 30
 
-.PHONY: help setup test test-long chaos test-spark lint sim mutants bench demo docs proto clean
+.PHONY: help setup test test-long chaos torture test-spark lint sim mutants bench demo docs proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -36,6 +37,10 @@ test-long: $(READY)
 ## make chaos    three brokers under load, at least 30 of them killed, paused, wiped or cut off; nothing acknowledged is lost
 chaos: $(READY)
 	SAVA_LONG=1 $(BIN)/python -m pytest -n 0 -s tests/cluster/test_chaos.py
+
+## make torture  three brokers in namespaces of their own, a bad network, power losses, oracles: MINUTES=30 ARGS=--help
+torture: $(READY)
+	$(BIN)/python -m tests.torture --minutes $(MINUTES) $(ARGS)
 
 ## make test-spark  all tests with Spark, the long ones too: executors and drivers killed, a standalone cluster, Connect
 test-spark: $(READY)

@@ -1,0 +1,279 @@
+"""``python -m tests.torture``: three brokers, a second cluster, clients of all kinds, and everything that can
+happen to them, for half an hour; then the oracles. Exit code 1 if they find anything (docs/testing.md)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from sava.proto import replication_pb2
+from tests.torture import oracles
+from tests.torture.cluster import CLIENTS, ROOT, WEST, Cluster, Surroundings, ended
+from tests.torture.faults import Nemesis, Operator
+from tests.torture.history import Recorder, read
+from tests.torture.load import SETTLE_S, Plan, Status
+from tests.torture.oracles import Finding, History
+from tests.torture.report import Report, gaps, totals
+
+TOPICS: Final = {
+    "/default/exclusive": "exclusive",
+    "/default/shared": "shared",
+    "/default/failover": "failover",
+    "/default/keyed": "key_shared",
+}
+SHARED_NAME: Final = "/default/shared-name"
+DANUBE: Final = "/default/danube"
+COPIED: Final = "/default/exclusive"
+LINE_S: Final = 10.0
+WARM_UP_S: Final = 5.0
+OPERATIONS_FROM_S: Final = 300.0
+"""In a run as long as this, each kind of an operator's work must have succeeded."""
+
+
+class Run:
+    def __init__(self, options: argparse.Namespace, around: Surroundings) -> None:
+        self._options = options
+        self._around = around
+        self._directory = around.directory
+        self._recorder = Recorder(around.directory / "events.jsonl")
+        self._cluster = Cluster(around, self._recorder)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._failures: list[Finding] = []
+        topics = [*TOPICS, SHARED_NAME, *([DANUBE] if options.danube else [])]
+        self._nemesis = Nemesis(self._cluster, [*TOPICS], self._recorder, self._status, options.seed)
+        self._operator = Operator(self._cluster, topics, self._recorder, options.seed)
+        self._topics = topics
+
+    def _status(self) -> Status:
+        return Status.read(self._directory / "load.status")
+
+    async def run(self) -> Report:
+        began = time.monotonic()
+        router: dict[str, int] = {}
+        try:
+            await self._cluster.start()
+            for topic in self._topics:
+                await self._cluster.create(topic)
+            if self._options.link:
+                await self._begin_link()
+            load = self._start_load()
+            if self._options.danube:
+                self._start_danube()
+            await self._warm_up()
+            until = time.monotonic() + self._options.minutes * 60
+            await self._torture(until)
+            await self._end_load(load)
+            router = self._around.network.counters()
+        finally:
+            for process in self._processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGCONT)
+                    process.kill()
+                    process.wait()
+            await self._cluster.close()
+            self._recorder.close()
+        return self._judge(time.monotonic() - began, router)
+
+    # -- clients ---------------------------------------------------------------------------------
+
+    def _start_load(self) -> subprocess.Popen[bytes]:
+        brokers, files = self._cluster.brokers, self._around.auth.tls
+        plan = Plan(
+            directory=str(self._directory),
+            services=[broker.client_url for broker in brokers],
+            admins=[broker.admin for broker in brokers],
+            west=self._cluster.west.client_url,
+            topics=dict(TOPICS),
+            copied=[COPIED] if self._options.link else [],
+            shared_name=SHARED_NAME,
+            others=[DANUBE] if self._options.danube else [],
+            seed=self._options.seed,
+            pause_s=self._options.pause,
+            tls=[str(files.ca_file), str(files.cert_file), str(files.key_file)] if files else [],
+        )
+        path = self._directory / "plan.json"
+        path.write_bytes(msgspec.json.encode(plan))
+        return self._start("load", "tests.torture.load", str(path), stdin=subprocess.PIPE)
+
+    def _start(
+        self, name: str, module: str, *arguments: str, stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", module, *arguments]
+        process = self._around.start(CLIENTS, command, self._directory / f"{name}.log", stdin=stdin)
+        self._processes.append(process)
+        return process
+
+    def _start_danube(self) -> None:
+        files = self._around.auth.tls
+        given = [str(files.ca_file), str(files.cert_file), str(files.key_file)] if files else []
+        urls = [broker.client_url for broker in self._cluster.brokers]
+        self._danube = self._start(
+            *("danube", "tests.torture.danube_program", str(self._directory), DANUBE, urls[0], *given),
+            stdin=subprocess.PIPE,
+        )
+
+    async def _begin_link(self) -> None:
+        """The replication of one topic to the other cluster, by a runner without Spark."""
+        cluster, files = self._cluster, self._around.auth.tls
+        client = cluster.brokers[0].client
+        west = cluster.west
+        service = west.client_url.partition("//")[2]
+        remote = replication_pb2.Remote(name=WEST, service=service)
+        if files is not None:
+            remote.service = west.client_url
+            remote.tls_ca, remote.tls_cert, remote.tls_key = map(
+                str, (files.ca_file, files.cert_file, files.key_file)
+            )
+        await cluster.create(COPIED, on=west)
+        await client.call(client.replication.AddRemote, remote, timeout=10.0)
+        policy = replication_pb2.ReplicationPolicy(remotes=[WEST])
+        request = replication_pb2.SetReplicationRequest(scope=COPIED, policy=policy, skip_checks=True)
+        await client.call(client.replication.SetReplication, request, timeout=10.0)
+        admins = ",".join(broker.admin for broker in cluster.brokers)
+        services = ",".join(broker.client_url for broker in cluster.brokers)
+        given = [str(files.ca_file), str(files.cert_file), str(files.key_file)] if files else []
+        self._start("link", "tests.torture.link", admins, services, WEST, *given)
+
+    async def _warm_up(self) -> None:
+        """Until every topic takes messages."""
+        deadline = time.monotonic() + 60
+        while not all(topic in self._status().last_ack for topic in TOPICS):
+            assert time.monotonic() < deadline, "the load has not begun"
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(WARM_UP_S)
+
+    # -- the torture -----------------------------------------------------------------------------
+
+    async def _torture(self, until: float) -> None:
+        operating = asyncio.create_task(self._operator.run())
+        showing = asyncio.create_task(self._show_progress())
+        kinds = self._options.faults or [*self._nemesis.harms]
+        try:
+            await self._nemesis.run(until, kinds, doubles=self._options.doubles)
+        finally:
+            for task in (operating, showing):
+                task.cancel()
+            await asyncio.gather(operating, showing, return_exceptions=True)
+        self._around.network.heal_all()
+
+    async def _show_progress(self) -> None:
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(LINE_S)
+            status, now = self._status(), time.monotonic()
+            oldest = max((now - at for at in status.last_ack.values()), default=0.0)
+            print(
+                f"{now - began:6.0f} s  acked {status.acked}  received {status.received}  "
+                f"calls {status.calls}  errors {status.errors}  faults {sum(self._nemesis.done.values())}  "
+                f"operator {sum(self._operator.done.values())}  oldest ack {oldest:.1f} s  "
+                f"{self._nemesis.current}",
+                flush=True,
+            )
+
+    async def _end_load(self, load: subprocess.Popen[bytes]) -> None:
+        """Producers stop, consumers get the rest, everything is read: by the load, which is the last."""
+        for process in (*([self._danube] if self._options.danube else []), load):
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(b"stop\n")
+                process.stdin.flush()
+            with contextlib.suppress(TimeoutError):
+                await ended(process, timeout=3 * SETTLE_S)
+            if process.poll() != 0:
+                name = "load" if process is load else "danube"
+                what = f"ended with {process.poll()}; see {name}.log"
+                self._failures.append(Finding("clients", name, what))
+
+    # -- the verdict -----------------------------------------------------------------------------
+
+    def _judge(self, seconds: float, router: dict[str, int]) -> Report:
+        print("the oracles are at work", flush=True)
+        history = History(read(*sorted(self._directory.glob("*.jsonl"))))
+        copies = [COPIED] if self._options.link else []
+        findings = oracles.judge(history, subscriptions=TOPICS.items(), copies=copies)
+        findings = [each for each in findings if each.oracle not in self._options.skip]
+        if self._options.minutes * 60 >= OPERATIONS_FROM_S:
+            idle = [kind for kind in self._operator.failed if not self._operator.done[kind]]
+            findings += [Finding("operator", kind, "never succeeded") for kind in idle]
+        return Report(
+            seed=self._options.seed,
+            seconds=seconds,
+            commit=_commit(),
+            missing=self._around.missing,
+            faults=len(history.faults),
+            faults_by_kind=dict(self._nemesis.done),
+            power_losses=self._nemesis.power_losses,
+            operations=dict(self._operator.done),
+            operations_failed=dict(self._operator.failed),
+            router=router,
+            gaps=gaps(history.faults, history.acked),
+            findings=self._failures + findings,
+            directory=str(self._directory),
+            **totals(history),
+        )
+
+
+def _commit() -> str:
+    asked = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip()
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0, help="of faults; some more for start and end")
+    parser.add_argument("--seed", type=int, default=0, help="of faults and clients; default: drawn")
+    parser.add_argument("--faults", nargs="+", metavar="KIND", help="these kinds only, such as 'power all'")
+    parser.add_argument(
+        "--doubles", type=float, default=0.3, help="share of rounds with two faults at a time"
+    )
+    parser.add_argument("--pause", type=float, default=0.02, help="seconds between a producer's messages")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--directory", type=Path, help="for logs and histories; default: a temporary one")
+    parser.add_argument("--skip", nargs="+", default=[], metavar="ORACLE", help="do not heed these oracles")
+    parser.add_argument("--keep", action="store_true", help="keep the files of a run without findings")
+    for name in ("tls", "namespaces", "link", "danube"):
+        parser.add_argument(f"--no-{name}", dest=name, action="store_false")
+    options = parser.parse_args(arguments)
+    options.seed = options.seed or random.randrange(1, 1 << 32)
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    name = f"sava-torture-{os.getpid()}-"
+    directory = options.directory or Path(tempfile.mkdtemp(prefix=name))
+    directory.mkdir(exist_ok=True, parents=True)
+    print(f"seed {options.seed}, files in {directory}", flush=True)
+    around = Surroundings.make(directory, seed=options.seed, tls=options.tls, namespaces=options.namespaces)
+    for each in around.missing:
+        print(f"without {each}", flush=True)
+    try:
+        report = asyncio.run(Run(options, around).run())
+    finally:
+        around.close()
+    print("\n".join(report.lines()), flush=True)
+    if options.report is not None:
+        options.report.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    if not report.findings and not options.keep:
+        shutil.rmtree(directory, ignore_errors=True)
+    return 1 if report.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
