@@ -220,7 +220,7 @@ class Run:
             operations=dict(self._operator.done),
             operations_failed=dict(self._operator.failed),
             router=router,
-            gaps=gaps(history.faults, history.acked),
+            gaps=gaps(history.faults, {topic: history.acked[topic] for topic in TOPICS}),
             findings=self._failures + findings,
             directory=str(self._directory),
             **totals(history),
