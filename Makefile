@@ -7,9 +7,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 2000
 JOBS ?= 4
-MINUTES ?= 30
 
-.PHONY: help setup test test-long chaos torture test-spark lint sim mutants bench demo docs proto clean
+.PHONY: help setup test test-long chaos torture soak test-spark lint sim mutants bench demo docs proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -40,7 +39,11 @@ chaos: $(READY)
 
 ## make torture  three brokers in namespaces of their own, a bad network, power losses, oracles: MINUTES=30 ARGS=--help
 torture: $(READY)
-	$(BIN)/python -m tests.torture --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),30) $(ARGS)
+
+## make soak     steady load for MINUTES=60: memory, descriptors, threads, disk and metadata of brokers stay flat
+soak: $(READY)
+	$(BIN)/python -m tests.torture.soak --minutes $(or $(MINUTES),60) $(ARGS)
 
 ## make test-spark  all tests with Spark, the long ones too: executors and drivers killed, a standalone cluster, Connect
 test-spark: $(READY)

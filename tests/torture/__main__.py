@@ -25,7 +25,7 @@ from tests.torture import oracles
 from tests.torture.cluster import CLIENTS, ROOT, WEST, Cluster, Surroundings, ended
 from tests.torture.faults import Nemesis, Operator
 from tests.torture.history import Recorder, read
-from tests.torture.load import SETTLE_S, Plan, Status
+from tests.torture.load import SETTLE_S, Status
 from tests.torture.oracles import Finding, History
 from tests.torture.report import Report, gaps, totals
 
@@ -91,22 +91,15 @@ class Run:
     # -- clients ---------------------------------------------------------------------------------
 
     def _start_load(self) -> subprocess.Popen[bytes]:
-        brokers, files = self._cluster.brokers, self._around.auth.tls
-        plan = Plan(
-            directory=str(self._directory),
-            services=[broker.client_url for broker in brokers],
-            admins=[broker.admin for broker in brokers],
-            west=self._cluster.west.client_url,
-            topics=dict(TOPICS),
+        self._cluster.plan(
+            TOPICS,
+            seed=self._options.seed,
             copied=[COPIED] if self._options.link else [],
             shared_name=SHARED_NAME,
             others=[DANUBE] if self._options.danube else [],
-            seed=self._options.seed,
             pause_s=self._options.pause,
-            tls=[str(files.ca_file), str(files.cert_file), str(files.key_file)] if files else [],
         )
         path = self._directory / "plan.json"
-        path.write_bytes(msgspec.json.encode(plan))
         return self._start("load", "tests.torture.load", str(path), stdin=subprocess.PIPE)
 
     def _start(
@@ -118,26 +111,23 @@ class Run:
         return process
 
     def _start_danube(self) -> None:
-        files = self._around.auth.tls
-        given = [str(files.ca_file), str(files.cert_file), str(files.key_file)] if files else []
+        files = self._around.tls_files
         urls = [broker.client_url for broker in self._cluster.brokers]
         self._danube = self._start(
-            *("danube", "tests.torture.danube_program", str(self._directory), DANUBE, urls[0], *given),
+            *("danube", "tests.torture.danube_program", str(self._directory), DANUBE, urls[0], *files),
             stdin=subprocess.PIPE,
         )
 
     async def _begin_link(self) -> None:
         """The replication of one topic to the other cluster, by a runner without Spark."""
-        cluster, files = self._cluster, self._around.auth.tls
+        cluster, files = self._cluster, self._around.tls_files
         client = cluster.brokers[0].client
         west = cluster.west
         service = west.client_url.partition("//")[2]
         remote = replication_pb2.Remote(name=WEST, service=service)
-        if files is not None:
+        if files:
             remote.service = west.client_url
-            remote.tls_ca, remote.tls_cert, remote.tls_key = map(
-                str, (files.ca_file, files.cert_file, files.key_file)
-            )
+            remote.tls_ca, remote.tls_cert, remote.tls_key = files
         await cluster.create(COPIED, on=west)
         await client.call(client.replication.AddRemote, remote, timeout=10.0)
         policy = replication_pb2.ReplicationPolicy(remotes=[WEST])
@@ -145,8 +135,7 @@ class Run:
         await client.call(client.replication.SetReplication, request, timeout=10.0)
         admins = ",".join(broker.admin for broker in cluster.brokers)
         services = ",".join(broker.client_url for broker in cluster.brokers)
-        given = [str(files.ca_file), str(files.cert_file), str(files.key_file)] if files else []
-        self._start("link", "tests.torture.link", admins, services, WEST, *given)
+        self._start("link", "tests.torture.link", admins, services, WEST, *files)
 
     async def _warm_up(self) -> None:
         """Until every topic takes messages."""

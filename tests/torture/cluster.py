@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 import yaml
 
-from sava.client import Tls
 from sava.config import Auth
 from sava.errors import SavaError
 from sava.proto import admin_pb2, brokers_pb2, journals_pb2, topics_admin_pb2
@@ -33,8 +33,9 @@ from tests.integration.test_tls import make_certificates
 from tests.ports import free_ports
 from tests.s3_server import BUCKET, S3Server
 from tests.torture.broker_child import VARIABLE, Knobs
-from tests.torture.disks import Disk, HeldDisk, ImageDisk, NoMounts, room_for_images
+from tests.torture.disks import Disk, FolderDisk, ImageDisk, NoMounts, room_for_images
 from tests.torture.history import Exited, Recorder
+from tests.torture.load import Plan
 from tests.torture.network import Conditions, Network, NoNamespaces, isolate
 
 T = TypeVar("T")
@@ -48,6 +49,8 @@ START_S: Final = 60.0
 RESTART_S: Final = 1.0
 """A supervisor's pause before it starts a broker again that has ended by itself."""
 DISK_MB: Final = 2048
+SNAPSHOT_THRESHOLD: Final = 1000
+"""Entries of the Raft log; a tenth of the default, so that short runs see snapshots too."""
 
 
 class Loopback:
@@ -97,6 +100,8 @@ class Surroundings:
     """Where disk images lie; None: brokers hold unsynced writes back."""
     auth: Auth
     missing: list[str] = field(default_factory=list)
+    loses_power: bool = True
+    """Whether a disk without an image must be able to forget what was not synced."""
 
     @classmethod
     def make(cls, directory: Path, *, seed: int, tls: bool, namespaces: bool) -> Surroundings:
@@ -136,14 +141,15 @@ class Surroundings:
         return images
 
     @property
-    def tls(self) -> Tls | None:
+    def tls_files(self) -> list[str]:
+        """ca, cert and key; nothing: plain connections."""
         files = self.auth.tls
-        return Tls(files.ca_file, files.cert_file, files.key_file) if files is not None else None
+        return [str(files.ca_file), str(files.cert_file), str(files.key_file)] if files else []
 
     def disk(self, name: str) -> Disk:
         mounts = self.directory / "mounts"
         if self.images is None:
-            return HeldDisk(name, mounts)
+            return FolderDisk(name, mounts, holds_back=self.loses_power)
         return ImageDisk(name, mounts, self.images, megabytes=DISK_MB)
 
     def start(
@@ -407,6 +413,21 @@ class Cluster:
                         broker.start()
             await asyncio.sleep(0.2)
 
+    def plan(self, topics: Mapping[str, str], *, seed: int, **settings: Any) -> Plan:
+        """What clients need to know, to be read by ``tests.torture.load``; the path is ``plan.json``."""
+        plan = Plan(
+            directory=str(self.around.directory),
+            services=[broker.client_url for broker in self.brokers],
+            admins=[broker.admin for broker in self.brokers],
+            west=self.west.client_url,
+            topics=dict(topics),
+            seed=seed,
+            tls=self.around.tls_files,
+            **settings,
+        )
+        (self.around.directory / "plan.json").write_bytes(msgspec.json.encode(plan))
+        return plan
+
     # -- asking ----------------------------------------------------------------------------------
 
     async def _repeat(
@@ -525,7 +546,7 @@ def _settings(auth: Auth) -> dict[str, Any]:
         "cluster_name": "east",
         "auth": auth.model_dump(mode="json"),
         "storage": {"upload_interval_seconds": 5},
-        "meta_store": {"snapshot_threshold": 2000},
+        "meta_store": {"snapshot_threshold": SNAPSHOT_THRESHOLD},
         "load_manager": {
             "load_report_interval_seconds": 5,
             "rebalancing": {

@@ -6,7 +6,7 @@ flushing its journal): from that moment nothing more reaches the image, and what
 gone when it is mounted again. The kernel may have written some unsynced pages before, as it may on any
 machine.
 
-``HeldDisk`` is for machines that do not let this process mount: a plain directory. The broker's own process
+``FolderDisk`` is for machines that do not let this process mount: a plain directory. The broker's own process
 then holds unsynced writes back in its memory (``broker_child``), so that SIGKILL loses them.
 """
 
@@ -123,12 +123,11 @@ class ImageDisk:
         self._image.unlink(missing_ok=True)
 
 
-class HeldDisk:
-    """A directory; the host's process keeps unsynced writes to itself."""
+class FolderDisk:
+    """A directory. With ``holds_back`` the host's process keeps unsynced writes to itself."""
 
-    holds_back: Final = True
-
-    def __init__(self, name: str, mounts: Path) -> None:
+    def __init__(self, name: str, mounts: Path, *, holds_back: bool) -> None:
+        self.holds_back = holds_back
         self.path = mounts / name
         self.path.mkdir(parents=True)
 
@@ -156,7 +155,7 @@ class HeldDisk:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-Disk = ImageDisk | HeldDisk
+Disk = ImageDisk | FolderDisk
 
 
 def room_for_images(directory: Path) -> Path:

@@ -50,6 +50,20 @@ def check(calls: Iterable[Called], *, limit_s: float = 10.0) -> list[Verdict]:
 
 
 def check_key(key: str, calls: Sequence[Called], *, limit_s: float = 10.0) -> Verdict:
+    verdict = _check_key(key, calls, limit_s)
+    gone = [call for call in calls if (call.kind, call.outcome) == ("delete", "failed")]
+    if not verdict.is_decided or verdict.is_linearizable or not gone:
+        return verdict
+    # A deletion leaves no value behind that would name it, so ask whether it is what is wrong.
+    others = [call for call in calls if call not in gone]
+    supposed = [_without_end(call, 0) for call in gone]
+    if _check_key(key, [*others, *supposed], limit_s).is_linearizable:
+        why = f"a deletion that failed for certain took effect, one of {gone}"
+        return Verdict(key, True, False, why)
+    return verdict
+
+
+def _check_key(key: str, calls: Sequence[Called], limit_s: float) -> Verdict:
     shown: dict[str, set[int]] = defaultdict(set)
     for call in calls:
         if call.seen is not None and call.outcome in ("ok", "refused"):

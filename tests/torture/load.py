@@ -70,13 +70,15 @@ class Plan(msgspec.Struct):
     west: str
     topics: dict[str, str]
     """By topic, the type of its subscription, or empty."""
-    copied: list[str]
-    """Topics that the other cluster has too."""
-    shared_name: str
-    """The topic of producers that share a name; empty: none."""
-    others: list[str]
-    """Topics of other programs, which are read at the end."""
     seed: int
+    copied: list[str] = msgspec.field(default_factory=list)
+    """Topics that the other cluster has too."""
+    shared_name: str = ""
+    """The topic of producers that share a name; empty: none."""
+    others: list[str] = msgspec.field(default_factory=list)
+    """Topics of other programs, which are read at the end."""
+    keeps_all: bool = True
+    """Whether topics keep their messages, so that all can be read at the end."""
     pause_s: float = 0.02
     """Between two messages of one producer."""
     churn_s: float = 20.0
@@ -107,6 +109,7 @@ class Status(msgspec.Struct):
     watched: int = 0
     errors: int = 0
     last_ack: dict[str, float] = msgspec.field(default_factory=dict)
+    acked_by_topic: dict[str, int] = msgspec.field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Status:
@@ -162,6 +165,8 @@ class Sender:
         self._recorder.add(Acked(now, self._topic, self._name, number, offset))
         self._status.acked += 1
         self._status.last_ack[self._topic] = now
+        counts = self._status.acked_by_topic
+        counts[self._topic] = counts.get(self._topic, 0) + 1
         return True
 
 
@@ -306,12 +311,13 @@ class Load:
         ends: dict[tuple[str, str], int] = {}
         others = dict.fromkeys([*self._plan.others, self._plan.shared_name], "")
         for topic, kind in (self._plan.topics | others).items():
-            count = await self._read(self._client, topic, "") if topic else 0
-            if kind:
-                ends[topic, kind] = count
+            if topic and self._plan.keeps_all:
+                ends[topic, kind] = await self._read(self._client, topic, "")
+            elif topic:
+                ends[topic, kind] = self.status.acked_by_topic.get(topic, 0)
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
-            late = [where for where, count in ends.items() if len(self._seen[where]) < count]
+            late = [where for where, count in ends.items() if where[1] and len(self._seen[where]) < count]
             late_watchers = [name for name, reached in self._reached.items() if reached < end]
             if not late and not late_watchers:
                 break

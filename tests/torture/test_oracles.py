@@ -28,6 +28,7 @@ from tests.torture.history import (
 )
 from tests.torture.oracles import Finding, History, judge
 from tests.torture.report import gaps, longest_gap
+from tests.torture.soak import LOG_ENTRIES, Sample, log_faults, lost, slopes
 
 TOPIC, SHARED = "/default/orders", "/default/shared-name"
 SUBSCRIPTIONS = [(TOPIC, kind) for kind in ("exclusive", "failover", "shared", "key_shared")]
@@ -520,3 +521,54 @@ def test_gaps_are_told_by_kind() -> None:
     (row,) = gaps(faults, {TOPIC: acks})
     assert (row.kind, row.faults, row.longest, row.topic) == ("kill", 2, 3.0, TOPIC)
     assert row.recovery_longest == 1.0
+
+
+# -- the soak --------------------------------------------------------------------------------------
+
+
+def soaked(leak_per_hour: float = 0.0, *, entries: int = 900, snapshot: int = 5000) -> list[Sample]:
+    """An hour of one broker whose memory goes up and down by 8 MB, beside what it leaks."""
+    chance = random.Random(2)
+    return [
+        Sample(
+            float(at),
+            "b1",
+            {"memory": 100.0 + chance.uniform(-8, 8) + leak_per_hour * at / 3600, "descriptors": 80.0},
+            entries,
+            snapshot,
+        )
+        for at in range(0, 3600, 10)
+    ]
+
+
+def test_what_goes_up_and_down_is_flat() -> None:
+    assert all(each.is_flat for each in slopes(soaked()))
+    assert log_faults(soaked()) == []
+
+
+def test_a_leak_is_found_and_its_slope_told() -> None:
+    _, memory = slopes(soaked(80.0))
+    assert not memory.is_flat
+    assert memory.per_hour == pytest.approx(80.0, abs=5.0)
+
+
+def test_caches_that_fill_in_the_warm_up_are_no_leak() -> None:
+    samples = [
+        msgspec.structs.replace(each, figures={"memory": min(100.0 + each.at, 500.0)}) for each in soaked()
+    ]
+    assert all(each.is_flat for each in slopes(samples))
+
+
+def test_a_raft_log_without_snapshots_is_found() -> None:
+    assert log_faults(soaked(snapshot=0))
+    assert log_faults(soaked(entries=LOG_ENTRIES + 1))
+
+
+def test_a_soak_finds_a_message_that_was_never_received(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "load.jsonl")
+    for event in messages() + deliveries([each for each in messages() if isinstance(each, Stored)]):
+        recorder.add(event)
+    assert lost(tmp_path / "load.jsonl") == []
+    recorder.add(Acked(50.0, TOPIC, "p0", 99, 1000))
+    recorder.close()
+    assert lost(tmp_path / "load.jsonl") == [f"{TOPIC}: not received: [1000]"]
