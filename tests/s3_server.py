@@ -76,6 +76,20 @@ class S3Server:
             "S3_BUCKET": BUCKET,
         }
 
+    def takes_objects(self) -> bool:
+        """Whether an object can be written now."""
+        store = S3Store(
+            BUCKET,
+            config=cast(Any, self.options),
+            client_options={"allow_http": True, "timeout": "5s"},
+            retry_config={"max_retries": 0},
+        )
+        try:
+            obstore.put(store, "ready", b"yes")
+        except BaseError:
+            return False
+        return True
+
     def start(self) -> None:
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -93,20 +107,6 @@ class S3Server:
         for port in self._ports.values():
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)
-
-    def takes_objects(self) -> bool:
-        """Whether an object can be written now."""
-        store = S3Store(
-            BUCKET,
-            config=cast(Any, self.options),
-            client_options={"allow_http": True, "timeout": "5s"},
-            retry_config={"max_retries": 0},
-        )
-        try:
-            obstore.put(store, "ready", b"yes")
-        except BaseError:
-            return False
-        return True
 
     def _wait_until_ready(self) -> None:
         """Ready means that an object can be written: S3 answers before the volumes behind it do."""
