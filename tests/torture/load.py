@@ -56,8 +56,6 @@ SEND_S: Final = 30.0
 CALL_S: Final = 3.0
 KEYS: Final = 4
 """Registers in use at a time."""
-CALLS_OF_A_KEY: Final = 48
-"""Then a new register takes its place: short histories are decided at once."""
 BURST: Final = 10
 SETTLE_S: Final = 90.0
 """For consumers, watchers and copies to get everything after the last fault."""
@@ -81,6 +79,8 @@ class Plan(msgspec.Struct):
     """Whether topics keep their messages, so that all can be read at the end."""
     pause_s: float = 0.02
     """Between two messages of one producer."""
+    calls_of_a_key: int = 48
+    """Then a new register takes its place: short histories are decided at once."""
     churn_s: float = 20.0
     """How long a consumer of several stays, about."""
     tls: list[str] = msgspec.field(default_factory=list)
@@ -391,7 +391,7 @@ class Registers:
         slot = chance.randrange(KEYS)
         key = self._keys[slot]
         self._used[slot] += 1
-        if self._used[slot] >= CALLS_OF_A_KEY:
+        if self._used[slot] >= self._plan.calls_of_a_key:
             self._keys[slot], self._used[slot] = f"{PREFIX}r{self._made}", 0
             self._made += 1
         return key

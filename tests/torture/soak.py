@@ -166,7 +166,7 @@ class Soak:
             for topic in TOPICS:
                 await self._cluster.create(topic)
                 await self._limit(topic)
-            self._cluster.plan(TOPICS, seed=self._seed, keeps_all=False)
+            self._cluster.plan(TOPICS, seed=self._seed, keeps_all=False, calls_of_a_key=1 << 40)
             command = [sys.executable, "-m", "tests.torture.load", str(self._around.directory / "plan.json")]
             log = self._around.directory / "load.log"
             load = self._around.start(CLIENTS, command, log, stdin=subprocess.PIPE)
