@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,7 @@ TOPICS: Final = {
 }
 SHARED_NAME: Final = "/default/shared-name"
 DANUBE: Final = "/default/danube"
+SPARK: Final = "/default/spark"
 COPIED: Final = "/default/exclusive"
 LINE_S: Final = 10.0
 WARM_UP_S: Final = 5.0
@@ -51,9 +51,14 @@ class Run:
         self._directory = around.directory
         self._recorder = Recorder(around.directory / "events.jsonl")
         self._cluster = Cluster(around, self._recorder)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._link: subprocess.Popen[bytes] | None = None
         self._failures: list[Finding] = []
-        topics = [*TOPICS, SHARED_NAME, *([DANUBE] if options.danube else [])]
+        self._others = [
+            topic for topic, is_wanted in ((DANUBE, options.danube), (SPARK, options.spark)) if is_wanted
+        ]
+        self._programs: dict[str, subprocess.Popen[bytes]] = {}
+        """Clients that end when they read a line, in the order in which they are to end."""
+        topics = [*TOPICS, SHARED_NAME, *self._others]
         self._nemesis = Nemesis(self._cluster, [*TOPICS], self._recorder, self._status, options.seed)
         self._operator = Operator(self._cluster, topics, self._recorder, options.seed)
         self._topics = topics
@@ -70,18 +75,15 @@ class Run:
                 await self._cluster.create(topic)
             if self._options.link:
                 await self._begin_link()
-            load = self._start_load()
-            if self._options.danube:
-                self._start_danube()
+            self._start_clients()
             await self._warm_up()
             until = time.monotonic() + self._options.minutes * 60
             await self._torture(until)
-            await self._end_load(load)
+            await self._end_clients()
             router = self._around.network.counters()
         finally:
-            for process in self._processes:
+            for process in (*self._programs.values(), *([self._link] if self._link else [])):
                 if process.poll() is None:
-                    process.send_signal(signal.SIGCONT)
                     process.kill()
                     process.wait()
             await self._cluster.close()
@@ -90,32 +92,29 @@ class Run:
 
     # -- clients ---------------------------------------------------------------------------------
 
-    def _start_load(self) -> subprocess.Popen[bytes]:
+    def _start_clients(self) -> None:
+        options, files = self._options, self._around.tls_files
         self._cluster.plan(
             TOPICS,
-            seed=self._options.seed,
-            copied=[COPIED] if self._options.link else [],
+            seed=options.seed,
+            copied=[COPIED] if options.link else [],
             shared_name=SHARED_NAME,
-            others=[DANUBE] if self._options.danube else [],
-            pause_s=self._options.pause,
+            others=self._others,
+            pause_s=options.pause,
         )
-        path = self._directory / "plan.json"
-        return self._start("load", "tests.torture.load", str(path), stdin=subprocess.PIPE)
-
-    def _start(
-        self, name: str, module: str, *arguments: str, stdin: int = subprocess.DEVNULL
-    ) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", module, *arguments]
-        process = self._around.start(CLIENTS, command, self._directory / f"{name}.log", stdin=stdin)
-        self._processes.append(process)
-        return process
-
-    def _start_danube(self) -> None:
-        files = self._around.tls_files
         urls = [broker.client_url for broker in self._cluster.brokers]
-        self._danube = self._start(
-            *("danube", "tests.torture.danube_program", str(self._directory), DANUBE, urls[0], *files),
-            stdin=subprocess.PIPE,
+        if options.spark:
+            self._start("spark", "spark_program", str(self._directory), SPARK, ",".join(urls), *files)
+        if options.danube:
+            self._start("danube", "danube_program", str(self._directory), DANUBE, urls[0], *files)
+        # The last one: it reads the topics of the others, too.
+        self._start("load", "load", str(self._directory / "plan.json"))
+
+    def _start(self, name: str, module: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", f"tests.torture.{module}", *arguments]
+        log, environment = self._directory / f"{name}.log", self._cluster.store.environment
+        self._programs[name] = self._around.start(
+            CLIENTS, command, log, environment=environment, stdin=subprocess.PIPE
         )
 
     async def _begin_link(self) -> None:
@@ -135,7 +134,8 @@ class Run:
         await client.call(client.replication.SetReplication, request, timeout=10.0)
         admins = ",".join(broker.admin for broker in cluster.brokers)
         services = ",".join(broker.client_url for broker in cluster.brokers)
-        self._start("link", "tests.torture.link", admins, services, WEST, *files)
+        command = [sys.executable, "-m", "tests.torture.link", admins, services, WEST, *files]
+        self._link = self._around.start(CLIENTS, command, self._directory / "link.log")
 
     async def _warm_up(self) -> None:
         """Until every topic takes messages."""
@@ -173,9 +173,9 @@ class Run:
                 flush=True,
             )
 
-    async def _end_load(self, load: subprocess.Popen[bytes]) -> None:
-        """Producers stop, consumers get the rest, everything is read: by the load, which is the last."""
-        for process in (*([self._danube] if self._options.danube else []), load):
+    async def _end_clients(self) -> None:
+        """Producers stop, consumers get the rest, everything is read."""
+        for name, process in self._programs.items():
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(b"stop\n")
@@ -183,7 +183,6 @@ class Run:
             with contextlib.suppress(TimeoutError):
                 await ended(process, timeout=3 * SETTLE_S)
             if process.poll() != 0:
-                name = "load" if process is load else "danube"
                 what = f"ended with {process.poll()}; see {name}.log"
                 self._failures.append(Finding("clients", name, what))
 
@@ -236,6 +235,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, help="for logs and histories; default: a temporary one")
     parser.add_argument("--skip", nargs="+", default=[], metavar="ORACLE", help="do not heed these oracles")
     parser.add_argument("--keep", action="store_true", help="keep the files of a run without findings")
+    parser.add_argument("--spark", action="store_true", help="write with the sink of Spark, too")
     for name in ("tls", "namespaces", "link", "danube"):
         parser.add_argument(f"--no-{name}", dest=name, action="store_false")
     options = parser.parse_args(arguments)
