@@ -31,7 +31,7 @@ from sava.broker.position import Position
 from sava.broker.producers import AccessMode, Producer, Producers
 from sava.broker.publishing import Publisher
 from sava.broker.ranges import IntervalSet, difference
-from sava.broker.specs import FailurePolicy, SubscriptionType, TopicSpec
+from sava.broker.specs import FailurePolicy, SettingsAhead, SubscriptionType, TopicSpec
 from sava.broker.staged import Run, Stage, StagedWrites
 from sava.broker.stretches import Source
 from sava.broker.subscribing import AnySubscription, Parts, SubscribeOptions
@@ -217,11 +217,19 @@ class Topic:
         with suppress(SubscriptionUnknown):
             await self._subscriptions.unsubscribe(name)
 
-    async def set_failure_policy(self, subscription: str, policy: FailurePolicy) -> None:
-        await self._need_reliable().set_failure_policy(subscription, policy)
+    async def set_failure_policy(
+        self, subscription: str, policy: FailurePolicy, *, ahead: bool = False
+    ) -> None:
+        await self._need_reliable().set_failure_policy(subscription, policy, ahead=ahead)
 
-    async def set_max_unacked(self, subscription: str, count: int) -> None:
-        await self._need_reliable().set_max_unacked(subscription, count)
+    async def set_max_unacked(self, subscription: str, count: int, *, ahead: bool = False) -> None:
+        await self._need_reliable().set_max_unacked(subscription, count, ahead=ahead)
+
+    async def settings_ahead(self, subscription: str) -> SettingsAhead:
+        """Of a subscription that does not exist yet. Raises SubscriptionUnknown if none were set."""
+        if self._reliable is None:
+            raise SubscriptionUnknown(self.name, subscription)
+        return await self._reliable.settings_ahead(subscription)
 
     async def seek(self, subscription: str, position: Position) -> int:
         """The offset that the subscription goes on from."""
