@@ -248,6 +248,13 @@ class Replication(Section):
         return None if self.max_backlog_gb is None else round(self.max_backlog_gb * 1_000_000_000)
 
 
+class Metrics(Section):
+    """What a broker tells Prometheus at ``/metrics``."""
+
+    danube_names: bool = True
+    """Offer figures also under Danube's names (``danube_*``), which its web UI and its MCP server query."""
+
+
 class Logging(Section):
     """What a broker writes to standard error. Every line says which broker, and lines about a topic say under
     which epoch."""
@@ -276,6 +283,7 @@ class Config(Section):
     cluster: Cluster = Cluster()
     load_manager: LoadManager = LoadManager()
     replication: Replication = Replication()
+    metrics: Metrics = Metrics()
     logging: Logging = Logging()
 
 

@@ -50,6 +50,7 @@ from sava.server.addresses import registration
 from sava.server.replication import open_replication
 from sava.services.brokers_admin import Brokers
 from sava.services.cluster_metrics import ClusterParts
+from sava.services.danube.figures import DanubeCollector, Sends
 from sava.services.disks import Disks
 from sava.services.forwarding import Forwarder
 from sava.services.http import readiness
@@ -132,6 +133,7 @@ class Parts:
     topic_parts: TopicParts
     unloading: Unloading
     forwarder: Forwarder
+    danube_sends: Sends
     reports: LoadReports
     staged: StagedHere
     writers: Writers
@@ -390,6 +392,7 @@ async def open_parts(
         topic_parts=topic_parts,
         unloading=Unloading(topic_parts, controller, timeout_ms=config.cluster.move_timeout_seconds * 1000),
         forwarder=forwarder,
+        danube_sends=Sends(),
         reports=LoadReports(
             topics,
             controller.loads,
@@ -418,6 +421,11 @@ def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
     metrics.observe_disks(parts.disks)
     metrics.observe_topics(parts.topics, parts.storage)
     metrics.observe_replication(parts.replication)
+    if parts.config.metrics.danube_names:
+        forwarder = parts.forwarder
+        metrics.observe_danube(
+            DanubeCollector(parts.topics, controller, parts.danube_sends, lambda: forwarder.calls)
+        )
     metrics.observe_pipelines(parts.pipelines, lambda: controller.is_leading)
     metrics.observe_journals(
         JournalParts(

@@ -16,6 +16,7 @@ from sava.metadata.node import RaftNode
 from sava.replication.control import Control
 from sava.services import metrics_page
 from sava.services.cluster_metrics import ClusterParts, observe_cluster
+from sava.services.danube.figures import DanubeCollector
 from sava.services.disks import Disks
 from sava.services.journal_metrics import JournalCollector, JournalParts
 from sava.services.pipeline_metrics import PipelinesCollector
@@ -112,6 +113,10 @@ class Metrics:
 
     def observe_cluster(self, parts: ClusterParts) -> None:
         observe_cluster(self.registry, parts)
+
+    def observe_danube(self, collector: DanubeCollector) -> None:
+        """The same figures under the names that Danube's tools ask for."""
+        self.registry.register(collector)
 
     def observe_journals(self, parts: JournalParts) -> None:
         self.registry.register(JournalCollector(parts))

@@ -150,6 +150,8 @@ class TopicLog:
         self._tiers = TieredReader(
             topic, recent=self._recent, journal=parts.journal, segments=self._segments, reader=parts.reader
         )
+        self.uploaded_segments = 0
+        self.uploaded_bytes = 0
         self.housekeeping = Housekeeping(
             catalog,
             parts.store,
@@ -523,6 +525,8 @@ class TopicLog:
         self._parts.ended(self)
 
     def _registered(self, segment: Segment) -> None:
+        self.uploaded_segments += 1
+        self.uploaded_bytes += segment.size
         self._segments.registered(segment)
         self.housekeeping.registered()
         self._producers.chains.keep(self._backlog.state.producers)

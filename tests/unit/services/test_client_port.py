@@ -30,6 +30,7 @@ from sava.proto import streams_pb2
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.services import danube, streams
+from sava.services.danube.figures import Sends
 from sava.services.forwarding import Forwarder
 from sava.services.streams import StreamsService
 from tests.patience import FAR_S, HURRIES, PATIENCE_S
@@ -75,6 +76,7 @@ class ClientSite(Site):
             schemas=schemas,
             topic_schemas=TopicSchemas(store),
             forwarder=forwarder,
+            sends=Sends(),
             broker_url=f"http://broker-{forwarder.broker}:6650",
         )
 
