@@ -6,6 +6,8 @@ environment variable whose name is the path in capitals behind ``SAVA__``
 (``SAVA__BROKER__PORTS__RAFT=7651``); values there are read as YAML, so ``true``, ``12`` and ``[a, b]`` mean
 what they mean in the file. Whatever must differ between brokers (the host name others reach it by) comes
 from the environment or the command line, never from an edited copy of the file.
+
+Files that were written for Danube are taken as well (``danube_config``), and Pulsar's name of one setting.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from sava import danube_config
+from sava.danube_config import NotTranslatable
 from sava.errors import HostError
 
 ENVIRONMENT_PREFIX = "SAVA__"
@@ -285,6 +289,12 @@ class Config(Section):
     replication: Replication = Replication()
     metrics: Metrics = Metrics()
     logging: Logging = Logging()
+    _notes: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What became of keys that are Danube's, for the log."""
+        return self._notes
 
 
 def load(
@@ -297,10 +307,20 @@ def load(
     """Read ``path`` (None: defaults only), lay the environment over it, then ``overlay`` (what the command
     line says), and check everything. ``underlay`` is for what neither file nor environment says. Raises
     ConfigInvalid."""
+    source = str(path or "defaults")
+    try:
+        # Before the command line is laid over it, which may well differ from what the file says.
+        file = danube_config.translated(_read(path))
+    except NotTranslatable as error:
+        raise ConfigInvalid(f"configuration {source} refused: {error}") from error
     tree = underlay or {}
-    for above in (_read(path), overrides(environment), overlay or {}):
+    for above in (file.tree, overrides(environment), overlay or {}):
         tree = _merge(tree, above)
-    return check(tree, source=str(path or "defaults"))
+    config = check(tree, source=source)
+    config._notes = tuple(file.notes)
+    for name, value in file.environment.items():  # the object store's client looks for it there
+        os.environ.setdefault(name, value)
+    return config
 
 
 def check(tree: dict[str, Any], *, source: str) -> Config:
