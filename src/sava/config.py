@@ -85,6 +85,10 @@ class MetaStore(Section):
 
     data_dir: Path = Path("/var/lib/sava/raft")
     """Identity, log and snapshots of the metadata store."""
+    seed_nodes: tuple[str, ...] = ()
+    """Raft addresses (``host:port``) of the brokers that form the cluster by themselves at the first start,
+    the same list on all of them; more brokers are added with ``sava cluster add-node``. Empty: brokers wait
+    for ``sava cluster init``."""
     heartbeat_interval_ms: Annotated[int, Field(ge=10, le=10_000)] = 100
     """A leader's sign of life."""
     election_timeout_ms: Annotated[int, Field(ge=50, le=100_000)] = 1000
@@ -95,6 +99,16 @@ class MetaStore(Section):
     max_payload_entries: Annotated[int, Field(ge=1, le=10_000)] = 300
     """How much one append message carries. Sava bounds it by bytes, for entries differ a thousandfold in
     size; one entry is counted here as 4 KiB."""
+
+    @model_validator(mode="after")
+    def _seeds_are_addresses(self) -> MetaStore:
+        for seed in self.seed_nodes:
+            host, _, port = seed.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ValueError(f"seed_nodes: {seed!r} is not host:port of a Raft port")
+        if len(set(self.seed_nodes)) != len(self.seed_nodes):
+            raise ValueError("seed_nodes: an address is listed twice")
+        return self
 
     @model_validator(mode="after")
     def _several_heartbeats_fit(self) -> MetaStore:

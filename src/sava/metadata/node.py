@@ -32,6 +32,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import sava
 from sava.errors import SavaError
 from sava.metadata.barrier import ReadBarrier
+from sava.metadata.bootstrap import check_voters
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.failures import error_of
 from sava.metadata.identity import NodeState, open_state
@@ -91,6 +92,8 @@ class NodeOptions:
     reached."""
 
     address: str
+    seeds: tuple[str, ...] = ()
+    cluster_name: str = ""
     replica: ReplicaConfig = _DEFAULT_REPLICA
     log: LogOptions = _DEFAULT_LOG
 
@@ -110,6 +113,7 @@ class RaftNode:
         self._loop = asyncio.get_running_loop()
         self._state = state
         self._address = options.address
+        self._seeds, self._cluster_name = options.seeds, options.cluster_name
         self._transport = transport
         self._observer = observer
         self._bootstrap = state.recovered.bootstrap
@@ -254,6 +258,8 @@ class RaftNode:
             self._address,
             bootstrap.membership.voters if bootstrap else (),
             sava.__version__,
+            self._seeds,
+            self._cluster_name,
         )
 
     def receive(self, envelopes: Sequence[Envelope]) -> None:
@@ -280,6 +286,7 @@ class RaftNode:
             self._wake()
 
     async def bind(self, bootstrap: Bootstrap) -> None:
+        check_voters(self.info(), bootstrap)
         future: asyncio.Future[BaseException | None] = self._loop.create_future()
         self.replica.bootstrap(bootstrap, lambda error: resolve(future, error))
         self._wake()

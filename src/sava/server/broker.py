@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from random import SystemRandom
 from typing import Final
 
 from grpc import aio
@@ -21,6 +22,7 @@ from sava import logs
 from sava.broker.topics import Topics
 from sava.config import Config
 from sava.errors import HostError
+from sava.metadata.bootstrap import SeedBootstrap
 from sava.metadata.machine.state_machine import Limits
 from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.raft_store import RaftStore
@@ -85,7 +87,12 @@ class Broker:
     async def _start(self) -> None:
         config, host, wanted = self._config, self._config.broker.host, self._config.broker.ports
         metrics = self.metrics
-        options = NodeOptions(address=raft_address(config), replica=replica_config(config))
+        options = NodeOptions(
+            address=raft_address(config),
+            seeds=config.meta_store.seed_nodes,
+            cluster_name=config.cluster_name,
+            replica=replica_config(config),
+        )
         self.node = node = open_node(config.meta_store.data_dir, options, TcpTransport(config.auth), metrics)
         self._stack.push_async_callback(node.close)
         logs.set_broker(node.info().node)
@@ -111,6 +118,9 @@ class Broker:
         except OSError as error:
             raise HostError(f"cannot listen on {host}:{wanted.prometheus}: {error.strerror}") from error
         await parts.start()
+        seeds = SeedBootstrap(node.transport, node.info, rng=SystemRandom())
+        self._stack.push_async_callback(seeds.close)
+        seeds.start()
 
     async def _stop_client_port(self) -> None:
         if self._client_port is not None and not self.leaves_clients:

@@ -93,6 +93,8 @@ async def _announce(broker: Broker, config: Config, *, standalone: bool) -> None
     if standalone:
         founded = await ClusterOperations(broker.node).init((raft_address(config),))
         log.info("raft: standalone cluster founded cluster=%s", founded.cluster)
+    elif info.seeds:
+        log.info("raft: waiting for all seeds seeds=%s node=%d", ",".join(info.seeds), info.node)
     else:
         log.info(
             "raft: waiting for cluster initialization, run `sava cluster init --nodes …` node=%d", info.node
@@ -125,4 +127,8 @@ def allow_open_files() -> None:
 
 def run(config: Config, *, standalone: bool = False) -> int:
     allow_open_files()
+    if standalone:  # the list is of a cluster that this broker is not to join
+        config = config.model_copy(
+            update={"meta_store": config.meta_store.model_copy(update={"seed_nodes": ()})}
+        )
     return uvloop.run(serve(config, standalone=standalone))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sava.metadata.bootstrap import check_address
 from sava.metadata.errors import (
     IdentityConflict,
     InvalidRequest,
@@ -20,7 +21,7 @@ from sava.metadata.errors import (
 )
 from sava.metadata.identity import open_state
 from sava.metadata.node import NodeOptions, RaftNode, open_node
-from sava.metadata.operations import ClusterOperations, check_address
+from sava.metadata.operations import ClusterOperations
 from sava.metadata.peer import ReadIndex
 from sava.metadata.raft_store import RaftStore
 from sava.metadata.replica.replica import ReplicaConfig
