@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -41,6 +42,7 @@ from sava.broker.transient import TransientSubscriptions
 from sava.errors import SavaError
 from sava.records import RecordBatch
 from sava.storage.chains import Origin
+from sava.storage.producer_epochs import ProducerEpochs
 from sava.storage.staging import Section
 from sava.storage.topic_log import Status, TopicLog
 
@@ -101,9 +103,14 @@ class Topic:
             self._publisher,
             parts.limits,
             parts.gate,
+            # Numbers of a topic that keeps nothing are in memory, like all else of it. They begin at the
+            # time: after a restart they are higher than before, unless the clock was set back.
+            log.epochs if log is not None else ProducerEpochs.in_memory(time.time_ns()),
             epoch=self.epoch,
             is_reliable=self.spec.reliable,
         )
+        if log is not None:
+            log.producers_in_use = lambda: self.producers.ids
 
     async def load(self) -> None:
         """Take up the subscriptions that exist."""
@@ -140,11 +147,18 @@ class Topic:
         access: AccessMode = AccessMode.SHARED,
         schema_subject: str = "",
         takeover: bool,
+        presented: int = 0,
+        is_generated: bool = False,
     ) -> Producer:
-        """With ``takeover`` an older open producer of the name is fenced; without, its registration is
-        shared. Raises ProducerBusy, LimitReached, SchemaRefused."""
+        """With ``takeover`` the last open has the name, and an older producer of it is fenced; without, its
+        registration is shared. Raises as ``Producers.open``."""
         return await self.producers.open(
-            name, access=access, schema_subject=schema_subject, takeover=takeover
+            name,
+            access=access,
+            schema_subject=schema_subject,
+            takeover=takeover,
+            presented=presented,
+            is_generated=is_generated,
         )
 
     async def append(self, batch: RecordBatch) -> int:
