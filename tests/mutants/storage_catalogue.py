@@ -199,8 +199,8 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
         "s25",
         "a topic that was created again counts opens from the beginning",
         "sava/broker/producers.py",
-        "        return self._topic_id << FIRST_NUMBER_BITS\n",
-        "        return 0\n",
+        "        return (self._topic_id << TOPIC_BITS) + tenure\n",
+        "        return tenure\n",
     ),
     _Client(
         "s26",

@@ -50,9 +50,11 @@ IDLE_S: Final = 600.0
 """After which a producer without a stream is dropped."""
 
 
-FIRST_NUMBER_BITS: Final = 32
-"""Numbers of opens begin at the topic's id, shifted by this much. A topic that was deleted and created again
-has a higher id, so a producer of the old one presents a lower number than every producer of the new one."""
+TOPIC_BITS: Final = 32
+TENURE_BITS: Final = 16
+"""Numbers of opens begin at the topic's id, shifted: a topic that was deleted and created again has a higher
+id, so a producer of the old one presents a lower number than every producer of the new one. A topic that
+keeps nothing forgets its numbers with its broker, so those of each tenure begin at its epoch, shifted."""
 
 
 class AccessMode(Enum):
@@ -303,11 +305,12 @@ class Producers:
 
     def _first_number(self) -> int:
         """Beyond which the topic gives out numbers of its own. Partitions but the first take those that it
-        gave, and a topic that keeps nothing counts from the time."""
+        gave."""
         partition = self._topic.partition_of
-        if not self._is_reliable or (partition is not None and partition[1] > 0):
+        if partition is not None and partition[1] > 0:
             return 0
-        return self._topic_id << FIRST_NUMBER_BITS
+        tenure = 0 if self._is_reliable else self._epoch << TENURE_BITS
+        return (self._topic_id << TOPIC_BITS) + tenure
 
     def _fenced(self, name: str) -> ProducerFenced:
         return ProducerFenced(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -103,9 +102,7 @@ class Topic:
             self._publisher,
             parts.limits,
             parts.gate,
-            # Numbers of a topic that keeps nothing are in memory, like all else of it. They begin at the
-            # time: after a restart they are higher than before, unless the clock was set back.
-            log.epochs if log is not None else ProducerEpochs.in_memory(time.time_ns()),
+            log.epochs if log is not None else ProducerEpochs.in_memory(),
             epoch=self.epoch,
             is_reliable=self.spec.reliable,
         )

@@ -111,9 +111,9 @@ class ProducerEpochs:
         self._closed: SavaError | None = None
 
     @classmethod
-    def in_memory(cls, last: int) -> ProducerEpochs:
-        """Of a topic that keeps nothing. ``last``: no number that was given out before may be higher."""
-        table = EpochTable(last)
+    def in_memory(cls) -> ProducerEpochs:
+        """Of a topic that keeps nothing."""
+        table = EpochTable()
 
         async def write(asks: Sequence[Ask]) -> Granted:
             nonlocal table

@@ -60,11 +60,17 @@ class Stage:
     async def stream(self, name: str, access: AccessMode = AccessMode.SHARED, **more: Any) -> Producer:
         return await self.producers.open(name, access=access, schema_subject="", takeover=True, **more)
 
-    def recreate(self, topic_id: int) -> None:
-        """Another topic of the same name, of which nothing is known."""
-        epochs = ProducerEpochs.in_memory(0)
+    def recreate(self, topic_id: int, *, epoch: int = 1, is_reliable: bool = True) -> None:
+        """Another topic of the same name, or one that keeps nothing: no open is known."""
         self.producers = Producers(
-            NAME, topic_id, self._publisher, self._limits, self._gate, epochs, epoch=1, is_reliable=True
+            NAME,
+            topic_id,
+            self._publisher,
+            self._limits,
+            self._gate,
+            ProducerEpochs.in_memory(),
+            epoch=epoch,
+            is_reliable=is_reliable,
         )
 
     async def state(self) -> TopicState:
@@ -253,6 +259,16 @@ class TestLastOpen:
             await stage.stream("p", presented=old.number)
         assert new.is_open
         assert (await stage.stream("q", presented=unused.number)).is_open
+
+    async def test_an_open_after_a_restart_wins_on_a_topic_that_keeps_nothing(self, stage: Stage) -> None:
+        """A opens; the broker restarts, and has forgotten it; B opens; A comes back."""
+        stage.recreate(7, epoch=1, is_reliable=False)
+        old = [await stage.stream("p") for _ in range(5)][-1]
+        stage.recreate(7, epoch=2, is_reliable=False)
+        new = await stage.stream("p")
+        with pytest.raises(ProducerFenced):
+            await stage.stream("p", presented=old.number)
+        assert new.is_open
 
     async def test_a_danube_client_shares_a_name_and_fences_nobody(self, stage: Stage) -> None:
         """It presents no number, and cannot be told from one that has come back."""
