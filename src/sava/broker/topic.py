@@ -41,6 +41,7 @@ from sava.broker.transient import TransientSubscriptions
 from sava.errors import SavaError
 from sava.records import RecordBatch
 from sava.storage.chains import Origin
+from sava.storage.producer_epochs import ProducerEpochs
 from sava.storage.staging import Section
 from sava.storage.topic_log import Status, TopicLog
 
@@ -101,9 +102,12 @@ class Topic:
             self._publisher,
             parts.limits,
             parts.gate,
+            log.epochs if log is not None else ProducerEpochs.in_memory(),
             epoch=self.epoch,
             is_reliable=self.spec.reliable,
         )
+        if log is not None:
+            log.producers_in_use = lambda: self.producers.ids
 
     async def load(self) -> None:
         """Take up the subscriptions that exist."""
@@ -140,11 +144,18 @@ class Topic:
         access: AccessMode = AccessMode.SHARED,
         schema_subject: str = "",
         takeover: bool,
+        presented: int = 0,
+        is_generated: bool = False,
     ) -> Producer:
-        """With ``takeover`` an older open producer of the name is fenced; without, its registration is
-        shared. Raises ProducerBusy, LimitReached, SchemaRefused."""
+        """With ``takeover`` the last open has the name, and an older producer of it is fenced; without, its
+        registration is shared. Raises as ``Producers.open``."""
         return await self.producers.open(
-            name, access=access, schema_subject=schema_subject, takeover=takeover
+            name,
+            access=access,
+            schema_subject=schema_subject,
+            takeover=takeover,
+            presented=presented,
+            is_generated=is_generated,
         )
 
     async def append(self, batch: RecordBatch) -> int:
