@@ -124,6 +124,10 @@ class RaftNode:
         self._callers: set[asyncio.Future[Reply]] = set()
         self._spoke_from: dict[int, str] = {}
         """By nonce, that is by process: the address it gave as its own."""
+        self.send_errors = 0
+        """Messages that the transport raised an error for."""
+        self._send_trouble: dict[str, str] = {}
+        """By address: the error that was logged last."""
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self.failed: asyncio.Future[BaseException] = self._loop.create_future()
         """Resolves with the error after which this node must not go on."""
@@ -384,7 +388,23 @@ class RaftNode:
             if address:
                 by_address.setdefault(address, []).append(envelope)
         for address, group in by_address.items():
-            self._transport.send(address, group)
+            try:
+                self._transport.send(address, group)
+            except Exception as error:  # noqa: BLE001
+                # Sending is lossy by contract, so losing these is within what Raft expects. Let through, the
+                # error of one connection would pass for a broken replica, and end a healthy broker.
+                self._not_sent(address, group, error)
+
+    def _not_sent(self, address: str, envelopes: Sequence[Envelope], error: Exception) -> None:
+        self.send_errors += len(envelopes)
+        if self._send_trouble.get(address) != str(error):
+            if len(self._send_trouble) >= MAX_VOICES:
+                self._send_trouble.clear()
+            self._send_trouble[address] = str(error)
+            log.error("raft: not sent peer=%s error=%s", address, error, exc_info=error)
+        for peer in {envelope.dst for envelope in envelopes}:
+            # Never from inside ``send``: the replica is in the middle of handing out messages.
+            self._loop.call_soon(self.unreachable, peer)
 
     def _stop(self) -> None:
         self._is_stopped = True
