@@ -328,6 +328,7 @@ async def open_parts(
     registrar.listen(lambda: mirrored.registered(registrar.incarnation))
     router = Router(view, Registry(store))
     peers = Peers(router, config.auth)
+    view.listen(lambda _: peers.look())
     stack.push_async_callback(peers.close)
     forwarder = Forwarder(router, peers, leading.leader, broker=broker)
     topics = Topics(
