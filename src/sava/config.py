@@ -177,7 +177,8 @@ class Journal(Section):
     degraded: Literal["refuse", "allow"] = "refuse"
     """When fewer disks than that can be reached: refuse messages, or acknowledge them with fewer copies."""
     mirror_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 5
-    """A mirror that was behind for so long without coming forward is replaced."""
+    """A mirror that was behind for so long without coming forward is replaced; one that acknowledgements wait
+    for, after a second or five times its usual answer."""
 
     @model_validator(mode="after")
     def _acks_within_writes(self) -> Journal:

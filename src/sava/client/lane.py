@@ -274,7 +274,7 @@ class Lane:
     async def _session(self) -> None:
         """One stream, from its opening to its end, which is always an error."""
         target = await self._route.find()
-        async with open_stream(self._connection, "Publish", target) as stream:
+        async with open_stream(self._connection, "Publish", target, owes=self._is_owed) as stream:
             self._opening.producer_epoch = self.producer_epoch
             opened = (await stream.open(pb.PublishRequest(open=self._opening))).opened
             self.producer_epoch = opened.producer_epoch
@@ -283,6 +283,10 @@ class Lane:
             self._failure = None
             self._resume(opened)
             await both(self._receive(stream), self._transmit(stream))
+
+    def _is_owed(self) -> bool:
+        """Whether the broker owes an answer: to the opening, or receipts."""
+        return not self._is_open or len(self._window) > 0
 
     def _resume(self, opened: pb.ProducerOpened) -> None:
         self.largest = opened.max_message_size or MAX_BATCH_BYTES

@@ -338,6 +338,7 @@ async def open_parts(
     registrar.listen(lambda: mirrored.registered(registrar.incarnation))
     router = Router(view, Registry(store))
     peers = Peers(router, config.auth)
+    view.listen(lambda _: peers.look())
     stops.add("connections to peers", peers.close)
     forwarder = Forwarder(router, peers, leading.leader, broker=broker)
     topics = Topics(

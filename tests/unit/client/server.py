@@ -21,14 +21,15 @@ from grpc import aio
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import RecordBatch
+from sava.services.peers import PINGS_ALLOWED
 from tests.patience import PATIENCE_S
 from tests.stream_end import END
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 70 << 20),
     ("grpc.so_reuseport", 0),
-    # Clients ping every 10 s; a server that expects fewer pings hangs up on them.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    # Clients ping; a server that expects fewer pings hangs up on them.
+    *PINGS_ALLOWED,
 )
 Trailing = tuple[tuple[str, str], ...]
 
