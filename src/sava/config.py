@@ -6,6 +6,8 @@ environment variable whose name is the path in capitals behind ``SAVA__``
 (``SAVA__BROKER__PORTS__RAFT=7651``); values there are read as YAML, so ``true``, ``12`` and ``[a, b]`` mean
 what they mean in the file. Whatever must differ between brokers (the host name others reach it by) comes
 from the environment or the command line, never from an edited copy of the file.
+
+Files that were written for Danube are taken as well (``danube_config``), and Pulsar's name of one setting.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from sava import danube_config
+from sava.danube_config import NotTranslatable
 from sava.errors import HostError
 
 ENVIRONMENT_PREFIX = "SAVA__"
@@ -81,6 +85,10 @@ class MetaStore(Section):
 
     data_dir: Path = Path("/var/lib/sava/raft")
     """Identity, log and snapshots of the metadata store."""
+    seed_nodes: tuple[str, ...] = ()
+    """Raft addresses (``host:port``) of the brokers that form the cluster by themselves at the first start,
+    the same list on all of them; more brokers are added with ``sava cluster add-node``. Empty: brokers wait
+    for ``sava cluster init``."""
     heartbeat_interval_ms: Annotated[int, Field(ge=10, le=10_000)] = 100
     """A leader's sign of life."""
     election_timeout_ms: Annotated[int, Field(ge=50, le=100_000)] = 1000
@@ -91,6 +99,16 @@ class MetaStore(Section):
     max_payload_entries: Annotated[int, Field(ge=1, le=10_000)] = 300
     """How much one append message carries. Sava bounds it by bytes, for entries differ a thousandfold in
     size; one entry is counted here as 4 KiB."""
+
+    @model_validator(mode="after")
+    def _seeds_are_addresses(self) -> MetaStore:
+        for seed in self.seed_nodes:
+            host, _, port = seed.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ValueError(f"seed_nodes: {seed!r} is not host:port of a Raft port")
+        if len(set(self.seed_nodes)) != len(self.seed_nodes):
+            raise ValueError("seed_nodes: an address is listed twice")
+        return self
 
     @model_validator(mode="after")
     def _several_heartbeats_fit(self) -> MetaStore:
@@ -159,7 +177,8 @@ class Journal(Section):
     degraded: Literal["refuse", "allow"] = "refuse"
     """When fewer disks than that can be reached: refuse messages, or acknowledge them with fewer copies."""
     mirror_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 5
-    """A mirror that was behind for so long without coming forward is replaced."""
+    """A mirror that was behind for so long without coming forward is replaced; one that acknowledgements wait
+    for, after a second or five times its usual answer."""
 
     @model_validator(mode="after")
     def _acks_within_writes(self) -> Journal:
@@ -248,6 +267,13 @@ class Replication(Section):
         return None if self.max_backlog_gb is None else round(self.max_backlog_gb * 1_000_000_000)
 
 
+class Metrics(Section):
+    """What a broker tells Prometheus at ``/metrics``."""
+
+    danube_names: bool = True
+    """Offer figures also under Danube's names (``danube_*``), which its web UI and its MCP server query."""
+
+
 class Logging(Section):
     """What a broker writes to standard error. Every line says which broker, and lines about a topic say under
     which epoch."""
@@ -276,7 +302,14 @@ class Config(Section):
     cluster: Cluster = Cluster()
     load_manager: LoadManager = LoadManager()
     replication: Replication = Replication()
+    metrics: Metrics = Metrics()
     logging: Logging = Logging()
+    _notes: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What became of keys that are Danube's, for the log."""
+        return self._notes
 
 
 def load(
@@ -289,10 +322,20 @@ def load(
     """Read ``path`` (None: defaults only), lay the environment over it, then ``overlay`` (what the command
     line says), and check everything. ``underlay`` is for what neither file nor environment says. Raises
     ConfigInvalid."""
+    source = str(path or "defaults")
+    try:
+        # Before the command line is laid over it, which may well differ from what the file says.
+        file = danube_config.translated(_read(path))
+    except NotTranslatable as error:
+        raise ConfigInvalid(f"configuration {source} refused: {error}") from error
     tree = underlay or {}
-    for above in (_read(path), overrides(environment), overlay or {}):
+    for above in (file.tree, overrides(environment), overlay or {}):
         tree = _merge(tree, above)
-    return check(tree, source=str(path or "defaults"))
+    config = check(tree, source=source)
+    config._notes = tuple(file.notes)
+    for name, value in file.environment.items():  # the object store's client looks for it there
+        os.environ.setdefault(name, value)
+    return config
 
 
 def check(tree: dict[str, Any], *, source: str) -> Config:

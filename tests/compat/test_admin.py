@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from grpc import StatusCode
 
+from sava.doctor.observation import parsed
+from sava.doctor.reach import fetch
 from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_schema_pb2 as schema
@@ -197,11 +200,62 @@ async def test_wrong_settings_are_refused(stubs: Stubs, topic: str) -> None:
     for config in (None, admin.SubscriptionDispatchConfig(max_unacked_messages=0)):
         asked = admin.SetSubscriptionDispatchConfigRequest(**names, dispatch_config=config)
         assert (await refused(dispatch(asked)))[0] is StatusCode.INVALID_ARGUMENT
-    names["subscription"] = "unknown"
+    names["subscription"] = "bad name"
+    request = admin.SetSubscriptionFailurePolicyRequest(
+        **names, failure_policy=admin.SubscriptionFailurePolicy()
+    )
+    assert (await refused(policy(request)))[0] is StatusCode.INVALID_ARGUMENT
+    names["topic"] = f"{topic}-missing"
     request = admin.SetSubscriptionFailurePolicyRequest(
         **names, failure_policy=admin.SubscriptionFailurePolicy()
     )
     assert (await refused(policy(request)))[0] is StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+async def test_settings_made_before_the_subscription_apply_to_it(
+    stubs: Stubs, topic: str, partitions: int
+) -> None:
+    """`topics create`, `topics set-failure-policy`, and only then the first consumer: the order in which
+    Danube's users do it. The settings used to be refused with NOT_FOUND."""
+    if partitions:
+        created = admin.PartitionedTopicRequest(
+            base_name=topic, partitions=partitions, dispatch_strategy=admin.Reliable
+        )
+        await stubs.topics.CreatePartitionedTopic(created)
+    else:
+        await stubs.topics.CreateTopic(admin.NewTopicRequest(name=topic, dispatch_strategy=admin.Reliable))
+    names = {"topic": topic, "subscription": "s"}
+    get_policy = stubs.topics.GetSubscriptionFailurePolicy
+    get_config = stubs.topics.GetSubscriptionDispatchConfig
+    unset = get_policy(admin.GetSubscriptionFailurePolicyRequest(**names))
+    assert (await refused(unset))[0] is StatusCode.NOT_FOUND
+    policy = admin.SubscriptionFailurePolicy(
+        max_redelivery_count=1,
+        ack_timeout_ms=777,
+        base_redelivery_delay_ms=1,
+        max_redelivery_delay_ms=1,
+        dead_letter_topic=f"{topic}-dead",
+        poison_policy=admin.DeadLetter,
+    )
+    config = admin.SubscriptionDispatchConfig(max_unacked_messages=17)
+    await stubs.topics.SetSubscriptionFailurePolicy(
+        admin.SetSubscriptionFailurePolicyRequest(**names, failure_policy=policy)
+    )
+    await stubs.topics.SetSubscriptionDispatchConfig(
+        admin.SetSubscriptionDispatchConfigRequest(**names, dispatch_config=config)
+    )
+    for is_there in (False, True):
+        if is_there:
+            for each in [f"{topic}-part-{number}" for number in range(partitions)] or [topic]:
+                await subscribe(stubs, each, subscription="s")
+        found = await get_policy(admin.GetSubscriptionFailurePolicyRequest(**names))
+        assert found.failure_policy == policy
+        got = await get_config(admin.GetSubscriptionDispatchConfigRequest(**names))
+        assert got.dispatch_config == config
+    await stubs.topics.Unsubscribe(admin.SubscriptionRequest(**names))
+    gone = get_policy(admin.GetSubscriptionFailurePolicyRequest(**names))
+    assert (await refused(gone))[0] is StatusCode.NOT_FOUND, "the settings went with the subscription"
 
 
 async def test_schemas_on_both_ports(stubs: Stubs, topic: str) -> None:
@@ -258,8 +312,69 @@ async def test_wrong_schema_requests_are_refused(stubs: Stubs, topic: str) -> No
             schema.ConfigureTopicSchemaRequest(topic_name=topic, schema_subject=subject)
         ),
     ]
-    for call in unknown:
+    for call in unknown[:-2]:
+        code, text = await refused(call)
+        assert (code, "not found" in text) == (StatusCode.NOT_FOUND, True), "as Danube's clients look for it"
+    for call in unknown[-2:]:
         assert (await refused(call))[0] is StatusCode.NOT_FOUND
     reference = pb.SchemaReference(subject=subject, use_latest=True)
-    code, _ = await refused(Producer.create(stubs, topic, schema_ref=reference))
-    assert code is StatusCode.FAILED_PRECONDITION
+    code, text = await refused(Producer.create(stubs, topic, schema_ref=reference))
+    assert (code, "not found" in text) == (StatusCode.FAILED_PRECONDITION, True)
+
+
+BY_TOPIC = (
+    *("danube_topic_messages_in_total", "danube_topic_bytes_in_total", "danube_topic_active_producers"),
+    *("danube_topic_active_consumers", "danube_topic_active_subscriptions", "danube_wal_append_total"),
+    *("danube_wal_append_bytes_total", "danube_cloud_upload_bytes_total"),
+    *("danube_cloud_upload_objects_total", "danube_topic_message_size_bytes_sum"),
+    *("danube_topic_message_size_bytes_count", "danube_consumer_messages_out_total"),
+    *("danube_consumer_bytes_out_total", "danube_subscription_lag_messages", "danube_producer_send_total"),
+    "danube_producer_send_latency_ms",
+)
+OF_BROKER = (
+    *("danube_broker_topics_owned", "danube_leader_election_state", "danube_broker_rpc_total"),
+    "danube_cluster_imbalance_cv",
+)
+
+
+async def test_figures_have_the_names_that_danubes_tools_query(
+    stubs: Stubs, broker: Standalone, topic: str
+) -> None:
+    """Every series that its web UI and its MCP server ask Prometheus for, with Danube's labels, beside what
+    was really sent and received."""
+    producer = await Producer.create(stubs, topic)
+    stream = await open_stream(stubs, topic)
+    for number in range(5):
+        await producer.send(f"message {number}")
+    await stream.texts(3)
+    unknown = producer.message("x")
+    unknown.msg_id.producer_id += 1
+    await refused(stubs.producer.SendMessage(unknown))
+    too_large = producer.send(b"x" * (4 << 20))
+    await refused(too_large)
+    told = parsed(await fetch(f"127.0.0.1:{broker.http_port}", "/metrics"))
+    (info,) = (await stubs.brokers.ListBrokers(EMPTY)).brokers
+
+    def value(name: str, **labels: str) -> float:
+        wanted = {"broker": info.broker_id, **labels}
+        return sum(number for found, number in told[name] if wanted.items() <= found.items())
+
+    missing = [
+        name
+        for name in BY_TOPIC
+        if not any(found.get("topic") == topic and found["broker"] for found, _ in told.get(name, []))
+    ]
+    assert missing == []
+    assert [name for name in OF_BROKER if name not in told] == []
+    assert value("danube_topic_messages_in_total", topic=topic) == 5
+    assert value("danube_topic_bytes_in_total", topic=topic) >= 5 * len("message 0")
+    assert value("danube_consumer_messages_out_total", topic=topic) == 5
+    assert value("danube_consumer_bytes_out_total", topic=topic) >= 5 * len("message 0")
+    assert value("danube_subscription_lag_messages", topic=topic) == 2
+    assert value("danube_topic_active_producers", topic=topic) == 1
+    assert value("danube_topic_active_consumers", topic=topic) == 1
+    assert value("danube_producer_send_total", topic=topic, result="ok") == 5
+    assert value("danube_producer_send_total", topic=topic, result="error") == 1
+    assert 0 < value("danube_producer_send_latency_ms", topic=topic, quantile="0.5") < 60_000
+    assert value("danube_leader_election_state") == 1
+    assert value("danube_broker_rpc_total") > 10

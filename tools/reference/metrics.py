@@ -50,6 +50,7 @@ class Described(NamedTuple):
 INTRODUCTION: Final = """
 What a broker tells on its HTTP port at `/metrics`. A histogram has `_bucket`, `_sum` and `_count` behind its
 name. Some are told by the broker that leads alone, so that sums over brokers count each thing once.
+Danube's names for some of them (`danube_*`) are in [Migration from Danube](../danube.md#figures).
 deploy/grafana/sava.json shows them, and deploy/prometheus/alerts.yaml watches over them.
 """
 
@@ -92,6 +93,7 @@ async def leading_broker(directory: Path) -> Any:
                 "host": "127.0.0.1",
                 "ports": {"client": client, "admin": admin, "raft": raft, "prometheus": http},
             },
+            "metrics": {"danube_names": False},  # docs/danube.md has those
             "meta_store": {"data_dir": str(directory / "meta")},
             "storage": {"journal_dir": str(directory / "journal"), "url": (directory / "segments").as_uri()},
         },

@@ -77,7 +77,8 @@ class ProducerBusy(CallerError):
 
 
 class ProducerFenced(CallerError):
-    """Another producer of the same name has taken this one's place. Give each its own name."""
+    """A producer of the same name was opened after this one and has taken its place. Give each its own
+    name."""
 
 
 class LimitReached(RetryableError):

@@ -99,6 +99,7 @@ class NonReliableSubscription:
         self.name = name
         self.type = type
         self.delivered = 0
+        self.delivered_bytes = 0
         """Messages put into a queue."""
         self.dropped = 0
         """Messages that no consumer had room for, or that none was there for."""
@@ -211,6 +212,7 @@ class NonReliableSubscription:
         seat.queued += count
         seat.member.queued_bytes += size
         self.delivered += count
+        self.delivered_bytes += size
         flight = Flight(seat.member, ranges, 1, 0.0, count, count, size)
         seat.consumer.put(cut_out(batch, ranges), flight)
 

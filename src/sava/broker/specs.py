@@ -10,6 +10,7 @@
     /topics/{ns}/{topic}/subscriptions/{sub}                 SubscriptionSpec
     /topics/{ns}/{topic}/subscriptions/{sub}/cursor          CursorRecord
     /topics/{ns}/{topic}/subscriptions/{sub}/consumers/{c}   ConsumerRecord
+    /topics/{ns}/{topic}/settings/{sub}                      SettingsAhead
 
 A subscription and its cursor are written together when it is created: a start position that only memory knows
 would be another one after a restart.
@@ -87,6 +88,14 @@ def subscription_key(topic: TopicName, subscription: str) -> str:
 
 def cursor_key(topic: TopicName, subscription: str) -> str:
     return f"{subscription_key(topic, subscription)}/cursor"
+
+
+def settings_prefix(topic: TopicName) -> str:
+    return f"{topic_prefix(topic)}settings/"
+
+
+def settings_key(topic: TopicName, subscription: str) -> str:
+    return f"{settings_prefix(topic)}{subscription}"
 
 
 def consumers_prefix(topic: TopicName, subscription: str) -> str:
@@ -207,6 +216,14 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 0
     """Where it began, if nobody had chosen that: that it has acked nothing below says nothing of messages
     there."""
+
+
+class SettingsAhead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an operator has set for a subscription that does not exist yet: its creation applies this and
+    removes the record in the same transaction. None: the default."""
+
+    failure_policy: FailurePolicy | None = None
+    max_unacked_messages: int | None = None
 
 
 class CursorRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -65,6 +65,8 @@ class SubscriptionStats:
     """Counts of messages since the subscription was loaded, and how it is now."""
 
     delivered: int
+    delivered_bytes: int
+    """About: of a part of a batch its share by count."""
     redelivered: int
     """Of the delivered ones, those that were delivered before."""
     acked: int
@@ -159,6 +161,7 @@ class Subscription:
         core, counters = self._core, self._core.counters
         return SubscriptionStats(
             delivered=counters.delivered,
+            delivered_bytes=counters.delivered_bytes,
             redelivered=counters.redelivered,
             acked=counters.acked,
             nacked=counters.nacked,

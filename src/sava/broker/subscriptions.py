@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -32,6 +32,7 @@ from sava.broker.errors import (
     SubscriptionExists,
     SubscriptionUnknown,
 )
+from sava.broker.limits import check_room
 from sava.broker.names import TopicName, check_name, check_unreserved
 from sava.broker.position import AtOffset, End, Position
 from sava.broker.single_flight import SingleFlight
@@ -39,6 +40,7 @@ from sava.broker.specs import (
     MAX_UNACKED_MESSAGES,
     CursorRecord,
     FailurePolicy,
+    SettingsAhead,
     SubscriptionSpec,
     SubscriptionType,
 )
@@ -56,6 +58,8 @@ log = logging.getLogger(__name__)
 
 PAGE: Final = 1000
 ATTEMPTS: Final = 16
+MAX_AHEAD: Final = 1000
+"""Subscriptions of one topic that have settings and do not exist yet."""
 FLUSH_S: Final = 5.0
 """How long the end of a topic waits for positions to be written."""
 
@@ -205,35 +209,52 @@ class Subscriptions:
             users = sum(not is_link_cursor(each) for each in self._live)
             check_new(self._topic, users + len(self._creating) - 1, self._parts.limits)
         start = await resolve(self._log, options.start)
-        spec = SubscriptionSpec(
-            type=options.type,
-            failure_policy=FailurePolicy(ack_timeout_ms=options.ack_timeout_ms),
-            max_unacked_messages=self._parts.max_unacked_messages,
-            created_ms=time.time_ns() // 1_000_000,
-            first=0 if is_chosen else start,
-        )
         cursor = CursorRecord(start, (), self._tenure.epoch)
-        key = specs.subscription_key(self._topic, name)
-        puts = (
-            Put(key, specs.encode(spec)),
-            Put(specs.cursor_key(self._topic, name), specs.encode(cursor)),
-        )
-        result = await self._tenure.write(puts, absent(key))
-        self._check_open()
-        if result.succeeded:
-            self._add(name, spec, cursor, result.revision)
-        else:
-            await self._adopt(name)
+        key, ahead_key = specs.subscription_key(self._topic, name), specs.settings_key(self._topic, name)
+        for _ in range(ATTEMPTS):
+            ahead, revision = await self._set_ahead(name)
+            spec = SubscriptionSpec(
+                type=options.type,
+                failure_policy=ahead.failure_policy or FailurePolicy(ack_timeout_ms=options.ack_timeout_ms),
+                max_unacked_messages=ahead.max_unacked_messages or self._parts.max_unacked_messages,
+                created_ms=time.time_ns() // 1_000_000,
+                first=0 if is_chosen else start,
+            )
+            writes: list[Put | Delete] = [
+                Put(key, specs.encode(spec)),
+                Put(specs.cursor_key(self._topic, name), specs.encode(cursor)),
+            ]
+            if revision:
+                writes.append(Delete(ahead_key))
+            result = await self._tenure.write(writes, absent(key), unchanged(ahead_key, revision))
+            self._check_open()
+            if result.succeeded:
+                self._add(name, spec, cursor, result.revision)
+                return
+            if await self._adopt(name):
+                return
+        raise RegistryBusy(f"subscription {name} of topic {self._topic} changed under {ATTEMPTS} attempts")
 
-    async def _adopt(self, name: str) -> None:
-        """The record is there: of an attempt whose outcome was not known."""
+    async def _set_ahead(self, name: str) -> tuple[SettingsAhead, int]:
+        """What was set for a subscription that does not exist yet, and the revision of that record."""
+        kv = await self._store.get(specs.settings_key(self._topic, name))
+        if kv is None:
+            return SettingsAhead(), 0
+        return specs.decode(kv, SettingsAhead), kv.mod_revision
+
+    async def _adopt(self, name: str) -> bool:
+        """Take the record of an attempt whose outcome was not known; False: there is none, so it was the
+        settings that changed."""
         kv = await self._store.get(specs.subscription_key(self._topic, name))
         cursor = await self._store.get(specs.cursor_key(self._topic, name))
         self._check_open()
-        if kv is None or cursor is None:
+        if kv is None:
+            return False
+        if cursor is None:
             raise RegistryBusy(f"subscription {name} of topic {self._topic} is being removed")
         spec = specs.decode(kv, SubscriptionSpec)
         self._add(name, spec, specs.decode(cursor, CursorRecord), kv.create_revision)
+        return True
 
     # -- changing ----------------------------------------------------------------------------
 
@@ -256,27 +277,60 @@ class Subscriptions:
                 ConsumerClosed(f"subscription {name} of topic {self._topic} was removed")
             )
 
-    async def set_failure_policy(self, name: str, policy: FailurePolicy) -> None:
-        await self._configure(name, lambda spec: msgspec.structs.replace(spec, failure_policy=policy))
+    async def set_failure_policy(self, name: str, policy: FailurePolicy, *, ahead: bool = False) -> None:
+        """``ahead``: of a subscription that does not exist yet, too; its creation applies it. Raises
+        SubscriptionUnknown, LimitReached."""
+        await self._configure(name, ahead=ahead, failure_policy=policy)
 
-    async def set_max_unacked(self, name: str, count: int) -> None:
+    async def set_max_unacked(self, name: str, count: int, *, ahead: bool = False) -> None:
+        """Raises MessageInvalid, and as ``set_failure_policy``."""
         if not 1 <= count <= MAX_UNACKED_MESSAGES:
             raise MessageInvalid(f"{count} unacked messages; 1 to {MAX_UNACKED_MESSAGES} can be allowed")
-        await self._configure(name, lambda spec: msgspec.structs.replace(spec, max_unacked_messages=count))
+        await self._configure(name, ahead=ahead, max_unacked_messages=count)
 
-    async def _configure(self, name: str, change: Callable[[SubscriptionSpec], SubscriptionSpec]) -> None:
-        key = specs.subscription_key(self._topic, name)
+    async def settings_ahead(self, name: str) -> SettingsAhead:
+        """What was set for a subscription that does not exist yet. Raises SubscriptionUnknown without."""
+        settings, revision = await self._set_ahead(name)
+        if not revision:
+            raise SubscriptionUnknown(self._topic, name)
+        return settings
+
+    async def _configure(self, name: str, *, ahead: bool, **changes: Any) -> None:
         for _ in range(ATTEMPTS):
-            subscription = self.need(name)
-            kv = await self._store.get(key)
-            if kv is None:
-                raise SubscriptionUnknown(self._topic, name)
-            spec = change(specs.decode(kv, SubscriptionSpec))
-            put = Put(key, specs.encode(spec))
-            if (await self._tenure.write((put,), unchanged(key, kv.mod_revision))).succeeded:
-                subscription.configure(spec)
+            self._check_open()
+            if name in self._live or not ahead:
+                is_done = await self._configure_live(name, changes)
+            else:
+                is_done = await self._configure_ahead(name, changes)
+            if is_done:
                 return
         raise RegistryBusy(f"subscription {name} of topic {self._topic} changed under {ATTEMPTS} attempts")
+
+    async def _configure_live(self, name: str, changes: dict[str, Any]) -> bool:
+        subscription = self.need(name)
+        key = specs.subscription_key(self._topic, name)
+        kv = await self._store.get(key)
+        if kv is None:
+            raise SubscriptionUnknown(self._topic, name)
+        spec = msgspec.structs.replace(specs.decode(kv, SubscriptionSpec), **changes)
+        put = Put(key, specs.encode(spec))
+        if not (await self._tenure.write((put,), unchanged(key, kv.mod_revision))).succeeded:
+            return False
+        subscription.configure(spec)
+        return True
+
+    async def _configure_ahead(self, name: str, changes: dict[str, Any]) -> bool:
+        """That the subscription is absent is a condition of the write, and that the settings are unchanged
+        one of its creation: one of the two sees the other, whichever comes first."""
+        check_unreserved(check_name(name, "subscription"))
+        key = specs.settings_key(self._topic, name)
+        settings, revision = await self._set_ahead(name)
+        if not revision:
+            page = await self._store.range(specs.settings_prefix(self._topic), limit=MAX_AHEAD)
+            check_room(len(page.kvs), MAX_AHEAD, f"settings of topic {self._topic} without a subscription")
+        put = Put(key, specs.encode(msgspec.structs.replace(settings, **changes)))
+        conditions = unchanged(key, revision), absent(specs.subscription_key(self._topic, name))
+        return (await self._tenure.write((put,), *conditions)).succeeded
 
     async def seek(self, name: str, position: Position) -> int:
         """The offset that it is at now; stored when this returns. Raises SubscriptionUnknown,

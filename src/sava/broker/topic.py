@@ -31,7 +31,7 @@ from sava.broker.position import Position
 from sava.broker.producers import AccessMode, Producer, Producers
 from sava.broker.publishing import Publisher
 from sava.broker.ranges import IntervalSet, difference
-from sava.broker.specs import FailurePolicy, SubscriptionType, TopicSpec
+from sava.broker.specs import FailurePolicy, SettingsAhead, SubscriptionType, TopicSpec
 from sava.broker.staged import Run, Stage, StagedWrites
 from sava.broker.stretches import Source
 from sava.broker.subscribing import AnySubscription, Parts, SubscribeOptions
@@ -41,6 +41,7 @@ from sava.broker.transient import TransientSubscriptions
 from sava.errors import SavaError
 from sava.records import RecordBatch
 from sava.storage.chains import Origin
+from sava.storage.producer_epochs import ProducerEpochs
 from sava.storage.staging import Section
 from sava.storage.topic_log import Status, TopicLog
 
@@ -101,9 +102,12 @@ class Topic:
             self._publisher,
             parts.limits,
             parts.gate,
+            log.epochs if log is not None else ProducerEpochs.in_memory(),
             epoch=self.epoch,
             is_reliable=self.spec.reliable,
         )
+        if log is not None:
+            log.producers_in_use = lambda: self.producers.ids
 
     async def load(self) -> None:
         """Take up the subscriptions that exist."""
@@ -140,11 +144,18 @@ class Topic:
         access: AccessMode = AccessMode.SHARED,
         schema_subject: str = "",
         takeover: bool,
+        presented: int = 0,
+        is_generated: bool = False,
     ) -> Producer:
-        """With ``takeover`` an older open producer of the name is fenced; without, its registration is
-        shared. Raises ProducerBusy, LimitReached, SchemaRefused."""
+        """With ``takeover`` the last open has the name, and an older producer of it is fenced; without, its
+        registration is shared. Raises as ``Producers.open``."""
         return await self.producers.open(
-            name, access=access, schema_subject=schema_subject, takeover=takeover
+            name,
+            access=access,
+            schema_subject=schema_subject,
+            takeover=takeover,
+            presented=presented,
+            is_generated=is_generated,
         )
 
     async def append(self, batch: RecordBatch) -> int:
@@ -217,11 +228,19 @@ class Topic:
         with suppress(SubscriptionUnknown):
             await self._subscriptions.unsubscribe(name)
 
-    async def set_failure_policy(self, subscription: str, policy: FailurePolicy) -> None:
-        await self._need_reliable().set_failure_policy(subscription, policy)
+    async def set_failure_policy(
+        self, subscription: str, policy: FailurePolicy, *, ahead: bool = False
+    ) -> None:
+        await self._need_reliable().set_failure_policy(subscription, policy, ahead=ahead)
 
-    async def set_max_unacked(self, subscription: str, count: int) -> None:
-        await self._need_reliable().set_max_unacked(subscription, count)
+    async def set_max_unacked(self, subscription: str, count: int, *, ahead: bool = False) -> None:
+        await self._need_reliable().set_max_unacked(subscription, count, ahead=ahead)
+
+    async def settings_ahead(self, subscription: str) -> SettingsAhead:
+        """Of a subscription that does not exist yet. Raises SubscriptionUnknown if none were set."""
+        if self._reliable is None:
+            raise SubscriptionUnknown(self.name, subscription)
+        return await self._reliable.settings_ahead(subscription)
 
     async def seek(self, subscription: str, position: Position) -> int:
         """The offset that the subscription goes on from."""

@@ -134,6 +134,11 @@ class Topics:
         self._is_closing = False
 
     @property
+    def skipped_maintenance(self) -> Mapping[str, int]:
+        """What maintenance left out, by kind."""
+        return self._upkeep.skipped
+
+    @property
     def merged_segments(self) -> int:
         """That went into larger ones."""
         return self._upkeep.merged_segments

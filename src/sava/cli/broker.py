@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -12,6 +13,8 @@ import typer
 from sava import config as settings
 from sava import logs
 from sava.local_cluster import LAYOUT
+
+log = logging.getLogger(__name__)
 
 DEFAULT_DATA_DIR = Path("sava-data")
 
@@ -53,6 +56,8 @@ def broker(
     given = _given(data_dir, storage_url, host, ports)
     loaded = settings.load(config, overlay=given, underlay=_segments_below(data_dir))
     logs.set_up(form=loaded.logging.format, level=loaded.logging.level)
+    for note in loaded.notes:
+        log.warning("configuration: %s", note)
     if "pyarrow" not in sys.modules:  # a process of its own, and not a test
         sys.meta_path.insert(0, _WithoutPandas())
     # Only here: every other command starts in half the time without the broker's parts.

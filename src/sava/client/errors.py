@@ -58,8 +58,8 @@ class TopicUnknown(Refused):
 
 
 class ProducerFenced(Refused):
-    """Another producer of the same name has taken this one's place. This one has ended; give each its own
-    name."""
+    """A producer of the same name was opened after this one and has taken its place. This one has ended; give
+    each its own name."""
 
 
 class ConsumerReplaced(Refused):

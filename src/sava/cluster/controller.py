@@ -27,7 +27,7 @@ from sava.broker.names import TopicName
 from sava.cluster import placement
 from sava.cluster.decisions import Writer
 from sava.cluster.drains import Drains, DrainStatus
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotLeader, RebalanceRunning
 from sava.cluster.loads import Loads
 from sava.cluster.moves import Move, Moves
 from sava.cluster.placement import Placement
@@ -103,6 +103,7 @@ class Controller:
         self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._working: dict[str, asyncio.Task[None]] = {}
+        self._round: asyncio.Task[Rebalanced] | None = None
         self._passed_term = 0
         """The term of which the first pass is done."""
         self._first_pass = asyncio.Event()
@@ -135,7 +136,7 @@ class Controller:
         ]
 
     async def close(self) -> None:
-        await cancelled(*self._tasks, *self._working.values())
+        await cancelled(*self._tasks, *self._working.values(), self._round)
         await self._drains.stop()
 
     @property
@@ -188,6 +189,19 @@ class Controller:
         RebalanceRunning."""
         await self._lead_term()
         return await self._rounds.run(dry_run=dry_run, max_moves=max_moves)
+
+    def begin_rebalance(self, *, max_moves: int) -> asyncio.Task[Rebalanced]:
+        """A round that continues when its caller leaves. Raises RebalanceRunning while one of these runs; its
+        result raises as ``rebalance``."""
+        if self._round is not None and not self._round.done():
+            raise RebalanceRunning
+        self._round = spawn(
+            self.rebalance(dry_run=False, max_moves=max_moves), name="rebalance", failed=self._round_failed
+        )
+        return self._round
+
+    def _round_failed(self, error: BaseException) -> None:
+        log.warning("rebalancing: round failed error=%s: %s", type(error).__name__, error)
 
     def _need_term(self) -> int:
         term = self._leadership.term()

@@ -32,6 +32,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import sava
 from sava.errors import SavaError
 from sava.metadata.barrier import ReadBarrier
+from sava.metadata.bootstrap import check_voters
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.failures import error_of
 from sava.metadata.identity import NodeState, open_state
@@ -91,6 +92,8 @@ class NodeOptions:
     reached."""
 
     address: str
+    seeds: tuple[str, ...] = ()
+    cluster_name: str = ""
     replica: ReplicaConfig = _DEFAULT_REPLICA
     log: LogOptions = _DEFAULT_LOG
 
@@ -110,6 +113,7 @@ class RaftNode:
         self._loop = asyncio.get_running_loop()
         self._state = state
         self._address = options.address
+        self._seeds, self._cluster_name = options.seeds, options.cluster_name
         self._transport = transport
         self._observer = observer
         self._bootstrap = state.recovered.bootstrap
@@ -120,6 +124,10 @@ class RaftNode:
         self._callers: set[asyncio.Future[Reply]] = set()
         self._spoke_from: dict[int, str] = {}
         """By nonce, that is by process: the address it gave as its own."""
+        self.send_errors = 0
+        """Messages that the transport raised an error for."""
+        self._send_trouble: dict[str, str] = {}
+        """By address: the error that was logged last."""
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self.failed: asyncio.Future[BaseException] = self._loop.create_future()
         """Resolves with the error after which this node must not go on."""
@@ -254,6 +262,8 @@ class RaftNode:
             self._address,
             bootstrap.membership.voters if bootstrap else (),
             sava.__version__,
+            self._seeds,
+            self._cluster_name,
         )
 
     def receive(self, envelopes: Sequence[Envelope]) -> None:
@@ -280,6 +290,7 @@ class RaftNode:
             self._wake()
 
     async def bind(self, bootstrap: Bootstrap) -> None:
+        check_voters(self.info(), bootstrap)
         future: asyncio.Future[BaseException | None] = self._loop.create_future()
         self.replica.bootstrap(bootstrap, lambda error: resolve(future, error))
         self._wake()
@@ -377,7 +388,23 @@ class RaftNode:
             if address:
                 by_address.setdefault(address, []).append(envelope)
         for address, group in by_address.items():
-            self._transport.send(address, group)
+            try:
+                self._transport.send(address, group)
+            except Exception as error:  # noqa: BLE001
+                # Sending is lossy by contract, so losing these is within what Raft expects. Let through, the
+                # error of one connection would pass for a broken replica, and end a healthy broker.
+                self._not_sent(address, group, error)
+
+    def _not_sent(self, address: str, envelopes: Sequence[Envelope], error: Exception) -> None:
+        self.send_errors += len(envelopes)
+        if self._send_trouble.get(address) != str(error):
+            if len(self._send_trouble) >= MAX_VOICES:
+                self._send_trouble.clear()
+            self._send_trouble[address] = str(error)
+            log.error("raft: not sent peer=%s error=%s", address, error, exc_info=error)
+        for peer in {envelope.dst for envelope in envelopes}:
+            # Never from inside ``send``: the replica is in the middle of handing out messages.
+            self._loop.call_soon(self.unreachable, peer)
 
     def _stop(self) -> None:
         self._is_stopped = True

@@ -15,7 +15,7 @@ checksums). Every request therefore names the *origin*: the owner's disk, ``reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from sava.errors import RetryableError
@@ -100,12 +100,13 @@ class Choose(Protocol):
         *,
         own: StorageId,
         keep: Sequence[StorageId],
-        avoid: frozenset[StorageId],
+        avoid: Collection[StorageId],
         count: int,
+        needed: int = 0,
     ) -> tuple[StorageId, ...]:
         """Up to ``count`` mirrors, never ``own``: those of ``keep`` that are still candidates first, then the
-        best of the others; those to ``avoid`` (slow, full, not answering) only when nobody else is left, and
-        never if they were not to be kept."""
+        best of the others; those to ``avoid`` (slow, full, silent) in their order, and only when there are
+        fewer than ``needed`` others."""
         ...
 
 

@@ -24,7 +24,7 @@ class SubjectUnknown(SchemaError):
 
     def __init__(self, subject: str | int) -> None:
         what = f"schema id {subject}" if isinstance(subject, int) else f"subject {subject!r}"
-        super().__init__(f"{what} is not registered")
+        super().__init__(f"{what} not found: no version of it is registered")
         self.subject = subject
 
 

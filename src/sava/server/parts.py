@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,6 +49,7 @@ from sava.server.addresses import registration
 from sava.server.replication import open_replication
 from sava.services.brokers_admin import Brokers
 from sava.services.cluster_metrics import ClusterParts
+from sava.services.danube.figures import DanubeCollector, Sends
 from sava.services.disks import Disks
 from sava.services.forwarding import Forwarder
 from sava.services.http import readiness
@@ -68,7 +68,7 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.store_identity import store_id
 from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
+from sava.tasks import STEP_S, Stops, cancelled, stopped_within
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Leading:
 
 @dataclass(kw_only=True)
 class Parts:
-    """Closed by the stack that it was opened with, in the reverse of the order in which it says so."""
+    """Closed by the stops that it was opened with, in the reverse of the order in which it says so."""
 
     config: Config
     supervisor: Supervisor
@@ -132,6 +132,7 @@ class Parts:
     topic_parts: TopicParts
     unloading: Unloading
     forwarder: Forwarder
+    danube_sends: Sends
     reports: LoadReports
     staged: StagedHere
     writers: Writers
@@ -207,21 +208,30 @@ class Parts:
                 await asyncio.sleep(RETRY_S)
         self.registrar.start(self.supervisor)
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
         """Clients are turned away and positions written down while the metadata store still works; then
-        others may have the topics."""
-        await cancelled(self._joining)
-        await self.reports.close()
-        await self.failover.close()
-        await self.replicating.close()
-        await self.controller.close()
-        await self.writers.close()
-        await self.agent.close()
-        await self._close_topics()
-        await self.registrar.close()
-        await self.mirrored.lost()
-        await self.journals.close()
-        await self.view.close()
+        others may have the topics. Says whether all of it was possible. Each step has a limit: the
+        registration is given up also when the agent or a topic hangs, so that others need not wait for it to
+        expire."""
+        steps: tuple[tuple[str, Callable[[], Awaitable[object]]], ...] = (
+            ("joining", lambda: cancelled(self._joining)),
+            ("load reports", self.reports.close),
+            ("failover", self.failover.close),
+            ("replication", self.replicating.close),
+            ("controller", self.controller.close),
+            ("writers", self.writers.close),
+            ("agent", self.agent.close),
+            ("topics", self._close_topics),
+            ("registration", self.registrar.close),
+            ("journal", self.mirrored.lost),
+            ("journal records", self.journals.close),
+            ("cluster view", self.view.close),
+        )
+        is_in_order = True
+        for what, stop in steps:
+            limit_s = IN_FLIGHT_S + STEP_S if what == "topics" else STEP_S
+            is_in_order &= await stopped_within(limit_s, stop, what=what)
+        return is_in_order
 
     async def _close_topics(self) -> None:
         """What is in flight may wait for mirrors that do not come back; it is not waited for long."""
@@ -271,7 +281,7 @@ async def open_parts(
     node: RaftNode,
     store: RaftStore,
     metrics: Metrics,
-    stack: AsyncExitStack,
+    stops: Stops,
     supervisor: Supervisor,
 ) -> Parts:
     broker = node.info().node
@@ -289,7 +299,7 @@ async def open_parts(
         fail=node.fail,
         supervisor=supervisor,
     )
-    stack.push_async_callback(storage.close)
+    stops.add("storage", storage.close)
     leading = Leading(node)
     view = ClusterView(store)
     journals = Records(store)
@@ -308,7 +318,7 @@ async def open_parts(
         renew=lambda reason: registrar.renew(reason),
         fail=node.fail,
     )
-    stack.push_async_callback(mirrored.close)
+    stops.add("mirrors", mirrored.close)
     await mirrored.open()
 
     async def released(names: Sequence[TopicName]) -> None:
@@ -328,7 +338,8 @@ async def open_parts(
     registrar.listen(lambda: mirrored.registered(registrar.incarnation))
     router = Router(view, Registry(store))
     peers = Peers(router, config.auth)
-    stack.push_async_callback(peers.close)
+    view.listen(lambda _: peers.look())
+    stops.add("connections to peers", peers.close)
     forwarder = Forwarder(router, peers, leading.leader, broker=broker)
     topics = Topics(
         store,
@@ -390,6 +401,7 @@ async def open_parts(
         topic_parts=topic_parts,
         unloading=Unloading(topic_parts, controller, timeout_ms=config.cluster.move_timeout_seconds * 1000),
         forwarder=forwarder,
+        danube_sends=Sends(),
         reports=LoadReports(
             topics,
             controller.loads,
@@ -418,6 +430,11 @@ def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
     metrics.observe_disks(parts.disks)
     metrics.observe_topics(parts.topics, parts.storage)
     metrics.observe_replication(parts.replication)
+    if parts.config.metrics.danube_names:
+        forwarder = parts.forwarder
+        metrics.observe_danube(
+            DanubeCollector(parts.topics, controller, parts.danube_sends, lambda: forwarder.calls)
+        )
     metrics.observe_pipelines(parts.pipelines, lambda: controller.is_leading)
     metrics.observe_journals(
         JournalParts(

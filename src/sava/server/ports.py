@@ -111,6 +111,7 @@ def _add_client_services(server: aio.Server, parts: Parts) -> None:
         schemas=parts.schemas,
         topic_schemas=parts.topic_schemas,
         forwarder=parts.forwarder,
+        sends=parts.danube_sends,
         broker_url=broker_url(parts.config),
     )
 

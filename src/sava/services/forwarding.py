@@ -78,6 +78,8 @@ class Forwarder:
         self._leader = leader
         self.forwards: Counter[str] = Counter()
         """Calls that were passed on, by kind: the port, or ``leader``."""
+        self.calls = 0
+        """Calls that came to this broker, on any port."""
 
     def serving(self, server: aio.Server, port: Port, answer: Answer = faults.answer) -> aio.Server:
         """``server`` as services should be registered at it so that their calls are forwarded. ``answer``

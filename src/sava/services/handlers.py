@@ -28,15 +28,16 @@ Answer = Callable[[Any, SavaError], Awaitable[NoReturn]]
 FORWARD_S: Final = 10.0
 """For calls whose caller has set no deadline."""
 LONG_CALLS: Final = {
-    "/danube_admin.BrokerAdmin/UnloadBroker": 600.0,
-    "/danube_admin.BrokerAdmin/TriggerRebalance": 600.0,
+    "/danube_admin.BrokerAdmin/UnloadBroker": 4.4,
+    "/danube_admin.BrokerAdmin/TriggerRebalance": 4.4,
     "/danube_admin.TopicAdmin/UnloadTopic": 600.0,
     "/sava.admin.Brokers/Rebalance": 600.0,
     "/sava.admin.Replication/SetReplication": 30.0,
     "/sava.streams.Streams/Offsets": 35.0,
 }
 """Calls that are answered when topics have moved, or have grown, or other clusters were asked, and how long
-that may take at most."""
+that may take at most. Those of Danube's brokers answer as far as they have come before danube-admin, which
+sends no deadline, gives the call up after five seconds; a tenth is kept back at each broker on the way."""
 
 
 class ForwardingServer:
@@ -51,7 +52,9 @@ class ForwardingServer:
         self._answer = answer
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        self._server.add_generic_rpc_handlers(tuple(_Service(each, self._wrapped) for each in handlers))
+        self._server.add_generic_rpc_handlers(
+            tuple(_Service(each, self._wrapped, self._forwarder) for each in handlers)
+        )
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, object]) -> None:
         pass
@@ -167,8 +170,9 @@ class ForwardingServer:
 
 
 class _Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
-    def __init__(self, inner: Any, wrapped: Callable[[str, Any], Any]) -> None:
+    def __init__(self, inner: Any, wrapped: Callable[[str, Any], Any], forwarder: Forwarder) -> None:
         self._inner = inner
+        self._forwarder = forwarder
         self._wrapped = wrapped
         self._handlers: dict[str, Any] = {}
 
@@ -180,6 +184,7 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
             if found is None:
                 return None
             handler = self._handlers[method] = self._wrapped(method, found)
+        self._forwarder.calls += 1
         return handler
 
 

@@ -16,6 +16,7 @@ from sava.metadata.node import RaftNode
 from sava.replication.control import Control
 from sava.services import metrics_page
 from sava.services.cluster_metrics import ClusterParts, observe_cluster
+from sava.services.danube.figures import DanubeCollector
 from sava.services.disks import Disks
 from sava.services.journal_metrics import JournalCollector, JournalParts
 from sava.services.pipeline_metrics import PipelinesCollector
@@ -113,6 +114,10 @@ class Metrics:
     def observe_cluster(self, parts: ClusterParts) -> None:
         observe_cluster(self.registry, parts)
 
+    def observe_danube(self, collector: DanubeCollector) -> None:
+        """The same figures under the names that Danube's tools ask for."""
+        self.registry.register(collector)
+
     def observe_journals(self, parts: JournalParts) -> None:
         self.registry.register(JournalCollector(parts))
 
@@ -188,6 +193,8 @@ class _NodeCollector(Collector):
             family.add_metric(("in", reason), count)
         for reason, count in sorted(self._node.transport.dropped().items()):
             family.add_metric(("out", reason), count)
+        if self._node.send_errors:
+            family.add_metric(("out", "error"), self._node.send_errors)
         return family
 
 

@@ -121,13 +121,34 @@ class TopicParts:
         request: Any,
         reply: type[Reply],
         work: Callable[[Topic, Any], Awaitable[Reply]],
+        *,
+        or_all: bool = False,
     ) -> list[Reply]:
         """``work`` on the topic that the request names, or on those of its partitions that have the
-        subscription that it names: one answer for each."""
+        subscription that it names: one answer for each. ``or_all``: on all partitions if none has it."""
         name = TopicName.parse(request.topic)
         if not await self.is_partitioned(name):
             return [await work(await self.topics.get(name), request)]
-        return await self.on_each(await self.having(name, request.subscription), method, request, reply, work)
+        try:
+            names = await self.having(name, request.subscription)
+        except SubscriptionUnknown:
+            if not or_all:
+                raise
+            names = await self.names(name)
+        return await self.on_each(names, method, request, reply, work)
+
+    async def on_all(
+        self,
+        method: str,
+        request: Any,
+        reply: type[Reply],
+        work: Callable[[Topic, Any], Awaitable[Reply]],
+    ) -> list[Reply]:
+        """``work`` on the topic that the request names, or on all of its partitions: one answer for each."""
+        name = TopicName.parse(request.topic)
+        if not await self.is_partitioned(name):
+            return [await work(await self.topics.get(name), request)]
+        return await self.on_each(await self.names(name), method, request, reply, work)
 
     async def on_each(
         self,

@@ -30,7 +30,7 @@ rarely than it would matter. Numbers are exact to 64 bits.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -53,6 +53,7 @@ from sava.storage.errors import (
     TopicSealed,
 )
 from sava.storage.guard import Guard
+from sava.storage.producer_epochs import Ask, EpochTable, Granted, grant
 from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
 
 T = TypeVar("T")
@@ -277,6 +278,26 @@ class Catalog:
             return state if state.end != end or state.sealed or noted == state else Change(noted)
 
         return await self._change(decide)
+
+    async def grant_epochs(
+        self, *, epoch: int, asks: Sequence[Ask], in_use: Callable[[], Collection[int]]
+    ) -> Granted:
+        """Open producers, in the order of ``asks`` (see ``producer_epochs``). Repeating gives higher numbers
+        to opens, so that a number of unknown outcome is nobody's. Raises Fenced, TopicSealed."""
+        granted = Granted(EpochTable(), ())
+
+        async def decide(held: Held) -> TopicState | Change:
+            nonlocal granted
+            state = self._own(held, epoch)
+            if state.sealed:
+                raise TopicSealed(f"topic {self.topic.path}: epoch {epoch} is sealed at {state.end}")
+            granted = grant(state.epochs, asks, in_use())
+            if granted.table == state.epochs:
+                return state
+            return Change(msgspec.structs.replace(state, epochs=granted.table))
+
+        await self._change(decide)
+        return granted
 
     async def rest(self, *, epoch: int) -> TopicState:
         """Nothing exists beyond the registered end, and nothing will before ``wake``: the caller sees to

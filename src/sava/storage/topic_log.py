@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
@@ -56,6 +56,7 @@ from sava.storage.housekeeping import Housekeeping
 from sava.storage.journal import Journal
 from sava.storage.journal_index import JournalCorrupt
 from sava.storage.objectstore import ObjectStore
+from sava.storage.producer_epochs import Ask, Granted, ProducerEpochs
 from sava.storage.producers import ProducerTable
 from sava.storage.rest import Rest
 from sava.storage.retention import RetentionPolicy
@@ -144,12 +145,18 @@ class TopicLog:
         self._is_in_doubt = False
         """The journal's life has ended with frames of which nobody knows whether they are the topic's."""
         self._producers = producers
+        self.epochs = ProducerEpochs(state.epochs, self._write_epochs)
+        """Which open of each producer's name is the last one."""
+        self.producers_in_use: Callable[[], Collection[int]] = tuple
+        """Of these producers the opens are forgotten last."""
         self._advanced = asyncio.Event()
         self._recent = parts.cache.recent()
         self._segments = KnownSegments(catalog)
         self._tiers = TieredReader(
             topic, recent=self._recent, journal=parts.journal, segments=self._segments, reader=parts.reader
         )
+        self.uploaded_segments = 0
+        self.uploaded_bytes = 0
         self.housekeeping = Housekeeping(
             catalog,
             parts.store,
@@ -343,6 +350,14 @@ class TopicLog:
         """The sequence that is expected next of this producer; 0 of one that is not known."""
         return self._producers.next_sequence(producer_id)
 
+    async def _write_epochs(self, asks: Sequence[Ask]) -> Granted:
+        self._check_accepting()
+        try:
+            return await self._catalog.grant_epochs(epoch=self.epoch, asks=asks, in_use=self.producers_in_use)
+        except Fenced as error:
+            self.fence(error)
+            raise
+
     def _check_accepting(self) -> None:
         if self._fence is not None:
             raise self._fence
@@ -523,12 +538,15 @@ class TopicLog:
         self._parts.ended(self)
 
     def _registered(self, segment: Segment) -> None:
+        self.uploaded_segments += 1
+        self.uploaded_bytes += segment.size
         self._segments.registered(segment)
         self.housekeeping.registered()
         self._producers.chains.keep(self._backlog.state.producers)
 
     def _let_go(self) -> None:
         self._rest.close()
+        self.epochs.close(self._fence or TopicClosed(f"topic {self.topic.path} is closed on this broker"))
         self.housekeeping.close()
         self.chains.close()
         self._parts.uploader.detach(self._backlog)

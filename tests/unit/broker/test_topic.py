@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sava.broker import specs, tenure
+from sava.broker import specs, subscriptions, tenure
 from sava.broker.consumers import (
     FORGET_S,
     MAX_PER_SUBSCRIPTION,
@@ -39,6 +41,7 @@ from sava.broker.specs import (
 )
 from sava.broker.subscription import Subscription
 from sava.broker.transient import TransientSubscriptions
+from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Unavailable
 from sava.metadata.memory import MemoryStore
 from sava.storage.errors import OffsetOutOfRange
@@ -230,6 +233,58 @@ class TestChanging:
             assert isinstance(subscription, Subscription)
             assert subscription.spec.failure_policy == policy
             assert subscription.spec.max_unacked_messages == 7
+
+    @pytest.mark.parametrize("first", ["creation", "settings"])
+    async def test_settings_ahead_and_a_creation_at_once_see_each_other(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, first: str
+    ) -> None:
+        """A consumer's creation of the subscription reads that nothing is set, an operator sets a limit, the
+        creation writes; or the operator's call reads, the creation writes, and then the operator's call.
+        Each writes on the condition of what it has read, so the limit holds in both schedules."""
+        store, key = world.metadata, specs.settings_key(ORDERS, "s")
+        async with world.topics() as topics:
+            topic = await topics.get_or_create(ORDERS, True)
+            works: dict[str, Callable[[], Awaitable[object]]] = {
+                "creation": lambda: topic.subscribe(options()),
+                "settings": lambda: topic.set_max_unacked("s", 7, ahead=True),
+            }
+            second = works["settings" if first == "creation" else "creation"]
+            get = store.get
+
+            async def get_then_let_the_other_write(wanted: str, **how: Any) -> KeyValue | None:
+                found = await get(wanted, **how)
+                if wanted == key:
+                    monkeypatch.setattr(store, "get", get)
+                    await second()
+                return found
+
+            monkeypatch.setattr(store, "get", get_then_let_the_other_write)
+            await works[first]()
+            (subscription,) = topic.subscriptions.values()
+            assert isinstance(subscription, Subscription)
+            assert subscription.spec.max_unacked_messages == 7
+            assert world.metadata.local.get(key) is None
+
+    async def test_settings_ahead_end_with_the_subscription_that_took_them(self, world: World) -> None:
+        async with world.topics() as topics:
+            topic = await topics.get_or_create(ORDERS, True)
+            await topic.set_max_unacked("s", 7, ahead=True)
+            await topic.subscribe(options())
+            await topic.unsubscribe("s")
+            await topic.subscribe(options())
+            (subscription,) = topic.subscriptions.values()
+            assert isinstance(subscription, Subscription)
+            assert subscription.spec.max_unacked_messages != 7
+
+    async def test_settings_ahead_are_bounded(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(subscriptions, "MAX_AHEAD", 2)
+        async with world.topics() as topics:
+            topic = await topics.get_or_create(ORDERS, True)
+            await topic.set_max_unacked("a", 7, ahead=True)
+            await topic.set_max_unacked("b", 7, ahead=True)
+            await topic.set_max_unacked("b", 8, ahead=True)
+            with pytest.raises(LimitReached):
+                await topic.set_max_unacked("c", 7, ahead=True)
 
     async def test_seeking_back_and_forth(self, world: World) -> None:
         async with world.topics(options=SLOW) as topics:

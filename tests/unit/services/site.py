@@ -173,6 +173,9 @@ class Director:
         assert self.rebalanced is not None
         return self.rebalanced
 
+    def begin_rebalance(self, *, max_moves: int) -> asyncio.Task[Rebalanced]:
+        return asyncio.create_task(self.rebalance(dry_run=False, max_moves=max_moves))
+
 
 @dataclass
 class BrokerAt:

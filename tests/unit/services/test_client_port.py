@@ -30,6 +30,7 @@ from sava.proto import streams_pb2
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.services import danube, streams
+from sava.services.danube.figures import Sends
 from sava.services.forwarding import Forwarder
 from sava.services.streams import StreamsService
 from tests.patience import FAR_S, HURRIES, PATIENCE_S
@@ -75,6 +76,7 @@ class ClientSite(Site):
             schemas=schemas,
             topic_schemas=TopicSchemas(store),
             forwarder=forwarder,
+            sends=Sends(),
             broker_url=f"http://broker-{forwarder.broker}:6650",
         )
 
@@ -288,6 +290,28 @@ async def test_sava_s_client_goes_to_the_owner_or_through_another_broker(fleet: 
         await call.write(streams_pb2.SubscribeRequest(acks=acks))
         assert (await call.read()).acks_stored == 1
         call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("presented", "status"),
+    [(0, None), (1 << 61, None), (1, "producer_fenced"), (1 << 62, "message_invalid")],
+)
+async def test_a_stream_presents_the_number_of_its_producer_s_open(
+    fleet: Fleet, presented: int, status: str | None
+) -> None:
+    """A number near the end of the range would leave none for the next open."""
+    async with Client(fleet.address(1)) as client, client.producer(TEXT, name="p") as producer:
+        assert await producer.send(b"0") == 0
+        call = client._connection.stub(fleet.address(1)).Publish()
+        opening = streams_pb2.OpenProducer(topic=TEXT, producer_name="p", producer_epoch=presented)
+        await call.write(streams_pb2.PublishRequest(open=opening))
+        if status is None:
+            given = (await call.read()).opened.producer_epoch
+            assert given == presented or not presented
+            assert given > producer._lanes[0].producer_epoch
+            call.cancel()
+        else:
+            assert dict(await call.trailing_metadata())["sava-code"] == status
 
 
 async def test_sava_s_client_follows_its_topic(fleet: Fleet) -> None:

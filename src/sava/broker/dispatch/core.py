@@ -61,9 +61,10 @@ class Page:
 
 @dataclass(slots=True)
 class Counters:
-    """Messages, since the subscription was loaded."""
+    """Messages, and bytes of those delivered, since the subscription was loaded."""
 
     delivered: int = 0
+    delivered_bytes: int = 0
     redelivered: int = 0
     acked: int = 0
     nacked: int = 0
@@ -375,5 +376,6 @@ class Dispatch(ABC):
         member.queued_bytes += size
         self._pace.spend(count)
         self.counters.delivered += count
+        self.counters.delivered_bytes += size
         self.counters.redelivered += count - added
         return flight

@@ -13,6 +13,7 @@
 ``schemas``       the schema registry; on both ports
 ``admin_*``       brokers, cluster, namespaces, topics, security; on the admin port
 ``codes``         which error is which status
+``figures``       what Danube's tools ask Prometheus for
 ================  ==================================================================================
 
 Translations and nothing else, but for one thing: Danube's clients rely on habits of its broker that no
@@ -40,6 +41,7 @@ from sava.services.danube.admin_security import SecurityAdmin
 from sava.services.danube.admin_topics import TopicAdmin
 from sava.services.danube.consumers import ConsumerService
 from sava.services.danube.discovery import DiscoveryService
+from sava.services.danube.figures import Sends
 from sava.services.danube.health import HealthService
 from sava.services.danube.producers import Producers, ProducerService
 from sava.services.danube.schemas import SchemaService
@@ -73,12 +75,15 @@ def register_client_services(
     schemas: SchemaRegistry,
     topic_schemas: TopicSchemas,
     forwarder: Forwarder,
+    sends: Sends,
     broker_url: str,
 ) -> None:
     """``broker_url`` is where clients reach this broker, with its scheme: ``http://host:6650``."""
     server = forwarder.serving(server, "client", codes.answer)
     producers, seats = Producers(topics), Seats(topics)
-    danube_api_pb2_grpc.add_ProducerServiceServicer_to_server(ProducerService(producers, schemas), server)
+    danube_api_pb2_grpc.add_ProducerServiceServicer_to_server(
+        ProducerService(producers, schemas, sends), server
+    )
     danube_api_pb2_grpc.add_ConsumerServiceServicer_to_server(
         ConsumerService(topics, seats, forwarder, broker_url), server
     )

@@ -1,5 +1,9 @@
 """``BrokerAdmin``: the brokers of the cluster, as Danube's tools ask for them. Sava's own ``Brokers`` service
-knows more, and tells how a drain goes on."""
+knows more, and streams the progress of a drain.
+
+``danube-admin`` sends no deadline, and gives up every call after five seconds. So a call that moves topics is
+answered after ``ANSWER_S`` at the latest, as far as it has come by then, and the work continues.
+"""
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -25,8 +29,8 @@ from sava.services.deadlines import remaining
 LEADER: Final = "Cluster_Leader"
 FOLLOWER: Final = "Cluster_Follower"
 NO_ROLE: Final = "None"
-GRACE_S: Final = 15.0
-"""For moves that are under way when a drain's time is over."""
+ANSWER_S: Final = 4.0
+"""For a call without a deadline."""
 
 
 class BrokerAdmin(rpc.BrokerAdminServicer):
@@ -51,8 +55,8 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
 
     @told
     async def UnloadBroker(self, request: pb.UnloadBrokerRequest, context: Any) -> pb.UnloadBrokerResponse:
-        """Answers when the drain is done, or as far as it has come when the caller has no time left. It goes
-        on then, and asking again tells how far it is."""
+        """Answers when the drain is done, or as far as it has come when the caller has no time left. The
+        drain continues then, and the same call again tells how far it is."""
         broker = broker_id(request.broker_id)
         mode = drain_mode(
             parallel=request.max_parallel,
@@ -67,7 +71,7 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
     async def _drain(self, broker: int, mode: BrokerMode, context: Any) -> DrainStatus:
         latest: DrainStatus | None = None
         with suppress(TimeoutError):
-            async with asyncio.timeout(remaining(context, mode.timeout_ms / 1000 + GRACE_S)):
+            async with asyncio.timeout(remaining(context, ANSWER_S)):
                 async for status in self._controller.drain(broker, mode):
                     latest = status
         if latest is None:
@@ -108,25 +112,39 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
 
     @told
     async def TriggerRebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
-        """One round. A move that failed stays in the list, with why as its reason."""
+        """One round. A move that failed stays in the list, with why as its reason. A round that takes longer
+        than the caller waits is answered with its plan, and continues."""
         max_moves = request.max_moves if request.HasField("max_moves") else 0
-        done = await self._controller.rebalance(dry_run=request.dry_run, max_moves=max_moves)
+        done = await self._controller.rebalance(dry_run=True, max_moves=max_moves)
+        if not request.dry_run:
+            begun = self._controller.begin_rebalance(max_moves=max_moves)
+            try:
+                async with asyncio.timeout(remaining(context, ANSWER_S)):
+                    done = await asyncio.shield(begun)
+            except TimeoutError:
+                return pb.RebalanceResponse(
+                    success=True,
+                    proposed_moves=map(_proposed, done.moves),
+                    error_message=f"{len(done.moves)} moves have begun and continue; `danube-admin brokers "
+                    "balance` shows the result",
+                )
         executed = 0 if request.dry_run else sum(1 for move in done.moves if not move.error)
         return pb.RebalanceResponse(
             success=not any(move.error for move in done.moves),
             moves_executed=executed,
-            proposed_moves=[
-                pb.ProposedMove(
-                    topic_name=str(move.topic),
-                    from_broker=move.from_broker,
-                    to_broker=move.to_broker,
-                    estimated_load=move.load,
-                    reason=move.error or "rebalance",
-                )
-                for move in done.moves
-            ],
+            proposed_moves=map(_proposed, done.moves),
             error_message=_outcome(request.dry_run, done),
         )
+
+
+def _proposed(move: PlannedMove) -> pb.ProposedMove:
+    return pb.ProposedMove(
+        topic_name=str(move.topic),
+        from_broker=move.from_broker,
+        to_broker=move.to_broker,
+        estimated_load=move.load,
+        reason=move.error or "rebalance",
+    )
 
 
 def broker_id(text: str) -> int:

@@ -1,5 +1,9 @@
 """``TopicAdmin``: topics and their subscriptions, whichever brokers have them. Settings take effect when the
-call returns."""
+call returns.
+
+Failure policy and dispatch configuration can be set before their subscription exists, as Danube's tools do
+right after they have created a topic: the settings wait in the metadata store and are applied when the first
+consumer creates the subscription."""
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -26,7 +30,6 @@ from sava.services.topic_descriptions import (
     common_owner,
     delivery,
     subscription_names,
-    subscription_of,
 )
 from sava.services.topic_parts import TopicParts
 from sava.services.unloading import Unloading
@@ -159,7 +162,7 @@ class TopicAdmin(rpc.TopicAdminServicer):
         if not request.HasField("failure_policy"):
             raise MessageInvalid("failure_policy is missing")
         policy_from(request.failure_policy)
-        await self._parts.on_subscription(
+        await self._parts.on_all(
             f"{SERVICE}SetSubscriptionFailurePolicy", request, pb.SubscriptionResponse, _set_failure_policy
         )
         return pb.SubscriptionResponse(success=True)
@@ -168,12 +171,14 @@ class TopicAdmin(rpc.TopicAdminServicer):
     async def GetSubscriptionFailurePolicy(
         self, request: pb.GetSubscriptionFailurePolicyRequest, context: Any
     ) -> pb.GetSubscriptionFailurePolicyResponse:
-        """Of a partitioned topic, that of one partition: settings are made for all of them."""
+        """Of a partitioned topic, that of one partition: settings are made for all of them, also before the
+        subscription exists."""
         found = await self._parts.on_subscription(
             f"{SERVICE}GetSubscriptionFailurePolicy",
             request,
             pb.GetSubscriptionFailurePolicyResponse,
             _get_failure_policy,
+            or_all=True,
         )
         return found[0]
 
@@ -183,7 +188,7 @@ class TopicAdmin(rpc.TopicAdminServicer):
     ) -> pb.SubscriptionResponse:
         if not request.HasField("dispatch_config"):
             raise MessageInvalid("dispatch_config is missing")
-        await self._parts.on_subscription(
+        await self._parts.on_all(
             f"{SERVICE}SetSubscriptionDispatchConfig", request, pb.SubscriptionResponse, _set_dispatch_config
         )
         return pb.SubscriptionResponse(success=True)
@@ -197,6 +202,7 @@ class TopicAdmin(rpc.TopicAdminServicer):
             request,
             pb.GetSubscriptionDispatchConfigResponse,
             _get_dispatch_config,
+            or_all=True,
         )
         return found[0]
 
@@ -212,36 +218,45 @@ async def _unsubscribe(topic: Topic, request: pb.SubscriptionRequest) -> pb.Subs
 async def _set_failure_policy(
     topic: Topic, request: pb.SetSubscriptionFailurePolicyRequest
 ) -> pb.SubscriptionResponse:
-    subscription_of(topic, request.subscription)
-    await topic.set_failure_policy(request.subscription, policy_from(request.failure_policy))
+    policy = policy_from(request.failure_policy)
+    await topic.set_failure_policy(request.subscription, policy, ahead=True)
     return pb.SubscriptionResponse(success=True)
 
 
 async def _get_failure_policy(
     topic: Topic, request: pb.GetSubscriptionFailurePolicyRequest
 ) -> pb.GetSubscriptionFailurePolicyResponse:
-    subscription = subscription_of(topic, request.subscription)
-    response = pb.GetSubscriptionFailurePolicyResponse(subscription_type=subscription.type)
-    if isinstance(subscription, Subscription):
-        response.failure_policy.CopyFrom(policy_to(subscription.spec.failure_policy))
+    response = pb.GetSubscriptionFailurePolicyResponse()
+    subscription = topic.subscriptions.get(request.subscription)
+    if subscription is None:
+        policy = (await topic.settings_ahead(request.subscription)).failure_policy
+    else:
+        response.subscription_type = subscription.type
+        policy = subscription.spec.failure_policy if isinstance(subscription, Subscription) else None
+    if policy is not None:
+        response.failure_policy.CopyFrom(policy_to(policy))
     return response
 
 
 async def _set_dispatch_config(
     topic: Topic, request: pb.SetSubscriptionDispatchConfigRequest
 ) -> pb.SubscriptionResponse:
-    subscription_of(topic, request.subscription)
-    await topic.set_max_unacked(request.subscription, request.dispatch_config.max_unacked_messages)
+    count = request.dispatch_config.max_unacked_messages
+    await topic.set_max_unacked(request.subscription, count, ahead=True)
     return pb.SubscriptionResponse(success=True)
 
 
 async def _get_dispatch_config(
     topic: Topic, request: pb.GetSubscriptionDispatchConfigRequest
 ) -> pb.GetSubscriptionDispatchConfigResponse:
-    subscription = subscription_of(topic, request.subscription)
     response = pb.GetSubscriptionDispatchConfigResponse()
-    if isinstance(subscription, Subscription):
-        response.dispatch_config.max_unacked_messages = subscription.spec.max_unacked_messages
+    subscription = topic.subscriptions.get(request.subscription)
+    if subscription is None:
+        count = (await topic.settings_ahead(request.subscription)).max_unacked_messages
+    else:
+        count = subscription.spec.max_unacked_messages if isinstance(subscription, Subscription) else None
+    if count is not None:
+        response.dispatch_config.max_unacked_messages = count
     return response
 
 

@@ -22,6 +22,7 @@ remembered, as far as there is room: their health is asked for by id alone.
 from __future__ import annotations
 
 from collections import OrderedDict
+from time import perf_counter
 from typing import Any, Final
 
 from sava.broker.errors import MessageInvalid, NotOwner, SchemaRefused
@@ -36,7 +37,9 @@ from sava.proto import danube_api_pb2_grpc as rpc
 from sava.schemas.errors import SubjectUnknown, VersionUnknown
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.topic import Reference
+from sava.services import faults
 from sava.services.danube.codes import refuse, required, told, topic_name
+from sava.services.danube.figures import Sends
 from sava.services.danube.messages import message_from
 
 TIDY: Final = 1000
@@ -117,9 +120,10 @@ class Producers:
 
 
 class ProducerService(rpc.ProducerServiceServicer):
-    def __init__(self, producers: Producers, schemas: SchemaRegistry) -> None:
+    def __init__(self, producers: Producers, schemas: SchemaRegistry, sends: Sends) -> None:
         self._producers = producers
         self._schemas = schemas
+        self._sends = sends
 
     @told
     async def CreateProducer(self, request: pb.ProducerRequest, context: Any) -> pb.ProducerResponse:
@@ -139,13 +143,16 @@ class ProducerService(rpc.ProducerServiceServicer):
         )
 
     async def SendMessage(self, request: pb.StreamMessage, context: Any) -> pb.MessageResponse:
+        began, producer = perf_counter(), self._producers.get(request.msg_id.producer_id)
         try:
-            producer = self._producers.get(request.msg_id.producer_id)
             if producer is None:
                 producer = await self._recall(request)
             await producer.send(message_from(request, producer.name))
         except SavaError as error:
+            if producer is not None and not isinstance(error, faults.ELSEWHERE):
+                self._sends.failed(producer.topic, faults.code_of(error))
             await refuse(context, error)
+        self._sends.stored(producer.topic, perf_counter() - began)
         return pb.MessageResponse(request_id=request.request_id)
 
     async def _recall(self, request: pb.StreamMessage) -> Producer:
