@@ -9,6 +9,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,9 @@ class Run:
 
     async def run(self) -> Report:
         began = time.monotonic()
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         router: dict[str, int] = {}
         try:
             await self._cluster.start()

@@ -36,7 +36,7 @@ from tests.torture.broker_child import VARIABLE, Knobs
 from tests.torture.disks import Disk, FolderDisk, ImageDisk, NoMounts, room_for_images
 from tests.torture.history import Exited, Recorder
 from tests.torture.load import Plan
-from tests.torture.network import Conditions, Network, NoNamespaces, isolate
+from tests.torture.network import Conditions, Network, NoNamespaces, isolate, mortal
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Loopback:
         return "127.0.0.1"
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        return list(command)
+        return mortal(command)
 
     def descriptors(self, host: str) -> list[int]:
         return []

@@ -26,6 +26,7 @@ _SHUTDOWN: Final = 0x8004587D
 _WITHOUT_JOURNAL: Final = struct.pack("I", 2)
 _UMOUNT_S: Final = 20.0
 BALLAST: Final = "ballast"
+_IMAGES: Final = "sava-torture-"
 
 
 class NoMounts(Exception):
@@ -162,10 +163,16 @@ def room_for_images(directory: Path) -> Path:
     """Where images lie: in memory where there is much of it, for a sync of a loop device is slow on a disk
     that others use."""
     memory = Path("/dev/shm")
-    if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30:
-        images = memory / directory.name
-        images.mkdir()
-        return images
     images = directory / "images"
+    if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30:
+        _sweep(memory)
+        images = memory / f"{_IMAGES}{os.getpid()}"
     images.mkdir()
     return images
+
+
+def _sweep(memory: Path) -> None:
+    """Remove the images of runs that were killed: nothing else frees their memory."""
+    for left in memory.glob(f"{_IMAGES}*"):
+        if not Path("/proc", left.name.removeprefix(_IMAGES)).exists():
+            shutil.rmtree(left, ignore_errors=True)

@@ -132,6 +132,11 @@ def _make_host(address: str) -> tuple[int, int]:
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY), tun
 
 
+def mortal(command: Sequence[str], *, namespace: int = -1) -> list[str]:
+    """The command so that it dies with this process, in a namespace of which it gets the descriptor."""
+    return [sys.executable, "-S", "-E", "-c", _ENTER, str(namespace), str(os.getpid()), *command]
+
+
 class Network:
     """The orchestrator's side. Owned by the orchestrator's main thread, which becomes ``operator``."""
 
@@ -173,8 +178,7 @@ class Network:
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
         """The command as it is started on a host; the child needs the ``descriptors`` of the host."""
-        enter = [sys.executable, "-S", "-E", "-c", _ENTER]
-        return [*enter, str(self._namespaces[host]), str(os.getpid()), *command]
+        return mortal(command, namespace=self._namespaces[host])
 
     def descriptors(self, host: str) -> list[int]:
         return [self._namespaces[host]]
