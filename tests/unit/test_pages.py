@@ -342,6 +342,8 @@ def test_the_targets_of_make_can_be_made() -> None:
             "test-long",
             "sim",
             "mutants",
+            "torture",
+            "soak",
             "bench",
             "demo",
             "docs",
@@ -365,7 +367,10 @@ OF_OTHERS: Final = {
         *("--constraint", "--system", "--home-dir", "--shell", "--mode", "--now", "--unit", "--lines"),
     },
     "pipeline.md": {"--constraint", "--once", "--py-files"},
-    "testing.md": {"--jobs", "--list", "--seed", "--seeds", "--shrink", "--trace"},
+    "testing.md": {
+        *("--jobs", "--list", "--seed", "--seeds", "--shrink", "--trace"),
+        *("--doubles", "--faults", "--minutes", "--report", "--spark"),
+    },
 }
 """Options of other programs."""
 OF_DANUBE: Final = {"danube.md": {"storage.mode", "storage.durable", "meta_store.seed_nodes"}}
