@@ -20,7 +20,7 @@ import grpc
 from grpc import aio
 
 from sava.client.backoff import Backoff
-from sava.client.errors import Closed, Refused, Unavailable, translated
+from sava.client.errors import Closed, Refused, Unanswered, Unavailable, error_of, of_change
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import MAX_BATCH_BYTES
@@ -29,6 +29,12 @@ Token = str | Callable[[], str | Awaitable[str]]
 
 OPEN_TIMEOUT_S: Final = 10.0
 """For one attempt to open a stream, or one unary call."""
+
+CHANGES: Final = frozenset(
+    {"Append", "Advance", "Commit", "EnsureTopic", "EnsureSchema", "ApplyAcks", "ReportLink"}
+    | {"JoinRunner", "LeaveRunner", "ClaimPipeline", "ReportPipeline", "ReleasePipeline"}
+)
+"""Calls that change something, beside those whose request says ``create``. All of them may be repeated."""
 
 MAX_KNOWN: Final = 32
 """Addresses that are tried."""
@@ -149,10 +155,13 @@ class Connection:
         service: Callable[[aio.Channel], Any] = rpc.StreamsStub,
     ) -> Any:
         """One unary call, one attempt."""
-        with translated(target):
+        try:
             return await getattr(self.stub(target, service), method)(
                 request, timeout=max(timeout, 0.001), metadata=await self.metadata()
             )
+        except aio.AioRpcError as error:
+            changes = method in CHANGES or getattr(request, "create", False)
+            raise (of_change if changes else error_of)(error, target) from None
 
     async def ask(
         self,
@@ -218,6 +227,9 @@ class Connection:
                     )
                     return response, target
                 except Unavailable as error:
+                    if isinstance(failure, Unanswered) and not isinstance(error, Unanswered):
+                        # An earlier attempt may have happened, whatever became of the later ones.
+                        error = Unanswered(f"{error}; an earlier attempt may have happened", error.code)
                     failure = error
                     if self._known[self._turn] == target:
                         # Else somebody who failed with it as well has passed it: past both would be past one
