@@ -88,7 +88,7 @@ class Brokers:
         core = self._node.core_status
         return core.leader if core is not None else NO_NODE
 
-    async def list(self, *, timeout: float, local: bool = False) -> tuple[list[Seen], str]:
+    async def listed(self, *, timeout: float, local: bool = False) -> tuple[list[Seen], str]:
         """All brokers, and why no majority has confirmed that; with ``local`` none is asked."""
         core = self._node.core_status
         if local or core is None:
@@ -124,7 +124,7 @@ class BrokersService(rpc.BrokersServicer):
 
     async def ListBrokers(self, request: pb.ListBrokersRequest, context: Any) -> pb.ListBrokersResponse:
         timeout = remaining(context, CONFIRM_S)
-        found, reason = await self._brokers.list(timeout=timeout, local=request.local)
+        found, reason = await self._brokers.listed(timeout=timeout, local=request.local)
         return pb.ListBrokersResponse(brokers=map(_broker, found), unconfirmed=reason)
 
     async def DrainBroker(

@@ -9,8 +9,8 @@ the store is in its process or far away.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from typing import Any, Final, NoReturn, cast
 
@@ -167,6 +167,16 @@ async def told(context: Any) -> AsyncIterator[None]:
     except aio.InternalError:
         if not context.done():
             raise
+
+
+@contextmanager
+def made(change: str) -> Iterator[None]:
+    """Around what follows a change that is made: describing it. An error in there must not say that nothing
+    was done, which is all that its own type can say."""
+    try:
+        yield
+    except SavaError as error:
+        raise OutcomeUnknown(f"{change}, but it could not be described: {error}") from error
 
 
 def raised_by(error: aio.AioRpcError, *, target: str, check: str | None = None) -> SavaError:

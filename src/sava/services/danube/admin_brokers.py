@@ -36,7 +36,7 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
         self._namespaces = namespaces
 
     async def ListBrokers(self, request: pb.Empty, context: Any) -> pb.BrokerListResponse:
-        found, reason = await self._brokers.list(timeout=remaining(context, CONFIRM_S))
+        found, reason = await self._brokers.listed(timeout=remaining(context, CONFIRM_S))
         leader = 0 if reason else self._brokers.leader
         return pb.BrokerListResponse(brokers=[_info(seen, leader) for seen in found])
 
