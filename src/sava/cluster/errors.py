@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sava.broker.ownership import WrongState
 from sava.broker.specs import Ownership
-from sava.errors import CallerError, HostError, RetryableError
+from sava.errors import CallerError, HostError, Outcome, RetryableError
 
 
 class NotLeader(RetryableError):
@@ -122,3 +122,5 @@ class WriterContended(RetryableError):
 
 class StagedLost(HostError):
     """A batch was decided, and what it consists of is not there any more: somebody has removed it."""
+
+    outcome = Outcome.PARTLY

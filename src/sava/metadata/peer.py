@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sava.errors import SavaError
+from sava.errors import Outcome, SavaError
 from sava.metadata.commands import Command, Result
 from sava.raft.codec import check_message
 from sava.raft.errors import MalformedMessage
@@ -162,6 +162,8 @@ class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
 
 class MalformedEnvelope(SavaError):
     """Bytes from the network that are no envelope of this version, or whose message no node sends."""
+
+    outcome = Outcome.UNKNOWN
 
 
 _encoder = msgspec.msgpack.Encoder()

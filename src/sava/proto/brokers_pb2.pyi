@@ -22,12 +22,17 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class ListBrokersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LOCAL_FIELD_NUMBER: _builtins.int
+    local: _builtins.bool
+    """Without asking a majority: where brokers were when this one last heard of them."""
     def __init__(
         self,
+        *,
+        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -38,16 +43,20 @@ class ListBrokersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BROKERS_FIELD_NUMBER: _builtins.int
+    UNCONFIRMED_FIELD_NUMBER: _builtins.int
+    unconfirmed: _builtins.str
+    """Why no majority has confirmed the list; empty: one has. Then every status is unknown."""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Broker]: ...
     def __init__(
         self,
         *,
         brokers: _abc.Iterable[Global___Broker] | None = ...,
+        unconfirmed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "unconfirmed", b"unconfirmed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -71,7 +80,9 @@ class Broker(_message.Message):
     MODE_REASON_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     status: _builtins.str
-    """active, draining, drained; unreachable: it is a member, or owns topics, and is not registered."""
+    """active, draining, drained; unreachable: it is a member and is not registered; gone: it is no member any more and still
+    has topics; unknown: no majority has confirmed it.
+    """
     is_leader: _builtins.bool
     client_addr: _builtins.str
     admin_addr: _builtins.str
