@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.mutants.catalogue import MUTANTS as RAFT_MUTANTS
 from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
+from tests.mutants.ownership_catalogue import OWNERSHIP_MUTANTS
 from tests.mutants.runner import Verdict, judge
 from tests.mutants.storage_catalogue import STORAGE_MUTANTS
 
-MUTANTS = (*RAFT_MUTANTS, *MIRROR_MUTANTS, *STORAGE_MUTANTS)
+MUTANTS = (*RAFT_MUTANTS, *MIRROR_MUTANTS, *STORAGE_MUTANTS, *OWNERSHIP_MUTANTS)
 
 
 def main() -> int:

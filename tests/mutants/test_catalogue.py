@@ -8,12 +8,13 @@ import pytest
 
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
+from tests.mutants.ownership_catalogue import OWNERSHIP_MUTANTS
 from tests.mutants.runner import Mutant, check_applies
 from tests.mutants.storage_catalogue import STORAGE_MUTANTS
 
 
 @pytest.mark.parametrize(
-    "mutant", [*MUTANTS, *MIRROR_MUTANTS, *STORAGE_MUTANTS], ids=lambda mutant: mutant.id
+    "mutant", [*MUTANTS, *MIRROR_MUTANTS, *STORAGE_MUTANTS, *OWNERSHIP_MUTANTS], ids=lambda mutant: mutant.id
 )
 def test_the_mutant_applies_and_somebody_is_to_kill_it(mutant: Mutant) -> None:
     check_applies(mutant)

@@ -42,13 +42,14 @@ from sava.mirroring.mirrored import MirroredJournal
 from sava.mirroring.owner_host import MirrorOptions
 from sava.mirroring.records import Records
 from sava.mirroring.salvage import Salvage
+from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
 from sava.replication.control import Control
 from sava.replication.tending import Tending as ReplicationTending
 from sava.schemas.registry import SchemaRegistry
 from sava.server.addresses import registration
 from sava.server.replication import open_replication
-from sava.services.brokers_admin import Brokers
+from sava.services.brokers_admin import PREPARE, Brokers
 from sava.services.cluster_metrics import ClusterParts
 from sava.services.disks import Disks
 from sava.services.forwarding import Forwarder
@@ -74,6 +75,8 @@ from sava.wal import LocalDisk
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
+ANSWER_S: Final = 1.0
+"""For an answer to arrive, beyond the time that the other broker has for its work."""
 HANDOVER_S: Final = 3.0
 IN_FLIGHT_S: Final = 3.0
 """For appends that are under way when the broker stops."""
@@ -340,6 +343,21 @@ async def open_parts(
         released=released,
         publish_elsewhere=forwarder.publish_elsewhere,
     )
+
+    async def prepare_move(owner: int, topic: TopicName, timeout: float) -> None:
+        if owner == broker:
+            await topics.prepare_move(topic, timeout=timeout)
+            return
+        request = brokers_pb.PrepareMoveRequest(topic=str(topic), timeout_ms=round(timeout * 1000))
+        await forwarder.ask(
+            "admin",
+            PREPARE,
+            request,
+            brokers_pb.PrepareMoveResponse,
+            broker=owner,
+            timeout=timeout + ANSWER_S,
+        )
+
     owners = Owners(router, forwarder)
     staged = StagedHere(topics, Stage(objects))
     expiry_s = config.storage.staging_expiry_seconds
@@ -353,6 +371,7 @@ async def open_parts(
         broker=broker,
         finish_deletions=topics.finish_deletions,
         tend_writers=tending.run,
+        prepare_move=prepare_move,
     )
     failover = Failover(
         view,

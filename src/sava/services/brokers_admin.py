@@ -14,7 +14,8 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from sava.broker.errors import MessageInvalid
-from sava.broker.names import check_name
+from sava.broker.names import TopicName, check_name
+from sava.broker.topics import Topics
 from sava.cluster import rebalancing
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
@@ -27,6 +28,7 @@ from sava.proto import brokers_pb2_grpc as rpc
 from sava.raft.types import NO_NODE
 from sava.services import faults
 
+PREPARE: Final = "/sava.admin.Brokers/PrepareMove"
 UNREACHABLE: Final = "unreachable"
 PARALLEL: Final = 8
 MAX_PARALLEL: Final = 64
@@ -80,9 +82,10 @@ class Brokers:
 
 
 class BrokersService(rpc.BrokersServicer):
-    def __init__(self, brokers: Brokers, controller: Controller) -> None:
+    def __init__(self, brokers: Brokers, controller: Controller, topics: Topics) -> None:
         self._brokers = brokers
         self._controller = controller
+        self._topics = topics
 
     async def ListBrokers(self, request: pb.ListBrokersRequest, context: Any) -> pb.ListBrokersResponse:
         return pb.ListBrokersResponse(brokers=map(_broker, self._brokers.list()))
@@ -138,6 +141,11 @@ class BrokersService(rpc.BrokersServicer):
         async with faults.told(context):
             self._controller.loads.record(load_report(request))
         return pb.ReportLoadResponse()
+
+    async def PrepareMove(self, request: pb.PrepareMoveRequest, context: Any) -> pb.PrepareMoveResponse:
+        async with faults.told(context):
+            await self._topics.prepare_move(TopicName.parse(request.topic), timeout=request.timeout_ms / 1000)
+        return pb.PrepareMoveResponse()
 
 
 def drain_mode(
@@ -213,6 +221,7 @@ def _progress(status: DrainStatus) -> pb.DrainProgress:
         topics=map(str, status.topics),
         status=status.mode.value,
         done=status.is_done,
+        waiting=status.waiting,
     )
 
 

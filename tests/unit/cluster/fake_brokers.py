@@ -28,6 +28,7 @@ from sava.config import Config, LoadManager, Rebalancing
 from sava.metadata.commands import Delete, Put
 from sava.metadata.memory import MemoryStore
 from sava.storage import catalog, keys
+from sava.storage.errors import ObjectStoreUnavailable
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
@@ -178,6 +179,15 @@ class World:
     """Of each topic, its id and epoch: whoever was its owner then."""
     epochs: dict[tuple[TopicName, int], int] = field(default_factory=dict)
 
+    stores_down: set[int] = field(default_factory=set)
+    """Brokers whose object store takes no writes."""
+    prepared: list[TopicName] = field(default_factory=list)
+
+    async def prepare(self, owner: int, topic: TopicName) -> None:
+        if owner in self.stores_down:
+            raise ObjectStoreUnavailable("the object store takes no writes: down")
+        self.prepared.append(topic)
+
     async def add(self, *brokers: int, store_id: str = "shared") -> None:
         for broker in brokers:
             self.brokers[broker] = FakeBroker(self, broker, store_id=store_id)
@@ -293,6 +303,7 @@ async def world(settings: Config | None = None, *, leads: bool = True) -> AsyncI
         broker=1,
         finish_deletions=finish_deletions,
         tend_writers=tend_writers,
+        prepare_move=lambda owner, topic, timeout: made.prepare(owner, topic),
     )
     made = World(store, view, leadership, controller)
     view.start(Supervisor())

@@ -106,6 +106,39 @@ async def test_a_topic_that_cannot_be_moved_is_tried_again_and_then_named(
         assert (last.total, last.succeeded, last.mode) == (1, 1, Mode.DRAINED)
 
 
+async def test_a_drain_waits_for_a_store_that_takes_no_writes_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broker 1 cannot upload ─▶ its topics stay assigned, none counts as failed however often it is asked,
+    and the status says why. The store is back ─▶ the same drain goes through."""
+    monkeypatch.setattr(drains, "POSTPONED_S", 0.01)
+    monkeypatch.setattr(drains, "RETRY_PAUSE_S", 0.01)
+    async with world() as w:
+        await w.add(1)
+        await w.create(NAMES, reliable=True)
+        await w.served(NAMES)
+        await w.add(2, 3)
+        await w.until(lambda: len(w.view.brokers) == 3)
+        w.stores_down.add(1)
+        statuses: list[DrainStatus] = []
+
+        async def watch() -> None:
+            async for status in w.controller.drain(1, BrokerMode(mode=Mode.DRAINING, reason="drain")):
+                statuses.append(status)  # noqa: PERF401 (others look at it meanwhile)
+
+        watching = asyncio.create_task(watch())
+        await soon(lambda: any(status.waiting for status in statuses))
+        await asyncio.sleep(1)  # many times as long as the pauses of all retries together
+        assert set(w.states().values()) == {S.ASSIGNED}
+        assert "object store" in statuses[-1].waiting
+        assert (statuses[-1].failed, statuses[-1].pending) == (0, 20)
+        w.stores_down.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            await watching
+        last = statuses[-1]
+        assert (last.succeeded, last.failed, last.waiting, last.mode) == (20, 0, "", Mode.DRAINED)
+
+
 async def test_after_its_time_no_more_moves_are_begun() -> None:
     async with world() as w:
         await all_at_broker_1(w)
