@@ -372,6 +372,15 @@ class Topics:
         else:
             await self._storage.uploader.check_store()
 
+    async def upload_all(self, *, timeout: float) -> None:
+        """Upload what the topics have in the journal, as far as that is possible in time: before all of them
+        are moved, one after another, and while they are served."""
+        logs = [topic.log for topic in self._loaded.values() if topic.log is not None and topic.is_serving]
+        uploads = [asyncio.create_task(log.upload()) for log in logs]
+        if uploads:
+            await asyncio.wait(uploads, timeout=timeout)
+        await cancelled(*uploads)
+
     async def hand_over(self, name: TopicName, *, timeout: float) -> int:
         """The owner's part of a move, to be called while the record is *moving*: returns the exclusive end,
         below which any broker can read everything; 0 for a topic that keeps nothing. Can be repeated, by a

@@ -7,6 +7,9 @@ active, for every assignment has its mode as a condition, and when it has no top
 it turns out to have some after all (an assignment that was decided before the drain and seen after it), they
 are moved like the others.
 
+A broker that says in its registration that it leaves is drained the same way, without a mode: it stops when
+it has no topics left, or when it has waited long enough.
+
 A move that its owner postpones, because the object store takes no writes, has not failed: it is tried again
 until the drain's time is over, and the status says what is waited for.
 """
@@ -49,6 +52,10 @@ RETRY_PAUSE_S: Final = 1.0
 """Before the first retry of a move; twice as long before each further one."""
 POSTPONED_S: Final = 1.0
 """Before a move is tried again that its owner postponed."""
+
+LEAVING: Final = BrokerMode(mode=Mode.DRAINING, reason="leaving", parallel=4)
+"""As which a broker is drained that is about to stop. Few at a time: a broker uploads one after another, and
+the publishers of each wait until its turn has come."""
 
 MoveTopic = Callable[[TopicName], Awaitable[Move]]
 
@@ -372,13 +379,18 @@ class Drains:
         """A drain for each broker whose mode says so."""
         counts = self._view.counts()
         for broker in sorted(self._view.brokers.keys() | self._drains.keys()):
-            mode, drain = self._view.mode(broker), self._drains.get(broker)
+            mode, drain = self._wanted_mode(broker), self._drains.get(broker)
             is_wanted = mode.mode is Mode.DRAINING or (mode.mode is Mode.DRAINED and counts.get(broker))
             if drain is not None and (not is_wanted or drain.mode != mode):
                 del self._drains[broker]
                 await drain.stop("replaced")
             if is_wanted and broker not in self._drains:
                 self._drains[broker] = Drain(broker, mode, self._move, wake=self._wake, clock=self._clock)
+
+    def _wanted_mode(self, broker: int) -> BrokerMode:
+        registration = self._view.brokers.get(broker)
+        is_leaving = registration is not None and registration.is_leaving
+        return LEAVING if is_leaving else self._view.mode(broker)
 
     async def _finish(self, drain: Drain, term: int) -> None:
         drained = msgspec.structs.replace(drain.mode, mode=Mode.DRAINED)

@@ -71,7 +71,7 @@ class Broker(_message.Message):
     MODE_REASON_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     status: _builtins.str
-    """active, draining, drained; unreachable: it is a member, or owns topics, and is not registered."""
+    """active, draining, drained; leaving: it was asked to stop, and hands its topics over first; unreachable: it is a member, or owns topics, and is not registered."""
     is_leader: _builtins.bool
     client_addr: _builtins.str
     admin_addr: _builtins.str

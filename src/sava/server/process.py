@@ -20,12 +20,15 @@ from sava.errors import SavaError
 from sava.metadata.operations import ClusterOperations
 from sava.server.addresses import raft_address
 from sava.server.broker import Broker
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
 EXIT_OK: Final = 0
 EXIT_START: Final = 1
 EXIT_FAILED: Final = 3
+LEAVE_GRACE_S: Final = 5.0
+"""Beyond the time for handing topics over, which bounds itself: for one that hangs."""
 END_S: Final = 30.0
 """For stopping in order, which takes some seconds at most unless something hangs."""
 
@@ -34,10 +37,11 @@ OPEN_FILES: Final = 1 << 16
 
 async def serve(config: Config, *, standalone: bool = False) -> int:
     """Run one broker until a signal or a failure, and end the process; returns only if it could not start."""
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        # A second signal ends the hand-over that the first one began.
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     broker = Broker(config)
     try:
         await broker.start()
@@ -47,8 +51,11 @@ async def serve(config: Config, *, standalone: bool = False) -> int:
     broker.leaves_clients = True
     try:
         await _announce(broker, config, standalone=standalone)
+        broker.supervisor.died.add_done_callback(lambda _: hurry.set())
         broker.supervisor.died.add_done_callback(lambda _: stop.set())
         await stop.wait()
+        if not hurry.is_set():
+            await _leave(broker, hurry, config.cluster.leave_timeout_seconds + LEAVE_GRACE_S)
     finally:
         reason = broker.supervisor.reason
         log.log(
@@ -58,6 +65,17 @@ async def serve(config: Config, *, standalone: bool = False) -> int:
     logging.shutdown()
     # Everything durable is closed. What is left are connections, which the kernel closes.
     os._exit(EXIT_OK if is_closed and not broker.supervisor.reason else EXIT_FAILED)
+
+
+async def _leave(broker: Broker, hurry: asyncio.Event, timeout: float) -> None:
+    """Until topics are handed over, or somebody is in a hurry. However it goes, the broker stops next."""
+    leaving, hurried = asyncio.create_task(broker.leave()), asyncio.create_task(hurry.wait())
+    await asyncio.wait((leaving, hurried), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    if leaving.done() and (error := leaving.exception()) is not None:
+        log.error("broker: topics were not handed over in order", exc_info=error)
+    elif not leaving.done():
+        log.warning("broker: stopping before all topics are handed over")
+    await cancelled(leaving, hurried)
 
 
 async def _close(broker: Broker) -> bool:

@@ -30,6 +30,7 @@ from sava.services import faults
 
 PREPARE: Final = "/sava.admin.Brokers/PrepareMove"
 UNREACHABLE: Final = "unreachable"
+LEAVING: Final = "leaving"
 PARALLEL: Final = 8
 MAX_PARALLEL: Final = 64
 TIMEOUT_S: Final = 300
@@ -48,7 +49,9 @@ class Seen(NamedTuple):
 
     @property
     def status(self) -> str:
-        return self.mode.mode.value if self.registration is not None else UNREACHABLE
+        if self.registration is None:
+            return UNREACHABLE
+        return LEAVING if self.registration.is_leaving else self.mode.mode.value
 
 
 class Brokers:

@@ -462,22 +462,27 @@ class TopicLog:
     # -- ending ------------------------------------------------------------------------------
 
     async def upload_ahead(self, *, timeout: float) -> None:
-        """Upload what is durable while the topic takes messages, so that little is left for a seal. Raises
-        ObjectStoreUnavailable when the store takes no writes or the time is up, and what else stands in the
-        way."""
+        """Upload what is durable while the topic takes messages, until little is left for a seal. A little
+        stays: an upload of it would only make the seals of other topics wait, since one is under way at a
+        time. Raises ObjectStoreUnavailable when the store takes no writes or the time is up, and what else
+        stands in the way."""
         uploader = self._parts.uploader
         try:
             async with asyncio.timeout(timeout):
                 await uploader.check_store()
                 for _ in range(AHEAD_ROUNDS):
-                    await uploader.flush(self._backlog, self._durable, is_patient=False)
                     if self.is_almost_stored:
                         return
+                    await uploader.flush(self._backlog, self._durable, is_patient=False)
         except TimeoutError:
             raise ObjectStoreUnavailable(
                 f"the object store {self._parts.store.url} has not taken what topic {self.topic.path} has in "
                 f"the journal within {timeout:g} s"
             ) from None
+
+    async def upload(self) -> None:
+        """Until everything that is durable now is in segments. Raises what makes that impossible."""
+        await self._parts.uploader.flush(self._backlog, self._durable)
 
     @property
     def is_almost_stored(self) -> bool:

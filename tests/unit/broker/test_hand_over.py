@@ -270,10 +270,11 @@ class TestAhead:
     """What is uploaded before a move, while the topic is served."""
 
     async def test_publishers_publish_while_it_is_uploaded(
-        self, world: World, backend: FaultyBackend
+        self, world: World, backend: FaultyBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The put of the segment waits until another message was acknowledged: somebody who holds publishers
-        meanwhile waits for ever."""
+        meanwhile waits for ever. What comes meanwhile is uploaded in the next round."""
+        monkeypatch.setattr(topic_log, "AHEAD_BYTES", 0)
         await world.assigned(1)
         async with world.topics(broker=1, **GIVEN) as topics:
             topic = await topics.get(ORDERS)
@@ -286,7 +287,7 @@ class TestAhead:
             topic.log._parts.uploader._saw_store(None)  # so that the put is the segment's
             backend.plan("put_async", before(publish_meanwhile))
             await topics.prepare_move(ORDERS, timeout=PATIENCE_S)
-            assert topic.log.stored_offset == 2
+            assert topic.log.stored_offset == 3
             assert topic.is_serving
             assert await publish(topic, "d") == [3]
 
@@ -323,9 +324,12 @@ class TestAhead:
             assert topic.is_serving
             assert await publish(topic, "b") == [1]
 
-    async def test_an_upload_that_fails_is_said_at_once(self, world: World, backend: FaultyBackend) -> None:
+    async def test_an_upload_that_fails_is_said_at_once(
+        self, world: World, backend: FaultyBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The store took a write a moment ago, and refuses the segment: nobody waits until the time is
         up."""
+        monkeypatch.setattr(topic_log, "AHEAD_BYTES", 0)
         await world.assigned(1)
         async with world.topics(broker=1, **GIVEN) as topics:
             topic = await topics.get(ORDERS)

@@ -80,6 +80,12 @@ class FakeBroker:
         self._woken.set()
         self._task = asyncio.create_task(self._run())
 
+    async def leave(self) -> None:
+        """It was asked to stop, and says so."""
+        described = registration(self.broker, self.lease, self.store_id)
+        value = specs.encode(msgspec.structs.replace(described, is_leaving=True))
+        await self.world.store.put(records.registration_key(self.broker), value, lease=self.lease)
+
     def wake(self) -> None:
         self._woken.set()
 
