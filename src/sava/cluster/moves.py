@@ -164,8 +164,9 @@ class Moves:
             raise MoveRefused(f"topic {entry.name} cannot go to broker {target}: it is not registered")
         candidate = placement.candidates.get(target)
         if candidate is None:
-            mode = self._view.mode(target).mode.value
-            raise MoveRefused(f"topic {entry.name} cannot go to broker {target}: it is {mode}, not active")
+            leaves = self._view.brokers[target].is_leaving
+            state = "about to stop" if leaves else f"{self._view.mode(target).mode.value}, not active"
+            raise MoveRefused(f"topic {entry.name} cannot go to broker {target}: it is {state}")
         if not candidate.sees(store_id):
             raise MoveRefused(
                 f"topic {entry.name} cannot go to broker {target}, which has another object store than the "

@@ -218,10 +218,17 @@ async def test_refusals_name_the_reason_and_change_nothing() -> None:
             await unload(w, target=9)
         with pytest.raises(MoveRefused, match="another object store"):
             await unload(w, target=3)
+        await w.brokers[3].leave()
+        await w.until(lambda: w.view.brokers[3].is_leaving)
+        with pytest.raises(MoveRefused, match="broker 3: it is about to stop"):
+            await unload(w, target=3)
         await w.set_mode(2, Mode.DRAINED)
         await w.until(lambda: w.view.mode(2).mode is Mode.DRAINED)
         with pytest.raises(MoveRefused, match="it is drained, not active"):
             await unload(w, target=2)
+        await w.brokers[3].die()
+        await w.brokers[3].start()
+        await w.until(lambda: 3 in w.view.brokers and not w.view.brokers[3].is_leaving)
         with pytest.raises(MoveRefused, match="no other active broker has the object store"):
             await unload(w)
         await w.brokers[3].die()
