@@ -247,6 +247,9 @@ class Cluster(Section):
     then itself."""
     move_timeout_seconds: Positive = 30
     """How long the owner of a topic may take to hand it over."""
+    leave_timeout_seconds: Count = 10
+    """A broker that is asked to stop hands its topics over first, and stops after this long with those that
+    are left. 0: it stops at once."""
 
 
 class Replication(Section):

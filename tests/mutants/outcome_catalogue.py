@@ -12,42 +12,42 @@ _Listing = partial(Mutant, tests=("tests/unit/services/test_brokers_admin.py",))
 
 OUTCOME_MUTANTS: tuple[Mutant, ...] = (
     _Outcome(
-        "o1",
+        "u1",
         "a change whose answer was lost is called undone",
         f"{SERVICES}/faults.py",
         "    elif check is not None and error.code() not in REFUSALS:\n",
         "    elif False:\n",
     ),
     _Outcome(
-        "o2",
+        "u2",
         "a call that is not listed is taken for a read",
         f"{SERVICES}/effects.py",
         "    if method in READS or ",
         "    if method not in CHANGES or ",
     ),
     _Outcome(
-        "o3",
+        "u3",
         "an unknown outcome gets lost on the wire",
         f"{SERVICES}/faults.py",
         "    if outcome in _OUTCOMES:\n",
         "    if False:\n",
     ),
     _Listing(
-        "o4",
+        "u4",
         "brokers that no majority has confirmed are listed as they were",
         f"{SERVICES}/brokers_admin.py",
         "self._seen(is_confirmed=not reason)",
         "self._seen(is_confirmed=True)",
     ),
     _Listing(
-        "o5",
+        "u5",
         "a given-up broker stands beside its successor",
         f"{SERVICES}/brokers_admin.py",
         "{each for each in counts if counts[each]}",
         "counts.keys()",
     ),
     Mutant(
-        "o6",
+        "u6",
         "a client forgets that an earlier attempt may have happened",
         "sava/client/connection.py",
         "                    if isinstance(failure, Unanswered) and not isinstance(error, Unanswered):\n",
@@ -55,7 +55,7 @@ OUTCOME_MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/client/test_connection.py",),
     ),
     Mutant(
-        "o7",
+        "u7",
         "a topic that was created and cannot be described is called not created",
         f"{SERVICES}/faults.py",
         '        raise OutcomeUnknown(f"{change}, but it could not be described: {error}") from error\n',

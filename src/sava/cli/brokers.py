@@ -215,7 +215,9 @@ async def _follow_drain(client: AdminClient, request: pb.DrainBrokerRequest) -> 
         async for progress in client.stream(client.brokers.DrainBroker, request, timeout=timeout):
             if progress.done or request.dry_run:
                 return progress
-            if progress.total:
+            if progress.waiting:
+                print_progress(f"waiting: {progress.waiting}")
+            elif progress.total:
                 print_progress(
                     f"{progress.succeeded} of {_topics(progress.total)} moved, {progress.pending} to go, "
                     f"{progress.failed} failed"

@@ -26,6 +26,14 @@ class MoveRefused(CallerError):
     """The topic cannot go there, or not anywhere; says why."""
 
 
+class MovePostponed(RetryableError):
+    """The owner cannot hand the topic over at present, and serves it. Move it when the reason is gone."""
+
+    def __init__(self, topic: object, broker: int, reason: str) -> None:
+        super().__init__(f"topic {topic} stays with broker {broker} for now: {reason}")
+        self.topic, self.broker, self.reason = str(topic), broker, reason
+
+
 class AlreadyMoving(WrongState):
     """The topic is on its way already; says from where to where, and why."""
 

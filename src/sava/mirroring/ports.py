@@ -77,6 +77,8 @@ class Neighbour(NamedTuple):
     rack: str = ""
     mirrored: int = 0
     """How many open journals name this disk, the broker's own not counted."""
+    is_leaving: bool = False
+    """Its broker is about to stop."""
 
 
 class Neighbours(Protocol):

@@ -16,7 +16,8 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from sava.broker.errors import MessageInvalid
-from sava.broker.names import check_name
+from sava.broker.names import TopicName, check_name
+from sava.broker.topics import Topics
 from sava.cluster import rebalancing
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
@@ -31,6 +32,7 @@ from sava.raft.types import NO_NODE
 from sava.services import faults
 from sava.services.deadlines import remaining
 
+PREPARE: Final = "/sava.admin.Brokers/PrepareMove"
 UNREACHABLE: Final = "unreachable"
 """A member of the cluster that is not registered."""
 GONE: Final = "gone"
@@ -39,6 +41,7 @@ UNKNOWN: Final = "unknown"
 """No majority has confirmed what this broker knows."""
 CONFIRM_S: Final = 1.5
 """For a majority to confirm a list. A leader answers in milliseconds; an election takes about a second."""
+LEAVING: Final = "leaving"
 PARALLEL: Final = 8
 MAX_PARALLEL: Final = 64
 TIMEOUT_S: Final = 300
@@ -63,7 +66,9 @@ class Seen(NamedTuple):
             return UNKNOWN
         if not self.is_member:
             return GONE
-        return self.mode.mode.value if self.registration is not None else UNREACHABLE
+        if self.registration is None:
+            return UNREACHABLE
+        return LEAVING if self.registration.is_leaving else self.mode.mode.value
 
 
 async def unconfirmed(node: RaftNode, timeout: float) -> str:
@@ -118,9 +123,10 @@ class Brokers:
 
 
 class BrokersService(rpc.BrokersServicer):
-    def __init__(self, brokers: Brokers, controller: Controller) -> None:
+    def __init__(self, brokers: Brokers, controller: Controller, topics: Topics) -> None:
         self._brokers = brokers
         self._controller = controller
+        self._topics = topics
 
     async def ListBrokers(self, request: pb.ListBrokersRequest, context: Any) -> pb.ListBrokersResponse:
         timeout = remaining(context, CONFIRM_S)
@@ -178,6 +184,11 @@ class BrokersService(rpc.BrokersServicer):
         async with faults.told(context):
             self._controller.loads.record(load_report(request))
         return pb.ReportLoadResponse()
+
+    async def PrepareMove(self, request: pb.PrepareMoveRequest, context: Any) -> pb.PrepareMoveResponse:
+        async with faults.told(context):
+            await self._topics.prepare_move(TopicName.parse(request.topic), timeout=request.timeout_ms / 1000)
+        return pb.PrepareMoveResponse()
 
 
 def drain_mode(
@@ -253,6 +264,7 @@ def _progress(status: DrainStatus) -> pb.DrainProgress:
         topics=map(str, status.topics),
         status=status.mode.value,
         done=status.is_done,
+        waiting=status.waiting,
     )
 
 

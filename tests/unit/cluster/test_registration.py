@@ -275,3 +275,33 @@ async def test_a_registration_that_is_given_up_is_lost_and_the_next_has_another_
     assert here.incarnation > first
     assert written(store) == registration(1, here.incarnation)
     await here.close()
+
+
+async def test_a_broker_that_leaves_says_so_under_the_same_lease_and_in_every_life_to_come(
+    store: FaultyStore,
+) -> None:
+    """SIGTERM ─▶ leave ─▶ the lease is lost while topics are handed over ─▶ it registers anew: still as one
+    that leaves, or it would get topics in its last second."""
+    here = registrar(store)
+    first = await registered(here)
+    assert await here.leave()
+    assert here.incarnation == first
+    found = written(store)
+    assert found is not None
+    assert (found.incarnation, found.is_leaving) == (first, True)
+    kv = store.local.get(KEY)
+    assert kv is not None
+    assert kv.lease == first
+    await store.revoke_lease(first)
+    second = await registered(here)
+    found = written(store)
+    assert found is not None
+    assert (found.incarnation, found.is_leaving) == (second, True)
+    await here.close()
+    assert store.local.get(KEY) is None
+
+
+async def test_a_broker_that_is_not_there_cannot_say_that_it_leaves(store: FaultyStore) -> None:
+    here = registrar(store)
+    assert not await here.leave()
+    assert written(store) is None
