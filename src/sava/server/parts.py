@@ -20,11 +20,12 @@ from sava.broker.topic_schemas import TopicSchemas
 from sava.broker.topics import Topics
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
+from sava.cluster.eviction import Evictor
 from sava.cluster.failover import Failover
 from sava.cluster.losses import Losses
 from sava.cluster.neighbours import Registered
 from sava.cluster.pipelines import Pipelines
-from sava.cluster.records import Registration
+from sava.cluster.records import Registration, registration_key
 from sava.cluster.registration import Registrar
 from sava.cluster.router import Router
 from sava.cluster.view import ClusterView
@@ -140,6 +141,7 @@ class Parts:
     neighbours: Registered
     mirrored: MirroredJournal
     failover: Failover
+    evictor: Evictor
     losses: Losses
     pipelines: Pipelines
     replication: Control
@@ -189,6 +191,7 @@ class Parts:
         self.agent.start(supervisor)
         self.controller.start(supervisor, resign)
         self.failover.start(supervisor, resign)
+        self.evictor.start(supervisor)
         self.replicating.start(supervisor)
         self.reports.start(supervisor)
         self._joining = supervisor.essential(self._join(), name="joining")
@@ -212,6 +215,7 @@ class Parts:
         others may have the topics."""
         await cancelled(self._joining)
         await self.reports.close()
+        await self.evictor.close()
         await self.failover.close()
         await self.replicating.close()
         await self.controller.close()
@@ -264,6 +268,12 @@ def _addresses(node: RaftNode) -> Mapping[int, str]:
     """Under which the members of the cluster know one another."""
     core = node.core_status
     return dict(core.membership.addresses) if core is not None else {}
+
+
+def _lease_of(store: RaftStore, broker: int) -> int:
+    """The lease of a broker's registration, by this node's copy; 0: it is not registered."""
+    kv = store.local.get(registration_key(broker))
+    return kv.lease if kv is not None else 0
 
 
 async def open_parts(
@@ -326,6 +336,11 @@ async def open_parts(
         on_lost=fence,
     )
     registrar.listen(lambda: mirrored.registered(registrar.incarnation))
+    view.listen(lambda topics: registrar.look() if topics is None else None)
+    evictor = Evictor(store)
+    if config.cluster.suspicion == "auto":
+        node.suspicion.watch(lambda each: _lease_of(store, each), lease_ms=config.cluster.registration_ttl_ms)
+        node.confirmed = evictor.confirmed
     router = Router(view, Registry(store))
     peers = Peers(router, config.auth)
     stack.push_async_callback(peers.close)
@@ -404,6 +419,7 @@ async def open_parts(
         neighbours=neighbours,
         mirrored=mirrored,
         failover=failover,
+        evictor=evictor,
         losses=Losses(failover, store, journals, neighbours, mirrored.peers, leading, own=mirrored.storage),
         pipelines=pipelines,
         replication=replication,

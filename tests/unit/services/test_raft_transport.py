@@ -43,6 +43,7 @@ class Node:
         self.received: list[PeerMessage] = []
         self.arrived = asyncio.Condition()
         self.lost: asyncio.Queue[NodeId] = asyncio.Queue()
+        self.refusals: list[bool] = []
 
     def info(self) -> NodeInfo:
         return NodeInfo(self.node, self.cluster, self.address, (ONE,), "0")
@@ -62,6 +63,9 @@ class Node:
 
     def unreachable(self, peer: NodeId) -> None:
         self.lost.put_nowait(peer)
+
+    def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
+        self.refusals.append(is_refused)
 
     async def bind(self, bootstrap: Bootstrap) -> None:
         if self.cluster and bootstrap.cluster != self.cluster:
