@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import grpc
 from grpc import aio
@@ -24,11 +24,16 @@ from sava.client.errors import Closed, Refused, Unavailable, translated
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import MAX_BATCH_BYTES
+from sava.tasks import cancelled
 
 Token = str | Callable[[], str | Awaitable[str]]
 
 OPEN_TIMEOUT_S: Final = 10.0
 """For one attempt to open a stream, or one unary call."""
+
+HEDGE_S: Final = 1.0
+"""A look-up that has no answer by then is put to the next broker too, and the first answer counts. A broker
+that stands still accepts connections, and a look-up would wait for it until its own time is up."""
 
 MAX_KNOWN: Final = 32
 """Addresses that are tried."""
@@ -178,17 +183,80 @@ class Connection:
         timeout: float | None = None,
     ) -> pb.LookUpResponse:
         request = pb.LookUpRequest(topic=topic, create=create, delivery=delivery)
-        response = cast(pb.LookUpResponse, await self.ask("LookUp", request, timeout=timeout))
-        self._learn(response)
+        response, _ = await self._look_up(request, self.timeout if timeout is None else timeout)
         return response
 
     async def locate(self, topic: str, *, but_not: str, timeout: float) -> str:
         """The target for a stream of one topic or partition. ``but_not`` failed just now: the broker that
         answers is a way around it."""
-        response, answered = await self._ask_any("LookUp", pb.LookUpRequest(topic=topic), timeout)
-        self._learn(response)
+        response, answered = await self._look_up(pb.LookUpRequest(topic=topic), timeout, avoid=but_not)
         address = next((partition.address for partition in response.partitions), "")
         return answered if address in ("", but_not) else str(address)
+
+    async def has_left(self, topic: str, target: str, *, timeout: float) -> bool:
+        """Whether another broker than ``target`` serves the topic, in the eyes of a third. False also when no
+        other broker can say."""
+        if all(each == target for each in self._known):
+            return False
+        try:
+            response, _ = await self._look_up(pb.LookUpRequest(topic=topic), timeout, avoid=target)
+        except Unavailable:
+            return False
+        return any(partition.address not in ("", target) for partition in response.partitions)
+
+    async def _look_up(
+        self, request: pb.LookUpRequest, timeout: float, *, avoid: str = ""
+    ) -> tuple[pb.LookUpResponse, str]:
+        """The first answer, and whose it is. ``avoid`` is asked last."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        backoff = Backoff()
+        while True:
+            turn = self._turn
+            targets = sorted(self._known[turn:] + self._known[:turn], key=lambda each: each == avoid)
+            try:
+                response, answered = await self._first_answer(request, targets, deadline)
+            except Unavailable:
+                delay = backoff.delay()
+                if loop.time() + delay >= deadline:
+                    raise
+                await asyncio.sleep(delay)
+                continue
+            self._learn(response)
+            if answered in self._known and answered != targets[0]:
+                self._turn = self._known.index(answered)
+            return response, answered
+
+    async def _first_answer(
+        self, request: pb.LookUpRequest, targets: list[str], deadline: float
+    ) -> tuple[pb.LookUpResponse, str]:
+        """Ask one after the other, the next as soon as one fails or ``HEDGE_S`` passed without an answer. A
+        refusal is an answer. Raises Unavailable when all of them failed."""
+        loop = asyncio.get_running_loop()
+        asked: dict[asyncio.Task[Any], str] = {}
+        failure = Unavailable("no broker was asked")
+        waiting = list(targets)
+        try:
+            while waiting or asked:
+                left = deadline - loop.time()
+                if waiting and left > 0:
+                    target = waiting.pop(0)
+                    call = self.call("LookUp", request, target=target, timeout=min(left, OPEN_TIMEOUT_S))
+                    asked[asyncio.create_task(call)] = target
+                elif not asked:
+                    break
+                done, _ = await asyncio.wait(
+                    asked, timeout=HEDGE_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    target = asked.pop(task)
+                    try:
+                        return task.result(), target
+                    except Unavailable as error:
+                        failure = error
+        finally:
+            await cancelled(*asked)
+        raise failure
 
     def _learn(self, found: pb.LookUpResponse) -> None:
         """A broker that the user did not name may live longer than those that are named."""

@@ -61,6 +61,10 @@ STUCK_S: Final = 1.0
 disk is full."""
 
 
+LOOK_S: Final = 0.5
+"""How often others are asked then who serves the topic."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaneOptions:
     stamp: Stamp
@@ -99,6 +103,10 @@ class Lane:
         self._wake = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._doubts: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._progress_at = 0.0
+        """When the last receipt came, or a batch went out and none was under way."""
         self._stream: Stream | None = None
         self._is_open = False
         self._is_reliable = True
@@ -193,7 +201,7 @@ class Lane:
 
     async def close(self) -> None:
         """End at once. Whatever has no receipt fails."""
-        await cancelled(self._task)
+        await cancelled(self._task, self._looking)
         self._end(Unavailable("the producer was closed before its messages were sent"))
 
     def _begin(self) -> Pending:
@@ -249,6 +257,7 @@ class Lane:
                 return
             finally:
                 self._stream = None
+                await cancelled(self._looking)
             await self._backoff.pause(self._failure)
 
     def _ran(self, task: asyncio.Task[None]) -> None:
@@ -291,6 +300,7 @@ class Lane:
                 if receipt.is_degraded:
                     self._is_degraded(receipt.count)
             if receipts:
+                self._progress_at = self._loop.time()
                 self._backoff.reset()
                 self._wake.set()
                 if not len(self._window):
@@ -336,7 +346,37 @@ class Lane:
     async def _send(self, stream: Stream, batch: Pending) -> None:
         data = batch.encode(self._options.stamp, self._window.producer_id)
         batch.was_sent = True
+        if self._doubts is None:
+            self._progress_at = self._loop.time()
+            self._doubts = self._loop.call_later(STUCK_S, self._doubt)
         await stream.write(pb.PublishRequest(batch=bytes(data)))
+
+    # -- a broker that stands still --------------------------------------------------------------
+
+    def _doubt(self) -> None:
+        """The connection to a broker that was stopped, or cut off, stays open, and gRPC takes a quarter of a
+        minute to find out. Its topics have another owner long before: ask others who it is."""
+        self._doubts = None
+        if self._stream is None or not len(self._window):
+            return
+        stuck_s = self._loop.time() - self._progress_at
+        if stuck_s < STUCK_S:
+            self._doubts = self._loop.call_later(STUCK_S - stuck_s, self._doubt)
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(self._stream))
+        self._doubts = self._loop.call_later(LOOK_S, self._doubt)
+
+    async def _look(self, stream: Stream) -> None:
+        progress_at = self._progress_at
+        try:
+            has_moved = await self._route.has_moved(timeout=self._options.timeout)
+        except ClientError as error:
+            log.debug("producer: not known who serves %s: %s", self.topic, error)
+            return
+        if has_moved and self._progress_at == progress_at:
+            log.info("producer: %s is served elsewhere, and its last broker does not answer", self.topic)
+            stream.cancel()
 
     def _stop_linger(self) -> None:
         if self._linger is not None:
@@ -387,7 +427,7 @@ class Lane:
         if self.error is not None:
             return
         self.error = error
-        for timer in (self._linger, self._expiry):
+        for timer in (self._linger, self._expiry, self._doubts):
             if timer is not None:
                 timer.cancel()
         # A status comes behind the receipts of all that was taken, so what has none was not taken; without a

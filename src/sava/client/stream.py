@@ -74,6 +74,10 @@ class Route:
         self._next, self._last = "", target
         return target
 
+    async def has_moved(self, *, timeout: float) -> bool:
+        """Whether another broker than the last target serves the topic by now, in the eyes of a third."""
+        return await self._connection.has_left(self._topic, self._last, timeout=timeout)
+
     def stay(self, target: str) -> None:
         """The target is good: go there again without a look-up."""
         self._next = target
