@@ -473,8 +473,8 @@ def open_node(
 def _log_suspicion(note: Note) -> None:
     opinions = " ".join(f"{node}:{sign.name.lower()}" for node, sign in note.opinions)
     log.log(
-        logging.INFO if note.kind in ("suspected", "refuted") else logging.WARNING,
-        "raft: suspicion %s node=%d sign=%s silent_ms=%d threshold_ms=%d lease=%d opinions=%s",
+        logging.INFO if note.kind in ("doubted", "refuted") else logging.WARNING,
+        "raft: a member is %s node=%d sign=%s silent_ms=%d threshold_ms=%d lease=%d opinions=%s",
         note.kind,
         note.node,
         note.sign.name.lower(),

@@ -7,12 +7,12 @@ I know of X?", and on the leader it turns the answers of several nodes into a de
 ======== ========================================================= ===========================================
 sign     what this node knows of X                                 what it says to a leader that asks
 ======== ========================================================= ===========================================
-HEARD    a message came within the threshold                       X is alive: do nothing
+HEARD    a message came within half of the threshold               X is alive: do nothing
 REFUSED  two connects were refused, 250 ms passed, and no message  the process of X is gone: its machine
          came since the first of them                              answers, and no socket listens
 SILENT   no message within the threshold                           I confirm
-UNKNOWN  the connection broke and no message came since, or this   I cannot say
-         node has not listened for long enough to say
+UNKNOWN  the last message is older than that, the connection       I cannot say yet: ask again
+         broke since, or this node has not heard from X at all
 ======== ========================================================= ===========================================
 
 **Messages.** A leader and its followers exchange heartbeats. All other pairs send a ``Ping`` when they have
@@ -90,7 +90,7 @@ class Note(NamedTuple):
     """Something that operators should be able to read and count."""
 
     kind: str
-    """suspected, confirmed, refuted, unconfirmed, or withheld"""
+    """doubted, confirmed, refuted, unconfirmed, or withheld"""
     node: NodeId
     sign: Sign
     lease: int
@@ -165,9 +165,13 @@ class Suspicion:
             return Sign.UNKNOWN
         if peer.refusals >= REFUSALS and now - peer.refused_at >= REFUSED_MS:
             return Sign.REFUSED
-        if now - peer.heard_at >= self.threshold(node, now):
+        silence, threshold = now - peer.heard_at, self.threshold(node, now)
+        if silence >= threshold:
             return Sign.SILENT
-        return Sign.HEARD if peer.life and peer.lost_at < 0 else Sign.UNKNOWN
+        # Two nodes hear the last message of a third at different times. Without the half that is neither, the
+        # one whose threshold passes later would refute what it is about to confirm.
+        is_recent = 2 * silence < threshold
+        return Sign.HEARD if is_recent and peer.life and peer.lost_at < 0 else Sign.UNKNOWN
 
     def threshold(self, node: NodeId, now: int) -> int:
         """Milliseconds of silence after which this node confirms a suspicion of ``node``."""
@@ -253,8 +257,10 @@ class Suspicion:
             if late < LATE_MS:
                 peer.heard_at = min(peer.heard_at + late, now)
             else:
-                # The others may have closed their connections to this node meanwhile, and connect again.
-                peer.heard_at, peer.refused_at, peer.refusals = now, -1, 0
+                # The others may have closed their connections to this node, and connect again. Until one of
+                # them is heard, this node knows nothing of it, and counts it neither as dead nor as alive.
+                peer.heard_at = peer.lost_at = now
+                peer.refused_at, peer.refusals = -1, 0
         if late >= LATE_MS:
             self._doubts.clear()
 
@@ -277,14 +283,14 @@ class Suspicion:
                 continue
             if doubt is None or doubt.lease != lease:
                 doubt = self._doubts[node] = _Doubt(lease)
-                self._note("suspected", node, doubt, now)
+                self._note("doubted", node, doubt, now)
             if doubt.ticket:
                 self._judge(node, doubt, now)
             if not doubt.ticket and now >= doubt.next_at:
                 self._ask(node, doubt, now)
 
     def _ask(self, suspect: NodeId, doubt: _Doubt, now: int) -> None:
-        heard = [node for node in self._peers if self.sign(node, now) is Sign.HEARD]
+        heard = [node for node, peer in self._peers.items() if peer.life and self._is_near(node, now)]
         if 2 * (1 + len(heard)) <= len(self._members):
             if not doubt.next_at:
                 self._note("withheld", suspect, doubt, now)
@@ -294,6 +300,10 @@ class Suspicion:
         doubt.ticket, doubt.asked, doubt.asked_at = self._ticket, tuple(heard), now
         doubt.answers = {}
         self.outbox += [(node, Doubt(self._ticket, suspect)) for node in heard]
+
+    def _is_near(self, node: NodeId, now: int) -> bool:
+        peer = self._peers[node]
+        return peer.lost_at < 0 and now - peer.heard_at < self.threshold(node, now)
 
     def receive(self, src: NodeId, message: PeerMessage, now: int) -> None:
         match message:
@@ -310,8 +320,8 @@ class Suspicion:
 
     def _judge(self, suspect: NodeId, doubt: _Doubt, now: int) -> None:
         """Decide as soon as everybody has answered, or has had the time to."""
-        answers = doubt.answers.values()
-        if Sign.HEARD in answers:
+        is_accused = self.sign(suspect, now) in (Sign.SILENT, Sign.REFUSED)
+        if not is_accused or Sign.HEARD in doubt.answers.values():
             self._end_round(doubt, now + REFUTED_MS)
             self._note("refuted", suspect, doubt, now)
             return
