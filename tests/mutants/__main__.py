@@ -10,8 +10,9 @@ from tests.mutants.catalogue import MUTANTS as RAFT_MUTANTS
 from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
 from tests.mutants.runner import Verdict, judge
 from tests.mutants.storage_catalogue import STORAGE_MUTANTS
+from tests.mutants.suspicion_catalogue import SUSPICION_MUTANTS
 
-MUTANTS = (*RAFT_MUTANTS, *MIRROR_MUTANTS, *STORAGE_MUTANTS)
+MUTANTS = (*RAFT_MUTANTS, *MIRROR_MUTANTS, *STORAGE_MUTANTS, *SUSPICION_MUTANTS)
 
 
 def main() -> int:

@@ -10,10 +10,11 @@ from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
 from tests.mutants.runner import Mutant, check_applies
 from tests.mutants.storage_catalogue import STORAGE_MUTANTS
+from tests.mutants.suspicion_catalogue import SUSPICION_MUTANTS
 
 
 @pytest.mark.parametrize(
-    "mutant", [*MUTANTS, *MIRROR_MUTANTS, *STORAGE_MUTANTS], ids=lambda mutant: mutant.id
+    "mutant", [*MUTANTS, *MIRROR_MUTANTS, *STORAGE_MUTANTS, *SUSPICION_MUTANTS], ids=lambda mutant: mutant.id
 )
 def test_the_mutant_applies_and_somebody_is_to_kill_it(mutant: Mutant) -> None:
     check_applies(mutant)

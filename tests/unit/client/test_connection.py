@@ -11,6 +11,7 @@ import pytest
 from grpc import aio
 
 from sava.client import Client, ConsumerReplaced, Refused, TopicUnknown, Unavailable
+from sava.client import connection as connection_module
 from sava.client.connection import Connection, parse_addresses
 from sava.client.errors import ClientError, Denied, NotReached, error_of
 from sava.client.position import microseconds, position_of
@@ -135,6 +136,45 @@ async def test_two_who_fail_at_once_with_one_address_go_on_to_the_next_and_not_p
     connection = Silenced()
     await asyncio.gather(*(connection.look_up("/default/t") for _ in range(2)))
     assert connection.asked == ["silent:1", "silent:1", "good:2", "good:2"]
+
+
+class StandsStill(Connection):
+    """Whose first address takes connections and never answers."""
+
+    def __init__(self) -> None:
+        super().__init__("still:1, good:2, spare:3", token=None, tls=None, timeout=PATIENCE_S)
+        self.asked: list[str] = []
+        self.owner = "good:2"
+
+    async def call(self, method: str, request: Any, *, target: str, **rest: Any) -> pb.LookUpResponse:
+        self.asked.append(target)
+        if target == "still:1":
+            await asyncio.Event().wait()
+        return pb.LookUpResponse(partitions=[pb.Partition(topic=request.topic, address=self.owner)])
+
+
+async def test_a_look_up_does_not_wait_for_a_broker_that_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first broker is stopped: the second is asked after a moment, and from then on first."""
+    monkeypatch.setattr(connection_module, "HEDGE_S", 0.01)
+    connection = StandsStill()
+    await connection.look_up("/default/t")
+    await connection.look_up("/default/t")
+    assert connection.asked == ["still:1", "good:2", "good:2"]
+
+
+async def test_whether_a_topic_has_left_a_broker_is_asked_of_others() -> None:
+    connection = StandsStill()
+    assert await connection.has_left("/default/t", "still:1", timeout=1.0)
+    connection.owner = "still:1"
+    assert not await connection.has_left("/default/t", "still:1", timeout=1.0)
+    assert "still:1" not in connection.asked
+
+
+async def test_a_client_that_knows_one_broker_has_no_one_to_ask() -> None:
+    connection = Connection("only:1", token=None, tls=None, timeout=1.0)
+    assert not await connection.has_left("/default/t", "only:1", timeout=1.0)
 
 
 async def test_no_broker_is_unavailable_within_the_timeout() -> None:

@@ -481,3 +481,33 @@ async def test_closing_the_client_closes_its_producers_and_leaves_no_task(broker
     with pytest.raises(Closed):
         await producer.send(b"b")
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("sava ")]
+
+
+# -- a broker that stands still --------------------------------------------------------------------
+
+
+async def test_a_producer_leaves_a_broker_that_stands_still_when_another_serves_the_topic(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first broker takes a batch and gives no receipt; its connection stays open. After a while the other
+    one says that it serves the topic: the batch is sent there."""
+    monkeypatch.setattr(lane, "STUCK_S", 0.05)
+    monkeypatch.setattr(lane, "LOOK_S", 0.05)
+    async with MemoryBroker() as other, Client([broker.address, other.address]) as client:
+        for each in (broker, other):
+            each.topic(TOPIC)
+        other.elsewhere = broker.address
+        async with client.producer(TOPIC, name="p") as producer:
+            await producer.send(b"a")
+            other.topic(TOPIC).producers["p"] = {0: (1, 0)}  # what it recovered
+            broker.receipts.clear()
+            sending = asyncio.ensure_future(producer.send(b"b"))
+            await broker.received_batches(2)
+            await asyncio.sleep(0.3)  # time itself must pass: it may not leave while the owner is the same
+            assert not sending.done()
+            assert len(broker.openings) == 1
+            other.elsewhere = other.address
+            broker.elsewhere = other.address
+            async with asyncio.timeout(PATIENCE_S):
+                await sending
+        assert other.received == [(1, 1)]
