@@ -40,8 +40,8 @@ SUSPICION_MUTANTS = (
         "d4",
         "the lease is looked up when the suspicion is confirmed",
         FILE,
-        "            kind, node, sign, doubt.lease, self._term,",
-        "            kind, node, sign, self._lease_of(node), self._term,",
+        "Note(kind, node, sign, doubt.lease, self._term,",
+        "Note(kind, node, sign, self._lease_of(node), self._term,",
         tests=UNIT,
     ),
     Mutant(

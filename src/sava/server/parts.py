@@ -454,5 +454,7 @@ def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
             forwards=parts.forwarder.forwards,
             writers=parts.writers,
             tending=tending,
+            suspicion=parts.node.suspicion,
+            evictor=parts.evictor,
         )
     )

@@ -71,7 +71,7 @@ async def test_a_deposed_leader_evicts_no_one(store: FaultyStore) -> None:
     assert not evictor.evictions
 
 
-@pytest.mark.parametrize("error", [Unavailable("no quorum"), TimeoutError(), LeaseNotFound("gone")])
+@pytest.mark.parametrize("error", [Unavailable("no quorum"), TimeoutError(), LeaseNotFound(7)])
 async def test_a_write_that_fails_is_left_to_the_next_suspicion(
     store: FaultyStore, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

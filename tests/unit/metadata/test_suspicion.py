@@ -401,6 +401,20 @@ def test_a_new_term_begins_with_the_evidence_of_the_node_and_new_doubts():
     assert [note.term for note in story.notes if note.kind == "confirmed"] == [TERM + 1]
 
 
+def test_an_answer_from_an_earlier_term_does_not_count():
+    """The leader is deposed while it waits for 3, and leads again: it asks again."""
+    story = Story()
+    story.silence(N2)
+    story.run(FLOOR_MS)
+    first = story.doubts()[-1][1].ticket
+    story.term = TERM + 2
+    story.run(TICK)
+    assert story.doubts()[-1][1].ticket != first
+    story.suspicion.receive(N3, Opinion(first, N2, Sign.SILENT), story.now)
+    story.collect()
+    assert "confirmed" not in story.kinds()
+
+
 def test_a_confirmed_suspicion_is_told_again_while_it_lasts():
     """The write that ends the lease may have failed."""
     story = Story()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sava.raft import NO_NODE, Heartbeat, NodeId, Role, VoteReply, VoteRequest
+from sava.raft.core import RaftCore
 from tests.unit.raft.harness import N1, N2, N3, Cluster, drain, make_core, membership, sent
 
 THREE = membership([1, 2, 3])
@@ -10,7 +11,7 @@ SHORT = 4
 """Ticks: one, and a third of the election timeout at most."""
 
 
-def follower() -> tuple[object, int]:
+def follower() -> tuple[RaftCore, int]:
     core = make_core(1, THREE)
     core.step(Heartbeat(N2, N1, 1, 0, 1))
     drain(core)
