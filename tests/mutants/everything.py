@@ -8,6 +8,7 @@ from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
 from tests.mutants.outcome_catalogue import OUTCOME_MUTANTS
 from tests.mutants.ownership_catalogue import OWNERSHIP_MUTANTS
 from tests.mutants.storage_catalogue import STORAGE_MUTANTS
+from tests.mutants.suspicion_catalogue import SUSPICION_MUTANTS
 
 MUTANTS = (
     *RAFT_MUTANTS,
@@ -16,4 +17,5 @@ MUTANTS = (
     *BROKER_MUTANTS,
     *OUTCOME_MUTANTS,
     *OWNERSHIP_MUTANTS,
+    *SUSPICION_MUTANTS,
 )

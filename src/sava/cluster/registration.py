@@ -18,6 +18,10 @@ copies of its journal, serve its topics until it can follow again.
 A registration may also be given up from within (``renew``), when what it stands for has ended: the journal
 that was opened under its number.
 
+The leader may end a lease early, when the members agree that its broker is gone (``eviction``). A broker that
+is there after all sees its registration vanish in its own copy of the metadata (``look``), and does not wait
+for its next renewal to find out.
+
 A lost lease is not renewed: the broker drops what it serves and registers anew under the next one. The lease
 is the broker's *incarnation*: topics that an earlier life took up are told apart by it.
 
@@ -111,6 +115,15 @@ class Registrar:
         """Give this registration up, as if it were lost, and register anew."""
         self._given_up = reason
         self._gives_up.set()
+
+    def look(self) -> None:
+        """Give up at once if the registration is gone, by this node's copy of the metadata."""
+        if not self._is_written:
+            return
+        kv = self._store.local.get(records.registration_key(self._broker))
+        if kv is None or kv.lease != self._lease:
+            self._is_written = False  # from now on, not when the task has its turn
+            self.renew("the others took this broker for gone")
 
     # -- running -----------------------------------------------------------------------------
 

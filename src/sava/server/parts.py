@@ -21,11 +21,12 @@ from sava.broker.topic_schemas import TopicSchemas
 from sava.broker.topics import Topics
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
+from sava.cluster.eviction import Evictor
 from sava.cluster.failover import Failover
 from sava.cluster.losses import Losses
 from sava.cluster.neighbours import Registered
 from sava.cluster.pipelines import Pipelines
-from sava.cluster.records import Registration
+from sava.cluster.records import Registration, registration_key
 from sava.cluster.registration import Registrar
 from sava.cluster.router import Router
 from sava.cluster.view import ClusterView
@@ -151,6 +152,7 @@ class Parts:
     neighbours: Registered
     mirrored: MirroredJournal
     failover: Failover
+    evictor: Evictor
     losses: Losses
     pipelines: Pipelines
     replication: Control
@@ -200,6 +202,7 @@ class Parts:
         self.agent.start(supervisor)
         self.controller.start(supervisor, resign)
         self.failover.start(supervisor, resign)
+        self.evictor.start(supervisor)
         self.replicating.start(supervisor)
         self.reports.start(supervisor)
         self._joining = supervisor.essential(self._join(), name="joining")
@@ -275,6 +278,7 @@ class Parts:
         steps: tuple[tuple[str, Callable[[], Awaitable[object]]], ...] = (
             ("joining", lambda: cancelled(self._joining)),
             ("load reports", self.reports.close),
+            ("evictions", self.evictor.close),
             ("failover", self.failover.close),
             ("replication", self.replicating.close),
             ("controller", self.controller.close),
@@ -333,6 +337,12 @@ def _addresses(node: RaftNode) -> Mapping[int, str]:
     """Under which the members of the cluster know one another."""
     core = node.core_status
     return dict(core.membership.addresses) if core is not None else {}
+
+
+def _lease_of(store: RaftStore, broker: int) -> int:
+    """The lease of a broker's registration, by this node's copy; 0: it is not registered."""
+    kv = store.local.get(registration_key(broker))
+    return kv.lease if kv is not None else 0
 
 
 async def open_parts(
@@ -395,6 +405,11 @@ async def open_parts(
         on_lost=fence,
     )
     registrar.listen(lambda: mirrored.registered(registrar.incarnation))
+    view.listen(lambda topics: registrar.look() if topics is None else None)
+    evictor = Evictor(store)
+    if config.cluster.suspicion == "auto":
+        node.suspicion.watch(lambda each: _lease_of(store, each), lease_ms=config.cluster.registration_ttl_ms)
+        node.confirmed = evictor.confirmed
     router = Router(view, Registry(store))
     peers = Peers(router, config.auth)
     view.listen(lambda _: peers.look())
@@ -491,6 +506,7 @@ async def open_parts(
         neighbours=neighbours,
         mirrored=mirrored,
         failover=failover,
+        evictor=evictor,
         losses=Losses(failover, store, journals, neighbours, mirrored.peers, leading, own=mirrored.storage),
         pipelines=pipelines,
         replication=replication,
@@ -530,5 +546,7 @@ def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
             forwards=parts.forwarder.forwards,
             writers=parts.writers,
             tending=tending,
+            suspicion=parts.node.suspicion,
+            evictor=parts.evictor,
         )
     )

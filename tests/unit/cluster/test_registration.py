@@ -102,6 +102,37 @@ async def test_a_lease_that_is_gone_is_told_and_a_new_life_begins(store: FaultyS
     await here.close()
 
 
+async def test_a_broker_that_was_evicted_drops_its_topics_as_soon_as_it_sees_it(store: FaultyStore) -> None:
+    """The others take this broker for gone and end its lease, while it is there: its own copy of the metadata
+    shows it, far ahead of its next renewal. From that moment on it does not count as registered."""
+    lost = asyncio.Event()
+
+    async def on_lost() -> None:
+        lost.set()
+
+    here = registrar(store, on_lost, ttl_ms=600_000)
+    first = await registered(here)
+    here.look()
+    assert here.incarnation == first, "nothing has happened"
+    await store.revoke_lease(first)
+    here.look()
+    assert not here.is_registered
+    async with asyncio.timeout(PATIENCE_S):
+        await lost.wait()
+    await until(lambda: here.incarnation not in (0, first))
+    await here.close()
+
+
+async def test_a_registration_under_another_lease_is_not_this_life_s(store: FaultyStore) -> None:
+    here = registrar(store, ttl_ms=600_000)
+    await registered(here)
+    other = await store.grant_lease(60_000)
+    await store.put(KEY, b"{}", lease=other)
+    here.look()
+    assert not here.is_registered
+    await here.close()
+
+
 async def test_without_an_answer_it_fences_itself_within_a_ttl_of_what_was_sent(
     store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
