@@ -64,6 +64,7 @@ ORDER = (
     "chaos",
     "sim",
     "mirror_sim",
+    "suspicion_sim",
     "mutants",
     "unit",
 )

@@ -16,6 +16,7 @@ from bench.rows import (
     puts,
     reads,
     replication,
+    rolling,
     scale,
     spark,
     storage,
@@ -35,6 +36,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "broker": broker.PARTS,
     "cluster": cluster.PARTS,
     "journal": journal.PARTS,
+    "rolling": (rolling.run,),
     "spark": (spark.run,),
     "replication": (replication.run,),
 }

@@ -245,8 +245,14 @@ class Cluster(Section):
     registration_ttl_ms: Annotated[int, Field(ge=1000, le=600_000)] = 6000
     """A broker that was not heard of for so long is gone, and its topics go to others. It stops serving by
     then itself."""
+    suspicion: Literal["auto", "off"] = "auto"
+    """``auto``: a broker that the others agree is gone (they get no message from it, or their connections are
+    refused) loses its registration before that time. ``off``: only the time decides."""
     move_timeout_seconds: Positive = 30
     """How long the owner of a topic may take to hand it over."""
+    leave_timeout_seconds: Count = 10
+    """A broker that is asked to stop hands its topics over first, and stops after this long with those that
+    are left. 0: it stops at once."""
 
 
 class Replication(Section):

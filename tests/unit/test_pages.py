@@ -368,7 +368,7 @@ OF_OTHERS: Final = {
     },
     "pipeline.md": {"--constraint", "--once", "--py-files"},
     "testing.md": {
-        *("--jobs", "--list", "--seed", "--seeds", "--shrink", "--trace"),
+        *("--days", "--jobs", "--list", "--seed", "--seeds", "--shrink", "--trace"),
         *("--doubles", "--faults", "--minutes", "--report", "--spark"),
     },
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sava.errors import CallerError, RetryableError
+from sava.errors import CallerError, Outcome, RetryableError
 
 
 class NamespaceUnknown(CallerError):
@@ -121,6 +121,8 @@ class TopicMoved(NotOwner):
 class NotHandedOver(RetryableError):
     """A hand-over did not come to its end; its topic is closed here, and is to be taken up anew under the
     next epoch."""
+
+    outcome = Outcome.PARTLY
 
 
 class ConsumerReplaced(CallerError):

@@ -21,7 +21,7 @@ import grpc
 from grpc import aio
 
 from sava.client.backoff import Backoff
-from sava.client.errors import Closed, Refused, Unavailable, translated
+from sava.client.errors import Closed, Refused, Unanswered, Unavailable, error_of, of_change
 from sava.client.pulse import Options, Pulse
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
@@ -35,6 +35,12 @@ OPEN_TIMEOUT_S: Final = 10.0
 
 LEAVE_S: Final = 20.0
 """For the calls on a connection that is left; longer than gRPC's keepalive takes."""
+
+CHANGES: Final = frozenset(
+    {"Append", "Advance", "Commit", "EnsureTopic", "EnsureSchema", "ApplyAcks", "ReportLink"}
+    | {"JoinRunner", "LeaveRunner", "ClaimPipeline", "ReportPipeline", "ReleasePipeline"}
+)
+"""Calls that change something, beside those whose request says ``create``. All of them may be repeated."""
 
 MAX_KNOWN: Final = 32
 """Addresses that are tried."""
@@ -184,17 +190,20 @@ class Connection:
         """One unary call, one attempt."""
         loop, pulse, metadata = asyncio.get_running_loop(), self.pulse(target), await self.metadata()
         began = loop.time()
-        with translated(target):
-            call = getattr(self.stub(target, service), method)(
-                request, timeout=max(timeout, 0.001), metadata=metadata
-            )
-            with pulse.watch(call, lambda: True) as waiting:
-                try:
-                    response = await call
-                except asyncio.CancelledError:
-                    if not waiting.was_given_up():
-                        raise
-                    raise silent(target) from None
+        changes = method in CHANGES or getattr(request, "create", False)
+        call = getattr(self.stub(target, service), method)(
+            request, timeout=max(timeout, 0.001), metadata=metadata
+        )
+        with pulse.watch(call, lambda: True) as waiting:
+            try:
+                response = await call
+            except aio.AioRpcError as error:
+                raise (of_change if changes else error_of)(error, target) from None
+            except asyncio.CancelledError:
+                if not waiting.was_given_up():
+                    raise
+                unheard = silent(target)
+                raise (Unanswered(str(unheard)) if changes else unheard) from None
         pulse.answered(loop.time() - began)
         return response
 
@@ -265,6 +274,9 @@ class Connection:
                     )
                     return response, target
                 except Unavailable as error:
+                    if isinstance(failure, Unanswered) and not isinstance(error, Unanswered):
+                        # An earlier attempt may have happened, whatever became of the later ones.
+                        error = Unanswered(f"{error}; an earlier attempt may have happened", error.code)
                     failure = error
                     if self._known[self._turn] == target:
                         # Else somebody who failed with it as well has passed it: past both would be past one

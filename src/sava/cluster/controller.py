@@ -29,7 +29,7 @@ from sava.cluster.decisions import Writer
 from sava.cluster.drains import Drains, DrainStatus
 from sava.cluster.errors import NotLeader, RebalanceRunning
 from sava.cluster.loads import Loads
-from sava.cluster.moves import Move, Moves
+from sava.cluster.moves import Move, Moves, PrepareMove
 from sava.cluster.placement import Placement
 from sava.cluster.planning import Plan, Scene, Sightings, is_settled, plan
 from sava.cluster.rebalancing import Balance, Rebalanced
@@ -85,6 +85,7 @@ class Controller:
         broker: int,
         finish_deletions: Callable[[], Awaitable[None]],
         tend_writers: Callable[[], Awaitable[None]],
+        prepare_move: PrepareMove,
     ) -> None:
         self._view = view
         self._store = store
@@ -95,7 +96,7 @@ class Controller:
         """What takes its time, and must not keep topics waiting."""
         self.loads = Loads(interval_s=config.load_manager.load_report_interval_seconds)
         self._writer = Writer(view, store)
-        self._moves = Moves(view, store, self._placement, self._state_of)
+        self._moves = Moves(view, store, self._placement, self._state_of, prepare_move)
         self._drains = Drains(view, store, self._move_for_drain, wake=self._wake)
         self._rounds = Rounds(view, self.loads, config.load_manager, self._move_for_balance)
         self._touched: set[TopicName] = set()
@@ -147,7 +148,7 @@ class Controller:
 
     async def move(self, name: TopicName, *, target: int = 0, reason: str, timeout_ms: int) -> Move:
         """Returns when the topic is served elsewhere, or will not be. Raises NotLeader, TopicUnknown,
-        MoveRefused, WrongState."""
+        MoveRefused, MovePostponed, WrongState."""
         term = await self._lead_term()
         move = await self._moves.move(name, term=term, target=target, reason=reason, timeout_ms=timeout_ms)
         self.moves += 1

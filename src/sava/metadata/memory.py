@@ -195,8 +195,10 @@ class MemoryStore:
             ttl_ms = result.ttl_ms
         return ttl_ms
 
-    async def revoke_lease(self, lease: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        self._propose(LeaseRevoke(lease))
+    async def revoke_lease(
+        self, lease: int, *, fence_term: int = 0, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self._propose(LeaseRevoke(lease), fence_term)
 
     # -- the machinery ---------------------------------------------------------------------------------------
 

@@ -131,8 +131,10 @@ class RaftStore:
         assert isinstance(reply, Alive)
         return reply.ttl_ms
 
-    async def revoke_lease(self, lease: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        await self._propose(LeaseRevoke(lease), timeout)
+    async def revoke_lease(
+        self, lease: int, *, fence_term: int = 0, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        await self._propose(LeaseRevoke(lease), timeout, fence_term)
 
     async def _txn(self, txn: Txn, timeout: float, fence_term: int = 0) -> TxnResult:
         result = await self._propose(txn, timeout, fence_term)

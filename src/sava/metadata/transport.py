@@ -45,6 +45,11 @@ class Inbound(Protocol):
         """Something sent to ``peer`` was certainly not delivered."""
         ...
 
+    def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
+        """A connection to ``peer`` broke, or could not be made; ``is_refused``: its machine answered that no
+        process listens."""
+        ...
+
     async def bind(self, bootstrap: Bootstrap) -> None:
         """Raises IdentityConflict."""
         ...

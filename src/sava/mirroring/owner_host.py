@@ -321,11 +321,13 @@ class OwnedJournal:
         """Other members, if the ones that are there do not do."""
         if self.owner.wanted is not None or self.owner.is_fenced:
             return
-        candidates = self._neighbours.all()
+        # A mirror that is about to stop is left while it still works. Its broker still counts as one.
+        registered = self._neighbours.all()
+        candidates = [each for each in registered if not each.is_leaving or each.storage == self.owner.own]
         if all(each.storage != self.owner.own for each in candidates):
             return  # this broker's view of the others is not up to date
         record, current = self.owner.record, self.owner.record.last
-        asked = self._qw, self._qa = self._asked(len(candidates))
+        asked = self._qw, self._qa = self._asked(len(registered))
         members, qa = (self.owner.own, *self._chosen(candidates, current.members[1:])), self._qa
         if len(members) < qa and self._options.may_degrade:
             qa = len(members)

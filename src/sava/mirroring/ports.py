@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from sava.errors import RetryableError
+from sava.errors import Outcome, RetryableError
 from sava.mirror import JournalId, JournalRecord, Message, StorageId
 
 
@@ -77,6 +77,8 @@ class Neighbour(NamedTuple):
     rack: str = ""
     mirrored: int = 0
     """How many open journals name this disk, the broker's own not counted."""
+    is_leaving: bool = False
+    """Its broker is about to stop."""
 
 
 class Neighbours(Protocol):
@@ -112,6 +114,8 @@ class Choose(Protocol):
 
 class PeerUnreachable(RetryableError):
     """The disk was not reached, or did not answer in time. It may have done what it was asked."""
+
+    outcome = Outcome.UNKNOWN
 
 
 class Peers(Protocol):

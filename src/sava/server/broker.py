@@ -2,10 +2,10 @@
 
 Order matters twice. At start the Raft port opens before the others, so that whoever can ask this broker for
 something can also reach its peers through it; and it registers last, when everything that others may send it
-is open. At the end topics are closed and the registration is given up while everything still works, then
-leadership is handed over, then callers are turned away, then the node closes its log. The whole end is
-bounded; a broker that hangs while stopping is killed by whatever runs it, and that must not be the normal
-case.
+is open. A broker that is asked to stop hands its topics and its leadership over first (``leave``). At the end
+topics are closed and the registration is given up while everything still works, then leadership is handed
+over, then callers are turned away, then the node closes its log. The whole end is bounded; a broker that
+hangs while stopping is killed by whatever runs it, and that must not be the normal case.
 """
 
 from __future__ import annotations
@@ -130,6 +130,11 @@ class Broker:
         if not failed.cancelled():
             error = failed.result()
             self.supervisor.end(f"{type(error).__name__}: {error}")
+
+    async def leave(self) -> None:
+        """Hand topics and leadership over before ``close``, for a stop that somebody asked for. May be
+        cancelled at any point: what is left goes to others as after a failure."""
+        await self.parts.leave()
 
     async def close(self) -> bool:
         """Whether everything stopped in order. A part that cannot be stopped, since what it died of has left

@@ -21,12 +21,15 @@ from sava.errors import SavaError
 from sava.metadata.operations import ClusterOperations
 from sava.server.addresses import raft_address
 from sava.server.broker import Broker
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
 EXIT_OK: Final = 0
 EXIT_START: Final = 1
 EXIT_FAILED: Final = 3
+LEAVE_GRACE_S: Final = 5.0
+"""Beyond the time for handing topics over, which bounds itself: for one that hangs."""
 END_S: Final = 30.0
 """For stopping in order, which takes some seconds at most unless something hangs."""
 LAST_RESORT_S: Final = 5.0
@@ -38,10 +41,11 @@ OPEN_FILES: Final = 1 << 16
 
 async def serve(config: Config, *, standalone: bool = False) -> int:
     """Run one broker until a signal or a failure, and end the process; returns only if it has not started."""
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        # A second signal ends the hand-over that the first one began.
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     broker = Broker(config)
     try:
         if not await _started(broker, stop):
@@ -53,8 +57,11 @@ async def serve(config: Config, *, standalone: bool = False) -> int:
     broker.leaves_clients = True
     try:
         await _announce(broker, config, standalone=standalone)
+        broker.supervisor.died.add_done_callback(lambda _: hurry.set())
         broker.supervisor.died.add_done_callback(lambda _: stop.set())
         await stop.wait()
+        if not hurry.is_set():
+            await _leave(broker, hurry, config.cluster.leave_timeout_seconds + LEAVE_GRACE_S)
     finally:
         reason = broker.supervisor.reason
         log.log(
@@ -89,6 +96,17 @@ def end_at_last(code: int) -> None:
     timer = threading.Timer(END_S + LAST_RESORT_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
+
+
+async def _leave(broker: Broker, hurry: asyncio.Event, timeout: float) -> None:
+    """Until topics are handed over, or somebody is in a hurry. However it goes, the broker stops next."""
+    leaving, hurried = asyncio.create_task(broker.leave()), asyncio.create_task(hurry.wait())
+    await asyncio.wait((leaving, hurried), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    if leaving.done() and (error := leaving.exception()) is not None:
+        log.error("broker: topics were not handed over in order", exc_info=error)
+    elif not leaving.done():
+        log.warning("broker: stopping before all topics are handed over")
+    await cancelled(leaving, hurried)
 
 
 async def _close(broker: Broker) -> bool:

@@ -42,6 +42,9 @@ class Presence(Protocol):
     @property
     def is_registered(self) -> bool: ...
 
+    @property
+    def is_leaving(self) -> bool: ...
+
 
 def readiness(
     node: RaftNode, view: ClusterView, presence: Presence, supervisor: Supervisor
@@ -59,6 +62,8 @@ def readiness(
         return False, f"catching up: applied {core.applied} of {core.commit}"
     if not view.is_ready:
         return False, "learning which topics and brokers there are"
+    if presence.is_leaving:
+        return False, "this broker stops, and hands its topics over"
     if not presence.is_registered:
         return False, "not registered: the other brokers do not know that this one is there"
     return True, "ready"

@@ -30,7 +30,7 @@ from sava.services.raft_wire import (
     decode_response,
     encode,
 )
-from sava.services.sockets import is_gone, settle
+from sava.services.sockets import is_gone, is_refused, settle
 from sava.tasks import cancelled
 
 PAUSE_MIN_S = 0.05
@@ -78,6 +78,8 @@ class Lane(asyncio.Protocol):
         self._pause_s = PAUSE_MIN_S
         self._resume_at = 0.0
         self._reason = "the connection was closed"
+        self.was_refused = False
+        """The last attempt to connect found that no process listens."""
         self._is_closing = False
         self._gone = asyncio.Event()
         self._gone.set()
@@ -131,6 +133,7 @@ class Lane(asyncio.Protocol):
                 await self._connect(lambda: self)
         except Exception as error:  # noqa: BLE001 (a name that cannot be one is no OSError)
             self._reason = str(error) or "no answer"
+            self.was_refused = is_refused(error)
             self._broke()
         finally:
             self._connecting = None
@@ -144,6 +147,7 @@ class Lane(asyncio.Protocol):
         self._transport = transport
         self._reader = FrameReader()
         self._stuck_since = 0.0
+        self.was_refused = False
         self._reason = "the connection was closed"
         transport.set_write_buffer_limits(high=SOCKET_BUFFER_BYTES)
         transport.write(GREETING + encode(OpenLane(self._cluster())))

@@ -159,12 +159,16 @@ class TcpTransport:
 
         def failed(reason: str) -> None:
             log.debug("raft: connection lost peer=%s reason=%s", address, reason)
+            peer = self._peers.get(address)
+            if peer is not None:
+                inbound.disconnected(peer.node, is_refused=lane.was_refused)
             self._report(address)
 
         def count(reason: str, messages: int) -> None:
             self._dropped[reason] += messages
 
-        return Lane(open_lane, lambda: inbound.info().cluster, limits, failed, count)
+        lane = Lane(open_lane, lambda: inbound.info().cluster, limits, failed, count)
+        return lane
 
     def _report(self, address: str) -> None:
         peer = self._peers.get(address)

@@ -16,6 +16,8 @@ RuntimeError, and nothing ever says that it is gone.
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -109,6 +111,16 @@ def split_address(address: str) -> tuple[str, int]:
         return host.removeprefix("[").removesuffix("]"), int(port)
     except ValueError:
         raise Unavailable(f"{address!r} is not an address of the form host:port") from None
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether a connect failed since no process listens, under all addresses of the host. The loop joins the
+    errors of several addresses into one that has only a text; an error among them that is not a refusal (a
+    route that is missing) leaves open whether the process is there."""
+    if isinstance(error, ConnectionRefusedError):
+        return True
+    causes = set(re.findall(r"\[Errno (\d+)\]", str(error)))
+    return isinstance(error, OSError) and causes == {str(errno.ECONNREFUSED)}
 
 
 def notice_vanishing(transport: asyncio.BaseTransport) -> None:

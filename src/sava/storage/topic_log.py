@@ -44,6 +44,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from typing import Final
 
 from sava.errors import RetryableError
 from sava.records import Header, RecordBatch
@@ -51,7 +52,7 @@ from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.chain_keeping import ChainKeeper
 from sava.storage.chains import Link
-from sava.storage.errors import DataGap, Fenced, OffsetOutOfRange
+from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, OffsetOutOfRange
 from sava.storage.housekeeping import Housekeeping
 from sava.storage.journal import Journal
 from sava.storage.journal_index import JournalCorrupt
@@ -65,6 +66,11 @@ from sava.storage.tiered import KnownSegments, TieredReader
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import Backlog, Uploader
 from sava.wal import DiskFull
+
+AHEAD_BYTES: Final = 256 << 10
+"""What may be left for the seal to upload, while publishers wait."""
+AHEAD_ROUNDS: Final = 4
+"""A topic that grows as fast as it is uploaded is sealed with what is left after so many."""
 
 
 class TopicClosed(RetryableError):
@@ -469,6 +475,34 @@ class TopicLog:
         return dropped
 
     # -- ending ------------------------------------------------------------------------------
+
+    async def upload_ahead(self, *, timeout: float) -> None:
+        """Upload what is durable while the topic takes messages, until little is left for a seal. A little
+        stays: an upload of it would only make the seals of other topics wait, since one is under way at a
+        time. Raises ObjectStoreUnavailable when the store takes no writes or the time is up, and what else
+        stands in the way."""
+        uploader = self._parts.uploader
+        try:
+            async with asyncio.timeout(timeout):
+                await uploader.check_store()
+                for _ in range(AHEAD_ROUNDS):
+                    if self.is_almost_stored:
+                        return
+                    await uploader.flush(self._backlog, self._durable, is_patient=False)
+        except TimeoutError:
+            raise ObjectStoreUnavailable(
+                f"the object store {self._parts.store.url} has not taken what topic {self.topic.path} has in "
+                f"the journal within {timeout:g} s"
+            ) from None
+
+    async def upload(self) -> None:
+        """Until everything that is durable now is in segments. Raises what makes that impossible."""
+        await self._parts.uploader.flush(self._backlog, self._durable)
+
+    @property
+    def is_almost_stored(self) -> bool:
+        """Whether a seal has little to upload."""
+        return self._backlog.held_bytes <= AHEAD_BYTES
 
     async def seal(self, *, timeout: float = 30.0) -> TopicState:
         """Hand the topic over: everything in segments, the end written down. Idempotent. Raises TimeoutError

@@ -31,6 +31,7 @@ from sava.services.lanes import Lane, LaneLimits
 from sava.services.raft_listener import RaftListener, _Connection
 from sava.services.raft_transport import TcpTransport, is_bulk
 from sava.services.raft_wire import GREETING, OpenJournals, OpenLane, encode
+from sava.services.sockets import is_refused
 from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
@@ -47,6 +48,7 @@ class Node:
         self.received: list[PeerMessage] = []
         self.arrived = asyncio.Condition()
         self.lost: asyncio.Queue[NodeId] = asyncio.Queue()
+        self.refusals: list[bool] = []
 
     def info(self) -> NodeInfo:
         return NodeInfo(self.node, self.cluster, self.address, (ONE,), "0")
@@ -66,6 +68,9 @@ class Node:
 
     def unreachable(self, peer: NodeId) -> None:
         self.lost.put_nowait(peer)
+
+    def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
+        self.refusals.append(is_refused)
 
     async def bind(self, bootstrap: Bootstrap) -> None:
         if self.cluster and bootstrap.cluster != self.cluster:
@@ -129,6 +134,39 @@ async def test_a_stream_of_another_cluster_is_refused(pair: tuple[TcpTransport, 
     assert target.received == []
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), True),
+        (
+            OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] Connect call failed"),
+            True,
+        ),
+        (
+            OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 113] No route to host"),
+            False,
+        ),
+        (OSError(113, "No route to host"), False),
+        (ConnectionResetError(104, "reset"), False),
+        (TimeoutError(), False),
+        (ValueError("[Errno 111]"), False),
+    ],
+)
+def test_refused_means_that_no_process_listens_under_any_address(error: Exception, expected: bool) -> None:
+    assert is_refused(error) is expected
+
+
+async def test_a_connection_that_breaks_is_not_a_refusal(pair: tuple[TcpTransport, Node, Node]) -> None:
+    transport, sender, target = pair
+    sender.cluster = "foreign"
+    transport.send(target.address, [envelope(append(1))])
+    async with asyncio.timeout(PATIENCE_S):
+        while sender.lost.empty():
+            transport.send(target.address, [envelope(append(2))])
+            await asyncio.sleep(0.02)
+    assert True not in sender.refusals
+
+
 async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
     pair: tuple[TcpTransport, Node, Node],
 ) -> None:
@@ -138,6 +176,7 @@ async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
     transport.send(address, [envelope(append(index)) for index in range(1, 6)])
     async with asyncio.timeout(PATIENCE_S):
         assert await sender.lost.get() == TWO
+    assert sender.refusals == [True], "no process listens there"
     assert transport.dropped()["unreachable"] >= 1
 
     late = Node(TWO, address)
