@@ -22,7 +22,7 @@ import msgspec
 
 from sava.proto import replication_pb2
 from tests.torture import oracles
-from tests.torture.cluster import CLIENTS, ROOT, WEST, Cluster, Surroundings, ended
+from tests.torture.cluster import CLIENTS, ROOT, WEST, Cluster, Surroundings, ended, until
 from tests.torture.faults import Nemesis, Operator
 from tests.torture.history import Recorder, read
 from tests.torture.load import SETTLE_S, Status
@@ -142,11 +142,13 @@ class Run:
         self._link = self._around.start(CLIENTS, command, self._directory / "link.log")
 
     async def _warm_up(self) -> None:
-        """Until every topic takes messages."""
-        deadline = time.monotonic() + 60
-        while not all(topic in self._status().last_ack for topic in TOPICS):
-            assert time.monotonic() < deadline, "the load has not begun"
-            await asyncio.sleep(0.2)
+        """Until every topic takes messages, and Spark, which takes longer, has committed its first batch."""
+
+        async def has_begun() -> bool:
+            is_writing = (self._directory / "spark/checkpoint/commits/0").exists() or not self._options.spark
+            return is_writing and all(topic in self._status().last_ack for topic in TOPICS)
+
+        await until(has_begun, "all clients have begun", timeout=180.0)
         await asyncio.sleep(WARM_UP_S)
 
     # -- the torture -----------------------------------------------------------------------------
