@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 log = logging.getLogger(__name__)
+
+SLICE_S: Final = 0.005
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -45,6 +48,21 @@ async def cancelled(*tasks: asyncio.Future[Any] | None) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+class Slices:
+    """Work on many small things in slices, between which the event loop serves others: heartbeats and lease
+    renewals wait behind whatever holds it."""
+
+    def __init__(self, seconds: float = SLICE_S) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    async def next(self) -> None:
+        """Between two things: gives way if the slice is over."""
+        if time.monotonic() >= self._until:
+            await asyncio.sleep(0)
+            self._until = time.monotonic() + self._seconds
 
 
 async def is_done_within(timeout: float, future: asyncio.Future[None]) -> bool:
