@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
@@ -11,6 +12,7 @@ log = logging.getLogger(__name__)
 
 STEP_S: Final = 5.0
 """For one part of a broker to stop. A part that works takes milliseconds."""
+SLICE_S: Final = 0.005
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -48,6 +50,21 @@ async def cancelled(*tasks: asyncio.Future[Any] | None) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+class Slices:
+    """Work on many small things in slices, between which the event loop serves others: heartbeats and lease
+    renewals wait behind whatever holds it."""
+
+    def __init__(self, seconds: float = SLICE_S) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    async def next(self) -> None:
+        """Between two things: gives way if the slice is over."""
+        if time.monotonic() >= self._until:
+            await asyncio.sleep(0)
+            self._until = time.monotonic() + self._seconds
 
 
 async def is_done_within(timeout: float, future: asyncio.Future[None]) -> bool:

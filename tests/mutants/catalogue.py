@@ -1,4 +1,4 @@
-"""The mutants m1–m30 (see docs/testing.md), in the words of this code base.
+"""The mutants m1–m32 (see docs/testing.md), in the words of this code base.
 
 Each replaces one piece of text that stands exactly once in its file. When the code changes so that the text
 is gone, the runner says so: adapt the mutant, and keep its danger."""
@@ -355,5 +355,22 @@ MUTANTS = (
         "        if set(info.seeds) != set(own.seeds):\n",
         "        if False:\n",
         tests=("tests/unit/metadata/test_bootstrap.py",),
+    ),
+    Mutant(
+        "m31",
+        "the transactions of a batch take effect by the comparisons of the first",
+        f"{META}/machine/state_machine.py",
+        "            is_done: bool | Refused = all(holds(self._space, compare) for compare in txn.compare)\n",
+        "            is_done: bool | Refused = all(holds(self._space, each) for each in txns[0].compare)\n",
+        seeds=20,
+        tests=("tests/unit/metadata/test_batches.py",),
+    ),
+    Mutant(
+        "m32",
+        "a batch that is out of time before it has left is said to be unknown, and one that has left is not",
+        f"{META}/batching.py",
+        "            if waiting.is_sent:\n",
+        "            if not waiting.is_sent:\n",
+        tests=("tests/unit/metadata/test_batches.py",),
     ),
 )
