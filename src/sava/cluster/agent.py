@@ -45,7 +45,7 @@ from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView, Entry
 from sava.errors import SavaError
 from sava.metadata.commands import Put
-from sava.metadata.errors import Unavailable
+from sava.metadata.errors import Unfinished
 from sava.metadata.store import MetadataStore
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
@@ -397,7 +397,7 @@ class Agent:
 
     async def released(self, names: Sequence[TopicName]) -> None:
         """Until nobody has these topics, which are being deleted: their owners have let go of them, or are
-        not there and hence serve nothing. Raises Unavailable."""
+        not there and hence serve nothing. Raises Unfinished."""
         if not names:
             return
         await self._barrier(names[0])
@@ -405,7 +405,7 @@ class Agent:
             await self._view.wait(lambda: not any(map(self._holder, names)), timeout=RELEASE_S)
         except TimeoutError:
             held = [f"{name} by broker {owner}" for name in names if (owner := self._holder(name))]
-            raise Unavailable(
+            raise Unfinished(
                 f"{len(held)} topics are still held after {RELEASE_S:g} s ({', '.join(held[:3])}); "
                 "repeat the deletion"
             ) from None

@@ -73,6 +73,14 @@ class Unavailable(RetryableError):
     code: ClassVar[str] = "unavailable"
 
 
+class Unfinished(Unavailable):
+    """The request was begun and was not finished in time: it may take effect yet. Repeating it is safe."""
+
+    outcome = Outcome.UNKNOWN
+
+    code: ClassVar[str] = "unfinished"
+
+
 class NotInitialized(RetryableError):
     """This node waits for ``sava cluster init`` (or to be added to a cluster)."""
 
@@ -117,6 +125,7 @@ _BY_CODE: dict[str, type[SavaError]] = {
         RequestForgotten,
         Deposed,
         Unavailable,
+        Unfinished,
         NotInitialized,
         OutcomeUnknown,
     )

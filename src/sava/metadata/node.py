@@ -33,7 +33,7 @@ import sava
 from sava.errors import SavaError
 from sava.metadata.barrier import ReadBarrier
 from sava.metadata.bootstrap import check_voters
-from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
+from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable, Unfinished
 from sava.metadata.failures import error_of
 from sava.metadata.identity import NodeState, open_state
 from sava.metadata.peer import (
@@ -224,7 +224,7 @@ class RaftNode:
         try:
             outcome = await asyncio.wait_for(future, timeout)
         except TimeoutError:
-            raise Unavailable(f"the snapshot was not finished within {timeout:g} s; it goes on") from None
+            raise Unfinished(f"the snapshot was not finished within {timeout:g} s; it continues") from None
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome

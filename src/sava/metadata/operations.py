@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sava.errors import SavaError
 from sava.metadata.bootstrap import IDENTIFY_TIMEOUT_S, bootstrap, check_address
-from sava.metadata.errors import IdentityConflict, InvalidRequest
+from sava.metadata.errors import IdentityConflict, InvalidRequest, Unavailable, Unfinished
 from sava.metadata.node import RaftNode
 from sava.metadata.peer import Bootstrap, ChangeMembership, TransferLeadership, Transferred
 from sava.raft.errors import MembershipBusy, MembershipRefused
@@ -49,9 +49,12 @@ class ClusterOperations:
             voters_now=lambda: self.membership().voters,
             timeout=timeout,
         )
-        await self._node.wait_until(
-            lambda: self._leader() != NO_NODE, "a leader was elected", timeout=timeout
-        )
+        try:
+            await self._node.wait_until(
+                lambda: self._leader() != NO_NODE, "a leader was elected", timeout=timeout
+            )
+        except Unavailable as error:
+            raise Unfinished(f"the cluster is formed, but {error}; `sava cluster status` shows it") from error
         return Founded(self._node.info().cluster, self._leader(), self.membership().voters, already)
 
     async def add(self, address: str, *, timeout: float = OPERATION_TIMEOUT_S) -> Added:

@@ -60,6 +60,7 @@ CHANGES: Final[dict[str, str]] = {
     "/sava.admin.Brokers/ActivateBroker": "sava brokers list",
     "/sava.admin.Brokers/Rebalance": "sava brokers balance",
     "/sava.admin.Brokers/ReportLoad": "sava brokers balance",
+    "/sava.admin.Brokers/PrepareMove": "sava topics describe {0.topic}",
     "/sava.admin.Namespaces/CreateNamespace": _NAMESPACE,
     "/sava.admin.Namespaces/SetNamespacePolicy": _NAMESPACE,
     "/sava.admin.Namespaces/DeleteNamespace": _NAMESPACE,

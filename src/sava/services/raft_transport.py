@@ -30,7 +30,7 @@ from typing import cast
 
 from sava.config import Auth
 from sava.framing import BadFrame, FrameReader
-from sava.metadata.errors import Unavailable
+from sava.metadata.errors import Unavailable, Unfinished
 from sava.metadata.failures import error_from
 from sava.metadata.peer import (
     Answer,
@@ -131,14 +131,19 @@ class TcpTransport:
         """One question on a connection of its own. Raises what the other side refused with."""
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         caller = _Caller(question, answer)
+        is_sent = False
         try:
             async with asyncio.timeout(timeout):
                 await connect(address, lambda: caller, self._tls)
+                is_sent = True
                 response = await answer
-        except TimeoutError as error:
-            raise Unavailable(f"node {address} did not answer within {timeout:g} s") from error
-        except (OSError, BadFrame) as error:
-            raise Unavailable(f"node {address} cannot be reached: {error}") from error
+        except (TimeoutError, OSError, BadFrame) as error:
+            reason = f"node {address} cannot be reached: {error}"
+            if isinstance(error, TimeoutError):
+                reason = f"node {address} did not answer within {timeout:g} s"
+            if is_sent and isinstance(question, Bind):
+                raise Unfinished(f"{reason}; it may have bound itself") from error
+            raise Unavailable(reason) from error
         finally:
             await caller.close()
         if isinstance(response, Refusal):

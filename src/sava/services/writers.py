@@ -25,7 +25,7 @@ from sava.cluster.commits import Commit
 from sava.cluster.errors import StagedLost
 from sava.cluster.writers import Writers
 from sava.errors import RetryableError, SavaError
-from sava.metadata.errors import Unavailable
+from sava.metadata.errors import Unavailable, Unfinished
 from sava.proto import writers_pb2 as pb
 from sava.proto import writers_pb2_grpc as rpc
 from sava.services import deadlines, faults
@@ -160,7 +160,7 @@ class WritersService(rpc.WritersServicer):
                 async with asyncio.timeout(deadlines.remaining(context, COMMIT_S)):
                     done = await self._writers.commit(_commit(request))
             except TimeoutError:
-                raise Unavailable(
+                raise Unfinished(
                     f"batch {request.batch} of writer {request.writer} is not published in time; if it was "
                     "decided it will be, and repeating the commit waits for that"
                 ) from None

@@ -11,7 +11,7 @@ import pytest
 
 from sava.config import Auth
 from sava.framing import BadFrame, FrameReader, frame, frames
-from sava.metadata.errors import IdentityConflict, Unavailable
+from sava.metadata.errors import IdentityConflict, Unavailable, Unfinished
 from sava.metadata.peer import (
     Answer,
     Ask,
@@ -383,6 +383,28 @@ async def test_a_question_whose_deadline_passes_as_the_connection_stands_has_its
         with pytest.raises(Unavailable, match="did not answer within"):
             await transport.identify(late, timeout=0.05)
     assert StallsAtFirst.accepted == 1, "the connection stood"
+    await transport.close()
+
+
+async def test_an_order_to_bind_that_was_sent_and_not_answered_is_not_called_undone() -> None:
+    """The node takes the order and its answer is lost: it may belong to the cluster by now. It was raised as
+    Unavailable, which says that nothing has happened."""
+
+    async def take_and_hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(take_and_hang_up, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    transport = TcpTransport(Auth())
+    transport.attach(Node(ONE, "127.0.0.1:1"))
+    with pytest.raises(Unfinished, match="may have bound itself"):
+        await transport.bootstrap(address, Bootstrap("c", Membership()), timeout=PATIENCE_S)
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(Unavailable) as caught:
+        await transport.bootstrap(address, Bootstrap("c", Membership()), timeout=PATIENCE_S)
+    assert not isinstance(caught.value, Unfinished), "refused: it was never sent"
     await transport.close()
 
 

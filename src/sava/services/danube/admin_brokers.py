@@ -19,7 +19,7 @@ from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
 from sava.cluster.rebalancing import PlannedMove, Rebalanced
 from sava.cluster.records import BrokerMode, Registration
-from sava.metadata.errors import Unavailable
+from sava.metadata.errors import Unavailable, Unfinished
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
 from sava.services.brokers_admin import CONFIRM_S, Brokers, Seen, drain_mode
@@ -76,7 +76,7 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
                 async for status in self._controller.drain(broker, mode):
                     latest = status
         if latest is None:
-            raise Unavailable(f"broker {broker}: the drain has not begun in time")
+            raise Unfinished(f"broker {broker}: the drain was not seen to begin in time; repeat the call")
         return latest
 
     @told
