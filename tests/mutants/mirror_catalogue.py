@@ -202,6 +202,22 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "        if True:\n            reached",
         tests=("tests/unit/mirror",),
     ),
+    Mutant(
+        "j9c",
+        "a life begins while the promise that ended it is being written down",
+        "sava/mirroring/mirrored.py",
+        "        if life is None or life.end is not None or journal.incarnation in self._ended:\n",
+        "        if life is None or life.end is not None:\n",
+        tests=("tests/unit/mirroring/test_owner_lives.py",),
+    ),
+    Mutant(
+        "j9d",
+        "a change of a life is written beside another one, and undoes it",
+        "sava/mirroring/lives.py",
+        "        async with self._changing:\n            lives = changed()\n",
+        "        if True:\n            lives = changed()\n",
+        tests=("tests/unit/mirroring/test_owner_lives.py",),
+    ),
     _Mirror(
         "j10",
         "a frame that is in no registered segment is trimmed",

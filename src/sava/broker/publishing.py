@@ -20,6 +20,7 @@ owner. When the topic closes, whoever was held is told, and nothing of theirs is
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
@@ -33,6 +34,8 @@ from sava.errors import CallerError, SavaError
 from sava.records import Message, RecordBatch
 from sava.storage.errors import Fenced
 from sava.storage.topic_log import TopicClosed
+
+_log = logging.getLogger(__name__)
 
 MAX_JOINED: Final = 10_000
 MAX_JOINED_BYTES: Final = 4 << 20
@@ -244,14 +247,19 @@ class Publisher:
             await asyncio.sleep(0)  # until everybody who is ready in this turn has added theirs
             while self._waiting and self._held is None:
                 part = self._take()
-                await self._append(part)
+                try:
+                    await self._append(part)
+                except Exception:  # noqa: BLE001 (whatever it is, their callers must not be left waiting)
+                    _log.exception("publishing: messages were not appended topic=%s", self.topic)
+                    for waiting in part:
+                        _fail(waiting, self._stopped())
                 self._crowd = max(len(part), self._crowd * CROWD_FADES)
                 if self._crowd >= CROWD and len(self._waiting) < MAX_JOINED:
                     await asyncio.sleep(GATHER_S)
         finally:
             self._joiner = None
             if self._held is None:
-                for waiting in self._take_all():  # only when cancelled, or by a bug
+                for waiting in self._take_all():  # only when cancelled
                     _fail(waiting, self._stopped())
 
     async def _append(self, part: list[_Waiting]) -> None:

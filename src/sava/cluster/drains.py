@@ -37,7 +37,6 @@ from sava.cluster.errors import BrokerUnknown, MovePostponed, MoveRefused, NotLe
 from sava.cluster.moves import Move
 from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.view import ClusterView, Entry
-from sava.errors import SavaError
 from sava.metadata.commands import Compare, Put
 from sava.metadata.errors import Deposed
 from sava.metadata.store import MetadataStore
@@ -155,8 +154,8 @@ class Drain:
         except MovePostponed as postponed:
             self._postpone(name, postponed)
             return
-        except (SavaError, TimeoutError) as failure:
-            error = str(failure)
+        except Exception as failure:  # noqa: BLE001 (counted, so that the drain ends and names the topic)
+            error = str(failure) or type(failure).__name__
         finally:
             self._under_way.pop(name, None)
             self._wake()

@@ -37,7 +37,7 @@ from sava.mirror import (
     StorageId,
 )
 from sava.mirroring.ports import Peers, PeerUnreachable, RecordChanged, Stored
-from sava.tasks import cancelled
+from sava.tasks import cancelled, spawn
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class Coordinator:
     def _send(self, recovery: Recovery) -> None:
         for message in recovery.poll():
             if message not in self._asking:
-                task = asyncio.create_task(self._ask(recovery, message), name=f"recovery of {self.journal}")
+                task = spawn(self._ask(recovery, message), name=f"recovery of {self.journal}")
                 self._asking[message] = task
 
     async def _ask(self, recovery: Recovery, message: Message) -> None:

@@ -14,12 +14,15 @@ after the journal itself is needed by nobody.
 The other way round the journal may go on where this disk lost its last writes: the rest is fetched from the
 disks that have it, and *adopted* into the next journal before that is opened to topics.
 
-The file is replaced as a whole: written under another name, synced, renamed, the directory synced.
+The file is replaced as a whole: written under another name, synced, renamed, the directory synced. A thread
+does that, since a disk may hang for seconds, and the event loop has heartbeats to send meanwhile. So a change
+takes time: others see it when it is durable, and each change is decided on what the one before it left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -71,14 +74,20 @@ class _Kept(msgspec.Struct, frozen=True):
     lives: tuple[Life, ...]
 
 
+Decide = Callable[[Life | None], Life | None]
+"""What becomes of a life; None: nothing changes."""
+
+
 class Lives:
-    """Owned by the event loop; small, and written seldom enough to be written on it."""
+    """Owned by the event loop. A thread writes the file, for one change at a time."""
 
     def __init__(self, disk: Disk) -> None:
         """Raises LogCorrupt."""
         self._disk = disk
         self._lives: dict[int, Life] = {}
         self._storage = ""
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
         with suppress(FileMissing):
             file = disk.open(_FILE)
             try:
@@ -92,7 +101,7 @@ class Lives:
             self._storage = kept.storage
             self._lives = {life.incarnation: life for life in kept.lives}
 
-    def belong_to(self, storage: StorageId, found_end: int) -> None:
+    async def belong_to(self, storage: StorageId, found_end: int) -> None:
         """The log is open: it ended at ``found_end``. Lives of another disk's log are nobody's.
 
         A life whose end was not written down ended where the next one began, at the latest. The messages of
@@ -102,7 +111,7 @@ class Lives:
         end = found_end
         for life in reversed(list(self._lives.values())):
             if life.end is None:
-                self.keep(msgspec.structs.replace(life, end=max(life.start, end)))
+                await self.keep(msgspec.structs.replace(life, end=max(life.start, end)))
             end = min(end, life.start)
 
     @property
@@ -115,14 +124,47 @@ class Lives:
     def get(self, incarnation: int) -> Life | None:
         return self._lives.get(incarnation)
 
-    def keep(self, life: Life) -> None:
+    async def keep(self, life: Life) -> None:
         """Durable on return. Raises DiskFull, DiskFailed."""
-        self._store({**self._lives, life.incarnation: life})
+        await self.change(life.incarnation, lambda _: life)
 
-    def forget(self, incarnation: int) -> None:
-        self._store({number: life for number, life in self._lives.items() if number != incarnation})
+    async def forget(self, incarnation: int) -> None:
+        await self._change(
+            lambda: {number: life for number, life in self._lives.items() if number != incarnation}
+        )
+
+    async def change(self, incarnation: int, decide: Decide) -> None:
+        """Durable on return. ``decide`` gets the life as the last change left it: two changes that are under
+        way together (an end, and a promise to a coordinator) must not undo each other.
+        Raises DiskFull, DiskFailed."""
+
+        def changed() -> dict[int, Life]:
+            life = decide(self._lives.get(incarnation))
+            return self._lives if life is None else {**self._lives, incarnation: life}
+
+        await self._change(changed)
+
+    async def settled(self) -> None:
+        """Wait for changes whose callers were cancelled."""
+        await asyncio.gather(*self._changes, return_exceptions=True)
+
+    async def _change(self, changed: Callable[[], dict[int, Life]]) -> None:
+        """A caller that is cancelled leaves its change under way: the thread writes the file all the same.
+        The next change must not write it at the same time, nor start from what was before."""
+        task = asyncio.create_task(self._change_alone(changed), name="lives")
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        await asyncio.shield(task)
+
+    async def _change_alone(self, changed: Callable[[], dict[int, Life]]) -> None:
+        async with self._changing:
+            lives = changed()
+            if lives != self._lives:
+                await asyncio.to_thread(self._store, lives)
+                self._lives = lives
 
     def _store(self, lives: dict[int, Life]) -> None:
+        """(On a thread.)"""
         with suppress(FileMissing):
             self._disk.remove(_NEW)
         file = self._disk.open(_NEW, create=True)
@@ -133,4 +175,3 @@ class Lives:
             file.close()
         self._disk.rename(_NEW, _FILE)
         self._disk.sync_dir()
-        self._lives = lives

@@ -22,6 +22,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -116,7 +117,7 @@ class MirroredJournal:
 
     async def open(self) -> None:
         """Find what this disk holds. Raises LogCorrupt, DiskFailed."""
-        self._lives.belong_to(self.storage, self._journal.found_end)
+        await self._lives.belong_to(self.storage, self._journal.found_end)
         await self.copies.open()
         self.copies.start(self._records)
         self._tidying = spawn(self._tidy(), name="journals", failed=self._fail)
@@ -151,7 +152,7 @@ class MirroredJournal:
                 pause = min(2 * pause, LONGEST_RETRY_S)
 
     async def _try_begin(self, journal: JournalId) -> None:
-        self._write_ends()
+        await self._write_ends()
         earlier = await self._closed_ones(journal)
         adopted = await self._settle(earlier)
         members, qw, qa = await self._members()
@@ -161,7 +162,7 @@ class MirroredJournal:
         recent.begin(start)
         if self._lives.get(journal.incarnation) is not None:
             self._check_not_ended(journal)
-        self._lives.keep(Life(incarnation=journal.incarnation, start=start))
+        await self._lives.change(journal.incarnation, partial(_begun, journal.incarnation, start))
         record = opened(start, members, qw=qw, qa=qa, by=uuid.uuid4().hex, is_degraded=len(members) < qa)
         revision = await self._open_record(journal, record)
         self._check_not_ended(journal)
@@ -188,7 +189,9 @@ class MirroredJournal:
         self.owned.grown()
         await self._journal.begin_life(self.owned, [batch for _, batches in adopted for batch in batches])
         for life, _ in adopted:
-            self._lives.keep(msgspec.structs.replace(life, adopted=await self._journal.drained()))
+            await self._lives.change(
+                life.incarnation, partial(_changed, adopted=await self._journal.drained())
+            )
         log.info("journals: open journal=%s from=%d disks=%s", journal, start, ",".join(members))
 
     async def _closed_ones(self, journal: JournalId) -> Mapping[JournalId, Stored]:
@@ -229,8 +232,8 @@ class MirroredJournal:
                 continue  # forgotten soon, or never opened
             life = self._lives.get(life.incarnation) or life
             if life.closed != stored.record.end:
-                life = msgspec.structs.replace(life, closed=stored.record.end)
-                self._lives.keep(life)
+                await self._lives.change(life.incarnation, partial(_changed, closed=stored.record.end))
+                life = self._lives.get(life.incarnation) or life
                 self._needs_replay |= life.end is not None and stored.record.end < life.end
             if life.lacks is not None:
                 lacking.append((life, await self._fetch(journal, stored.record, *life.lacks)))
@@ -296,9 +299,10 @@ class MirroredJournal:
                 await asyncio.sleep(RETRY_S)
 
     def _check_not_ended(self, journal: JournalId) -> None:
-        """A fence that came while the record was written has been answered with "nothing here"."""
+        """A fence that came while the record was written is answered with "nothing here", perhaps not yet:
+        that it is written down takes as long as the disk likes, and the life must not begin meanwhile."""
         life = self._lives.get(journal.incarnation)
-        if life is None or life.end is not None:
+        if life is None or life.end is not None or journal.incarnation in self._ended:
             self._renew("its journal was ended before it was open")
             raise JournalFenced(journal)
 
@@ -320,7 +324,8 @@ class MirroredJournal:
                 return self._ended[incarnation]
             is_unborn = incarnation == self._incarnation and self.owned is None
             if is_unborn and life is not None and life.end is None:
-                return Ended(life.start, life.start)  # it has yet to begin, and will find that it was ended
+                # It has yet to begin, and will find that it was ended.
+                return self._ended.setdefault(incarnation, Ended(life.start, life.start))
         if incarnation != self._incarnation:
             return None
         ended = await self._stop(JournalFenced(JournalId(self._broker, incarnation)))
@@ -352,7 +357,7 @@ class MirroredJournal:
     async def _stop_now(self, why: BaseException) -> Ended | None:
         owned, self.owned = self.owned, None
         if owned is None:
-            self._end_unborn()
+            await self._end_unborn()
             return None
         owned.stop()
         self._degraded_before += owned.degraded_s
@@ -361,31 +366,30 @@ class MirroredJournal:
         await self._journal.set_tap(None)
         self._needs_replay = True
         ended = self._ended[owned.owner.journal.incarnation] = Ended(end, owned.owner.commit)
-        self._try_to_write_ends()
+        await self._try_to_write_ends()
         await owned.close()
         return ended
 
-    def _end_unborn(self) -> None:
+    async def _end_unborn(self) -> None:
         """The registration was lost while its journal was being opened. The record may be there, so somebody
         will ask where the life ended: where it was to begin."""
+        await self._lives.settled()
         life = self._lives.get(self._incarnation)
         if life is not None and life.end is None:
             self._ended.setdefault(self._incarnation, Ended(life.start, life.start))
-            self._try_to_write_ends()
+            await self._try_to_write_ends()
 
-    def _try_to_write_ends(self) -> None:
+    async def _try_to_write_ends(self) -> None:
         try:
-            self._write_ends()
+            await self._write_ends()
         except DiskFull as error:
             log.warning("journals: the end of a life is not written down yet error=%s", error)
 
-    def _write_ends(self) -> None:
+    async def _write_ends(self) -> None:
         """Before the next life begins. Raises DiskFull."""
         for incarnation, ended in list(self._ended.items()):
-            life = self._lives.get(incarnation)
-            if life is not None and life.end is None:
-                self._lives.keep(msgspec.structs.replace(life, end=ended.end))
-            del self._ended[incarnation]
+            await self._lives.change(incarnation, partial(_over, ended.end))
+            self._ended.pop(incarnation, None)
 
     async def close(self) -> None:
         """Before the journal is closed. What is in flight fails; topics are closed by then."""
@@ -395,6 +399,7 @@ class MirroredJournal:
         await self.peers.close()
         await self.own_disk.close()
         await self.copies.close()
+        await self._lives.settled()
 
     # -- tidying -----------------------------------------------------------------------------
 
@@ -415,7 +420,7 @@ class MirroredJournal:
             return
         never_opened = [life.incarnation for life in self._lives if life.closed is None]
         for incarnation in never_opened[:-NEVER_OPENED]:
-            self._lives.forget(incarnation)
+            await self._lives.forget(incarnation)
         for life in self._lives:
             is_over = life.closed is not None and life.lacks is None
             if life.incarnation == self._incarnation or not is_over or self._journal.floor < life.last:
@@ -426,5 +431,18 @@ class MirroredJournal:
                 await self._records.remove(journal, revision=stored.revision)
             if life.void is not None and await self._journal.first() < life.void[1]:
                 continue  # the next start must know what to leave out
-            self._lives.forget(life.incarnation)
+            await self._lives.forget(life.incarnation)
             log.info("journals: all is in segments, and it is forgotten journal=%s", journal)
+
+
+def _begun(incarnation: int, start: int, life: Life | None) -> Life | None:
+    """None: a fence was faster, and where that life ended must stay."""
+    return Life(incarnation=incarnation, start=start) if life is None or life.end is None else None
+
+
+def _changed(life: Life | None, **fields: int) -> Life | None:
+    return msgspec.structs.replace(life, **fields) if life is not None else None
+
+
+def _over(end: int, life: Life | None) -> Life | None:
+    return msgspec.structs.replace(life, end=end) if life is not None and life.end is None else None

@@ -134,11 +134,8 @@ class OwnDisk:
                 return
             if ended is not None:
                 self._commits[incarnation] = ended.commit
-                life = msgspec.structs.replace(life, end=ended.end)
-            promised = msgspec.structs.replace(life, fence=message.epoch)
             try:
-                if promised != self._lives.get(incarnation):
-                    self._lives.keep(promised)
+                await self._lives.change(incarnation, partial(_promised, message.epoch, ended))
             except DiskFull as error:
                 log.warning("journals: a fence is not answered journal=%s error=%s", message.journal, error)
                 return  # it is asked again
@@ -203,6 +200,13 @@ class OwnDisk:
 
     async def close(self) -> None:
         await cancelled(*self._tasks)
+
+
+def _promised(epoch: int, ended: Ended | None, life: Life | None) -> Life | None:
+    if life is None:
+        return None
+    end = life.end if ended is None else ended.end
+    return msgspec.structs.replace(life, fence=epoch, end=end)
 
 
 async def _no_life(_: int) -> Ended | None:

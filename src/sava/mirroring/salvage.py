@@ -39,7 +39,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sava.errors import RetryableError, SavaError
+from sava.errors import RetryableError
 from sava.metadata.store import MetadataStore
 from sava.mirror import JournalId, JournalState, StorageId
 from sava.mirroring.closed import BytesMissing, ClosedJournal, origin_of
@@ -65,7 +65,6 @@ PARALLEL: Final = 16
 """Most of the time that a small segment takes is waiting: for disks, or for an object store."""
 WAVE: Final = 64
 """Segments that are registered together."""
-FAILURES: Final = (SavaError, TimeoutError, OSError)
 OVERTAKEN: Final = (Fenced, TopicGone)
 """The topic is not the disk's any more: its owner is back, or it was deleted."""
 
@@ -333,7 +332,7 @@ class _Uploads:
         try:
             if upload.error is None:
                 await self._store(upload, load)
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001 (of one topic; the others of the disk must not wait for it)
             upload.error = error
             log.warning(
                 "salvage: failed topic=%s error=%s: %s", upload.tail.topic.path, type(error).__name__, error

@@ -26,6 +26,7 @@ from sava.config import Auth
 from sava.errors import RetryableError
 from sava.records import MAX_BATCH_BYTES
 from sava.services import security
+from sava.tasks import spawn
 
 Port = Literal["client", "admin"]
 
@@ -170,7 +171,7 @@ class Peers:
         return link
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        task = spawn(work, name="peers: closing a channel")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 

@@ -20,7 +20,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from sava.errors import SavaError
 from sava.storage.catalog import Catalog
 from sava.storage.chains import Chains, Marks, Origin, Progress, Range, is_chain, learned
 from sava.storage.errors import DataGap, Fenced
@@ -153,9 +152,9 @@ class ChainKeeper:
     async def _note(self) -> None:
         backlog, path = self._backlog, self._backlog.topic.path
         end = backlog.state.end
-        backlog.catch_up_with_skips(end)
         pause_s = NOTE_S
         try:
+            backlog.catch_up_with_skips(end)
             known = backlog.producers
             state = await self._catalog.note(
                 epoch=backlog.epoch, end=end, producers=known.states(), origins=known.chains.origin_marks()
@@ -164,10 +163,11 @@ class ChainKeeper:
         except Fenced as error:
             backlog.fence(error)
             return
-        except SavaError as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, the note must be tried again)
             pause_s = RETRY_S
             _log.warning(
-                "chains: positions are not noted, will be tried again topic=%s error=%s", path, error
+                "chains: positions are not noted, will be tried again topic=%s error=%s: %s",
+                *(path, type(error).__name__, error),
             )
         finally:
             self._noting = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -84,6 +85,21 @@ async def test_a_thousand_messages_at_once_are_few_appends(publisher: Publisher,
     assert offsets == list(range(1000))
     assert len(sink.appends) <= 3
     assert await contents(sink.log) == list(map(str, range(1000)))
+
+
+async def test_an_unexpected_error_while_messages_are_joined_leaves_no_caller_waiting(
+    publisher: Publisher, sink: CountingLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule: ten messages are joined, and making their batch fails with an error that no rule names. Their
+    callers hear of it, and the next message is appended."""
+    with monkeypatch.context() as broken:
+        broken.setattr(RecordBatch, "from_messages", Mock(side_effect=MemoryError("no room for a batch")))
+        sends = [publisher.send(Message(b"%d" % number), allowed) for number in range(10)]
+        async with asyncio.timeout(PATIENCE_S):
+            outcomes = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [TopicClosed] * 10
+    assert await publisher.send(Message(b"next"), allowed) == 0
+    assert sink.appends == [1]
 
 
 async def test_what_comes_while_an_append_is_under_way_waits_for_the_next(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,28 @@ async def test_no_more_than_so_many_move_at_a_time() -> None:
         w.brokers[1].wake()
         assert (await draining)[-1].succeeded == 20
         assert most == 3
+
+
+async def test_a_move_that_fails_unexpectedly_is_given_up_and_the_drain_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Schedule: every attempt to move one topic fails with an error that no rule names. The attempts are
+    counted like others; the drain ends with the rest moved, and names the topic."""
+    monkeypatch.setattr(drains, "RETRY_PAUSE_S", 0.01)
+    async with world() as w:
+        await all_at_broker_1(w)
+        real, attempts = w.controller.move, 0
+
+        async def move(name: TopicName, **how: Any) -> Any:
+            nonlocal attempts
+            if name == NAMES[0]:
+                attempts += 1
+                raise KeyError("an error that no rule names")
+            return await real(name, **how)
+
+        monkeypatch.setattr(w.controller, "move", move)
+        last = (await drain(w))[-1]
+        assert (last.succeeded, last.failed, attempts) == (19, 1, 1 + drains.RETRIES)
 
 
 async def test_a_dry_run_says_what_would_move() -> None:

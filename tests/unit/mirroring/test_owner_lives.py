@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from sava.mirror import Fence, Fenced, JournalId, JournalRecord, JournalState, Owner, StorageId
 from sava.mirror.errors import JournalFenced
@@ -18,7 +22,8 @@ from sava.mirroring.lives import Life, Lives
 from sava.mirroring.owner_host import MirrorOptions
 from sava.mirroring.ports import Neighbour, PeerUnreachable
 from sava.storage.commitment import NotCommittable
-from sava.wal import DiskFull, LocalDisk
+from sava.tasks import cancelled
+from sava.wal import Disk, DiskFull, File, LocalDisk
 from tests.patience import FAR_S, PATIENCE_S
 from tests.unit.mirroring.hosts import OPTIONS, Host, Hosts, until
 
@@ -614,14 +619,14 @@ async def test_a_life_that_never_began_takes_nothing_of_the_next_with_it(
         assert host.journal.index(1).ranges == [(0, 3)]
 
 
-def test_a_life_without_an_end_ended_where_the_next_one_began(tmp_path: Path) -> None:
+async def test_a_life_without_an_end_ended_where_the_next_one_began(tmp_path: Path) -> None:
     """As an earlier version, or a disk that was full, may have left it."""
     lives = Lives(LocalDisk(tmp_path))
-    lives.belong_to(StorageId("disk"), 0)
+    await lives.belong_to(StorageId("disk"), 0)
     for incarnation, start in ((1, 100), (2, 100), (3, 500)):
-        lives.keep(Life(incarnation=incarnation, start=start))
+        await lives.keep(Life(incarnation=incarnation, start=start))
     found = Lives(LocalDisk(tmp_path))
-    found.belong_to(StorageId("disk"), 900)
+    await found.belong_to(StorageId("disk"), 900)
     assert [(life.start, life.end) for life in found] == [(100, 100), (100, 500), (500, 900)]
 
 
@@ -670,3 +675,110 @@ def test_what_is_configured_is_never_lowered(
 ) -> None:
     options = MirrorOptions(write_quorum=configured[0], ack_quorum=configured[1])
     assert options.quorums(brokers) == expected
+
+
+class HungDisk:
+    """A disk whose sync of one file takes until ``go_on``, as one that hangs does. Ten seconds are the most:
+    a test of code that waits on the event loop must fail, not hang."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.has_hung, self.go_on = threading.Event(), threading.Event()
+
+    def open(self, name: str, *, create: bool = False) -> File:
+        file = self._disk.open(name, create=create)
+        real = file.sync
+
+        def sync() -> None:
+            self.has_hung.set()
+            assert self.go_on.wait(10), "the event loop was held"
+            real()
+
+        file.sync = sync  # type: ignore[method-assign]
+        return file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+
+@contextmanager
+def hung(lives: Lives) -> Iterator[HungDisk]:
+    """The disk is back at the end, also of a test that fails."""
+    disk = HungDisk(lives._disk)
+    lives._disk = cast(Disk, disk)
+    try:
+        yield disk
+    finally:
+        disk.go_on.set()
+
+
+async def test_a_disk_that_hangs_with_the_end_of_a_life_does_not_hold_the_event_loop(tmp_path: Path) -> None:
+    """Schedule: the registration is lost; the disk hangs while the end of the life is written down. The
+    event loop sends heartbeats meanwhile. The end is known when the disk is back."""
+    async with Hosts(1, tmp_path) as hosts:
+        host = hosts[0]
+        await host.begin()
+        await host.append(0)
+        lives = host.mirrored._lives
+        with hung(lives) as disk:
+            losing = asyncio.create_task(host.mirrored.lost())
+            await until(disk.has_hung.is_set, "the end is being written down")
+            assert not losing.done()
+        await losing
+        life = lives.get(host.incarnation)
+        assert life is not None
+        assert life.end == host.journal._end
+        assert [each.end for each in Lives(LocalDisk(host.path))] == [life.end]
+
+
+async def test_a_life_does_not_begin_while_its_fence_is_being_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule: a coordinator fences a journal whose record is written, and whose life has yet to begin; the
+    disk hangs with the promise. The answer to the record comes in that moment. A life that began now would
+    acknowledge messages behind the end that the coordinator is about to hear."""
+    async with Hosts(1, tmp_path) as hosts:
+        host = hosts[0]
+        real, is_written, is_answered = hosts.records.open, asyncio.Event(), asyncio.Event()
+
+        async def slowly(journal: JournalId, record: JournalRecord) -> int:
+            revision = await real(journal, record)
+            is_written.set()
+            await is_answered.wait()
+            return revision
+
+        monkeypatch.setattr(hosts.records, "open", slowly)
+        host.register()
+        await asyncio.wait_for(is_written.wait(), PATIENCE_S)
+        with hung(host.mirrored._lives) as disk:
+            fence = Fence(host.id, host.storage, 1)
+            asking = asyncio.create_task(
+                host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=PATIENCE_S)
+            )
+            await until(disk.has_hung.is_set, "the promise is being written down")
+            is_answered.set()
+            await until(lambda: host.renewals or host.journal.is_alive, "it has begun, or was found ended")
+            assert not host.journal.is_alive
+        answer = await asking
+        assert isinstance(answer, Fenced)
+        assert answer.copy is not None
+        assert answer.copy.end == answer.copy.base
+        assert not host.journal.is_alive
+
+
+async def test_changes_of_a_life_that_are_under_way_together_keep_each_other(tmp_path: Path) -> None:
+    """Schedule: a life's end and a promise wait for the disk together, and whoever asked for the first does
+    not wait any more. Neither may be lost, in memory or in the file."""
+    lives = Lives(LocalDisk(tmp_path))
+    await lives.belong_to(StorageId("disk"), 0)
+    await lives.keep(Life(incarnation=1, start=100))
+    with hung(lives) as disk:
+        first = asyncio.create_task(lives.change(1, lambda life: life and replace(life, end=300)))
+        await until(disk.has_hung.is_set, "the first is being written")
+        second = asyncio.create_task(lives.change(1, lambda life: life and replace(life, fence=7)))
+        await cancelled(first)
+        assert lives.get(1) == Life(incarnation=1, start=100), "what is not durable is not known"
+    await second
+    expected = Life(incarnation=1, start=100, end=300, fence=7)
+    assert lives.get(1) == expected
+    assert list(Lives(LocalDisk(tmp_path))) == [expected]

@@ -24,7 +24,7 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import sweep
 from sava.storage.replay import BATCH, DISOWNED
 from sava.storage.segment import SegmentReader
-from sava.storage.types import OriginMark, TopicKey, TopicState
+from sava.storage.types import OriginMark, Segment, TopicKey, TopicState
 from tests.copying import Origins
 from tests.patience import PATIENCE_S
 from tests.unit.broker.copies import chain_into
@@ -480,3 +480,28 @@ async def test_frames_that_contradict_one_another_are_left_for_somebody_to_look_
     done = await story.run()
     assert "offset 3" in done.failed["/default/orders"]
     assert not (await story.state()).sealed
+
+
+async def test_an_unexpected_error_of_one_topic_keeps_no_other_waiting(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule: two topics of a disk that is gone; storing the first fails with an error that no rule names.
+    The other is served again, and the first is reported and tried again."""
+    for topic in (ORDERS, PAYMENTS):
+        await story.claim(topic)
+        story.append(frame(topic, 0, 4))
+    await story.close_journal()
+    real = Catalog.register
+
+    async def register(self: Catalog, segment: Segment, **known: Any) -> TopicState:
+        if self.topic == ORDERS:
+            raise KeyError("an error that no rule names")
+        return await real(self, segment, **known)
+
+    monkeypatch.setattr(Catalog, "register", register)
+    done = await story.run()
+    assert done.topics == ["/default/payments"]
+    assert "an error that no rule names" in done.failed["/default/orders"]
+    assert (await story.state(PAYMENTS)).sealed
+    monkeypatch.undo()
+    assert (await story.run()).topics == ["/default/orders"]

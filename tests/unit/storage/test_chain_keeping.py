@@ -82,10 +82,17 @@ async def test_a_position_is_noted_while_the_topic_is_at_rest(
         assert await log.chains.progress(CHAIN) == Progress(True, 30, 30)
 
 
-async def test_a_note_that_failed_is_made_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("no quorum"), KeyError("an error that no rule names")],
+    ids=["expected", "unexpected"],
+)
+async def test_a_note_that_failed_is_made_again(
+    cluster: Cluster, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chain_keeping, "NOTE_S", 0.0)
     monkeypatch.setattr(chain_keeping, "RETRY_S", 0.0)
-    note, failures = Catalog.note, [Unavailable("no quorum"), Unavailable("no quorum")]
+    note, failures = Catalog.note, [error, error]
 
     async def failing(self: Catalog, **known: object) -> TopicState:
         if failures:

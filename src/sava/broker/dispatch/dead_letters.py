@@ -19,7 +19,7 @@ from sava.broker.dispatch.failures import Failure
 from sava.broker.dispatch.reading import LogView, Reader
 from sava.broker.names import TopicName
 from sava.broker.specs import Poison
-from sava.errors import RetryableError, SavaError
+from sava.errors import RetryableError
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.tasks import cancelled, spawn
@@ -83,7 +83,7 @@ class DeadLetters:
                     await self._hand_some_on(reader)
                 except OffsetOutOfRange:
                     self._core.skip_to(self._log.start_offset)
-                except (SavaError, OSError) as error:
+                except Exception as error:  # noqa: BLE001 (letters that wait must say so, and are tried again)
                     is_passing = isinstance(error, RetryableError | OSError)
                     pause = min(2 * pause, _LONGEST_PAUSE_S) if is_passing else _LONGEST_PAUSE_S
                     self._report(error, pause)
