@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -51,7 +51,7 @@ class RemoteStore:
     async def range(self, prefix: str, *, limit: int = 0, start_after: str = "") -> RangeResult:
         return await self._records.range(prefix, limit=limit, start_after=start_after)
 
-    async def txn(self, compare: Sequence[c.Compare], then: Sequence[c.Operation]) -> c.TxnResult:
+    async def txn(self, compare: Sequence[c.Compare], then: Sequence[c.Operation], **how: Any) -> c.TxnResult:
         request = pb.TxnRequest(
             compare=[
                 pb.Compare(

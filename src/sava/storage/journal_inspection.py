@@ -23,7 +23,7 @@ from sava.errors import CallerError, HostError
 from sava.records import RecordBatch
 from sava.storage.journal_index import JournalIndex
 from sava.storage.replay import BATCH, Replay
-from sava.wal import DirectoryLocked, DiskFailed, FileMissing, Identity, Record
+from sava.wal import DirectoryLocked, FileMissing, Identity, Record
 from sava.wal.format import FormatVersion, file_start, read_header
 from sava.wal.local_disk import LOCK_FILE, LocalFile
 from sava.wal.reader import Reader
@@ -62,7 +62,7 @@ class _ReadOnlyDirectory:
         try:
             return sorted(each.name for each in self._path.iterdir() if each.name.startswith("log-"))
         except OSError as error:
-            raise DiskFailed(f"{self._path}: cannot list: {error.strerror}") from error
+            raise NoJournal(f"{self._path}: cannot list: {error.strerror}") from error
 
     def open(self, name: str, *, create: bool = False) -> LocalFile:
         if create:
@@ -73,7 +73,7 @@ class _ReadOnlyDirectory:
         except FileNotFoundError as error:
             raise FileMissing(f"{path}: cannot open: {error.strerror}") from error
         except OSError as error:
-            raise DiskFailed(f"{path}: cannot open: {error.strerror}") from error
+            raise HostError(f"{path}: cannot open: {error.strerror}") from error
 
     def _refuse(self) -> NoReturn:
         raise HostError(f"{self._path} is only looked at, and cannot be changed")
@@ -212,7 +212,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
         return
     except OSError as error:
-        raise DiskFailed(f"{path / LOCK_FILE}: cannot open: {error.strerror}") from error
+        raise HostError(f"{path / LOCK_FILE}: cannot open: {error.strerror}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -83,6 +83,7 @@ def test_a_drain_tells_how_it_gets_on_and_how_it_ended(admin: FakeAdmin, sava: S
         "topics": [],
         "status": "drained",
         "done": True,
+        "waiting": "",
     }
 
 

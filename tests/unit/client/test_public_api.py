@@ -81,6 +81,7 @@ def test_the_names_of_the_package() -> None:
         "TopicUnknown",
         "TypedMessage",
         "UNKNOWN_OFFSET",
+        "Unanswered",
         "Unavailable",
     ]
     assert all(hasattr(client, name) for name in client.__all__)
