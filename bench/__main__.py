@@ -22,14 +22,14 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import uvloop
 from rich.console import Console
 
-from bench import etcd, load, page, report, servers, setting
+from bench import etcd, jetstream, kafka, load, page, report, servers, setting
 from bench.plan import LIMIT_S, Plan
 from bench.processes import filesystem_of
 from bench.rows import SECTIONS, failover
 
 INTERRUPTED = 130
 FAULTS = [fault.name for fault in failover.FAULTS]
-SYSTEMS = [kind.name for kind in failover.systems()]
+SYSTEMS = [kind.sender for kind in failover.systems()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,9 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     talk = Console(stderr=True, highlight=False, soft_wrap=True)
     peers = {"etcd": _etcd_version(), "NATS": servers.nats_version(), "Redis": servers.redis_version()}
+    rivals = {"Kafka": kafka.Kafka.version(), "NATS of make nats": jetstream.JetStream.version()}
     if missing := [name for name, version in peers.items() if version is None]:
         talk.print(f"not on the PATH, so that nothing is compared with them: {', '.join(missing)}")
         talk.print("Debian: apt-get install etcd-server nats-server redis-server")
+    absent = {"Kafka": kafka.MISSING, "NATS of make nats": jetstream.MISSING}
+    for what in (absent[name] for name, version in rivals.items() if version is None):
+        talk.print(f"failover has no rows beside {what}")
     options.dir.mkdir(parents=True, exist_ok=True)
     if (kind := filesystem_of(options.dir)) in ("tmpfs", "ramfs"):
         talk.print(f"{options.dir} is on {kind}, where a sync costs nothing: choose a disk with --dir")
@@ -58,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command=_command(given),
         sections=options.only or list(SECTIONS),
         client=load.client_name(),
-        versions=setting.versions() | peers,
+        versions=setting.versions() | peers | rivals,
         commit=setting.commit(),
         machine=setting.machine(),
         disk=setting.disk(options.dir),

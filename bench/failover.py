@@ -1,5 +1,5 @@
 """How long producers wait when a node fails, beside Kafka and NATS: ``python -m bench.failover``, the same as
-``python -m bench --only failover``. ``--rounds 20 --fault stop,cut --system Sava --resume FILE`` choose."""
+``python -m bench --only failover``. ``--rounds 20 --fault stop,cut --system sava --resume FILE`` choose."""
 
 from __future__ import annotations
 

@@ -71,6 +71,9 @@ class Child:
     def is_running(self) -> bool:
         return self._popen.poll() is None
 
+    async def has_ended(self) -> bool:
+        return not self.is_running
+
     def check(self) -> None:
         if not self.is_running:
             tail = self.log.read_text(errors="replace")[-2000:]

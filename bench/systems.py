@@ -18,14 +18,16 @@ from typing import Final, Self
 
 from bench.network import Network
 from bench.processes import Child, ProcessFailedError
-from bench.rows.cluster.trio import Trio
 from bench.setting import ROOT
+from bench.trio import Trio
 from sava.proto import journals_pb2 as pb
 
 HEALTHY_S: Final = 90.0
 POLL_S: Final = 0.05
 CALL_S: Final = 10.0
 COPIES: Final = 3
+TOPICS: Final = [f"failover-{number}" for number in range(6)]
+"""Not partitioned. Sava's are in its default namespace."""
 
 
 class System(ABC):
@@ -36,7 +38,7 @@ class System(ABC):
     durability: str
     """What an acknowledgement says."""
     sender: str
-    """Which of ``bench.workers.steady`` sends to it."""
+    """Which of ``bench.workers.steady`` sends to it; the name by which ``--system`` chooses it."""
 
     def __init__(self, folder: Path, nodes: int, network: Network | None) -> None:
         self.folder = folder
@@ -55,6 +57,10 @@ class System(ABC):
     async def __aexit__(self, *_: object) -> None: ...
 
     @property
+    def topics(self) -> list[str]:
+        return TOPICS
+
+    @property
     @abstractmethod
     def addresses(self) -> str: ...
 
@@ -66,7 +72,8 @@ class System(ABC):
         """Start a node that was killed, with the data that it had."""
 
     @abstractmethod
-    async def create(self, topics: list[str]) -> None: ...
+    async def create(self) -> None:
+        """Make the topics."""
 
     @abstractmethod
     async def leader(self) -> int: ...
@@ -124,6 +131,10 @@ class Sava(System):
         await self._running.aclose()
 
     @property
+    def topics(self) -> list[str]:
+        return [f"/default/{topic}" for topic in TOPICS]
+
+    @property
     def addresses(self) -> str:
         return self._trio.addresses
 
@@ -133,8 +144,8 @@ class Sava(System):
     def start(self, number: int) -> None:
         self._trio.brokers[number].start()
 
-    async def create(self, topics: list[str]) -> None:
-        for topic in topics:
+    async def create(self) -> None:
+        for topic in self.topics:
             await self._trio.create(topic, reliable=True)
 
     async def leader(self) -> int:

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import network
+from bench.jetstream import JetStream, SyncedJetStream
+from bench.kafka import Kafka, TunedKafka
 from bench.network import Network
 from bench.plan import Plan
 from bench.processes import ProcessFailedError
@@ -33,7 +35,6 @@ from bench.systems import Sava, System
 from bench.worker import Worker
 
 SECTION: Final = "failover"
-TOPICS: Final = [f"/default/failover-{number}" for number in range(6)]
 OWNED: Final = 2
 """Topics of a victim: a third of all, as a balanced cluster of three has them."""
 APART_S: Final = 2.0
@@ -95,7 +96,7 @@ FAULTS: Final = (
 
 
 def systems() -> Sequence[type[System]]:
-    return (Sava,)
+    return (Sava, Kafka, TunedKafka, JetStream, SyncedJetStream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ async def measure(plan: Plan, fault: Fault) -> list[Row]:
     reasons: dict[str, str] = {}
     for kind in systems():
         version = kind.version()
-        is_wanted = plan.wants(fault.name, kind.name) and (kind is Sava or fault.for_peers)
+        is_wanted = plan.wants(fault.name, kind.sender) and (kind is Sava or fault.for_peers)
         if version is None or not is_wanted:
             continue
         rounds = plan.fault_rounds if kind is Sava else min(PEER_ROUNDS, plan.fault_rounds)
@@ -201,25 +202,25 @@ async def measure(plan: Plan, fault: Fault) -> list[Row]:
             continue
         try:
             await _run(plan, kind, version, fault, missing, kept)
-        except ProcessFailedError as error:
+        except Exception as error:
             if kind is Sava:
                 raise
             # A peer that fails must not take Sava's figures with it.
-            reasons[kind.name] = f"broke off: {' '.join(str(error).split())[:300]}"
+            reasons[kind.name] = f"broke off: {' '.join(repr(error).split())[:300]}"
     return list(rows_of(fault, kept, reasons))
 
 
 async def _run(plan: Plan, kind: type[System], version: str, fault: Fault, rounds: int, kept: Kept) -> None:
-    folder = plan.folder / f"failover-{fault.name}-{len(kept.rounds)}"
+    folder = plan.folder / f"failover-{fault.name}-{kind.sender}"
     folder.mkdir(parents=True)
     async with AsyncExitStack() as stack:
         cables = stack.enter_context(Network(fault.nodes)) if network.is_possible() else None
         cluster = await stack.enter_async_context(kind(folder, fault.nodes, cables))
-        await cluster.create(TOPICS)
+        await cluster.create()
         sender = (cluster.sender, cluster.addresses)
         worker = await stack.enter_async_context(Worker("steady", folder, *sender))
         session = Session(cluster, worker, fault)
-        await worker.do("begin", topics=TOPICS)
+        await worker.do("begin", topics=cluster.topics)
         await cluster.healthy()
         for number in range(rounds):
             owned, others, back, gave_up = await session.round(number)
@@ -267,7 +268,7 @@ class Session:
             await self._give_topics(victim, spare=victims)
         await self._calm()
         owners = await self._cluster.owners()
-        owned = {topic for topic in TOPICS if owners.get(topic) in victims}
+        owned = {topic for topic in self._cluster.topics if owners.get(topic) in victims}
         began = time.monotonic()
         try:
             for at, victim in enumerate(victims):
@@ -295,7 +296,7 @@ class Session:
         """``OWNED`` topics for a victim, from nodes that are no victims."""
         owners = await self._cluster.owners()
         lacking = OWNED - sum(owner == victim for owner in owners.values())
-        givers = [topic for topic in TOPICS if owners.get(topic) not in spare]
+        givers = [topic for topic in self._cluster.topics if owners.get(topic) not in spare]
         for topic in givers[: max(0, lacking)]:
             await self._cluster.bring(topic, victim)
 
@@ -377,7 +378,8 @@ def rows_of(fault: Fault, kept: Kept, reasons: dict[str, str]) -> Iterator[Row]:
         if kind is Sava:
             continue
         theirs = figures.get(kind.name)
-        note = f"{kind.durability}; {theirs[2]}" if theirs else reasons.get(kind.name, "")
+        parts = (f"{kind.durability}; {theirs[2]}" if theirs else "", reasons.get(kind.name, ""))
+        note = "; ".join(part for part in parts if part)
         if note:
             yield Row(
                 SECTION,

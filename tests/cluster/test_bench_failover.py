@@ -41,7 +41,7 @@ async def benched(*options: str) -> tuple[int, dict[str, object], str]:
 )
 async def test_a_round_is_measured_and_nothing_is_lost(tmp_path: Path, fault: str) -> None:
     kept = tmp_path / "rounds.jsonl"
-    options = ("--fault", fault, "--system", "Sava", "--dir", str(tmp_path), "--resume", str(kept))
+    options = ("--fault", fault, "--system", "sava", "--dir", str(tmp_path), "--resume", str(kept))
     code, report, err = await benched(*options)
     assert (code, report["faults"]) == (0, []), err
     measured, read_back = map(json.loads, kept.read_text().splitlines())

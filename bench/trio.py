@@ -14,7 +14,6 @@ from bench.sava import NODES, SavaCluster
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.proto import topics_admin_pb2 as pb
 
-SECTION: Final = "cluster"
 READY_S: Final = 30.0
 POLL_S: Final = 0.02
 CALL_S: Final = 60.0
