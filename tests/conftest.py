@@ -55,7 +55,18 @@ settings.register_profile(
 settings.load_profile("sava")
 
 
-ORDER = ("spark", "cluster", "compat", "integration", "chaos", "sim", "mirror_sim", "mutants", "unit")
+ORDER = (
+    "spark",
+    "cluster",
+    "compat",
+    "integration",
+    "chaos",
+    "sim",
+    "mirror_sim",
+    "suspicion_sim",
+    "mutants",
+    "unit",
+)
 
 
 def pytest_configure() -> None:

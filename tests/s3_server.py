@@ -7,6 +7,7 @@ that it would send home are switched off.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -88,6 +89,15 @@ class S3Server:
         for port in self._ports.values():
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)
+
+    def pause(self) -> None:
+        """It accepts connections, and answers nobody."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def _wait_until_ready(self) -> None:
         """Ready means that an object can be written: S3 answers before the volumes behind it do."""

@@ -17,6 +17,7 @@ from bench.rows import (
     puts,
     reads,
     replication,
+    rolling,
     scale,
     spark,
     storage,
@@ -37,6 +38,7 @@ SECTIONS: dict[str, tuple[Measure, ...]] = {
     "cluster": cluster.PARTS,
     "journal": journal.PARTS,
     "failover": failover.PARTS,
+    "rolling": (rolling.run,),
     "spark": (spark.run,),
     "replication": (replication.run,),
 }

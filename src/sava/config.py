@@ -85,6 +85,10 @@ class MetaStore(Section):
 
     data_dir: Path = Path("/var/lib/sava/raft")
     """Identity, log and snapshots of the metadata store."""
+    seed_nodes: tuple[str, ...] = ()
+    """Raft addresses (``host:port``) of the brokers that form the cluster by themselves at the first start,
+    the same list on all of them; more brokers are added with ``sava cluster add-node``. Empty: brokers wait
+    for ``sava cluster init``."""
     heartbeat_interval_ms: Annotated[int, Field(ge=10, le=10_000)] = 100
     """A leader's sign of life."""
     election_timeout_ms: Annotated[int, Field(ge=50, le=100_000)] = 1000
@@ -95,6 +99,16 @@ class MetaStore(Section):
     max_payload_entries: Annotated[int, Field(ge=1, le=10_000)] = 300
     """How much one append message carries. Sava bounds it by bytes, for entries differ a thousandfold in
     size; one entry is counted here as 4 KiB."""
+
+    @model_validator(mode="after")
+    def _seeds_are_addresses(self) -> MetaStore:
+        for seed in self.seed_nodes:
+            host, _, port = seed.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ValueError(f"seed_nodes: {seed!r} is not host:port of a Raft port")
+        if len(set(self.seed_nodes)) != len(self.seed_nodes):
+            raise ValueError("seed_nodes: an address is listed twice")
+        return self
 
     @model_validator(mode="after")
     def _several_heartbeats_fit(self) -> MetaStore:
@@ -163,7 +177,8 @@ class Journal(Section):
     degraded: Literal["refuse", "allow"] = "refuse"
     """When fewer disks than that can be reached: refuse messages, or acknowledge them with fewer copies."""
     mirror_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 5
-    """A mirror that was behind for so long without coming forward is replaced."""
+    """A mirror that was behind for so long without coming forward is replaced; one that acknowledgements wait
+    for, after a second or five times its usual answer."""
 
     @model_validator(mode="after")
     def _acks_within_writes(self) -> Journal:
@@ -230,8 +245,14 @@ class Cluster(Section):
     registration_ttl_ms: Annotated[int, Field(ge=1000, le=600_000)] = 6000
     """A broker that was not heard of for so long is gone, and its topics go to others. It stops serving by
     then itself."""
+    suspicion: Literal["auto", "off"] = "auto"
+    """``auto``: a broker that the others agree is gone (they get no message from it, or their connections are
+    refused) loses its registration before that time. ``off``: only the time decides."""
     move_timeout_seconds: Positive = 30
     """How long the owner of a topic may take to hand it over."""
+    leave_timeout_seconds: Count = 10
+    """A broker that is asked to stop hands its topics over first, and stops after this long with those that
+    are left. 0: it stops at once."""
 
 
 class Replication(Section):

@@ -3,27 +3,53 @@
 Errors are types with fields, split by whose fault they are, and are never told apart by their text:
 
 * ``CallerError``: the request is wrong; repeating it unchanged cannot help.
-* ``RetryableError``: the request may be fine; the same request can succeed later. It had no effect.
+* ``RetryableError``: the request may be fine; the same request can succeed later.
 * ``HostError``: this process cannot go on (disk, corruption, foreign data); an operator must act.
 
-The one error that belongs to none of them is ``OutcomeUnknown`` (in ``sava.metadata.errors``): the request
-may or may not have taken effect, and only the caller can decide what that means.
+Beside its family, every error type carries its ``outcome``: what became of the request that raised it. A
+caller that takes an unknown outcome for a failure repeats what was done, or reports a loss that is none.
+``OutcomeUnknown`` (in ``sava.metadata.errors`` and ``sava.client``) belongs to no family: the request may or
+may not have taken effect, and only the caller can decide what that means.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """What became of the request that an error ends."""
+
+    NOT_DONE = "not done"
+    """It had no effect, and will have none."""
+    PARTLY = "partly done"
+    """Some of it was done and stays; the text says which part was not."""
+    DONE_BEFORE = "done before"
+    """An earlier attempt of the same request took effect; this one had nothing left to do."""
+    UNKNOWN = "unknown"
+    """It may have taken effect, or may yet. Only a read can tell."""
+
 
 class SavaError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. An error of this very type came over the wire with a code that
+    this version does not know, so that its outcome is unknown unless the broker has sent that as well."""
+
+    outcome: Outcome = Outcome.UNKNOWN
 
 
 class CallerError(SavaError):
     """The request itself is wrong."""
 
+    outcome = Outcome.NOT_DONE
+
 
 class RetryableError(SavaError):
-    """The request had no effect and may succeed later."""
+    """The same request may succeed later."""
+
+    outcome = Outcome.NOT_DONE
 
 
 class HostError(SavaError):
     """This process or its machine cannot serve: disk, corruption, foreign data, a lock held by another."""
+
+    outcome = Outcome.NOT_DONE

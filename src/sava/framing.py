@@ -13,7 +13,7 @@ from typing import Final
 
 import google_crc32c
 
-from sava.errors import SavaError
+from sava.errors import Outcome, SavaError
 
 MAX_FRAME_BYTES: Final = 72 << 20
 """A record of a log may have 64 MB, and something is written around it."""
@@ -23,6 +23,8 @@ _HEAD = struct.Struct("<II")
 
 class BadFrame(SavaError):
     """Bytes that no Sava node sends, or that were damaged on the way."""
+
+    outcome = Outcome.UNKNOWN
 
 
 def frame(payload: bytes) -> bytes:

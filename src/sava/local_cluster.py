@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -54,8 +56,10 @@ RUNNER_STOP_TIMEOUT_S: Final = 50.0
 """A runner lets batches end before it does."""
 FIRST_DELAY_S: Final = 1.0
 LONGEST_DELAY_S: Final = 60.0
-"""Before a runner is started again, twice as long each time. One that has run for the longest begins with the
-first again."""
+"""Before a process is started again, twice as long each time. One that has run for the longest begins with
+the first again."""
+MOST_RESTARTS: Final = 8
+"""Of a broker, in a row: some three minutes. One that cannot run then needs an operator."""
 CALL_TIMEOUT_S: Final = 5.0
 POLL_S: Final = 0.05
 PORTS_TRIED: Final = 1000
@@ -126,12 +130,15 @@ class LocalProcess:
         return f"{self.name} {self.how}; the end of {self.log}: {lines[-1] if lines else '(empty)'}"
 
 
-class LocalRunner(LocalProcess):
-    """What does pipelines. It ends by itself when its Java has died, or when a query cannot be stopped, and
-    is started again then, as after a kill. One that was told to end (code 0) stays away."""
+class RestartedProcess(LocalProcess):
+    """A process that is started again when it has ended by itself or was killed, after a pause that grows.
+    One that was told to end (code 0) stays away. ``most``: how often in a row; a process that has run for the
+    longest pause begins a new row."""
 
-    def __init__(self, root: Path, command: list[str]) -> None:
-        super().__init__("the runner of pipelines", root / "pipelines.log", command)
+    def __init__(self, name: str, log: Path, command: list[str], *, most: float = math.inf) -> None:
+        super().__init__(name, log, command)
+        self._most = most
+        self._in_a_row = 0
         self._started_at = 0.0
         self._delay = FIRST_DELAY_S
         self._again_in: float | None = None
@@ -139,9 +146,17 @@ class LocalRunner(LocalProcess):
         self._ended_at = 0.0
 
     @property
+    def is_coming_back(self) -> bool:
+        return self._again_in is not None
+
+    @property
     def how(self) -> str:
-        again = f" and is started again in {self._again_in:g} s" if self._again_in is not None else ""
-        return f"{super().how}{again}"
+        how = super().how
+        if self._again_in is not None:
+            return f"{how} and is started again in {self._again_in:g} s"
+        if self.code and 0 < self._most <= self._in_a_row:
+            return f"{how} and is not started again: it was, {self._in_a_row} times in a row"
+        return how
 
     def start(self) -> None:
         self._started_at, self._again_in = time.monotonic(), None
@@ -152,18 +167,31 @@ class LocalRunner(LocalProcess):
             return
         self._ended_at = time.monotonic()
         if self._ended_at - self._started_at >= LONGEST_DELAY_S:
-            self._delay = FIRST_DELAY_S
+            self._delay, self._in_a_row = FIRST_DELAY_S, 0
+        if self._in_a_row >= self._most:
+            return
+        self._in_a_row += 1
         self._again_in, self._delay = self._delay, min(2 * self._delay, LONGEST_DELAY_S)
 
-    def start_if_due(self) -> None:
-        if self._again_in is not None and time.monotonic() >= self._ended_at + self._again_in:
-            self.start()
+    def start_if_due(self) -> bool:
+        """Whether it was started now."""
+        if self._again_in is None or time.monotonic() < self._ended_at + self._again_in:
+            return False
+        self.start()
+        return True
 
 
-class LocalBroker(LocalProcess):
+class LocalRunner(RestartedProcess):
+    """What does pipelines. It ends by itself when its Java has died, or when a query cannot be stopped."""
+
+    def __init__(self, root: Path, command: list[str]) -> None:
+        super().__init__("the runner of pipelines", root / "pipelines.log", command)
+
+
+class LocalBroker(RestartedProcess):
     """One broker; its number counts from 1, its id is drawn by itself and known once it has started."""
 
-    def __init__(self, root: Path, number: int, ports: Ports) -> None:
+    def __init__(self, root: Path, number: int, ports: Ports, *, restart: bool = False) -> None:
         self.number = number
         self.ports = ports
         self.broker_id = 0
@@ -178,7 +206,15 @@ class LocalBroker(LocalProcess):
             *("--host", HOST, "--port", str(ports.client), "--admin-port", str(ports.admin)),
             *("--raft-port", str(ports.raft), "--http-port", str(ports.http)),
         ]
-        super().__init__(f"broker {number}", root / f"broker-{number}.log", command)
+        most = MOST_RESTARTS if restart else 0
+        super().__init__(f"broker {number}", root / f"broker-{number}.log", command, most=most)
+
+    def end(self) -> str:
+        """With the command that starts it again, unless that happens by itself."""
+        said = super().end()
+        if self.is_coming_back:
+            return said
+        return f"{said}\nstart it again, in another terminal: {shlex.join(self._command)}"
 
     async def answers(self, path: str) -> int:
         """The HTTP port's status for a page; 0: it does not listen yet."""
@@ -196,7 +232,8 @@ class LocalBroker(LocalProcess):
 
 
 class LocalCluster:
-    """Owned by one task. ``pipelines``: with a runner beside the brokers."""
+    """Owned by one task. ``pipelines``: with a runner beside the brokers. ``restart``: a broker that ends by
+    itself is started again."""
 
     def __init__(
         self,
@@ -205,8 +242,10 @@ class LocalCluster:
         brokers: int | None = None,
         port_base: int | None = None,
         pipelines: bool = False,
+        restart: bool = False,
     ) -> None:
         self.root = root.absolute()
+        self._restart = restart
         self._wanted = brokers
         self._port_base = port_base
         self._disk: LocalDisk | None = None
@@ -218,7 +257,7 @@ class LocalCluster:
         self.cluster_id = ""
 
     @property
-    def _processes(self) -> list[LocalProcess]:
+    def _processes(self) -> list[RestartedProcess]:
         return [*self.brokers, *([self.runner] if self.runner is not None else [])]
 
     def prepare(self) -> None:
@@ -227,7 +266,8 @@ class LocalCluster:
         self._lock()
         layout = self._layout()
         self.brokers = [
-            LocalBroker(self.root, number, ports) for number, ports in enumerate(layout.brokers, 1)
+            LocalBroker(self.root, number, ports, restart=self._restart)
+            for number, ports in enumerate(layout.brokers, 1)
         ]
         for broker in self.brokers:
             _require_stopped(broker)
@@ -259,19 +299,23 @@ class LocalCluster:
         ]
         return LocalRunner(self.root, command)
 
-    async def next_end(self) -> LocalProcess:
-        """A process that has ended, by itself or by somebody else's hand, and was not told of yet. Meanwhile
-        a runner is started again when it is time."""
+    async def next_end(self, tell: Callable[[str], None] = lambda text: None) -> LocalProcess:
+        """A process that has ended, by itself or by another's hand, and was not returned yet. Meanwhile those
+        that come back are started when it is time, and ``tell`` is called for each."""
         while True:
             for process in self._processes:
                 if not process.is_running and process.pid not in self._told:
                     self._told.add(process.pid)
-                    if process is self.runner:
-                        self.runner.note_end()
+                    process.note_end()
                     return process
-            if self.runner is not None:
-                self.runner.start_if_due()
+                if process.start_if_due():
+                    tell(f"{process.name} was started again, as process {process.pid}")
             await asyncio.sleep(POLL_S)
+
+    @property
+    def has_ended(self) -> bool:
+        """No broker runs, and none comes back by itself."""
+        return not any(broker.is_running or broker.is_coming_back for broker in self.brokers)
 
     async def stop(self) -> list[LocalProcess]:
         """Stop all; returns those that did not end in time and were killed. Data stays."""
@@ -360,7 +404,8 @@ class LocalCluster:
         """Until the page is answered with yes."""
         while await broker.answers(page) != 200:
             if not broker.is_running:
-                raise LocalClusterFailed(broker.end())
+                # Without the command: what did not start once does not start the second time either.
+                raise LocalClusterFailed(LocalProcess.end(broker))
             await asyncio.sleep(POLL_S)
 
     async def _found(self) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 log = logging.getLogger(__name__)
+
+STEP_S: Final = 5.0
+"""For one part of a broker to stop. A part that works takes milliseconds."""
+SLICE_S: Final = 0.005
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -47,6 +52,21 @@ async def cancelled(*tasks: asyncio.Future[Any] | None) -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
 
+class Slices:
+    """Work on many small things in slices, between which the event loop serves others: heartbeats and lease
+    renewals wait behind whatever holds it."""
+
+    def __init__(self, seconds: float = SLICE_S) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    async def next(self) -> None:
+        """Between two things: gives way if the slice is over."""
+        if time.monotonic() >= self._until:
+            await asyncio.sleep(0)
+            self._until = time.monotonic() + self._seconds
+
+
 async def is_done_within(timeout: float, future: asyncio.Future[None]) -> bool:
     """False when the time is up; the future goes on. Raises what it failed with."""
     try:
@@ -75,3 +95,50 @@ async def spread(
     finally:
         await cancelled(*turns)
     return [results[index] for index in sorted(results)]
+
+
+async def stopped_within(limit_s: float, stop: Callable[[], Awaitable[object]], *, what: str) -> bool:
+    """One step of a shutdown: whether it ended in time and without an error; the log says so otherwise. A
+    step that hangs is cancelled and left behind, and not waited for: one that waits for a disk or a peer that
+    does not answer may not hear of being cancelled either."""
+
+    async def work() -> None:
+        await stop()
+
+    def seen(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()
+
+    task = asyncio.create_task(work(), name=f"stopping {what}")
+    task.add_done_callback(seen)
+    try:
+        await asyncio.wait((task,), timeout=limit_s)
+    finally:
+        is_done = task.done()
+        task.cancel()
+    if not is_done:
+        log.error("stopping: not stopped within %g s, left behind part=%s", limit_s, what)
+        return False
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if error is not None:
+        log.error("stopping: not stopped in order part=%s", what, exc_info=error)
+    return error is None
+
+
+class Stops:
+    """What was started, to be stopped in the reverse order. A part that hangs or fails does not keep the next
+    one from its turn: a broker that cannot close its journal still closes its ports."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+
+    def add(self, what: str, stop: Callable[[], Awaitable[object]]) -> None:
+        self._steps.append((what, stop))
+
+    async def run(self) -> bool:
+        """Whether all stopped in order."""
+        is_in_order = True
+        while self._steps:
+            what, stop = self._steps.pop()
+            is_in_order &= await stopped_within(STEP_S, stop, what=what)
+        return is_in_order

@@ -27,7 +27,7 @@ REPEATED = (
 class MortalBrokers(Brokers):
     def __init__(self, size: int, directory: Path, *, task: str) -> None:
         # Much longer than any wait of a test: whoever takes over has been told to, and has not waited for it.
-        super().__init__(size, directory, cluster={"registration_ttl_ms": 600_000})
+        super().__init__(size, directory, cluster={"registration_ttl_ms": 600_000, "suspicion": "off"})
         self._task = task
 
     async def prepare(self) -> BrokerProcess:

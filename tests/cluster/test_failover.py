@@ -132,7 +132,7 @@ async def the_machine_of_the_owner_is_gone(cluster: MirroredBrokers, topic: str)
 async def an_owner_that_was_paused_acknowledges_nothing_when_it_wakes(
     cluster: MirroredBrokers, topic: str
 ) -> None:
-    """Its connections stand still with it and are not closed. Clients leave it all the same within fifteen
+    """Its connections stand still with it and are not closed. Clients leave it all the same within a few
     seconds, and repeat elsewhere what they have no answer for; what it had in flight meets a fence when it
     wakes."""
     owner = (await cluster.roles()).source

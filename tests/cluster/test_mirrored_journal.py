@@ -39,7 +39,7 @@ async def test_a_mirror_that_stands_still_holds_nobody_up_and_is_taken_again(tmp
     The other mirror is enough for acknowledgements all the time."""
     settings = {
         "journal": {"mirror_timeout_seconds": 1},
-        "cluster": {"registration_ttl_ms": 30_000},
+        "cluster": {"registration_ttl_ms": 30_000, "suspicion": "off"},
     }
     async with MirroredBrokers(3, tmp_path, **settings) as cluster:
         await cluster.mirrored()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sava.cli.main import EXIT_UNKNOWN
 from sava.config import Config
 from sava.doctor.signs import SIGNS
 from sava.pipeline.runner.process import LOST
@@ -50,7 +51,7 @@ def test_no_page_shows_what_is_pythons_own(name: str) -> None:
 
 def test_every_exit_code_is_told() -> None:
     told = re.findall(r"^\* (\d+): ", (DIRECTORY / "cli.md").read_text(), re.MULTILINE)
-    codes = {EXIT_OK, EXIT_START, EXIT_FAILED, LOST, 2, 130}
+    codes = {EXIT_OK, EXIT_START, EXIT_FAILED, EXIT_UNKNOWN, LOST, 2, 130}
     assert {int(code) for code in told} == codes
 
 

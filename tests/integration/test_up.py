@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -56,9 +58,9 @@ class Up:
     def address(self, number: int, port: str) -> str:
         return str(self.ready["brokers"][number - 1][f"{port}_addr"])
 
-    def wait_said(self, text: str) -> None:
+    def wait_said(self, text: str, *, times: int = 1) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while text not in self.errors:
+        while self.errors.count(text) < times:
             assert time.monotonic() < deadline, self.errors
             time.sleep(0.02)
 
@@ -158,6 +160,51 @@ def test_without_any_broker_left_it_ends(tmp_path: Path) -> None:
         assert running.process.wait(timeout=PATIENCE_S) == 1
         assert "sava: broker 1 was killed by SIGKILL" in running.errors
         assert running.errors.endswith("sava: all brokers have ended\n")
+
+
+def test_a_broker_that_dies_is_reported_with_the_command_that_starts_it_again(tmp_path: Path) -> None:
+    """The reported command, run as it stands, brings the same broker back into the cluster."""
+    data = tmp_path / "data"
+    with up(data, "--brokers", "2", "--port-base", str(free_ports(8)[0])) as running:
+        os.kill(running.pids[1], signal.SIGKILL)
+        running.wait_said("start it again, in another terminal: ")
+        line = running.errors.splitlines()[-2]
+        log = data / "broker-2.log"
+        assert line.startswith(f"sava: broker 2 was killed by SIGKILL; the end of {log}: ")
+        assert line.endswith(log.read_text().splitlines()[-1])
+        command = running.errors.splitlines()[-1].removeprefix("start it again, in another terminal: ")
+        again = subprocess.Popen(shlex.split(command), cwd=tmp_path, stderr=subprocess.DEVNULL)
+        try:
+            waited = sava("wait", "--timeout", str(PATIENCE_S), admin=running.address(1, "admin"))
+            assert waited.returncode == 0, waited.stderr
+            assert "with 2 brokers" in waited.stdout
+            told = json.loads(
+                sava("cluster", "status", "-o", "json", admin=running.address(2, "admin")).stdout
+            )
+            assert told["self_node_id"] == running.ready["brokers"][1]["broker_id"]
+        finally:
+            again.terminate()
+            again.wait(timeout=PATIENCE_S)
+
+
+def test_with_restart_a_broker_that_dies_comes_back_by_itself(tmp_path: Path) -> None:
+    """Killed twice: the second pause is twice as long. Without its only broker the command continues."""
+    options = ("--brokers", "1", "--restart", "--port-base", str(free_ports(4)[0]))
+    with up(tmp_path / "data", *options) as running:
+        pid = running.pids[0]
+        for pause in ("1 s", "2 s"):
+            os.kill(pid, signal.SIGKILL)
+            running.wait_said(
+                f"sava: broker 1 was killed by SIGKILL and is started again in {pause}; the end of"
+            )
+            started = re.compile(r"broker 1 was started again, as process (\d+)")
+            running.wait_said("broker 1 was started again", times=1 if pause == "1 s" else 2)
+            pid = int(started.findall(running.errors)[-1])
+            waited = sava("wait", "--timeout", str(PATIENCE_S), admin=running.address(1, "admin"))
+            assert waited.returncode == 0, waited.stderr
+        assert "start it again, in another terminal" not in running.errors
+        assert running.end(signal.SIGTERM) == 0, running.errors
+        assert not is_running(pid)
 
 
 def test_a_second_interrupt_does_not_wait_for_a_broker_that_hangs(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-FAULTS = (
+_DRAWN_TOGETHER = (
     "loss",
     "delay",
     "duplicate",
@@ -28,6 +28,8 @@ FAULTS = (
     "move",
     "churn",
 )
+FAULTS = (*_DRAWN_TOGETHER, "evict")
+"""The last one is drawn apart, so that seeds without it are what they were before it was thought of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ def draw(seed: int) -> Knobs:
     brokers = rng.choices([1, 2, 3, 4, 5], weights=[3, 12, 40, 25, 20])[0]
     qw, qa = _quorums(rng, brokers)
     chance = rng.choice([0.1, 0.25, 0.4, 0.7])
+    evicts = frozenset({"evict"} if Random(f"{seed}/evict").random() < 0.25 else ())
     return Knobs(
         seed=seed,
         brokers=brokers,
@@ -83,7 +86,7 @@ def draw(seed: int) -> Knobs:
         qa=qa,
         allows_degraded=rng.random() < 0.4,
         self_fences=rng.random() < 0.5,
-        faults=frozenset(name for name in FAULTS if rng.random() < chance),
+        faults=frozenset(name for name in _DRAWN_TOGETHER if rng.random() < chance) | evicts,
         chaos_ms=rng.choice([4_000, 8_000, 15_000]),
         tempo_ms=rng.choice([700, 1_500, 3_000]),
         topics=rng.randint(1, 4),

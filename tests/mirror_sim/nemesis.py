@@ -71,6 +71,12 @@ class Nemesis:
     def _raftcut(self, rng: Random, target: Broker) -> None:
         self._block(rng, [(target.id, RAFT), (RAFT, target.id)], "raftcut")
 
+    def _evict(self, rng: Random, target: Broker) -> None:
+        """The others agree, wrongly, that a broker is gone: it loses its lease under load, and renews it, as
+        it does in the product by registering again."""
+        self._did("evict", target.id)
+        self._world.leases.pop(target.id, None)
+
     def _leaderloss(self, rng: Random, target: Broker) -> None:
         self._did("leaderloss")
         self._world.store.leaderless_until = self._world.now + rng.randrange(50, 900) * MS

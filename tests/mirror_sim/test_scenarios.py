@@ -144,6 +144,23 @@ def test_the_owner_is_cut_from_its_mirrors_but_not_from_raft() -> None:
     assert story.journal.core.record.last.members != first.last.members
 
 
+def test_a_mirror_is_stopped_replaced_and_continues_late() -> None:
+    """The owner and one mirror must both have a message. The mirror is stopped with its connections open; the
+    owner replaces it. When it continues, what was on its way arrives, and its answers come from a disk that
+    is no member any more: they must count for nothing when the owner is gone."""
+    story = Story(brokers=4, qw=2, qa=2, replace_ms=200, lease_ms=5_000)
+    (mirror,) = story.mirrors
+    before = story.world.counts["acked"]
+    mirror.paused_until = story.world.now + 3_000 * MS
+    story.until(lambda: story.world.counts["acked"] > before + 20, "it goes on with another mirror", 2)
+    assert mirror.is_paused
+    assert mirror.storage not in story.journal.core.record.last.members
+    story.run(4_000)
+    assert story.world.now > mirror.paused_until, "it has continued"
+    story.owner.stop(None)
+    story.goes_on()
+
+
 def test_without_enough_mirrors_nothing_is_acknowledged() -> None:
     story = Story()
     for mirror in story.mirrors:

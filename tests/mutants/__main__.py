@@ -6,13 +6,8 @@ import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.mutants.broker_catalogue import BROKER_MUTANTS
-from tests.mutants.catalogue import MUTANTS as RAFT_MUTANTS
-from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
+from tests.mutants.everything import MUTANTS
 from tests.mutants.runner import Verdict, judge
-from tests.mutants.storage_catalogue import STORAGE_MUTANTS
-
-MUTANTS = (*RAFT_MUTANTS, *MIRROR_MUTANTS, *STORAGE_MUTANTS, *BROKER_MUTANTS)
 
 
 def main() -> int:

@@ -1,4 +1,5 @@
-"""Known ways to break what a topic keeps for its producers and subscriptions."""
+"""Known ways to break what a topic keeps for its subscriptions, connections that are kept apart, and
+passes that one bad value must not end."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from functools import partial
 from tests.mutants.runner import Mutant
 
 BROKER = "sava/broker"
+SERVICES = "sava/services"
 _Broker = partial(Mutant, tests=("tests/unit/broker/test_topic.py",))
 
 BROKER_MUTANTS: tuple[Mutant, ...] = (
@@ -30,5 +32,76 @@ BROKER_MUTANTS: tuple[Mutant, ...] = (
         f"{BROKER}/subscriptions.py",
         "                writes.append(Delete(ahead_key))\n",
         "                pass\n",
+    ),
+    Mutant(
+        "b4",
+        "an error of one connection reaches the node's pump",
+        "sava/metadata/node.py",
+        "                self._not_sent(address, group, error)\n",
+        "                raise\n",
+        tests=("tests/unit/services/test_node.py",),
+    ),
+    Mutant(
+        "b5",
+        "a write that raises leaves its lane as it is",
+        f"{SERVICES}/lanes.py",
+        '            self.connection_lost(ConnectionError(f"writing failed: {error}"))\n',
+        "",
+        tests=("tests/unit/services/test_raft_transport.py",),
+    ),
+    Mutant(
+        "b6",
+        "a protocol gets its connection before connecting has returned",
+        f"{SERVICES}/sockets.py",
+        "            lambda: arrival, host, port,",
+        "            protocol, host, port,",
+        tests=("tests/unit/services/test_raft_transport.py",),
+    ),
+    Mutant(
+        "b7",
+        "a close waits without a limit for the loop to tell of an end",
+        f"{SERVICES}/sockets.py",
+        "        async with asyncio.timeout(GONE_S):\n",
+        "        async with asyncio.timeout(None):\n",
+        tests=("tests/unit/services/test_raft_transport.py",),
+    ),
+    Mutant(
+        "b8",
+        "a part that hangs keeps the broker from stopping",
+        "sava/tasks.py",
+        "        await asyncio.wait((task,), timeout=limit_s)\n",
+        "        await asyncio.wait((task,))\n",
+        tests=("tests/unit/test_tasks.py",),
+    ),
+    Mutant(
+        "b9",
+        "a topic that was created again counts on from the former one",
+        f"{SERVICES}/load_reports.py",
+        "(before.topic_id, before.epoch) == (now.topic_id, now.epoch)",
+        "before.epoch == now.epoch",
+        tests=("tests/unit/services/test_load_reports.py",),
+        more=(
+            (
+                f"{SERVICES}/load_reports.py",
+                "max(now.messages - before.messages, 0)",
+                "(now.messages - before.messages)",
+            ),
+        ),
+    ),
+    Mutant(
+        "b10",
+        "an unexpected error of one topic ends the pass over all",
+        "sava/broker/upkeep.py",
+        '                    log.exception("topics: failed of a bug topic=%s", name)\n',
+        "                    raise\n",
+        tests=("tests/unit/broker/test_topics.py",),
+    ),
+    Mutant(
+        "b11",
+        "a note that cannot be read stops the sweep of deleted topics",
+        "sava/storage/deleted.py",
+        "                unreadable += 1\n",
+        "                raise\n",
+        tests=("tests/unit/storage/test_deleted.py",),
     ),
 )

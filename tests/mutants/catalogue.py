@@ -1,4 +1,4 @@
-"""The mutants m1–m30 (see docs/testing.md), in the words of this code base.
+"""The mutants m1–m32 (see docs/testing.md), in the words of this code base.
 
 Each replaces one piece of text that stands exactly once in its file. When the code changes so that the text
 is gone, the runner says so: adapt the mutant, and keep its danger."""
@@ -323,5 +323,54 @@ MUTANTS = (
         "        return self.node in self.all_voters or",
         seeds=60,
         tests=("tests/unit/raft",),
+    ),
+    Mutant(
+        "n1",
+        "seeds form a cluster without those that do not answer",
+        "sava/metadata/bootstrap.py",
+        '            raise Unavailable(f"{info}; nothing was changed, start it and repeat") from info\n',
+        "            continue\n",
+        tests=("tests/unit/metadata/test_bootstrap.py",),
+    ),
+    Mutant(
+        "n2",
+        "a node that belongs to another cluster does not keep the others from forming one",
+        "sava/metadata/bootstrap.py",
+        '        if info.cluster not in ("", wanted):\n',
+        "        if False:\n",
+        tests=("tests/unit/metadata/test_bootstrap.py",),
+    ),
+    Mutant(
+        "n3",
+        "a seed takes any list of first voters",
+        "sava/metadata/bootstrap.py",
+        "    if own.seeds and first and first != set(own.seeds):\n",
+        "    if False:\n",
+        tests=("tests/unit/metadata/test_bootstrap.py",),
+    ),
+    Mutant(
+        "n4",
+        "seeds with different lists form a cluster",
+        "sava/metadata/bootstrap.py",
+        "        if set(info.seeds) != set(own.seeds):\n",
+        "        if False:\n",
+        tests=("tests/unit/metadata/test_bootstrap.py",),
+    ),
+    Mutant(
+        "m31",
+        "the transactions of a batch take effect by the comparisons of the first",
+        f"{META}/machine/state_machine.py",
+        "            is_done: bool | Refused = all(holds(self._space, compare) for compare in txn.compare)\n",
+        "            is_done: bool | Refused = all(holds(self._space, each) for each in txns[0].compare)\n",
+        seeds=20,
+        tests=("tests/unit/metadata/test_batches.py",),
+    ),
+    Mutant(
+        "m32",
+        "a batch that is out of time before it has left is said to be unknown, and one that has left is not",
+        f"{META}/batching.py",
+        "            if waiting.is_sent:\n",
+        "            if not waiting.is_sent:\n",
+        tests=("tests/unit/metadata/test_batches.py",),
     ),
 )

@@ -1,4 +1,5 @@
-"""Known ways to break rest, merging, holds and deletion, by the dangers that docs/design/storage.md names."""
+"""Known ways to break rest, merging, holds and deletion, by the dangers that docs/design/storage.md names;
+and the rule that the last open has a producer's name (docs/design/broker.md)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,12 @@ from tests.mutants.runner import Mutant
 
 STORAGE = "sava/storage"
 _Storage = partial(Mutant, tests=("tests/unit/storage",))
+_Epochs = partial(Mutant, tests=("tests/unit/storage/test_producer_epochs.py",))
+_Names = partial(
+    Mutant,
+    tests=("tests/unit/broker/test_producers.py", "tests/unit/broker/test_last_open_random.py"),
+)
+_Client = partial(Mutant, tests=("tests/unit/client/test_producer.py",))
 
 STORAGE_MUTANTS: tuple[Mutant, ...] = (
     _Storage(
@@ -116,5 +123,97 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
         f"{STORAGE}/inspection.py",
         "info.modified_ms > young_from_ms or (",
         "(",
+    ),
+    _Epochs(
+        "s15",
+        "a producer whose name was opened again comes back with its lower number",
+        f"{STORAGE}/producer_epochs.py",
+        "        elif ask.presented > (current or table.floor):\n",
+        "        elif ask.presented:\n",
+    ),
+    _Epochs(
+        "s16",
+        "a name that is forgotten lets every producer of it in",
+        f"{STORAGE}/producer_epochs.py",
+        "        floor = max(floor, *(number for _, number in forgotten))\n",
+        "",
+    ),
+    _Epochs(
+        "s17",
+        "a producer that is connected is forgotten before one that is not",
+        f"{STORAGE}/producer_epochs.py",
+        "kept = {*in_use, *(ask",
+        "kept = {*(ask",
+    ),
+    _Epochs(
+        "s18",
+        "opens are counted by name, so that a forgotten name gets a number twice",
+        f"{STORAGE}/producer_epochs.py",
+        "max(last, ask.above) + 1",
+        "max(current, ask.above) + 1",
+    ),
+    _Epochs(
+        "s19",
+        "the next owner does not read which open was the last",
+        f"{STORAGE}/topic_log.py",
+        "ProducerEpochs(state.epochs, self._write_epochs)",
+        "ProducerEpochs(type(state.epochs)(), self._write_epochs)",
+    ),
+    _Epochs(
+        "s20",
+        "an owner that was replaced gives numbers out",
+        f"{STORAGE}/catalog.py",
+        "            nonlocal granted\n            state = self._own(held, epoch)\n",
+        "            nonlocal granted\n            assert (state := held.state) is not None\n",
+    ),
+    _Epochs(
+        "s21",
+        "a number is answered that is not in the topic's record",
+        f"{STORAGE}/catalog.py",
+        "            if granted.table == state.epochs:\n",
+        "            if True:\n",
+    ),
+    _Names(
+        "s22",
+        "an open that was overtaken while it waited has the name all the same",
+        "sava/broker/producers.py",
+        "            if takeover and self._epochs.current(identity) > number:\n",
+        "            if False:\n",
+    ),
+    _Names(
+        "s23",
+        "a producer that presents an older number than the current one continues",
+        "sava/broker/producers.py",
+        "        if current != presented:\n            raise self._fenced(name)\n        return presented\n",
+        "        return current\n",
+    ),
+    _Names(
+        "s24",
+        "an open that is refused has fenced the producer that has the name",
+        "sava/broker/producers.py",
+        "            # An open that is refused must not fence the producer that has the name.\n"
+        "            self._check_room(name, access)\n",
+        "",
+    ),
+    _Names(
+        "s25",
+        "a topic that was created again counts opens from the beginning",
+        "sava/broker/producers.py",
+        "        return (self._topic_id << TOPIC_BITS) + tenure\n",
+        "        return tenure\n",
+    ),
+    _Client(
+        "s26",
+        "a client that comes back opens the name again",
+        "sava/client/lane.py",
+        "            self._opening.producer_epoch = self.producer_epoch\n",
+        "",
+    ),
+    _Client(
+        "s27",
+        "each partition decides by itself which producer is the later one",
+        "sava/client/producer.py",
+        "self._lane(partition, first.producer_epoch)",
+        "self._lane(partition)",
     ),
 )

@@ -36,11 +36,14 @@ PROCESS_FAULTS = (
     "clockjump",
     "doublestart",
 )
+EVIDENCE_FAULTS = ("falsealarm",)
+"""Drawn apart, so that the seeds without them are what they were before these were thought of."""
 DISK_FAULTS = ("slowdisk", "syncerror", "diskfull", "bitflip", "wipe")
 OPERATOR_ACTIONS = ("add", "promote", "remove", "replace", "transfer", "snapshot")
 LOAD_SHAPES = ("burst", "largevalue", "leases", "slowwatcher")
 
-FAULTS = NETWORK_FAULTS + PROCESS_FAULTS + DISK_FAULTS + OPERATOR_ACTIONS + LOAD_SHAPES
+_DRAWN_TOGETHER = NETWORK_FAULTS + PROCESS_FAULTS + DISK_FAULTS + OPERATOR_ACTIONS + LOAD_SHAPES
+FAULTS = _DRAWN_TOGETHER + EVIDENCE_FAULTS
 """Every class that can be switched off; ``--shrink`` removes them one by one."""
 
 
@@ -102,6 +105,8 @@ def draw(seed: int) -> Knobs:
     rng = Random(f"{seed}/knobs")
     has_good_clocks = rng.random() < 0.25
     faults = _draw_faults(rng)
+    if Random(f"{seed}/evidence").random() < 0.2:
+        faults |= frozenset(EVIDENCE_FAULTS)
     skew = (90, 110) if has_good_clocks else rng.choice([(100, 100), (80, 125), (50, 200)])
     tick = rng.choice([50, 100, 100, 150])
     return Knobs(
@@ -144,5 +149,5 @@ def _draw_faults(rng: Random) -> frozenset[str]:
     chance = rng.choice([0.1, 0.2, 0.35, 0.6])
     operator = rng.choice([0.0, 0.5, 1.0])
     return frozenset(
-        name for name in FAULTS if rng.random() < (operator if name in OPERATOR_ACTIONS else chance)
+        name for name in _DRAWN_TOGETHER if rng.random() < (operator if name in OPERATOR_ACTIONS else chance)
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sava.raft.types import NodeId
 from tests.sim.disk import CrashPolicy
-from tests.sim.knobs import DISK_FAULTS, NETWORK_FAULTS, PROCESS_FAULTS
+from tests.sim.knobs import DISK_FAULTS, EVIDENCE_FAULTS, NETWORK_FAULTS, PROCESS_FAULTS
 from tests.sim.net import Link
 from tests.sim.node import SimNode
 
@@ -50,6 +50,7 @@ class Nemesis:
             "stall": self._stall,
             "clockjump": self._clock_jump,
             "doublestart": self._double_start,
+            "falsealarm": self._false_alarm,
             "slowdisk": self._slow_disk,
             "syncerror": self._sync_error,
             "diskfull": self._disk_full,
@@ -60,7 +61,7 @@ class Nemesis:
         self._rng = self._rngs["crash"]
 
     def start(self) -> None:
-        for name in NETWORK_FAULTS + PROCESS_FAULTS + DISK_FAULTS:
+        for name in NETWORK_FAULTS + PROCESS_FAULTS + DISK_FAULTS + EVIDENCE_FAULTS:
             if name in self.world.knobs.faults and name not in BY_CHANCE:
                 self._later(name)
 
@@ -219,6 +220,14 @@ class Nemesis:
         if ghost in self.world.ghosts:
             self.world.ghosts.remove(ghost)
             ghost.crash(None)
+
+    def _false_alarm(self) -> None:
+        """Some nodes, or all, get evidence that the process of their leader is gone. It mostly is not; after
+        a crash it may be true."""
+        chance = self._rng.choice([0.3, 1.0])
+        for node in self.world.running():
+            if self._rng.random() < chance:
+                node.alarm()
 
     # -- disks -----------------------------------------------------------------------------------------------
 

@@ -325,6 +325,12 @@ class SimNode:
         self._stalled_until = max(self._stalled_until, self.world.now + microseconds)
         self.world.after(microseconds, self._wake, self.life)
 
+    def alarm(self) -> None:
+        """Evidence, true or not, that the process of this node's leader is gone."""
+        if self.alive and self.replica is not None and self.replica.core is not None:
+            self.replica.leader_unreachable(self.replica.core.leader)
+            self._schedule_wake()
+
     def thaw(self) -> None:
         self._frozen_until = self._stalled_until = self.world.now
         self._schedule_wake()

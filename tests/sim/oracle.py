@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from sava.metadata.commands import (
     AllocateResult,
+    BatchResult,
     Command,
     KeyValue,
     PutResult,
@@ -45,6 +46,8 @@ class Operation:
     outcome: str = "open"
     """open, acked, failed (certainly without effect) or unknown."""
     revision: int = 0
+    batch_revision: int = 0
+    """Of the part of a batch that has no condition."""
 
     def __str__(self) -> str:
         return f"#{self.number} {self.client} {self.what} {self.key} {self.value[:24]!r} {self.outcome}"
@@ -82,6 +85,8 @@ class Oracle:
         self.floor_index = max(self.floor_index, index)
         if isinstance(result, TxnResult):
             self._check_txn(operation, result, node_revision)
+        if isinstance(result, BatchResult):
+            self._check_batch(operation, result, node_revision)
 
     def _check_txn(self, operation: Operation, result: TxnResult, node_revision: int) -> None:
         if result.revision < operation.floor_revision:
@@ -103,6 +108,19 @@ class Oracle:
                     raise Violation(
                         "I20", f"{operation} insisted on {operation.expect_mod} and replaced {found}"
                     )
+
+    def _check_batch(self, operation: Operation, result: BatchResult, node_revision: int) -> None:
+        """A swap, a put without a condition, and one whose condition never holds (``Client._batch``)."""
+        is_swapped, is_put, is_wrong = result.outcomes
+        if not is_put or is_wrong:
+            raise Violation("I16", f"{operation}: a batch whose second part must succeed alone: {result}")
+        told = TxnResult(is_swapped is True, result.revision, ())
+        self._check_txn(operation, told, node_revision)
+        operation.batch_revision = result.revision
+        before = self.history.at(operation.key, result.revision - 1)
+        found = before.mod_revision if before else 0
+        if is_swapped and found != operation.expect_mod:
+            raise Violation("I20", f"{operation} insisted on {operation.expect_mod} and replaced {found}")
 
     def _check_ids(self, operation: Operation, outcome: AllocateResult) -> None:
         for number in range(outcome.first, outcome.first + outcome.count):
@@ -143,6 +161,8 @@ class Oracle:
         for operation in self.operations:
             if not operation.value:
                 continue
+            if operation.what == "batch":
+                self._settle_batch(operation)
             effect = self.history.values.get(operation.value)
             if operation.outcome == "failed" and effect is not None:
                 raise Violation("I21", f"{operation} was refused for certain and took effect at {effect}")
@@ -158,3 +178,16 @@ class Oracle:
         phantoms = sorted(value for value in self.history.values if value.partition(b"/")[0] not in attempted)
         if phantoms:
             raise Violation("I19", f"values that nobody wrote: {phantoms[:3]}")
+
+    def _settle_batch(self, operation: Operation) -> None:
+        """Each of its transactions took effect by its own condition, and not by that of another."""
+        values = self.history.values
+        put, never = values.get(operation.value + b"/2"), values.get(operation.value + b"/3")
+        if never is not None:
+            raise Violation("I21", f"{operation}: a part whose condition never held took effect at {never}")
+        if operation.outcome == "failed" and put is not None:
+            raise Violation("I21", f"{operation} was refused for certain and took effect at {put}")
+        if operation.outcome == "acked" and (put is None or put[1] != operation.batch_revision):
+            raise Violation("I17", f"{operation} was acknowledged at {operation.batch_revision}, is at {put}")
+        if operation.outcome == "acked" and not operation.revision and operation.value in values:
+            raise Violation("I21", f"{operation}: its swap was refused and took effect")

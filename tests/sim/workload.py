@@ -1,7 +1,8 @@
 """Clients: what the cluster is there for.
 
 A client has one operation open at a time and asks a random node for it: writes of unique values, deletes,
-compare-and-swap on the revision, several keys in one transaction, ids, linearizable and local reads. Half of
+compare-and-swap on the revision, several keys in one transaction, several transactions in one batch, ids,
+linearizable and local reads. Half of
 the clients have a session of their own and repeat a request whose outcome they did not learn, through another
 node and sometimes twice at once, under the same (session, seq); the others take what they get."""
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sava.metadata.commands import (
     AllocateId,
+    Batch,
     Command,
     Compare,
     Delete,
@@ -155,6 +157,8 @@ class Client:
             operation.what = "pair"
             other = f"/pair/{self.rng.randrange(3)}"
             return Txn(then=(Put(key, operation.value), Put(other, operation.value + b"/2"), Get(key)))
+        if choice < 0.65:
+            return self._batch(operation)
         return Txn(then=(Put(key, operation.value),))
 
     def _swap(self, operation: Operation) -> Command:
@@ -166,6 +170,24 @@ class Client:
         operation.what, operation.expect_mod = "swap", kv.mod_revision if kv else 0
         compare = Compare(operation.key, Target.MOD_REVISION, Relation.EQUAL, operation.expect_mod)
         return Txn((compare,), (Put(operation.key, operation.value),), (Get(operation.key),))
+
+    def _batch(self, operation: Operation) -> Command:
+        """A swap that is often refused, a put that never is, and a put that always is. What it reads and
+        where it puts are not drawn, so that the other choices of a seed stay as they were."""
+        running = self.world.running()
+        replica = running[0].replica if running else None
+        kv = replica.machine.get(operation.key) if replica is not None else None
+        operation.what, operation.expect_mod = "batch", kv.mod_revision if kv else 0
+        compare = Compare(operation.key, Target.MOD_REVISION, Relation.EQUAL, operation.expect_mod)
+        never = Compare(operation.key, Target.VERSION, Relation.LESS, 0)
+        other = f"/pair/{operation.number % 3}"
+        return Batch(
+            (
+                Txn((compare,), (Put(operation.key, operation.value),)),
+                Txn(then=(Put(other, operation.value + b"/2"),)),
+                Txn((never,), (Put(other, operation.value + b"/3"),)),
+            )
+        )
 
     def _attempt(self, operation: Operation, request: Propose, *, copy: bool = False) -> None:
         operation.attempts += 1

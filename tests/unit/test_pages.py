@@ -368,7 +368,7 @@ OF_OTHERS: Final = {
         *("--constraint", "--system", "--home-dir", "--shell", "--mode", "--now", "--unit", "--lines"),
     },
     "pipeline.md": {"--constraint", "--once", "--py-files"},
-    "testing.md": {"--jobs", "--list", "--seed", "--seeds", "--shrink", "--trace"},
+    "testing.md": {"--days", "--jobs", "--list", "--seed", "--seeds", "--shrink", "--trace"},
 }
 """Options of other programs."""
 OF_DANUBE: Final = {"danube.md": {"storage.mode", "storage.durable", "meta_store.seed_nodes"}}

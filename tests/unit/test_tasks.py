@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
-from sava.tasks import cancelled, is_done_within, spawn, spread
+from sava import tasks as module
+from sava.tasks import Stops, cancelled, is_done_within, spawn, spread
+from tests.patience import PATIENCE_S
 
 
 async def fail() -> None:
@@ -80,3 +83,48 @@ class TestSpread:
         with pytest.raises(ValueError, match="number 1"):
             await spread(range(10), work, parallel=2)
         assert sorted(began) == sorted(ended) == [0, 1]
+
+
+class TestStopping:
+    async def test_a_part_that_hangs_is_left_behind_and_the_others_are_stopped(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """journal     waits for a disk that does not answer, and does not hear of being cancelled
+        broker      waited for it, and its ports stayed open, its node at work, until the process was killed
+        """
+        monkeypatch.setattr(module, "STEP_S", 0.05)
+        stopped: list[str] = []
+        answers = asyncio.Event()
+
+        async def hangs() -> None:
+            while not answers.is_set():
+                with suppress(asyncio.CancelledError):
+                    await answers.wait()
+
+        async def fails() -> None:
+            raise KeyError("no such file")
+
+        async def stops(what: str) -> None:
+            stopped.append(what)
+
+        stops_all = Stops()
+        stops_all.add("node", lambda: stops("node"))
+        stops_all.add("journal", hangs)
+        stops_all.add("peers", fails)
+        stops_all.add("http port", lambda: stops("http port"))
+        stopping = asyncio.create_task(stops_all.run())
+        try:
+            done, _ = await asyncio.wait((stopping,), timeout=PATIENCE_S / 10)
+        finally:
+            answers.set()
+        assert done, "it waits for the part that hangs"
+        assert not stopping.result()
+        assert stopped == ["http port", "node"]
+        assert "not stopped within 0.05 s, left behind part=journal" in caplog.text
+        assert "not stopped in order part=peers" in caplog.text
+
+    async def test_what_stops_in_order_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
+        stops = Stops()
+        stops.add("node", lambda: asyncio.sleep(0))
+        assert await stops.run()
+        assert not caplog.text

@@ -21,6 +21,8 @@ Every command explains itself with `--help`. Exit codes:
 * 2: wrong usage.
 * 3: a broker has stopped by itself: its disk failed, what is on it is damaged, or an essential part of it
   died of a bug (its log says which).
+* 4: unknown. The command may have done what it was to do: its answer was lost, or its deadline passed. The
+  line on stderr names the command that shows which. [Errors](errors.md#not-done-or-unknown) tells more.
 * 70: a runner (`sava pipelines run`) has lost its Java, or could not stop a query in time: start it again.
 * 130: ended by Ctrl-C.
 

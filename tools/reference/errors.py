@@ -13,14 +13,14 @@ from typing import Final
 import grpc
 
 import sava
-from sava.errors import CallerError, HostError, RetryableError, SavaError
+from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
 from sava.metadata import failures
 from sava.metadata.errors import OutcomeUnknown
 from tools.reference.pages import first_sentences, page, table
 
 FAMILIES: Final = (
     (CallerError, "The request is wrong", "Repeating it unchanged cannot help."),
-    (RetryableError, "May pass", "The request had no effect, and the same one can succeed later."),
+    (RetryableError, "May pass", "The same request can succeed later."),
     (OutcomeUnknown, "Not known", "The request may or may not have taken effect."),
     (HostError, "A process or a machine", "It cannot go on; an operator must act."),
     (SavaError, "Others", "Told as they are."),
@@ -32,6 +32,20 @@ STATUS: Final = {
     HostError: grpc.StatusCode.FAILED_PRECONDITION,
     SavaError: grpc.StatusCode.INTERNAL,
 }
+OUTCOMES: Final = {
+    Outcome.NOT_DONE: ("The request had no effect, and will have none.", "It may be repeated, or given up."),
+    Outcome.PARTLY: (
+        "Some of it was done and stays; the text says what was not.",
+        "Repeat it: what is done is left as it is.",
+    ),
+    Outcome.DONE_BEFORE: ("An earlier attempt of the same request took effect.", "Nothing is left to do."),
+    Outcome.UNKNOWN: (
+        "It may have taken effect, or may yet: the deadline passed, or the connection broke, after the "
+        "request had gone out.",
+        "Read first. The text of an admin call names the command that shows which.",
+    ),
+}
+"""What each outcome means, and what a caller does about it."""
 _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
 INTRODUCTION: Final = """
@@ -39,6 +53,15 @@ Errors are types, told apart by whose fault they are, never by their text. On th
 status, and its own name as `sava-code` in the trailing metadata (Sava's services; [Danube's](../danube.md)
 have the codes of Danube). Brokers and commands raise the type again. Sava's client has few types of its own,
 which say [what became of the request](../client.md#send), with that name as their `code`.
+
+## Not done, or unknown
+
+Every error type says what became of the request, as `outcome`; brokers send it as `sava-outcome` beside the
+code. The command line ends with code 4 if the outcome is unknown, and with 1 otherwise. An error before
+anything was sent (the connection was refused, or did not come about) is always *not done*. So is a refusal of
+the broker. A lost answer to a call that only reads is *not done* as well: there was nothing to do.
+
+{outcomes}
 
 The text of an error names the thing, the cause and the way out. Where it is always the same it is told here
 in italics, with an ellipsis for what differs.
@@ -56,14 +79,27 @@ def render() -> str:
                 (
                     f"`{kind.__name__}`",
                     f"`{code_of(kind)}`",
+                    kind.outcome.value,
                     f"`{kind.__module__}`",
                     meaning_of(kind),
                 )
                 for kind in members
             ]
             head = f"## {title}\n\n`{family.__name__}`, gRPC status `{STATUS[family].name}`. {meaning}"
-            sections.append(f"{head}\n\n" + table(("error", "code", "defined in", "meaning"), rows))
-    return page("Errors", INTRODUCTION, *sections)
+            sections.append(
+                f"{head}\n\n" + table(("error", "code", "outcome", "defined in", "meaning"), rows)
+            )
+    return page("Errors", INTRODUCTION.replace("{outcomes}", _outcomes()), *sections)
+
+
+def _outcomes() -> str:
+    """Which errors leave a request in which state. Not done is the rule; the others are named."""
+    rows = []
+    for outcome, (meaning, way_out) in OUTCOMES.items():
+        named = sorted({f"`{kind.__name__}`" for kind in kinds() if kind.outcome is outcome})
+        errors = "all others" if outcome is Outcome.NOT_DONE else ", ".join(named)
+        rows.append((f"**{outcome.value}**", meaning, way_out, errors))
+    return table(("outcome", "the request", "what to do", "errors"), rows)
 
 
 def kinds() -> list[type[SavaError]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sava.errors import CallerError, RetryableError
+from sava.errors import CallerError, Outcome, RetryableError
 
 
 class NamespaceUnknown(CallerError):
@@ -77,7 +77,8 @@ class ProducerBusy(CallerError):
 
 
 class ProducerFenced(CallerError):
-    """Another producer of the same name has taken this one's place. Give each its own name."""
+    """A producer of the same name was opened after this one and has taken its place. Give each its own
+    name."""
 
 
 class LimitReached(RetryableError):
@@ -120,6 +121,8 @@ class TopicMoved(NotOwner):
 class NotHandedOver(RetryableError):
     """A hand-over did not come to its end; its topic is closed here, and is to be taken up anew under the
     next epoch."""
+
+    outcome = Outcome.PARTLY
 
 
 class ConsumerReplaced(CallerError):

@@ -3,9 +3,14 @@
 A producer is its name. Its id is computed from the topic's id and the name, so that a producer that comes
 back, to this broker or another, is the same to deduplication.
 
-**Taking over.** A stream of Sava's protocol that opens a name takes the place of an older stream of that
-name: usually the same client after a broken connection that this end has not noticed. The older one must not
-get a batch in afterwards:
+**Last open.** A producer that an application opens under a name has that name until another one is opened
+under it. Each open has a number, and each stream of Sava's protocol presents the number of its open; what is
+lower than the current one is fenced, over restarts and moves (``storage.producer_epochs``). Names that a
+client generated have the number 0: no other producer opens them, so there is nothing to write down.
+
+**Taking over.** A stream that may have the name takes the place of an older stream of it: usually the same
+client after a broken connection that this end has not noticed. The older one must not get a batch in
+afterwards:
 
     old   batch 40..49 waits for room in the journal
     new   opens: the topic expects 40
@@ -14,9 +19,10 @@ get a batch in afterwards:
 
 So opening waits until nothing of the old one is on its way in, and only then says which sequence is next.
 
-**Sharing.** Danube's protocol knows no end of a producer, and a client under the same name shares the
-registration. One that has not sent for a while is dropped, so that limits count producers that exist; its
-next message registers it again.
+**Sharing.** Danube's protocol knows no end of a producer and no number of an open. Its clients register
+again after each broken connection, so the broker cannot tell a second client from the first one that has come
+back: those of one name share the registration. One that has not sent for a while is dropped, so that limits
+count producers that exist; its next message registers it again.
 """
 
 from __future__ import annotations
@@ -30,16 +36,25 @@ from typing import Final
 
 import msgspec
 
-from sava.broker.errors import MessageInvalid, ProducerBusy, ProducerFenced
+from sava.broker.errors import MessageInvalid, ProducerBusy, ProducerFenced, TopicMoved
 from sava.broker.limits import Limits, check_room
 from sava.broker.names import MAX_NAME_BYTES, InvalidName, TopicName
 from sava.broker.publishing import Publisher, SchemaGate
 from sava.errors import SavaError
 from sava.records import Message, RecordBatch
+from sava.storage.errors import Fenced
+from sava.storage.producer_epochs import MAX_NAMES, ProducerEpochs
 from sava.storage.topic_log import TopicClosed
 
 IDLE_S: Final = 600.0
 """After which a producer without a stream is dropped."""
+
+
+TOPIC_BITS: Final = 32
+TENURE_BITS: Final = 16
+"""Numbers of opens begin at the topic's id, shifted: a topic that was deleted and created again has a higher
+id, so a producer of the old one presents a lower number than every producer of the new one. A topic that
+keeps nothing forgets its numbers with its broker, so those of each tenure begin at its epoch, shifted."""
 
 
 class AccessMode(Enum):
@@ -64,6 +79,7 @@ class Producer:
         *,
         access: AccessMode,
         epoch: int,
+        number: int,
         is_reliable: bool,
         has_stream: bool,
         clock: Callable[[], float],
@@ -72,6 +88,8 @@ class Producer:
         self.producer_id = identity
         self.access = access
         self.epoch = epoch
+        self.number = number
+        """Of its open. 0: its name was generated, or it came by Danube's protocol."""
         self.is_reliable = is_reliable
         self.has_stream = has_stream
         """Whether somebody will close it; otherwise it ends by being idle."""
@@ -185,6 +203,7 @@ class Producers:
         publisher: Publisher,
         limits: Limits,
         gate: SchemaGate,
+        epochs: ProducerEpochs,
         *,
         epoch: int,
         is_reliable: bool,
@@ -195,6 +214,7 @@ class Producers:
         self._publisher = publisher
         self._limits = limits
         self._gate = gate
+        self._epochs = epochs
         self._epoch = epoch
         self._is_reliable = is_reliable
         self._clock = clock
@@ -204,42 +224,106 @@ class Producers:
     def __iter__(self) -> Iterator[Producer]:
         return (producer for producer in self._by_name.values() if producer.is_open)
 
-    async def open(self, name: str, *, access: AccessMode, schema_subject: str, takeover: bool) -> Producer:
-        """Raises ProducerBusy, LimitReached, SchemaRefused, InvalidName."""
+    @property
+    def ids(self) -> set[int]:
+        return {producer.producer_id for producer in self}
+
+    async def open(
+        self,
+        name: str,
+        *,
+        access: AccessMode,
+        schema_subject: str,
+        takeover: bool,
+        presented: int = 0,
+        is_generated: bool = False,
+    ) -> Producer:
+        """``presented``: the number of the producer's open; 0: this is its open. ``is_generated``: its client
+        made the name up, and no other producer will open it. Both mean nothing without ``takeover``.
+
+        Raises ProducerFenced, ProducerBusy, LimitReached, SchemaRefused, InvalidName, TopicMoved, and what
+        kept an open from being written down."""
         if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             raise InvalidName(f"producer name {name[:20]!a}: 1 to {MAX_NAME_BYTES} bytes")
         await self._gate.check_producer(self._topic, schema_subject)
+        identity = producer_id(self._topic_id, name)
+        number = 0
+        if takeover:
+            # An open that is refused must not fence the producer that has the name.
+            self._check_room(name, access)
+            number = await self._number(name, identity, presented, is_generated)
         while True:
             if self._ended is not None:
                 raise self._ended
             older = self._by_name.get(name)
+            if takeover and self._epochs.current(identity) > number:
+                raise self._fenced(name)  # by an open that came while this one waited
             if older is None:
                 break
             if older.is_open and not takeover:
                 self._check_access(name, access)
                 older.used_at = self._clock()
                 return older
-            older.end(ProducerFenced(f"producer {name} of topic {self._topic}: another one took its place"))
+            older.end(self._fenced(name))
             await older.quiet()
             if self._by_name.get(name) is older:
                 del self._by_name[name]
         # No await from here on: what is checked is true when the producer is added.
-        self._check_access(name, access)
-        self._forget_closed()
-        limit = self._limits.of(self._topic).max_producers_per_topic
-        check_room(sum(1 for _ in self), limit, f"producers of topic {self._topic}")
+        self._check_room(name, access)
         producer = Producer(
             name,
-            producer_id(self._topic_id, name),
+            identity,
             self._publisher,
             access=access,
             epoch=self._epoch,
+            number=number,
             is_reliable=self._is_reliable,
             has_stream=takeover,
             clock=self._clock,
         )
         self._by_name[name] = producer
         return producer
+
+    async def _number(self, name: str, identity: int, presented: int, is_generated: bool) -> int:
+        """The number that the producer has the name with, durable. Raises ProducerFenced."""
+        if is_generated:
+            return 0  # lower than that of any name that an application chose
+        try:
+            if not presented:
+                return await self._epochs.open(identity, above=self._first_number())
+            current = await self._epochs.present(identity, presented)
+        except Fenced as error:
+            raise TopicMoved(self._topic) from error
+        if not current:
+            raise ProducerFenced(
+                f"producer {name} of topic {self._topic}: at least {MAX_NAMES} other names were opened "
+                "after it, and the topic no longer knows which open of this one is the last; open it again"
+            )
+        if current != presented:
+            raise self._fenced(name)
+        return presented
+
+    def _first_number(self) -> int:
+        """Beyond which the topic gives out numbers of its own. Partitions but the first take those that it
+        gave."""
+        partition = self._topic.partition_of
+        if partition is not None and partition[1] > 0:
+            return 0
+        tenure = 0 if self._is_reliable else self._epoch << TENURE_BITS
+        return (self._topic_id << TOPIC_BITS) + tenure
+
+    def _fenced(self, name: str) -> ProducerFenced:
+        return ProducerFenced(
+            f"producer {name} of topic {self._topic}: a later producer of this name has taken its place; "
+            "give each its own name"
+        )
+
+    def _check_room(self, name: str, access: AccessMode) -> None:
+        self._check_access(name, access)
+        self._forget_closed()
+        limit = self._limits.of(self._topic).max_producers_per_topic
+        others = sum(1 for producer in self if producer.name != name)
+        check_room(others, limit, f"producers of topic {self._topic}")
 
     def check_shared(self, name: str) -> None:
         """Raise ProducerBusy if the topic is another producer's alone."""

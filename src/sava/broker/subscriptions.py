@@ -53,6 +53,7 @@ from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.storage.link_cursors import is_link_cursor, remote_of
 from sava.storage.topic_log import TopicLog
+from sava.tasks import Slices
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,9 @@ class Subscriptions:
         return subscription
 
     async def load(self) -> None:
-        """Make the subscriptions that the records speak of."""
+        """Make the subscriptions that the records speak of. In slices: there may be ten thousand, and while
+        they are made in one piece this broker renews no lease and answers no heartbeat."""
+        slices = Slices()
         found: dict[str, tuple[SubscriptionSpec, int]] = {}
         cursors: dict[str, CursorRecord] = {}
         after, more = "", True
@@ -121,6 +124,7 @@ class Subscriptions:
             more = page.more
             for kv in page.kvs:
                 after = kv.key
+                await slices.next()
                 match kv.key.split("/")[5:]:
                     case [name]:
                         found[name] = specs.decode(kv, SubscriptionSpec), kv.create_revision
@@ -132,6 +136,7 @@ class Subscriptions:
             if name not in cursors:
                 raise specs.RecordCorrupt(f"topic {self._topic}: subscription {name} has no cursor")
             self._add(name, spec, cursors[name], created)
+            await slices.next()
 
     def _add(self, name: str, spec: SubscriptionSpec, cursor: CursorRecord, created: int) -> None:
         hooks = Hooks(dead_letter=self._dead_letter, dispatch_rate=self._dispatch_rate)
@@ -380,13 +385,16 @@ class Subscriptions:
         be repeated."""
         self._closed = error
         await self._creating.stop(error)
+        slices = Slices()
         for subscription in list(self._live.values()):
             await subscription.close(error)
+            await slices.next()
         if any(cursor.subscription.is_dirty for cursor in self._cursors.values()):
             await self._parts.keeper.flush(timeout=timeout)
         while self._cursors:
             name, cursor = self._cursors.popitem()
             self._parts.keeper.remove(cursor)
+            await slices.next()
             if cursor.subscription.is_dirty:
                 log.warning(
                     "subscriptions: the last acks are not stored, and will be delivered again "

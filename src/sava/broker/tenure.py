@@ -106,7 +106,7 @@ async def take(
         # The topic's record too: an ownership written behind a deletion would be found by the next topic of
         # this name.
         compare = (unchanged(key, revision), located.unchanged)
-        result = await store.txn(compare, (Put(key, specs.encode(ours)),))
+        result = await store.txn(compare, (Put(key, specs.encode(ours)),), batched=True)
         if result.succeeded:
             return Tenure(located, ours.epoch, result.revision, store, lost)
     raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to own it")

@@ -41,6 +41,7 @@ from sava.broker.transient import TransientSubscriptions
 from sava.errors import SavaError
 from sava.records import RecordBatch
 from sava.storage.chains import Origin
+from sava.storage.producer_epochs import ProducerEpochs
 from sava.storage.staging import Section
 from sava.storage.topic_log import Status, TopicLog
 
@@ -48,6 +49,9 @@ __all__ = ["SubscribeOptions", "Topic"]
 
 _log = logging.getLogger(__name__)
 
+HOLD_S: Final = 2.0
+"""Publishers wait this long for a hand-over at most; then the old owner goes on. Without this limit a store
+that stalls after the check holds them for as long as an upload may take."""
 LAST_FLUSH_S: Final = 1.0
 """For positions, where the time for them is over already or nobody may need them."""
 
@@ -101,9 +105,12 @@ class Topic:
             self._publisher,
             parts.limits,
             parts.gate,
+            log.epochs if log is not None else ProducerEpochs.in_memory(),
             epoch=self.epoch,
             is_reliable=self.spec.reliable,
         )
+        if log is not None:
+            log.producers_in_use = lambda: self.producers.ids
 
     async def load(self) -> None:
         """Take up the subscriptions that exist."""
@@ -140,11 +147,18 @@ class Topic:
         access: AccessMode = AccessMode.SHARED,
         schema_subject: str = "",
         takeover: bool,
+        presented: int = 0,
+        is_generated: bool = False,
     ) -> Producer:
-        """With ``takeover`` an older open producer of the name is fenced; without, its registration is
-        shared. Raises ProducerBusy, LimitReached, SchemaRefused."""
+        """With ``takeover`` the last open has the name, and an older producer of it is fenced; without, its
+        registration is shared. Raises as ``Producers.open``."""
         return await self.producers.open(
-            name, access=access, schema_subject=schema_subject, takeover=takeover
+            name,
+            access=access,
+            schema_subject=schema_subject,
+            takeover=takeover,
+            presented=presented,
+            is_generated=is_generated,
         )
 
     async def append(self, batch: RecordBatch) -> int:
@@ -334,6 +348,12 @@ class Topic:
 
     # -- tending -----------------------------------------------------------------------------
 
+    async def prepare_move(self, *, timeout: float) -> None:
+        """Upload what a move would have to upload, while the topic is served. Raises what keeps it from
+        being uploaded."""
+        if self.log is not None:
+            await self.log.upload_ahead(timeout=timeout)
+
     async def tend(self) -> None:
         """Let go of what has been left behind: idle producers, absent consumers, idle subscriptions."""
         self.producers.drop_idle()
@@ -376,23 +396,30 @@ class Topic:
         """Let go of the topic so that any broker can go on: returns the exclusive end (0 if nothing is kept),
         below which everything is in segments. Everybody who uses the topic here gets TopicMoved.
 
-        The topic is closed afterwards, also by a failure: NotHandedOver when the time is up, and whatever
-        stands in the way of the seal. Positions that cannot be written do not: messages are then delivered
-        again."""
+        What is much is uploaded first, while the topic is served. Then publishers are held, for ``HOLD_S`` at
+        most. The topic is closed afterwards, also by a failure: NotHandedOver when the time is up, and
+        whatever stands in the way of the seal. Positions that cannot be written do not: messages are then
+        delivered again."""
         moved = TopicMoved(self.name)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         doing = "waiting for what was accepted"
+        hold_s = 0.0
         try:
-            async with asyncio.timeout_at(deadline):
+            if self.log is not None and not self.log.is_almost_stored:
+                await self.log.upload_ahead(timeout=timeout)
+            hold_s = min(HOLD_S, deadline - loop.time())
+            until = loop.time() + hold_s
+            async with asyncio.timeout_at(until):
                 await self._publisher.hold()
                 doing = "writing the positions of its subscriptions"
-                await self._subscriptions.close(moved, timeout=min(FLUSH_S, timeout / 2))
+                await self._subscriptions.close(moved, timeout=min(FLUSH_S, hold_s / 2))
                 doing = "uploading and sealing its log"
-                return (await self.log.seal(timeout=deadline - loop.time())).end if self.log else 0
+                return (await self.log.seal(timeout=until - loop.time())).end if self.log else 0
         except TimeoutError:
             raise NotHandedOver(
-                f"topic {self.name} was not handed over within {timeout:g} s; it was still {doing}"
+                f"topic {self.name} was not handed over within {hold_s:g} s of holding its publishers; it "
+                f"was still {doing}"
             ) from None
         finally:
             await self.close(for_producers=moved, for_consumers=moved, timeout=LAST_FLUSH_S)

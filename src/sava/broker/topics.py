@@ -51,7 +51,7 @@ from sava.broker.specs import DEFAULT_NAMESPACES, OwnershipState, TopicSpec
 from sava.broker.subscribing import Parts
 from sava.broker.subscriptions import FLUSH_S
 from sava.broker.tenure import Tenure
-from sava.broker.topic import LAST_FLUSH_S, Topic
+from sava.broker.topic import HOLD_S, LAST_FLUSH_S, Topic
 from sava.broker.upkeep import FAILURES, TopicsOptions, Upkeep
 from sava.config import Config
 from sava.errors import SavaError
@@ -132,6 +132,11 @@ class Topics:
         self._tasks: set[asyncio.Task[None]] = set()
         self._prepared = asyncio.Event()
         self._is_closing = False
+
+    @property
+    def skipped_maintenance(self) -> Mapping[str, int]:
+        """What maintenance left out, by kind."""
+        return self._upkeep.skipped
 
     @property
     def merged_segments(self) -> int:
@@ -362,6 +367,25 @@ class Topics:
 
     # -- giving up ---------------------------------------------------------------------------
 
+    async def prepare_move(self, name: TopicName, *, timeout: float) -> None:
+        """Before a move is decided, so that it holds publishers for a moment only: upload what is in the
+        journal. Raises ObjectStoreUnavailable when the store takes no writes, and what else keeps messages
+        from being uploaded; the topic is served as before."""
+        topic = self._loaded.get(name)
+        if topic is not None and topic.is_serving:
+            await topic.prepare_move(timeout=timeout)
+        else:
+            await self._storage.uploader.check_store()
+
+    async def upload_all(self, *, timeout: float) -> None:
+        """Upload what the topics have in the journal, as far as that is possible in time: before all of them
+        are moved, one after another, and while they are served."""
+        logs = [topic.log for topic in self._loaded.values() if topic.log is not None and topic.is_serving]
+        uploads = [asyncio.create_task(log.upload()) for log in logs]
+        if uploads:
+            await asyncio.wait(uploads, timeout=timeout)
+        await cancelled(*uploads)
+
     async def hand_over(self, name: TopicName, *, timeout: float) -> int:
         """The owner's part of a move, to be called while the record is *moving*: returns the exclusive end,
         below which any broker can read everything; 0 for a topic that keeps nothing. Can be repeated, by a
@@ -379,12 +403,19 @@ class Topics:
                     await self._drop(topic, "its tenure is over")
                     topic = None
                 if topic is None:
-                    return await seal_unloaded(
-                        self.registry, self._store, self._storage, name, broker=self.broker, timeout=timeout
-                    )
+                    async with asyncio.timeout(HOLD_S):  # whoever wants to publish waits
+                        return await seal_unloaded(
+                            self.registry,
+                            self._store,
+                            self._storage,
+                            name,
+                            broker=self.broker,
+                            timeout=HOLD_S,
+                        )
         except TimeoutError:
             raise NotHandedOver(
-                f"topic {name} was not handed over within {timeout:g} s; it was still being opened or sealed"
+                f"topic {name} was not handed over within {timeout:g} s, of which its seal has {HOLD_S:g} s; "
+                "it was still being opened or sealed"
             ) from None
         try:
             end = await topic.hand_over(timeout=deadline - asyncio.get_running_loop().time())

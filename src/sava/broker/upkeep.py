@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -54,6 +55,9 @@ class Upkeep:
         self._keeper = keeper
         self._options = options
         self.merged_segments = 0
+        self.skipped: Counter[str] = Counter({"topic": 0, "note": 0})
+        """What maintenance left out, by kind: topics that it failed for unexpectedly, notes of deleted topics
+        that it cannot read."""
         """That went into larger ones."""
 
     @property
@@ -73,7 +77,8 @@ class Upkeep:
         *,
         parallel: int | None = None,
     ) -> None:
-        """A few at a time; one that fails is no reason to leave the others."""
+        """A few at a time; one that fails is no reason to leave the others, whatever it fails with: topics
+        behind one bad value would have no retention and no merges."""
         waiting = iter(names)
 
         async def take_turns() -> None:
@@ -82,6 +87,9 @@ class Upkeep:
                     await work(name)
                 except FAILURES as error:
                     log.warning("topics: failed topic=%s error=%s: %s", name, type(error).__name__, error)
+                except Exception:
+                    self.skipped["topic"] += 1
+                    log.exception("topics: failed of a bug topic=%s", name)
 
         await asyncio.gather(*(take_turns() for _ in range(parallel or self._options.parallel)))
 
@@ -153,12 +161,13 @@ class Upkeep:
             await asyncio.sleep(self._options.sweep_interval_s)
             await self.each(list(self._loaded), self._sweep_orphans)
             try:
-                count = await self._storage.sweep_deleted(now_ms=time.time_ns() // 1_000_000)
+                swept = await self._storage.sweep_deleted(now_ms=time.time_ns() // 1_000_000)
             except FAILURES as error:
                 log.warning("topics: not swept error=%s: %s", type(error).__name__, error)
                 continue
-            if count:
-                log.info("topics: objects of deleted topics were deleted count=%d", count)
+            self.skipped["note"] += swept.unreadable
+            if swept.objects:
+                log.info("topics: objects of deleted topics were deleted count=%d", swept.objects)
 
     async def _sweep_orphans(self, name: TopicName) -> None:
         topic = self._loaded.get(name)

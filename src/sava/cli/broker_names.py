@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, cast
 
+from sava.cli.output import print_unconfirmed
 from sava.errors import CallerError
 from sava.proto import brokers_pb2 as pb
 from sava.services.admin_client import AdminClient
@@ -21,7 +22,10 @@ def is_id(text: str) -> bool:
 
 
 async def all_brokers(client: AdminClient) -> list[pb.Broker]:
+    """Says so on stderr if no majority has confirmed them."""
     response = await client.call(client.brokers.ListBrokers, pb.ListBrokersRequest())
+    if response.unconfirmed:
+        print_unconfirmed(response.unconfirmed)
     return cast(list[pb.Broker], list(response.brokers))
 
 

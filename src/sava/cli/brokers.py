@@ -19,8 +19,8 @@ from sava.cli.output import (
     print_progress,
     print_table,
 )
-from sava.errors import RetryableError
-from sava.metadata.errors import Unavailable
+from sava.errors import Outcome, RetryableError
+from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.proto import brokers_pb2 as pb
 from sava.services.admin_client import AdminClient
 
@@ -40,9 +40,13 @@ BrokerId = Annotated[str, typer.Option("--broker-id", hidden=True, help="As BROK
 class TopicsRemain(RetryableError):
     """A drain ended while the broker still had topics that were to go."""
 
+    outcome = Outcome.PARTLY
+
 
 class MovesFailed(RetryableError):
     """Of the moves of a round of rebalancing, some were not made."""
+
+    outcome = Outcome.PARTLY
 
 
 @app.command(name="list")
@@ -211,21 +215,23 @@ async def _follow_drain(client: AdminClient, request: pb.DrainBrokerRequest) -> 
         async for progress in client.stream(client.brokers.DrainBroker, request, timeout=timeout):
             if progress.done or request.dry_run:
                 return progress
-            if progress.total:
+            if progress.waiting:
+                print_progress(f"waiting: {progress.waiting}")
+            elif progress.total:
                 print_progress(
                     f"{progress.succeeded} of {_topics(progress.total)} moved, {progress.pending} to go, "
                     f"{progress.failed} failed"
                 )
-    except RetryableError as error:
+    except (RetryableError, OutcomeUnknown) as error:
         if progress is None:
             raise
         raise _cut_off(request, str(error)) from error
     raise _cut_off(request, "the answer ended before the drain did")
 
 
-def _cut_off(request: pb.DrainBrokerRequest, cause: str) -> Unavailable:
-    return Unavailable(
-        f"{cause}; the drain of broker {request.broker_id} goes on in the cluster, repeat the command to "
+def _cut_off(request: pb.DrainBrokerRequest, cause: str) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"{cause}; the cluster continues the drain of broker {request.broker_id}, repeat the command to "
         "follow it"
     )
 

@@ -10,7 +10,16 @@ import typer
 from sava.cli.broker_names import MAX_ID, is_id
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
 from sava.cli.interrupts import run_to_end
-from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
+from sava.cli.output import (
+    Format,
+    Output,
+    as_dict,
+    print_answer,
+    print_json,
+    print_line,
+    print_table,
+    print_unconfirmed,
+)
 from sava.metadata.lost_quorum import ForceReport, NotConfirmed
 from sava.proto import admin_pb2 as pb
 from sava.services.recovery import recover
@@ -48,8 +57,12 @@ def init(
 
 @app.command()
 def status(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Show what the asked broker knows: leader, term, positions, members."""
-    response = run(admin, lambda client: client.status())
+    """Show what the asked broker knows: leader, term, positions, members. Says so if no majority confirms
+    it."""
+    request = pb.StatusRequest(confirm=True)
+    response = run(admin, lambda client: client.call(client.cluster.Status, request))
+    if response.unconfirmed:
+        print_unconfirmed(response.unconfirmed)
     if output is Format.JSON:
         print_json(as_dict(response))
         return

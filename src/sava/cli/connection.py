@@ -11,6 +11,7 @@ import typer
 
 from sava.cli.interrupts import run_to_end
 from sava.config import Auth, ConfigInvalid, Tls
+from sava.errors import Outcome, SavaError
 from sava.services.admin_client import AdminClient
 
 T = TypeVar("T")
@@ -45,10 +46,21 @@ TLS_VARIABLES = {
 """Files in PEM. No options: whoever has to give them gives them to every command."""
 
 
+class PartlyDone(SavaError):
+    """A later step of a command failed after the broker had confirmed an earlier one, which stays."""
+
+    outcome = Outcome.PARTLY
+
+
 def run(admin: str, work: Callable[[AdminClient], Awaitable[T]]) -> T:
     async def connected() -> T:
         async with AdminClient(admin, auth_from_environment()) as client:
-            return await work(client)
+            try:
+                return await work(client)
+            except SavaError as error:
+                if client.changes and error.outcome is Outcome.NOT_DONE:
+                    raise PartlyDone(f"{error}; what the command has changed before this stays") from error
+                raise
 
     return run_to_end(connected())
 

@@ -35,7 +35,7 @@ from sava.cli import (
     writers,
 )
 from sava.cli.output import leave_standard_output, print_error, print_line
-from sava.errors import SavaError
+from sava.errors import Outcome, SavaError
 
 app = typer.Typer(
     name="sava",
@@ -82,6 +82,11 @@ def options(
     """Options before the command."""
 
 
+EXIT_UNKNOWN = 4
+"""The command may have done what it was to do, and its text names the command that shows whether it did. A
+script that takes this for a failure and repeats it may do it twice."""
+
+
 def _replace_closed_streams() -> None:
     """By such that fail when they are used. Python has nothing for a standard stream that is closed, which
     shows as a traceback, or as a success that nobody has seen."""
@@ -100,7 +105,7 @@ def main() -> None:
         from sava.cli.way_out import way_out
 
         print_error(f"{error}{way_out(error)}")
-        sys.exit(1)
+        sys.exit(EXIT_UNKNOWN if error.outcome is Outcome.UNKNOWN else 1)
     except OSError as error:
         # Files that are named to commands have errors of their own: this is what they print, into a file on a
         # full disk, or what they were to read.

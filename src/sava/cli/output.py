@@ -125,6 +125,11 @@ def print_error(text: str) -> None:
     _errors.print(f"sava: {text}")
 
 
+def print_unconfirmed(reason: str) -> None:
+    """On stderr, above what a broker knows and no majority has confirmed."""
+    _errors.print(f"not confirmed by a majority ({reason}): this is what the asked broker knew last")
+
+
 def print_progress(text: str) -> None:
     """On stderr: what a command that takes its time has done so far."""
     _errors.print(text)

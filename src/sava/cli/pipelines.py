@@ -16,7 +16,7 @@ import typer
 from sava import logs
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
 from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_table
-from sava.errors import CallerError, RetryableError
+from sava.errors import CallerError, Outcome, RetryableError
 from sava.proto import pipelines_pb2 as pb
 from sava.services.admin_client import AdminClient
 
@@ -30,6 +30,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's name."
 
 class StillStopping(RetryableError):
     """A pipeline that was deleted is still at work."""
+
+    outcome = Outcome.PARTLY
 
 
 class NoSuchPipeline(CallerError):

@@ -19,7 +19,7 @@ from sava.cli.positions import Position
 from sava.client import Batch, Client, Message
 from sava.client.consumer import SubscriptionType
 from sava.client.position import Start
-from sava.errors import RetryableError
+from sava.errors import Outcome, RetryableError
 from sava.proto import topics_admin_pb2 as pb
 from sava.services.admin_client import AdminClient
 
@@ -29,6 +29,8 @@ QUEUE: Final = 1000
 
 class MessagesMissing(RetryableError):
     """Fewer messages came than were asked for."""
+
+    outcome = Outcome.PARTLY
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from sava.cli.output import (
     print_line,
     print_table,
 )
-from sava.errors import CallerError, RetryableError
+from sava.errors import CallerError, Outcome, RetryableError
 from sava.proto import topics_admin_pb2 as pb
 from sava.services.admin_client import AdminClient
 
@@ -42,6 +42,8 @@ class NotPartitioned(CallerError):
 
 class NotMoved(RetryableError):
     """A topic, or some of its partitions, stayed where they were."""
+
+    outcome = Outcome.PARTLY
 
 
 @app.command()

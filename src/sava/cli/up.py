@@ -15,7 +15,13 @@ import typer
 from sava.cli.broker import DEFAULT_DATA_DIR
 from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE
 from sava.cli.output import Format, print_error, print_json_line, print_line, print_progress, print_table
-from sava.local_cluster import LocalBroker, LocalCluster, LocalClusterFailed
+from sava.local_cluster import (
+    FIRST_DELAY_S,
+    MOST_RESTARTS,
+    LocalBroker,
+    LocalCluster,
+    LocalClusterFailed,
+)
 from sava.pipeline.launch import find_java, spark_home
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -49,16 +55,27 @@ def up(
             "--pipelines", help="Run pipelines as well (`sava pipelines`): Spark, beside the brokers."
         ),
     ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help=f"Start a broker again that ends by itself or is killed: after {FIRST_DELAY_S:g} s, then "
+            f"twice as long each time, at most {MOST_RESTARTS} times in a row.",
+        ),
+    ] = False,
     output: Annotated[
         Format, typer.Option("--output", "-o", help="json (one line when ready) or table.")
     ] = Format.TABLE,
 ) -> None:
-    """Run a cluster on this machine until Ctrl-C or SIGTERM. A later start goes on with the same data."""
+    """Run a cluster on this machine until Ctrl-C or SIGTERM. A later start continues with the same data.
+    A broker that dies is reported at once, with its last line and the command that starts it again."""
     if pipelines:
         # Before anything is started: without these the runner could not.
         spark_home()
         find_java(os.environ)
-    cluster = LocalCluster(data_dir, brokers=brokers, port_base=port_base, pipelines=pipelines)
+    cluster = LocalCluster(
+        data_dir, brokers=brokers, port_base=port_base, pipelines=pipelines, restart=restart
+    )
     sys.exit(asyncio.run(_run(cluster, output)))
 
 
@@ -99,8 +116,8 @@ async def _work(cluster: LocalCluster, output: Format) -> None:
     await cluster.start()
     _show(cluster, time.monotonic() - started, output)
     while True:
-        print_error((await cluster.next_end()).end())
-        if not any(broker.is_running for broker in cluster.brokers):
+        print_error((await cluster.next_end(print_progress)).end())
+        if cluster.has_ended:
             raise LocalClusterFailed("all brokers have ended")
 
 

@@ -33,6 +33,7 @@ from sava.client.errors import (
     Refused,
     Timeout,
     TopicUnknown,
+    Unanswered,
     Unavailable,
 )
 from sava.client.producer import Producer, Sent
@@ -61,5 +62,6 @@ __all__ = [
     "Tls",
     "TopicUnknown",
     "TypedMessage",
+    "Unanswered",
     "Unavailable",
 ]

@@ -81,8 +81,9 @@ class Client:
     ) -> Producer:
         """A producer, to be opened with ``async with`` or ``open()``.
 
-        name                who publishes; one that comes back under its name goes on where it was, and takes
-                            the place of one that is still there. By default a new one.
+        name                who publishes. The producer that was opened last has the name, also after brokers
+                            have failed: one that was opened before it ends with ProducerFenced. By default a
+                            generated one, which no other producer has.
         reliable            what the topic must be, and becomes if it does not exist: True keeps messages,
                             False passes them on to whoever listens. None takes either.
         partitions          create the topic with so many partitions, or add the missing ones.
@@ -99,6 +100,7 @@ class Client:
         """
         options = ProducerOptions(
             name=name or f"producer-{secrets.token_hex(6)}",
+            is_name_generated=not name,
             reliable=reliable,
             partitions=partitions,
             exclusive=exclusive,

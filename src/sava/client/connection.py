@@ -3,7 +3,8 @@
 It has one channel per address, made when first needed. Topics are looked up through any of the addresses that
 the user gave, in turn, and if none of them answers, through brokers that look-ups have named; streams go to
 the broker that serves the topic, and when that cannot be reached, to the one that answered the look-up, which
-forwards. Owned by one event loop.
+forwards. A broker that falls silent is left within a few seconds (``pulse``), and asked last for a while.
+Owned by one event loop.
 """
 
 from __future__ import annotations
@@ -20,15 +21,26 @@ import grpc
 from grpc import aio
 
 from sava.client.backoff import Backoff
-from sava.client.errors import Closed, Refused, Unavailable, translated
+from sava.client.errors import Closed, Refused, Unanswered, Unavailable, error_of, of_change
+from sava.client.pulse import Options, Pulse
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import MAX_BATCH_BYTES
+from sava.tasks import cancelled
 
 Token = str | Callable[[], str | Awaitable[str]]
 
 OPEN_TIMEOUT_S: Final = 10.0
 """For one attempt to open a stream, or one unary call."""
+
+LEAVE_S: Final = 20.0
+"""For the calls on a connection that is left; longer than gRPC's keepalive takes."""
+
+CHANGES: Final = frozenset(
+    {"Append", "Advance", "Commit", "EnsureTopic", "EnsureSchema", "ApplyAcks", "ReportLink"}
+    | {"JoinRunner", "LeaveRunner", "ClaimPipeline", "ReportPipeline", "ReleasePipeline"}
+)
+"""Calls that change something, beside those whose request says ``create``. All of them may be repeated."""
 
 MAX_KNOWN: Final = 32
 """Addresses that are tried."""
@@ -37,9 +49,9 @@ _MAX_MESSAGE_BYTES: Final = MAX_BATCH_BYTES + (1 << 20)
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    # A broker that vanished without closing its connections is noticed after 5 + 10 seconds. The timeout
-    # needs both names: by the first alone, gRPC waits a minute for the answer to a ping. It is the longer of
-    # the two because the answer may have to wait for batches on a slow line.
+    # The backstop behind ``pulse``: a broker that vanished is noticed after 5 + 10 seconds. The timeout needs
+    # both names: by the first alone, gRPC waits a minute for the answer to a ping. It is the longer of the
+    # two because the answer may have to wait for batches on a slow line.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
@@ -106,14 +118,21 @@ class Connection:
         self._token = token
         self._credentials = (tls or Tls()).credentials() if tls is not None or is_https else None
         self._channels: dict[str, aio.Channel] = {}
+        self._pulses: dict[str, Pulse] = {}
+        self._left: dict[asyncio.Task[None], aio.Channel] = {}
+        """Connections to brokers that fell silent, until the last call on them has ended."""
         self._known = list(self.targets)
         self._turn = 0
         self._is_closed = False
 
     async def close(self) -> None:
         self._is_closed = True
-        channels = list(self._channels.values())
+        channels, pulses = [*self._channels.values(), *self._left.values()], list(self._pulses.values())
+        leaving = list(self._left)
         self._channels.clear()
+        self._pulses.clear()
+        await cancelled(*leaving)
+        await asyncio.gather(*(pulse.close() for pulse in pulses))
         await asyncio.gather(*(channel.close(None) for channel in channels))
 
     def stub(self, target: str, service: Callable[[aio.Channel], Any] = rpc.StreamsStub) -> Any:
@@ -123,12 +142,32 @@ class Connection:
         _check_not_forked()
         channel = self._channels.get(target)
         if channel is None:
-            if self._credentials is None:
-                channel = aio.insecure_channel(target, options=_OPTIONS)
-            else:
-                channel = aio.secure_channel(target, self._credentials, options=_OPTIONS)
-            self._channels[target] = channel
+            channel = self._channels[target] = self._open_channel(target, _OPTIONS)
         return service(channel)
+
+    def pulse(self, target: str) -> Pulse:
+        found = self._pulses.get(target)
+        if found is None:
+            found = self._pulses[target] = Pulse(target, self._open_channel, self._leave)
+        return found
+
+    def _open_channel(self, target: str, options: Options) -> aio.Channel:
+        if self._credentials is None:
+            return aio.insecure_channel(target, options=options)
+        return aio.secure_channel(target, self._credentials, options=options)
+
+    def _leave(self, target: str) -> None:
+        """The broker is silent. A machine that comes back does not know the old connection, and gRPC would
+        try it until its own keepalive gives up."""
+        channel = self._channels.pop(target, None)
+        if channel is not None:
+            # Calls that were not given up (nobody watched them) end by that keepalive, with a status.
+            task = asyncio.create_task(channel.close(LEAVE_S))
+            self._left[task] = channel
+            task.add_done_callback(self._left.pop)
+
+    def is_silent(self, target: str) -> bool:
+        return target in self._pulses and self._pulses[target].is_silent
 
     async def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with every call. A token that is a callable is asked each time, since tokens expire."""
@@ -149,10 +188,24 @@ class Connection:
         service: Callable[[aio.Channel], Any] = rpc.StreamsStub,
     ) -> Any:
         """One unary call, one attempt."""
-        with translated(target):
-            return await getattr(self.stub(target, service), method)(
-                request, timeout=max(timeout, 0.001), metadata=await self.metadata()
-            )
+        loop, pulse, metadata = asyncio.get_running_loop(), self.pulse(target), await self.metadata()
+        began = loop.time()
+        changes = method in CHANGES or getattr(request, "create", False)
+        call = getattr(self.stub(target, service), method)(
+            request, timeout=max(timeout, 0.001), metadata=metadata
+        )
+        with pulse.watch(call, lambda: True) as waiting:
+            try:
+                response = await call
+            except aio.AioRpcError as error:
+                raise (of_change if changes else error_of)(error, target) from None
+            except asyncio.CancelledError:
+                if not waiting.was_given_up():
+                    raise
+                unheard = silent(target)
+                raise (Unanswered(str(unheard)) if changes else unheard) from None
+        pulse.answered(loop.time() - began)
+        return response
 
     async def ask(
         self,
@@ -188,7 +241,7 @@ class Connection:
         response, answered = await self._ask_any("LookUp", pb.LookUpRequest(topic=topic), timeout)
         self._learn(response)
         address = next((partition.address for partition in response.partitions), "")
-        return answered if address in ("", but_not) else str(address)
+        return answered if address in ("", but_not) or self.is_silent(address) else str(address)
 
     def _learn(self, found: pb.LookUpResponse) -> None:
         """A broker that the user did not name may live longer than those that are named."""
@@ -210,6 +263,9 @@ class Connection:
         failure = Unavailable(f"no broker was asked within {timeout} s")
         while True:
             for _ in range(len(self._known)):
+                if self.is_silent(self._known[self._turn]) and not all(map(self.is_silent, self._known)):
+                    self._turn = (self._turn + 1) % len(self._known)
+                    continue
                 target = self._known[self._turn]
                 share = (deadline - loop.time()) / len(self.targets)
                 try:
@@ -218,6 +274,9 @@ class Connection:
                     )
                     return response, target
                 except Unavailable as error:
+                    if isinstance(failure, Unanswered) and not isinstance(error, Unanswered):
+                        # An earlier attempt may have happened, whatever became of the later ones.
+                        error = Unanswered(f"{error}; an earlier attempt may have happened", error.code)
                     failure = error
                     if self._known[self._turn] == target:
                         # Else somebody who failed with it as well has passed it: past both would be past one
@@ -227,6 +286,10 @@ class Connection:
             if loop.time() + delay >= deadline:
                 raise failure
             await asyncio.sleep(delay)
+
+
+def silent(target: str) -> Unavailable:
+    return Unavailable(f"broker {target} has fallen silent: it answers neither a call nor a new connection")
 
 
 def _check_not_forked() -> None:

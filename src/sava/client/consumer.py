@@ -14,7 +14,7 @@ from sava.client.acks import coalesced
 from sava.client.batch import Batch, Range
 from sava.client.codec import Codec
 from sava.client.connection import Connection
-from sava.client.errors import ClientError, Closed, Refused, Timeout
+from sava.client.errors import ClientError, Closed, OutcomeUnknown, Refused
 from sava.client.feed import Feed, FeedHooks, FeedOptions
 from sava.client.partitions import watch_partitions
 from sava.client.position import Start, position_of
@@ -252,13 +252,16 @@ class Consumer:
             self._feed(topic).nack(ranges, delay_ms, reason)
 
     async def flush(self, *, timeout: float | None = None) -> None:
-        """Returns when all acks so far are stored. Raises Timeout."""
+        """Returns when all acks so far are stored. Raises OutcomeUnknown if no broker confirms that in
+        time: the consumer continues to send them."""
         seconds = self._connection.timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(seconds):
                 await asyncio.gather(*(feed.flush() for feed in self._feeds.values()))
         except TimeoutError:
-            raise Timeout(f"the acks were not stored within {seconds} s") from None
+            raise OutcomeUnknown(
+                f"the acks were not confirmed within {seconds} s; they may be stored, now or later"
+            ) from None
 
     def _feed(self, topic: str) -> Feed:
         try:

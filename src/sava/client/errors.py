@@ -3,8 +3,8 @@
 A broker names its errors by a stable code in the trailing metadata; texts are for people. What a broker
 refuses stays refused however often it is repeated (``Refused`` and its kin). What it cannot do now is tried
 again by the client itself, and reaches the application as ``Unavailable`` or ``Timeout`` only when the time
-for that is up: then nothing has happened. ``OutcomeUnknown`` is the one error after which something may have
-happened.
+for that is up: then nothing has happened. After ``OutcomeUnknown`` (of messages and acks) and ``Unanswered``
+(of all else) something may have happened.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import grpc
 from grpc import aio
 
 from sava.connecting import cause_of
-from sava.errors import CallerError, RetryableError, SavaError
+from sava.errors import CallerError, Outcome, RetryableError, SavaError
 
 CODE_KEY: Final = "sava-code"
+OUTCOME_KEY: Final = "sava-outcome"
 
 
 class ClientError(SavaError):
@@ -58,8 +59,8 @@ class TopicUnknown(Refused):
 
 
 class ProducerFenced(Refused):
-    """Another producer of the same name has taken this one's place. This one has ended; give each its own
-    name."""
+    """A producer of the same name was opened after this one and has taken its place. This one has ended; give
+    each its own name."""
 
 
 class ConsumerReplaced(Refused):
@@ -80,17 +81,28 @@ class NotReached(Unavailable):
     """No connection came about, and nothing is known but gRPC's words for it."""
 
 
+class Unanswered(Unavailable):
+    """A request that changes something was sent, and no broker has answered it within the time for retries:
+    it may have happened. The client has repeated only what may be repeated."""
+
+    outcome = Outcome.UNKNOWN
+
+
 class Timeout(ClientError, RetryableError):
     """It did not happen in time, and will not happen later."""
 
 
 class OutcomeUnknown(ClientError):
-    """The messages were sent and no answer came, or the broker no longer knows what it was sent: they may be
-    in the topic or not. Sending them again may store them twice; a reader can look."""
+    """The messages or acks were sent and no answer came, or the broker no longer knows what it was sent: they
+    may be stored or not. Sending messages again may store them twice; a reader can look."""
+
+    outcome = Outcome.UNKNOWN
 
 
 class DuplicateForgotten(ClientError):
     """Inside the client only: a repeated batch is in the topic, and the broker no longer knows where."""
+
+    outcome = Outcome.DONE_BEFORE
 
 
 ELSEWHERE: Final = frozenset({"not_owner", "topic_moved"})
@@ -141,6 +153,23 @@ def error_of(error: aio.AioRpcError, target: str) -> ClientError:
         failure = kind if cause.remedy else NotReached
         return failure(f"broker {target} cannot be reached: {cause}")
     return kind(f"broker {target}: {status.name}: {cause}")
+
+
+_UNSENT: Final = "failed to connect"
+"""How gRPC's text begins when it has found no connection to send a call on. The text is no contract: with
+another one the outcome is called unknown, which is never wrong, only less useful."""
+
+
+def of_change(error: aio.AioRpcError, target: str) -> ClientError:
+    """As ``error_of``, for a request that changes something: if it may have reached the broker, and the
+    broker has not said what became of it, it is Unanswered."""
+    failure = error_of(error, target)
+    trailing = dict(cast("tuple[tuple[str, str | bytes], ...]", error.trailing_metadata() or ()))
+    told = trailing.get(OUTCOME_KEY)
+    is_open = told == Outcome.UNKNOWN if failure.code else not (error.details() or "").startswith(_UNSENT)
+    if isinstance(failure, Unavailable) and is_open:
+        return Unanswered(f"{failure}; it may have happened", failure.code)
+    return failure
 
 
 @contextmanager

@@ -67,6 +67,7 @@ class LaneOptions:
     delivery: pb.Delivery.ValueType
     access_mode: pb.AccessMode.ValueType
     schema_subject: str
+    is_name_generated: bool
     linger_s: float
     max_messages: int
     max_bytes: int
@@ -75,9 +76,20 @@ class LaneOptions:
 
 class Lane:
     def __init__(
-        self, connection: Connection, topic: str, address: str, options: LaneOptions, room: Room
+        self,
+        connection: Connection,
+        topic: str,
+        address: str,
+        options: LaneOptions,
+        room: Room,
+        *,
+        producer_epoch: int = 0,
     ) -> None:
+        """``producer_epoch``: what the first partition has given this producer; 0: this is the first."""
         self.topic = topic
+        self.producer_epoch = producer_epoch
+        """Of the producer's open. Presented by each stream from then on: a broker that knows a higher one has
+        given the name to another producer, and this one ends."""
         self.error: ClientError | None = None
         """Set when the lane has ended: nothing can be sent any more."""
         self.largest = MAX_BATCH_BYTES
@@ -111,6 +123,7 @@ class Lane:
             access_mode=options.access_mode,
             delivery=options.delivery,
             schema_subject=options.schema_subject,
+            is_name_generated=options.is_name_generated,
         )
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._task = asyncio.create_task(self._run(), name=f"sava producer of {topic}")
@@ -261,13 +274,19 @@ class Lane:
     async def _session(self) -> None:
         """One stream, from its opening to its end, which is always an error."""
         target = await self._route.find()
-        async with open_stream(self._connection, "Publish", target) as stream:
+        async with open_stream(self._connection, "Publish", target, owes=self._is_owed) as stream:
+            self._opening.producer_epoch = self.producer_epoch
             opened = (await stream.open(pb.PublishRequest(open=self._opening))).opened
+            self.producer_epoch = opened.producer_epoch
             self._is_open = True
             self._stream = stream
             self._failure = None
             self._resume(opened)
             await both(self._receive(stream), self._transmit(stream))
+
+    def _is_owed(self) -> bool:
+        """Whether the broker owes an answer: to the opening, or receipts."""
+        return not self._is_open or len(self._window) > 0
 
     def _resume(self, opened: pb.ProducerOpened) -> None:
         self.largest = opened.max_message_size or MAX_BATCH_BYTES

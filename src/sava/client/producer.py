@@ -44,6 +44,7 @@ class ProducerOptions:
     """As in ``Client.producer``, where they are explained."""
 
     name: str
+    is_name_generated: bool
     reliable: bool | None
     partitions: int | None
     exclusive: bool
@@ -77,6 +78,7 @@ class ProducerOptions:
             delivery=self.delivery,
             access_mode=pb.EXCLUSIVE if self.exclusive else pb.SHARED,
             schema_subject=self.schema or "",
+            is_name_generated=self.is_name_generated,
             linger_s=self.linger_ms / 1000,
             max_messages=min(self.max_batch_messages, self.max_pending),
             max_bytes=self.max_batch_bytes,
@@ -156,17 +158,33 @@ class Producer:
             await asyncio.gather(*(lane.close() for lane in self._lanes))
 
     async def _add_lanes(self, partitions: Sequence[pb.Partition]) -> None:
-        """Messages go to the new lanes once all of them are open."""
-        lanes = [
-            Lane(self._connection, partition.topic, partition.address, self._lane_options, self._room)
-            for partition in partitions
-        ]
+        """Messages go to the new lanes once all of them are open. The first partition is opened before the
+        others: it decides which of two producers of one name is the later one, and they follow it."""
+        lanes: list[Lane] = []
         try:
+            if not self._lanes:
+                lanes.append(self._lane(partitions[0]))
+                await lanes[0].opened(self._connection.timeout)
+                partitions = partitions[1:]
+            first = (self._lanes or lanes)[0]
+            if first.error is not None:
+                raise first.error.again()
+            lanes += [self._lane(partition, first.producer_epoch) for partition in partitions]
             await asyncio.gather(*(lane.opened(self._connection.timeout) for lane in lanes))
         except BaseException:
             await asyncio.gather(*(lane.close() for lane in lanes))
             raise
         self._lanes.extend(lanes)
+
+    def _lane(self, partition: pb.Partition, producer_epoch: int = 0) -> Lane:
+        return Lane(
+            self._connection,
+            partition.topic,
+            partition.address,
+            self._lane_options,
+            self._room,
+            producer_epoch=producer_epoch,
+        )
 
     # -- sending -----------------------------------------------------------------
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from grpc.aio import AioRpcError
 
-from sava.client.connection import OPEN_TIMEOUT_S, Connection
+from sava.client.connection import OPEN_TIMEOUT_S, Connection, silent
 from sava.client.errors import Unavailable, error_of
+from sava.client.pulse import Waiting
 from sava.tasks import cancelled
 
 STATUS_S: Final = 1.0
@@ -21,9 +22,11 @@ class Stream:
     """Errors are the client's types; an end without an error is Unavailable, for none of Sava's streams ends
     by itself while the client wants it."""
 
-    def __init__(self, call: Any, target: str) -> None:
+    def __init__(self, call: Any, target: str, waiting: Waiting | None = None) -> None:
+        """``waiting``: how its broker is watched; None: by gRPC's keepalive alone."""
         self._call = call
         self._target = target
+        self._waiting = waiting
         # Not call.read(): it drops what has arrived once the status is there.
         self._responses = aiter(call)
 
@@ -33,25 +36,45 @@ class Stream:
         except AioRpcError as error:
             raise error_of(error, self._target) from None
         except asyncio.InvalidStateError:
-            raise Unavailable(f"broker {self._target} has ended the stream") from None
+            raise self._ended() from None
+        except asyncio.CancelledError:
+            if self._waiting is None or not self._waiting.was_given_up():
+                raise
+            raise silent(self._target) from None
 
     async def receive(self) -> Any:
         try:
-            return await anext(self._responses)
+            response = await anext(self._responses)
         except AioRpcError as error:
             raise error_of(error, self._target) from None
         except StopAsyncIteration:
-            raise Unavailable(f"broker {self._target} has ended the stream") from None
+            raise self._ended() from None
+        except asyncio.CancelledError:
+            if self._waiting is None or not self._waiting.was_given_up():
+                raise
+            raise silent(self._target) from None
+        if self._waiting is not None:
+            self._waiting.pulse.heard()
+        return response
+
+    def _ended(self) -> Unavailable:
+        if self._waiting is not None and self._waiting.is_given_up:
+            return silent(self._target)
+        return Unavailable(f"broker {self._target} has ended the stream")
 
     async def open(self, request: Any) -> Any:
         """The answer to the request that opens a stream. Both have one deadline: a request waits for a
         connection, and a broker that stands still accepts connections."""
+        began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await self.write(request)
-                return await self.receive()
+                response = await self.receive()
         except TimeoutError:
             raise Unavailable(f"broker {self._target} did not answer within {OPEN_TIMEOUT_S} s") from None
+        if self._waiting is not None:
+            self._waiting.pulse.answered(asyncio.get_running_loop().time() - began)
+        return response
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -68,9 +91,9 @@ class Route:
         self._last = ""
 
     async def find(self) -> str:
-        target = self._next or await self._connection.locate(
-            self._topic, but_not=self._last, timeout=OPEN_TIMEOUT_S
-        )
+        target = self._next
+        if not target or self._connection.is_silent(target):
+            target = await self._connection.locate(self._topic, but_not=self._last, timeout=OPEN_TIMEOUT_S)
         self._next, self._last = "", target
         return target
 
@@ -81,11 +104,14 @@ class Route:
 
 @asynccontextmanager
 async def open_stream(
-    connection: Connection, method: str, target: str, *request: Any
+    connection: Connection, method: str, target: str, *request: Any, owes: Callable[[], bool] = lambda: True
 ) -> AsyncIterator[Stream]:
+    """``owes``: whether the broker owes this stream an answer now; it ends if a broker that does is
+    silent."""
     call = getattr(connection.stub(target), method)(*request, metadata=await connection.metadata())
     try:
-        yield Stream(call, target)
+        with connection.pulse(target).watch(call, owes) as waiting:
+            yield Stream(call, target, waiting)
     finally:
         call.cancel()
 

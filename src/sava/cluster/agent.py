@@ -63,6 +63,10 @@ CHUNK: Final = 256
 """Topics looked at between two turns of everybody else, in a pass over all of them."""
 FIRST_RETRY_S: Final = 0.1
 LONGEST_RETRY_S: Final = 5.0
+PARALLEL: Final = 64
+"""Topics taken up at a time: what they write shares log entries, of which more topics fill more."""
+MOVES: Final = 16
+"""Topics handed over at a time: each may have a segment to upload."""
 GIVE_BACK_AFTER: Final = 5
 """Attempts to take up a topic before another broker may try."""
 TAKE_S: Final = 60.0
@@ -158,7 +162,7 @@ class Agent:
         *,
         broker: int,
         registrar: Registrar,
-        parallel: int = 16,
+        parallel: int = PARALLEL,
     ) -> None:
         self._view = view
         self._store = store
@@ -168,7 +172,7 @@ class Agent:
         # Apart, because a hand-over may take as long as an upload does: those who wait for a topic that is
         # to be taken up must not wait for that.
         self._slots = asyncio.Semaphore(parallel)
-        self._slots_for_moves = asyncio.Semaphore(parallel)
+        self._slots_for_moves = asyncio.Semaphore(MOVES)
         self._cases: dict[TopicName, _Case] = {}
         self._pass_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -386,7 +390,7 @@ class Agent:
         record = ownership.after(step, name, entry.record, **changes)
         key = specs.ownership_key(name)
         compare = (unchanged(key, entry.revision), unchanged(specs.spec_key(name), entry.spec_revision))
-        if not (await self._store.txn(compare, (Put(key, specs.encode(record)),))).succeeded:
+        if not (await self._store.txn(compare, (Put(key, specs.encode(record)),), batched=True)).succeeded:
             raise RegistryBusy(f"topic {name}: its ownership changed before {step} was written")
 
     # -- for others --------------------------------------------------------------------------

@@ -29,9 +29,9 @@ from sava.cluster.decisions import Writer
 from sava.cluster.drains import Drains, DrainStatus
 from sava.cluster.errors import NotLeader, RebalanceRunning
 from sava.cluster.loads import Loads
-from sava.cluster.moves import Move, Moves
+from sava.cluster.moves import Move, Moves, PrepareMove
 from sava.cluster.placement import Placement
-from sava.cluster.planning import Plan, Scene, Sightings, is_settled, plan
+from sava.cluster.planning import ORPHAN_LOOK_S, Plan, Scene, Sightings, is_settled, plan
 from sava.cluster.rebalancing import Balance, Rebalanced
 from sava.cluster.records import BrokerMode, Registration
 from sava.cluster.rounds import Rounds
@@ -41,7 +41,7 @@ from sava.config import Config
 from sava.errors import SavaError
 from sava.metadata.errors import Deposed
 from sava.metadata.store import MetadataStore
-from sava.storage import catalog
+from sava.storage import catalog, keys
 from sava.storage.errors import CatalogCorrupt
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
@@ -85,6 +85,7 @@ class Controller:
         broker: int,
         finish_deletions: Callable[[], Awaitable[None]],
         tend_writers: Callable[[], Awaitable[None]],
+        prepare_move: PrepareMove,
     ) -> None:
         self._view = view
         self._store = store
@@ -95,7 +96,7 @@ class Controller:
         """What takes its time, and must not keep topics waiting."""
         self.loads = Loads(interval_s=config.load_manager.load_report_interval_seconds)
         self._writer = Writer(view, store)
-        self._moves = Moves(view, store, self._placement, self._state_of)
+        self._moves = Moves(view, store, self._placement, self._state_of, prepare_move)
         self._drains = Drains(view, store, self._move_for_drain, wake=self._wake)
         self._rounds = Rounds(view, self.loads, config.load_manager, self._move_for_balance)
         self._touched: set[TopicName] = set()
@@ -122,6 +123,9 @@ class Controller:
         """What was known of an earlier term is of no use in this one."""
         self._sightings = Sightings()
         self._waits: dict[TopicName, float] = {}
+        self._waited_for: dict[TopicName, int] = {}
+        """Orphans, and the revision of the storage state with which each was found to wait: as long as it has
+        this one there is nothing to decide. A thousand of them are looked at ten times a second."""
         self._last_placed = 0
         self._unserved = Unserved()
         self._deleting: dict[TopicName, float] = {}
@@ -147,7 +151,7 @@ class Controller:
 
     async def move(self, name: TopicName, *, target: int = 0, reason: str, timeout_ms: int) -> Move:
         """Returns when the topic is served elsewhere, or will not be. Raises NotLeader, TopicUnknown,
-        MoveRefused, WrongState."""
+        MoveRefused, MovePostponed, WrongState."""
         term = await self._lead_term()
         move = await self._moves.move(name, term=term, target=target, reason=reason, timeout_ms=timeout_ms)
         self.moves += 1
@@ -289,7 +293,11 @@ class Controller:
                 await self._woken.wait()
         self._woken.clear()
         now = time.monotonic()
-        self._touched.update(name for name, at in self._waits.items() if at <= now)
+        for name in [name for name, at in self._waits.items() if at <= now]:
+            if self._waited_for.get(name) == self._state_revision(name):
+                self._waits[name] = now + ORPHAN_LOOK_S
+            else:
+                self._touched.add(name)
 
     async def _pass(self, term: int, *, is_full: bool) -> None:
         began = time.monotonic()
@@ -300,6 +308,9 @@ class Controller:
                 planned = plan(part, scene)
                 self._waits.update(planned.waits)
                 self._unserved.note(planned)
+                self._waited_for.update(
+                    (each.name, self._state_revision(each.name)) for each in planned.orphans
+                )
                 self._warn_of_many_gone(planned)
                 done = await self._writer.write(planned.decisions, term=term)
                 self.assignments += sum(1 for decision in done if decision.step == "assign")
@@ -320,9 +331,11 @@ class Controller:
         if is_full:
             self._touches_all = False
             self._waits.clear()
+            self._waited_for.clear()
             return self._view.names()
         for name in touched:
             self._waits.pop(name, None)
+            self._waited_for.pop(name, None)
         return list(touched)
 
     async def _find_restless(self, names: Sequence[TopicName]) -> list[Entry]:
@@ -355,6 +368,10 @@ class Controller:
         counts = {broker: owned.get(broker, 0) + bound[broker] for broker in active}
         loads = self.loads.by_broker(self._config.load_manager.assignment_strategy, counts)
         return Placement(active, counts, loads, last=self._last_placed)
+
+    def _state_revision(self, name: TopicName) -> int:
+        kv = self._store.local.get(keys.state_key(TopicKey(name.namespace, name.topic, 0)))
+        return kv.mod_revision if kv is not None else 0
 
     def _state_of(self, entry: Entry) -> TopicState | None:
         key = TopicKey(entry.name.namespace, entry.name.topic, entry.spec.topic_id)

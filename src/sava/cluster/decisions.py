@@ -1,12 +1,12 @@
-"""Writing decisions down: many in one transaction, each on its own conditions.
+"""Writing decisions down: many in one log entry, each on its own conditions.
 
-A transaction takes effect as a whole, so one topic that changed meanwhile refuses all that are with it. Those
-whose conditions do not hold any more by what this node knows are left out then (they are decided anew from
-what they have become), and if that explains nothing, the rest is tried in halves.
+Each decision is a transaction of its own; those of one moment share entries (``metadata.batching``). A topic
+that changed meanwhile refuses its own and no other: it is decided again, from what it has become.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -16,9 +16,6 @@ from sava.cluster.view import ClusterView
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.store import LocalView, MetadataStore
 
-BATCH: Final = 100
-"""Topics in one transaction: with two conditions and a write for each, and two conditions for each broker,
-this leaves room below the store's limit of 512."""
 SHOWN_S: Final = 1.0
 
 
@@ -32,12 +29,16 @@ class Writer:
     async def write(self, decisions: Sequence[Decision], *, term: int) -> list[Decision]:
         """Those that took effect, as soon as the view shows them: whoever decides next must not decide the
         same again. Raises Deposed, Unavailable, OutcomeUnknown."""
-        done: list[Decision] = []
-        for start in range(0, len(decisions), BATCH):
-            done += await self._write(decisions[start : start + BATCH], term)
+        tried = await asyncio.gather(
+            *(self._write(decision, term) for decision in decisions), return_exceptions=True
+        )
+        done = [decision for decision, is_done in zip(decisions, tried, strict=True) if is_done is True]
         if done:
             with suppress(TimeoutError):
                 await self.changed(done[-1])
+        for failure in tried:
+            if isinstance(failure, BaseException):
+                raise failure
         return done
 
     async def changed(self, decision: Decision) -> None:
@@ -53,21 +54,9 @@ class Writer:
 
         await self._view.wait(is_other, timeout=SHOWN_S, about=name)
 
-    async def _write(self, batch: Sequence[Decision], term: int) -> Sequence[Decision]:
-        if not batch:
-            return ()
-        compare = tuple(dict.fromkeys(each for decision in batch for each in decision.compare))
-        result = await self._store.txn(compare, [decision.put for decision in batch], fence_term=term)
-        if result.succeeded:
-            return batch
-        local = self._store.local
-        valid = [decision for decision in batch if all(holds(local, each) for each in decision.compare)]
-        if len(valid) < len(batch):
-            return await self._write(valid, term)
-        if len(batch) == 1:
-            return ()
-        middle = len(batch) // 2
-        return (*await self._write(batch[:middle], term), *await self._write(batch[middle:], term))
+    async def _write(self, decision: Decision, term: int) -> bool:
+        result = await self._store.txn(decision.compare, (decision.put,), fence_term=term, batched=True)
+        return result.succeeded
 
 
 def holds(local: LocalView, compare: Compare) -> bool:

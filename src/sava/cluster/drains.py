@@ -6,6 +6,12 @@ new one only begins to count anew, failures and time included. Nothing is assign
 active, for every assignment has its mode as a condition, and when it has no topics left it is *drained*. If
 it turns out to have some after all (an assignment that was decided before the drain and seen after it), they
 are moved like the others.
+
+A broker that says in its registration that it leaves is drained the same way, without a mode: it stops when
+it has no topics left, or when it has waited long enough.
+
+A move that its owner postpones, because the object store takes no writes, has not failed: it is tried again
+until the drain's time is over, and the status says what is waited for.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from sava.broker.errors import RegistryBusy
 from sava.broker.names import TopicName
 from sava.broker.specs import OwnershipState
 from sava.cluster import placement, records
-from sava.cluster.errors import BrokerUnknown, MoveRefused, NotLeader
+from sava.cluster.errors import BrokerUnknown, MovePostponed, MoveRefused, NotLeader
 from sava.cluster.moves import Move
 from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.view import ClusterView, Entry
@@ -44,6 +50,12 @@ SHOWN_S: Final = 5.0
 RETRIES: Final = 3
 RETRY_PAUSE_S: Final = 1.0
 """Before the first retry of a move; twice as long before each further one."""
+POSTPONED_S: Final = 1.0
+"""Before a move is tried again that its owner postponed."""
+
+LEAVING: Final = BrokerMode(mode=Mode.DRAINING, reason="leaving", parallel=4)
+"""As which a broker is drained that is about to stop. Few at a time: a broker uploads one after another, and
+the publishers of each wait until its turn has come."""
 
 MoveTopic = Callable[[TopicName], Awaitable[Move]]
 
@@ -60,6 +72,8 @@ class DrainStatus:
     mode: Mode = Mode.DRAINING
     is_done: bool = False
     """No more moves will be begun for this request. The broker is drained if ``mode`` says so."""
+    waiting: str = ""
+    """Why topics do not move at present, although nothing failed."""
 
 
 class Drain:
@@ -93,6 +107,7 @@ class Drain:
         self._retries: dict[TopicName, tuple[int, float]] = {}
         """How often a move was tried again, and when the next time is."""
         self._failed: dict[TopicName, str] = {}
+        self._waiting = ""
         self._is_done = False
         self._changed = asyncio.Event()
 
@@ -137,17 +152,28 @@ class Drain:
     async def _move_one(self, name: TopicName) -> None:
         try:
             error = (await self._move(name)).error
+        except MovePostponed as postponed:
+            self._postpone(name, postponed)
+            return
         except (SavaError, TimeoutError) as failure:
             error = str(failure)
         finally:
             self._under_way.pop(name, None)
             self._wake()
+        self._waiting = ""
         if not error:
             self._left.discard(name)
             self._retries.pop(name, None)
         else:
             self._retry(name, error)
         self.wants_look = not self._under_way and not self._todo
+
+    def _postpone(self, name: TopicName, postponed: MovePostponed) -> None:
+        if not self._waiting:
+            log.warning("drain: waiting broker=%d topic=%s reason=%s", self.broker, name, postponed.reason)
+        self._waiting = postponed.reason
+        self._retries[name] = self._retries.get(name, (0, 0.0))[0], self._clock() + POSTPONED_S
+        self._todo.append(name)
 
     def _retry(self, name: TopicName, error: str) -> None:
         tried = self._retries.get(name, (0, 0.0))[0] + 1
@@ -199,6 +225,7 @@ class Drain:
             failed_topics=failed,
             mode=mode,
             is_done=self._is_done or bool(self.over) or mode is not Mode.DRAINING,
+            waiting=self._waiting,
         )
 
 
@@ -352,13 +379,18 @@ class Drains:
         """A drain for each broker whose mode says so."""
         counts = self._view.counts()
         for broker in sorted(self._view.brokers.keys() | self._drains.keys()):
-            mode, drain = self._view.mode(broker), self._drains.get(broker)
+            mode, drain = self._wanted_mode(broker), self._drains.get(broker)
             is_wanted = mode.mode is Mode.DRAINING or (mode.mode is Mode.DRAINED and counts.get(broker))
             if drain is not None and (not is_wanted or drain.mode != mode):
                 del self._drains[broker]
                 await drain.stop("replaced")
             if is_wanted and broker not in self._drains:
                 self._drains[broker] = Drain(broker, mode, self._move, wake=self._wake, clock=self._clock)
+
+    def _wanted_mode(self, broker: int) -> BrokerMode:
+        registration = self._view.brokers.get(broker)
+        is_leaving = registration is not None and registration.is_leaving
+        return LEAVING if is_leaving else self._view.mode(broker)
 
     async def _finish(self, drain: Drain, term: int) -> None:
         drained = msgspec.structs.replace(drain.mode, mode=Mode.DRAINED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sava.broker.ownership import WrongState
 from sava.broker.specs import Ownership
-from sava.errors import CallerError, HostError, RetryableError
+from sava.errors import CallerError, HostError, Outcome, RetryableError
 
 
 class NotLeader(RetryableError):
@@ -24,6 +24,14 @@ class BrokerUnknown(CallerError):
 
 class MoveRefused(CallerError):
     """The topic cannot go there, or not anywhere; says why."""
+
+
+class MovePostponed(RetryableError):
+    """The owner cannot hand the topic over at present, and serves it. Move it when the reason is gone."""
+
+    def __init__(self, topic: object, broker: int, reason: str) -> None:
+        super().__init__(f"topic {topic} stays with broker {broker} for now: {reason}")
+        self.topic, self.broker, self.reason = str(topic), broker, reason
 
 
 class AlreadyMoving(WrongState):
@@ -122,3 +130,5 @@ class WriterContended(RetryableError):
 
 class StagedLost(HostError):
     """A batch was decided, and what it consists of is not there any more: somebody has removed it."""
+
+    outcome = Outcome.PARTLY

@@ -5,13 +5,16 @@ itself, whether or not anybody looks on: the owner hands the topic over and seal
 the controller assigns it, or rolls it back when the owner had its time; and of an owner that dies on the way
 the controller takes over as of any other. So whoever asked for the move only watches the record, and a leader
 that is deposed meanwhile loses nothing but the sight of it.
+
+Before that write the owner is asked to upload what the topic has in the journal only, while it serves it. So
+a move begins only with an object store that takes writes, and publishers wait for a small rest.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,10 +25,11 @@ from sava.broker.names import TopicName
 from sava.broker.ownership import NOBODY
 from sava.broker.specs import OwnershipState
 from sava.cluster.decisions import Writer, holds
-from sava.cluster.errors import AlreadyMoving, MoveRefused, NotLeader
+from sava.cluster.errors import AlreadyMoving, MovePostponed, MoveRefused, NotLeader
 from sava.cluster.placement import Candidate, Placement, store_of
 from sava.cluster.planning import Decision, decide
 from sava.cluster.view import ClusterView, Entry
+from sava.errors import SavaError
 from sava.metadata.errors import Deposed, OutcomeUnknown
 from sava.metadata.store import MetadataStore
 from sava.storage.types import TopicState
@@ -40,6 +44,9 @@ SINGLE_BROKER: Final = (
 )
 
 _S = OwnershipState
+
+PrepareMove = Callable[[int, TopicName, float], Awaitable[None]]
+"""Asks a broker to prepare a topic of its own for a move, within so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +74,14 @@ class Moves:
         store: MetadataStore,
         place: Callable[[], Placement],
         state_of: Callable[[Entry], TopicState | None],
+        prepare: PrepareMove,
     ) -> None:
         """``state_of``: what storage has of a topic; None: it was never opened."""
         self._view = view
         self._store = store
         self._place = place
         self._state_of = state_of
+        self._prepare = prepare
         self._writer = Writer(view, store)
         self.bound: Counter[int] = Counter()
         """Topics on their way to each broker. Without them, many moves that begin at once would all choose
@@ -82,7 +91,8 @@ class Moves:
         self, name: TopicName, *, term: int, target: int = 0, reason: str, timeout_ms: int
     ) -> Move:
         """Returns when it is over, one way or the other. Raises NotLeader, TopicUnknown, MoveRefused,
-        WrongState."""
+        MovePostponed, WrongState."""
+        await self._make_ready(await self._find(name), target, timeout_ms / 1000)
         for _ in range(ATTEMPTS):
             entry = await self._find(name)
             if entry.record.state is _S.MOVING:
@@ -104,6 +114,19 @@ class Moves:
                 with suppress(TimeoutError):
                     await self._writer.changed(decision)
         raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to move it")
+
+    async def _make_ready(self, entry: Entry, target: int, timeout: float) -> None:
+        """Raises MovePostponed if the owner cannot upload what the topic has; and what refuses the move, so
+        that nothing is uploaded for one that cannot be."""
+        owner = entry.record.owner
+        if entry.record.state is not _S.ASSIGNED or not entry.spec.reliable:
+            return
+        self._choose(entry, target)
+        try:
+            await self._prepare(owner, entry.name, timeout)
+        except (SavaError, TimeoutError) as error:
+            reason = str(error) or f"broker {owner} did not answer within {timeout:g} s"
+            raise MovePostponed(entry.name, owner, reason) from error
 
     async def _find(self, name: TopicName) -> Entry:
         """A topic that is not in the view may have been created a moment ago."""
@@ -141,8 +164,9 @@ class Moves:
             raise MoveRefused(f"topic {entry.name} cannot go to broker {target}: it is not registered")
         candidate = placement.candidates.get(target)
         if candidate is None:
-            mode = self._view.mode(target).mode.value
-            raise MoveRefused(f"topic {entry.name} cannot go to broker {target}: it is {mode}, not active")
+            leaves = self._view.brokers[target].is_leaving
+            state = "about to stop" if leaves else f"{self._view.mode(target).mode.value}, not active"
+            raise MoveRefused(f"topic {entry.name} cannot go to broker {target}: it is {state}")
         if not candidate.sees(store_id):
             raise MoveRefused(
                 f"topic {entry.name} cannot go to broker {target}, which has another object store than the "

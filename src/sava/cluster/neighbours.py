@@ -39,6 +39,7 @@ class Registered:
                 address=addresses.get(broker, each.raft),
                 rack=each.rack,
                 mirrored=mirrored[StorageId(each.storage_id)],
+                is_leaving=each.is_leaving,
             )
             for broker, each in sorted(self._view.brokers.items())
             if each.storage_id

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from sava.broker import specs
-from sava.broker.conditions import present, unchanged
+from sava.broker.conditions import unchanged
 from sava.broker.specs import RecordCorrupt
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode, Registration
@@ -41,21 +41,35 @@ class Candidate(NamedTuple):
 
 
 def candidates(brokers: Mapping[int, Registration], local: LocalView) -> dict[int, Candidate]:
-    """The active ones, by id. A mode and its revision are read together: a condition on a newer revision than
-    the mode that was looked at would hold for a broker that is being drained."""
+    """The active ones, by id. A record and its revision are read together: a condition on a newer revision
+    than that of the mode, or registration, that was looked at would hold for a broker that is being drained,
+    or is about to stop."""
     found = {}
-    for broker, registration in sorted(brokers.items()):
-        kv = local.get(records.mode_key(broker))
-        if kv is not None and not _is_active(kv):
+    for broker in sorted(brokers):
+        mode, registered = (
+            local.get(records.mode_key(broker)),
+            local.get(records.registration_key(broker)),
+        )
+        registration = _registration(registered)
+        if registration is None or registered is None or (mode is not None and not _is_active(mode)):
             continue
         found[broker] = Candidate(
             registration,
             (
-                present(records.registration_key(broker)),
-                unchanged(records.mode_key(broker), kv.mod_revision if kv is not None else 0),
+                unchanged(records.registration_key(broker), registered.mod_revision),
+                unchanged(records.mode_key(broker), mode.mod_revision if mode is not None else 0),
             ),
         )
     return found
+
+
+def _registration(kv: KeyValue | None) -> Registration | None:
+    """None: it is not there, cannot be read, or says that the broker leaves."""
+    try:
+        found = specs.decode(kv, Registration) if kv is not None else None
+    except RecordCorrupt:
+        return None
+    return found if found is not None and not found.is_leaving else None
 
 
 def _is_active(kv: KeyValue) -> bool:

@@ -43,6 +43,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     is_tls: bool = False
     version: str = ""
     started_ms: int = 0
+    is_leaving: bool = False
+    """It was asked to stop: its topics go to others, it gets none, and owners choose other mirrors. Part of
+    the registration and not of the mode, for it ends with this life."""
 
 
 class Mode(StrEnum):

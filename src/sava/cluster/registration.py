@@ -18,8 +18,16 @@ copies of its journal, serve its topics until it can follow again.
 A registration may also be given up from within (``renew``), when what it stands for has ended: the journal
 that was opened under its number.
 
+The leader may end a lease early, when the members agree that its broker is gone (``eviction``). A broker that
+is there after all sees its registration vanish in its own copy of the metadata (``look``), and does not wait
+for its next renewal to find out.
+
 A lost lease is not renewed: the broker drops what it serves and registers anew under the next one. The lease
 is the broker's *incarnation*: topics that an earlier life took up are told apart by it.
+
+A broker that is asked to stop says so in its registration first (``leave``). From then on it gets no topics,
+for every assignment has its registration as a condition; its topics go to others, and so do the journals that
+it mirrors. The lease is revoked when that is over.
 
 A registration that is still there from the life before (the process died and is back within a TTL) is
 replaced in one transaction, so that nobody sees the broker gone in between. It is known to be the same
@@ -34,6 +42,8 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
+
+import msgspec
 
 from sava.broker import specs
 from sava.broker.conditions import unchanged
@@ -53,6 +63,8 @@ FIRST_RETRY_S: Final = 0.1
 LONGEST_RETRY_S: Final = 2.0
 CALL_S: Final = 5.0
 """Of each call that registers; a store without a quorum is asked again."""
+LEAVE_S: Final = 2.0
+"""For saying so. A broker that cannot stops all the same."""
 REVOKE_S: Final = 2.0
 """At the end: whoever cannot revoke a lease lets it expire."""
 
@@ -77,6 +89,7 @@ class Registrar:
         self._lease = 0
         """Granted; what is registered under it is another question."""
         self._is_written = False
+        self.is_leaving = False
         self._deadline = 0.0
         self._listeners: list[Callable[[], None]] = []
         self._given_up = ""
@@ -103,10 +116,42 @@ class Registrar:
         self._given_up = reason
         self._gives_up.set()
 
+    def look(self) -> None:
+        """Give up at once if the registration is gone, by this node's copy of the metadata."""
+        if not self._is_written:
+            return
+        kv = self._store.local.get(records.registration_key(self._broker))
+        if kv is None or kv.lease != self._lease:
+            self._is_written = False  # from now on, not when the task has its turn
+            self.renew("the others took this broker for gone")
+
     # -- running -----------------------------------------------------------------------------
 
     def start(self, supervisor: Supervisor) -> None:
         self._task = supervisor.essential(self._run(), name="registration")
+
+    async def leave(self) -> bool:
+        """Say that this broker is about to stop; whether the others know. Not to be taken back."""
+        self.is_leaving = True
+        lease, key = self.incarnation, records.registration_key(self._broker)
+        if not lease:
+            return False
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                kv = await self._store.get(key, timeout=LEAVE_S)
+                if kv is None or kv.lease != lease:
+                    return False
+                leaving = Put(key, specs.encode(self._described(lease)), lease=lease)
+                result = await self._store.txn(
+                    (unchanged(key, kv.mod_revision),), (leaving,), timeout=LEAVE_S
+                )
+        except FAILURES as error:
+            log.warning("cluster: the others do not know that this broker leaves error=%s", error)
+            return False
+        return result.succeeded
+
+    def _described(self, lease: int) -> Registration:
+        return msgspec.structs.replace(self._describe(lease), is_leaving=self.is_leaving)
 
     async def close(self) -> None:
         """The lease is revoked, so that others take over at once: after all topics are closed."""
@@ -167,7 +212,7 @@ class Registrar:
         older = await self._store.get(key, timeout=CALL_S)
         result = await self._store.txn(
             (unchanged(key, older.mod_revision if older is not None else 0),),
-            (Put(key, specs.encode(self._describe(self._lease)), lease=self._lease),),
+            (Put(key, specs.encode(self._described(self._lease)), lease=self._lease),),
             timeout=CALL_S,
         )
         if not result.succeeded:

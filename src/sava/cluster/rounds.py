@@ -2,7 +2,8 @@
 
 Rounds that come by themselves are kept apart by a pause and move only so many topics an hour, for a move
 costs clients a reconnection. One that an operator asks for comes at once, and moves as many topics as it is
-told. The number of moves is remembered by the leader alone: a new one begins to count anew.
+told. A move that its owner postpones, because the object store takes no writes, ends the round and is not
+counted. The number of moves is remembered by the leader alone: a new one begins to count anew.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 from sava.broker.names import TopicName
 from sava.broker.specs import OwnershipState
-from sava.cluster.errors import RebalanceRunning
+from sava.cluster.errors import MovePostponed, RebalanceRunning
 from sava.cluster.loads import Loads
 from sava.cluster.moves import Move
 from sava.cluster.placement import store_of
@@ -126,9 +127,10 @@ class Rounds:
         done = await self.run(dry_run=False, max_moves=0)
         if done.moves:
             log.info(
-                "rebalancing: round done moves=%d failed=%d imbalance=%.2f before=%.2f",
+                "rebalancing: round done moves=%d failed=%d error=%s imbalance=%.2f before=%.2f",
                 len(done.moves),
                 sum(1 for move in done.moves if move.error),
+                done.moves[-1].error or "-",
                 done.after.coefficient_of_variation,
                 done.before.coefficient_of_variation,
             )
@@ -154,11 +156,14 @@ class Rounds:
         return Rebalanced(tuple(done), before, self.balance())
 
     async def _do(self, move: PlannedMove) -> PlannedMove:
-        self._moved_at.append(self._clock())
+        began = self._clock()
         try:
             error = (await self._move(move.topic, move.to_broker)).error
+        except MovePostponed as postponed:
+            return replace(move, error=str(postponed))
         except SavaError as failure:
             error = str(failure)
+        self._moved_at.append(began)
         self._last_round = self._clock()
         return replace(move, error=error)
 

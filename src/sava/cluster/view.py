@@ -235,7 +235,11 @@ class ClusterView:
     @property
     def active(self) -> list[Registration]:
         """Those that may get topics, by id."""
-        return [each for key, each in sorted(self._brokers.items()) if self.mode(key).mode is Mode.ACTIVE]
+        return [
+            each
+            for key, each in sorted(self._brokers.items())
+            if self.mode(key).mode is Mode.ACTIVE and not each.is_leaving
+        ]
 
     def has(self, name: TopicName) -> bool:
         """Whether it is a topic that messages can be in, and not being deleted."""

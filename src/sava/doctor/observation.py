@@ -76,7 +76,7 @@ class BrokerSeen:
 
     @property
     def is_registered(self) -> bool:
-        return self.listed.status != "unreachable"
+        return self.listed.status not in ("unreachable", "gone")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sava.errors import RetryableError, SavaError
+from sava.errors import Outcome, RetryableError, SavaError
 from sava.load.figures import Meter
 from sava.load.pace import Pace
 from sava.metadata.errors import OutcomeUnknown
@@ -25,6 +25,8 @@ Operation = Literal["put", "get", "local-get", "txn"]
 
 class KeysLeft(RetryableError):
     """A run could not delete its keys."""
+
+    outcome = Outcome.PARTLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

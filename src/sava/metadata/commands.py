@@ -115,6 +115,15 @@ class Txn(msgspec.Struct, frozen=True, array_like=True, tag=10):
     otherwise: tuple[Operation, ...] = ()
 
 
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """Many transactions in one log entry, in order, under one revision. Each takes effect as a whole or not
+    at all by its own comparisons: one that is refused does not hold up the others. They hold puts and deletes
+    only and have no ``otherwise``, because the result does not carry what operations return: a session
+    remembers results, and those of a thousand puts would push out all others."""
+
+    txns: tuple[Txn, ...]
+
+
 class LeaseGrant(msgspec.Struct, frozen=True, array_like=True, tag=11):
     ttl_ms: int
 
@@ -158,7 +167,17 @@ class SetVersion(msgspec.Struct, frozen=True, array_like=True, tag=17):
     version: int
 
 
-Command = Txn | LeaseGrant | LeaseRevoke | LeaseExpire | LeaseTouch | SessionOpen | SessionExpire | SetVersion
+Command = (
+    Txn
+    | Batch
+    | LeaseGrant
+    | LeaseRevoke
+    | LeaseExpire
+    | LeaseTouch
+    | SessionOpen
+    | SessionExpire
+    | SetVersion
+)
 
 
 class Proposal(msgspec.Struct, frozen=True, array_like=True):
@@ -235,7 +254,15 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=14):
     detail: int = 0
 
 
-Result = TxnResult | LeaseResult | SessionResult | Done | Refused
+class BatchResult(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """``outcomes``: of each transaction, in order: whether its comparisons held, or why it was refused."""
+
+    revision: int
+    """The store's revision after the batch; that of every key that it changed."""
+    outcomes: tuple[bool | Refused, ...]
+
+
+Result = TxnResult | BatchResult | LeaseResult | SessionResult | Done | Refused
 
 
 # -- encoding ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sava.errors import CallerError, HostError, RetryableError, SavaError
+from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
 
 
 class InvalidRequest(CallerError):
@@ -48,6 +48,8 @@ class SessionExpired(CallerError):
     """The session that made this request was closed by the cluster; whether an earlier attempt took effect is
     unknown."""
 
+    outcome = Outcome.UNKNOWN
+
     code: ClassVar[str] = "session_expired"
 
 
@@ -80,6 +82,8 @@ class NotInitialized(RetryableError):
 class OutcomeUnknown(SavaError):
     """The request was appended somewhere and its fate was not learned in time: it may or may not take
     effect."""
+
+    outcome = Outcome.UNKNOWN
 
     code: ClassVar[str] = "outcome_unknown"
 

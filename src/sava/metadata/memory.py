@@ -39,7 +39,7 @@ from sava.metadata.commands import (
 )
 from sava.metadata.errors import Unavailable, refusal
 from sava.metadata.lessor import Lessor
-from sava.metadata.machine.limits import DEFAULT_LIMITS, check_key_or_prefix
+from sava.metadata.machine.limits import DEFAULT_LIMITS, check_batchable, check_key_or_prefix
 from sava.metadata.machine.state_machine import Limits, StateMachine
 from sava.metadata.store import DEFAULT_TIMEOUT_S, RangeResult
 from sava.metadata.watch import DEFAULT_HUB_LIMITS, HubLimits, HubWatch, WatchHub
@@ -169,11 +169,16 @@ class MemoryStore:
         otherwise: Sequence[Operation] = (),
         *,
         fence_term: int = 0,
+        batched: bool = False,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> TxnResult:
-        result = self._propose(Txn(tuple(compare), tuple(then), tuple(otherwise)), fence_term)
+        """With nothing between call and effect there is never another one to share an entry with."""
+        txn = Txn(tuple(compare), tuple(then), tuple(otherwise))
+        if batched:
+            check_batchable(txn)
+        result = self._propose(txn, fence_term)
         assert isinstance(result, TxnResult)
-        return result
+        return TxnResult(result.succeeded, result.revision, ()) if batched else result
 
     async def allocate_id(self, key: str, *, count: int = 1, timeout: float = DEFAULT_TIMEOUT_S) -> int:
         result = (await self.txn((), (AllocateId(key, count),), timeout=timeout)).results[0]
@@ -195,8 +200,10 @@ class MemoryStore:
             ttl_ms = result.ttl_ms
         return ttl_ms
 
-    async def revoke_lease(self, lease: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        self._propose(LeaseRevoke(lease))
+    async def revoke_lease(
+        self, lease: int, *, fence_term: int = 0, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self._propose(LeaseRevoke(lease), fence_term)
 
     # -- the machinery ---------------------------------------------------------------------------------------
 

@@ -32,12 +32,24 @@ from typing import ParamSpec, Protocol, TypeVar
 import sava
 from sava.errors import SavaError
 from sava.metadata.barrier import ReadBarrier
+from sava.metadata.bootstrap import check_voters
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.failures import error_of
 from sava.metadata.identity import NodeState, open_state
-from sava.metadata.peer import Bootstrap, Conflict, Envelope, Failed, Propose, Reply, Request
+from sava.metadata.peer import (
+    Bootstrap,
+    Conflict,
+    Doubt,
+    Envelope,
+    Failed,
+    Opinion,
+    Propose,
+    Reply,
+    Request,
+)
 from sava.metadata.replica.replica import Replica, ReplicaConfig, ReplicaStatus
 from sava.metadata.saver import BackgroundSaver
+from sava.metadata.suspicion import Note, Sign, Suspicion
 from sava.metadata.transport import NodeInfo, Transport
 from sava.raft.errors import InvariantError
 from sava.raft.output import Status
@@ -91,6 +103,8 @@ class NodeOptions:
     reached."""
 
     address: str
+    seeds: tuple[str, ...] = ()
+    cluster_name: str = ""
     replica: ReplicaConfig = _DEFAULT_REPLICA
     log: LogOptions = _DEFAULT_LOG
 
@@ -110,6 +124,7 @@ class RaftNode:
         self._loop = asyncio.get_running_loop()
         self._state = state
         self._address = options.address
+        self._seeds, self._cluster_name = options.seeds, options.cluster_name
         self._transport = transport
         self._observer = observer
         self._bootstrap = state.recovered.bootstrap
@@ -120,6 +135,10 @@ class RaftNode:
         self._callers: set[asyncio.Future[Reply]] = set()
         self._spoke_from: dict[int, str] = {}
         """By nonce, that is by process: the address it gave as its own."""
+        self.send_errors = 0
+        """Messages that the transport raised an error for."""
+        self._send_trouble: dict[str, str] = {}
+        """By address: the error that was logged last."""
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self.failed: asyncio.Future[BaseException] = self._loop.create_future()
         """Resolves with the error after which this node must not go on."""
@@ -141,6 +160,10 @@ class RaftNode:
             wall_ms=lambda: time.time_ns() // 1_000_000,
         )
         self.barrier = ReadBarrier(self._submit_until)
+        self.suspicion = Suspicion(state.node, tick_ms=options.replica.tick_ms)
+        """What this node knows of its peers' lives."""
+        self.confirmed: Callable[[Note], None] = lambda _: None
+        """Called with each suspicion that other members have confirmed, while this node leads."""
         transport.attach(self)
         self._tick_due = self._loop.time() + self._tick_s
         self._timer = self._loop.call_at(self._tick_due, self._on_timer)
@@ -254,6 +277,8 @@ class RaftNode:
             self._address,
             bootstrap.membership.voters if bootstrap else (),
             sava.__version__,
+            self._seeds,
+            self._cluster_name,
         )
 
     def receive(self, envelopes: Sequence[Envelope]) -> None:
@@ -263,10 +288,15 @@ class RaftNode:
 
     def _receive(self, envelopes: Sequence[Envelope]) -> None:
         receive, spoke_from = self.replica.receive, self._spoke_from
+        suspicion, now = self.suspicion, _now_ms()
         for envelope in envelopes:
             if envelope.nonce not in spoke_from:
                 self._remember_voice(envelope)
-            receive(envelope)
+            if receive(envelope):
+                suspicion.heard(envelope.src, envelope.incarnation, now)
+                if isinstance(envelope.message, Doubt | Opinion):
+                    suspicion.receive(envelope.src, envelope.message, now)
+                    self._act_on_suspicion()
 
     def _remember_voice(self, envelope: Envelope) -> None:
         """One entry per life of a peer; bounded, because strangers may speak as well."""
@@ -279,7 +309,11 @@ class RaftNode:
             self._drive(self.replica.peer_unreachable, peer)
             self._wake()
 
+    def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
+        self.suspicion.lost(peer, _now_ms(), is_refused=is_refused)
+
     async def bind(self, bootstrap: Bootstrap) -> None:
+        check_voters(self.info(), bootstrap)
         future: asyncio.Future[BaseException | None] = self._loop.create_future()
         self.replica.bootstrap(bootstrap, lambda error: resolve(future, error))
         self._wake()
@@ -357,14 +391,37 @@ class RaftNode:
             self._timer = self._loop.call_later(DRAIN_S, self._on_timer)
             return
         self._is_draining = False
-        self._drive(self.replica.tick, _now_ms())
+        self._drive(self._tick, _now_ms())
         self._pump()
         if self._is_stopped:
             return
         self._tick_due = now + self._tick_s if is_overdue else self._tick_due + self._tick_s
         self._timer = self._loop.call_at(self._tick_due, self._on_timer)
 
+    def _tick(self, now_ms: int) -> None:
+        replica, suspicion = self.replica, self.suspicion
+        core = replica.core
+        if core is not None:
+            suspicion.tick(now_ms, core.membership.members, replica.term if replica.is_leader else 0)
+            if suspicion.sign(core.leader, now_ms) is Sign.REFUSED:
+                log.info("raft: the leader refuses connections leader=%d term=%d", core.leader, core.term)
+                replica.leader_unreachable(core.leader)
+            self._act_on_suspicion()
+        replica.tick(now_ms)
+
+    def _act_on_suspicion(self) -> None:
+        suspicion = self.suspicion
+        outbox, suspicion.outbox = suspicion.outbox, []
+        for peer, message in outbox:
+            self.replica.tell(peer, message)
+        notes, suspicion.notes = suspicion.notes, []
+        for note in notes:
+            _log_suspicion(note)
+            if note.kind == "confirmed":
+                self.confirmed(note)
+
     def _send(self, envelopes: Sequence[Envelope]) -> None:
+        now = _now_ms()
         by_address: dict[str, list[Envelope]] = {}
         for envelope in envelopes:
             message = envelope.message
@@ -376,8 +433,25 @@ class RaftNode:
                 address = self.replica.address_of(envelope.dst)
             if address:
                 by_address.setdefault(address, []).append(envelope)
+                self.suspicion.sent(envelope.dst, now)
         for address, group in by_address.items():
-            self._transport.send(address, group)
+            try:
+                self._transport.send(address, group)
+            except Exception as error:  # noqa: BLE001
+                # Sending is lossy by contract, so losing these is within what Raft expects. Let through, the
+                # error of one connection would pass for a broken replica, and end a healthy broker.
+                self._not_sent(address, group, error)
+
+    def _not_sent(self, address: str, envelopes: Sequence[Envelope], error: Exception) -> None:
+        self.send_errors += len(envelopes)
+        if self._send_trouble.get(address) != str(error):
+            if len(self._send_trouble) >= MAX_VOICES:
+                self._send_trouble.clear()
+            self._send_trouble[address] = str(error)
+            log.error("raft: not sent peer=%s error=%s", address, error, exc_info=error)
+        for peer in {envelope.dst for envelope in envelopes}:
+            # Never from inside ``send``: the replica is in the middle of handing out messages.
+            self._loop.call_soon(self.unreachable, peer)
 
     def _stop(self) -> None:
         self._is_stopped = True
@@ -421,6 +495,21 @@ def open_node(
     """Open ``data_dir`` (created when missing) and start the node on the running loop. Raises HostError."""
     disk = LocalDisk(data_dir)
     return RaftNode(open_state(disk, rng=SystemRandom(), options=options.log), options, transport, observer)
+
+
+def _log_suspicion(note: Note) -> None:
+    opinions = " ".join(f"{node}:{sign.name.lower()}" for node, sign in note.opinions)
+    log.log(
+        logging.INFO if note.kind in ("doubted", "refuted") else logging.WARNING,
+        "raft: a member is %s node=%d sign=%s silent_ms=%d threshold_ms=%d lease=%d opinions=%s",
+        note.kind,
+        note.node,
+        note.sign.name.lower(),
+        note.silent_ms,
+        note.threshold_ms,
+        note.lease,
+        opinions or "-",
+    )
 
 
 def resolve(future: asyncio.Future[T], value: T) -> None:

@@ -1,15 +1,5 @@
-"""Operations on the cluster itself: founding it, adding, promoting and removing nodes, handing over
-leadership.
-
-Founding. The cluster id is derived from the ids of the founding nodes, and each node binds itself to
-one id for good. So ``init`` needs no coordinator and may be repeated, interrupted, or run twice at once:
-the same list names the same cluster, and a list that differs names another one, which a bound node refuses.
-A node that lost its disk has a new id and hence cannot be mistaken for the old one; nothing is ever founded
-because "my disk is empty".
-
-    init(a, b, c)   identify all → all answer, all distinct, each pristine or bound to *this* cluster → bind
-    init(a, b)      a is bound to the cluster of {a, b, c} → refused, nothing changed
-"""
+"""Operations on the cluster itself: forming it (``bootstrap``), adding, promoting and removing nodes,
+handing over leadership."""
 
 from __future__ import annotations
 
@@ -18,15 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sava.errors import SavaError
-from sava.metadata.errors import IdentityConflict, InvalidRequest, Unavailable
-from sava.metadata.identity import cluster_id_of
+from sava.metadata.bootstrap import IDENTIFY_TIMEOUT_S, bootstrap, check_address
+from sava.metadata.errors import IdentityConflict, InvalidRequest
 from sava.metadata.node import RaftNode
 from sava.metadata.peer import Bootstrap, ChangeMembership, TransferLeadership, Transferred
-from sava.metadata.transport import NodeInfo
 from sava.raft.errors import MembershipBusy, MembershipRefused
 from sava.raft.types import NO_NODE, Membership, MembershipChange, NodeId, SnapshotMeta
 
-IDENTIFY_TIMEOUT_S = 3.0
 RETRY_S = 0.1
 OPERATION_TIMEOUT_S = 30.0
 """Membership changes wait for a majority and, when promoting, for a learner that catches up."""
@@ -47,13 +35,6 @@ class Added:
     already: bool
 
 
-def check_address(address: str) -> str:
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidRequest(f"{address!r} is not an address; give host:port of the node's Raft port")
-    return address
-
-
 class ClusterOperations:
     """Runs on any node; what only the leader may do is forwarded by the replica."""
 
@@ -61,16 +42,13 @@ class ClusterOperations:
         self._node = node
 
     async def init(self, addresses: Sequence[str], *, timeout: float = OPERATION_TIMEOUT_S) -> Founded:
-        infos = await self._identify_founders(addresses)
-        members = tuple(sorted((info.node, address) for address, info in infos.items()))
-        voters = tuple(node for node, _ in members)
-        wanted = cluster_id_of(voters)
-        already = self._agree(infos, wanted, voters)
-        if not already:
-            bootstrap = Bootstrap(wanted, Membership(voters=voters, addresses=members))
-            pristine = [address for address, info in infos.items() if not info.cluster]
-            transport = self._node.transport
-            await asyncio.gather(*(transport.bootstrap(a, bootstrap, timeout=timeout) for a in pristine))
+        already = await bootstrap(
+            self._node.transport,
+            self._node.info,
+            addresses,
+            voters_now=lambda: self.membership().voters,
+            timeout=timeout,
+        )
         await self._node.wait_until(
             lambda: self._leader() != NO_NODE, "a leader was elected", timeout=timeout
         )
@@ -199,49 +177,3 @@ class ClusterOperations:
                 f"{node or address or 'no node'} is not a member of the cluster; members: {known}"
             )
         return found
-
-    async def _identify_founders(self, addresses: Sequence[str]) -> dict[str, NodeInfo]:
-        if not addresses:
-            raise InvalidRequest("name at least one node")
-        if len(set(addresses)) != len(addresses):
-            raise InvalidRequest("an address is listed twice")
-        transport = self._node.transport
-        found = await asyncio.gather(
-            *(
-                transport.identify(check_address(address), timeout=IDENTIFY_TIMEOUT_S)
-                for address in addresses
-            ),
-            return_exceptions=True,
-        )
-        infos: dict[str, NodeInfo] = {}
-        for address, info in zip(addresses, found, strict=True):
-            if isinstance(info, BaseException):
-                raise Unavailable(f"{info}; nothing was changed, start it and repeat") from info
-            twin = next((other for other, known in infos.items() if known.node == info.node), None)
-            if twin is not None:
-                raise IdentityConflict(
-                    f"{twin} and {address} are both node {info.node}: "
-                    "one node listed twice, or a copied data directory"
-                )
-            infos[address] = info
-        if all(info.node != self._node.info().node for info in infos.values()):
-            raise InvalidRequest(
-                f"the list does not name the node that was asked (node {self._node.info().node})"
-            )
-        return infos
-
-    def _agree(self, infos: dict[str, NodeInfo], wanted: str, voters: tuple[NodeId, ...]) -> bool:
-        """Whether the cluster exists already. Raises IdentityConflict when any node belongs to another
-        one."""
-        clusters = {info.cluster for info in infos.values()}
-        if clusters == {wanted}:
-            return True
-        if clusters == {self._node.info().cluster} and voters == self.membership().voters:
-            return True
-        for address, info in infos.items():
-            if info.cluster not in ("", wanted):
-                raise IdentityConflict(
-                    f"node {info.node} at {address} already belongs to cluster {info.cluster}, "
-                    "which was founded with another list of nodes; use add-node to grow a cluster"
-                )
-        return False

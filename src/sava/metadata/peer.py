@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sava.errors import SavaError
+from sava.errors import Outcome, SavaError
 from sava.metadata.commands import Command, Result
 from sava.raft.codec import check_message
 from sava.raft.errors import MalformedMessage
@@ -121,6 +121,25 @@ class Conflict(msgspec.Struct, frozen=True, array_like=True, tag=22):
     nonce: int
 
 
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """A sign of life, between nodes that have nothing else to say (``suspicion``)."""
+
+
+class Doubt(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """The leader's question: what do you know of ``node``?"""
+
+    ticket: int
+    node: NodeId
+
+
+class Opinion(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """The answer; ``sign`` is a ``suspicion.Sign``."""
+
+    ticket: int
+    node: NodeId
+    sign: int
+
+
 PeerMessage = (
     VoteRequest
     | VoteReply
@@ -134,6 +153,9 @@ PeerMessage = (
     | Ask
     | Answer
     | Conflict
+    | Ping
+    | Doubt
+    | Opinion
 )
 
 
@@ -163,6 +185,8 @@ class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
 class MalformedEnvelope(SavaError):
     """Bytes from the network that are no envelope of this version, or whose message no node sends."""
 
+    outcome = Outcome.UNKNOWN
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
@@ -176,7 +200,7 @@ def decode_envelope(data: bytes) -> Envelope:
     """Raises MalformedEnvelope, also for a message of Raft's that no core would send."""
     try:
         envelope = _decoder.decode(data)
-        if not isinstance(envelope.message, Ask | Answer | Conflict):
+        if not isinstance(envelope.message, Ask | Answer | Conflict | Ping | Doubt | Opinion):
             check_message(envelope.message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedEnvelope(f"not an envelope: {error}") from error

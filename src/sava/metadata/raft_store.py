@@ -1,8 +1,8 @@
 """RaftStore: the replicated ``MetadataStore``. A thin translation of its methods into requests to the
 node's replica.
 
-Every write is one ``Txn`` in the log, so there is one path to reason about. Reads never enter the log:
-local ones look into this node's state, linearizable ones first pass the ``ReadBarrier``.
+Every write is one ``Txn`` in the log, or one of a ``Batch``: one path to reason about. Reads never enter the
+log: local ones look into this node's state, linearizable ones first pass the ``ReadBarrier``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from sava.metadata.batching import Batches
 from sava.metadata.commands import (
     AllocateId,
     AllocateResult,
@@ -65,6 +66,7 @@ class RaftStore:
     def __init__(self, node: RaftNode) -> None:
         self._node = node
         self.local = ReplicaView(node.replica)
+        self._batches = Batches(self._propose)
 
     async def get(
         self,
@@ -108,9 +110,13 @@ class RaftStore:
         otherwise: Sequence[Operation] = (),
         *,
         fence_term: int = 0,
+        batched: bool = False,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> TxnResult:
-        return await self._txn(Txn(tuple(compare), tuple(then), tuple(otherwise)), timeout, fence_term)
+        txn = Txn(tuple(compare), tuple(then), tuple(otherwise))
+        if batched:
+            return await self._batches.txn(txn, fence_term=fence_term, timeout=timeout)
+        return await self._txn(txn, timeout, fence_term)
 
     async def allocate_id(self, key: str, *, count: int = 1, timeout: float = DEFAULT_TIMEOUT_S) -> int:
         result = await self._txn(Txn(then=(AllocateId(key, count),)), timeout)
@@ -131,8 +137,10 @@ class RaftStore:
         assert isinstance(reply, Alive)
         return reply.ttl_ms
 
-    async def revoke_lease(self, lease: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        await self._propose(LeaseRevoke(lease), timeout)
+    async def revoke_lease(
+        self, lease: int, *, fence_term: int = 0, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        await self._propose(LeaseRevoke(lease), timeout, fence_term)
 
     async def _txn(self, txn: Txn, timeout: float, fence_term: int = 0) -> TxnResult:
         result = await self._propose(txn, timeout, fence_term)

@@ -49,7 +49,8 @@ class BackgroundSaver:
 
     async def close(self) -> None:
         await cancelled(*self._tasks)
-        self._thread.shutdown(wait=True)
+        # Not on the loop: a disk that hangs would stop it, and with it every limit for stopping.
+        await asyncio.to_thread(self._thread.shutdown)
 
     async def _save(self, base: SnapshotMeta, frozen: FrozenState, done: Done) -> None:
         loop = asyncio.get_running_loop()

@@ -100,8 +100,13 @@ class MetadataStore(Protocol):
         otherwise: Sequence[Operation] = (),
         *,
         fence_term: int = 0,
+        batched: bool = False,
         timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> TxnResult: ...
+    ) -> TxnResult:
+        """``batched``: it may share a log entry with others that are under way (``batching``), for callers of
+        which there may be a thousand at once. Puts and deletes only, no ``otherwise``; what the operations
+        return is not in the result."""
+        ...
 
     async def allocate_id(self, key: str, *, count: int = 1, timeout: float = DEFAULT_TIMEOUT_S) -> int: ...
 
@@ -116,4 +121,6 @@ class MetadataStore(Protocol):
         protected."""
         ...
 
-    async def revoke_lease(self, lease: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None: ...
+    async def revoke_lease(
+        self, lease: int, *, fence_term: int = 0, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None: ...

@@ -28,6 +28,10 @@ class NodeInfo(msgspec.Struct, frozen=True):
     founders: tuple[NodeId, ...]
     """The voters named at ``init`` (empty when pristine or joined later)."""
     version: str
+    seeds: tuple[str, ...] = ()
+    """Addresses of the nodes that are to form a cluster by themselves, this one among them or not."""
+    cluster_name: str = ""
+    """As configured, for people; seeds compare it before they become one cluster."""
 
 
 class Inbound(Protocol):
@@ -39,6 +43,11 @@ class Inbound(Protocol):
 
     def unreachable(self, peer: NodeId) -> None:
         """Something sent to ``peer`` was certainly not delivered."""
+        ...
+
+    def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
+        """A connection to ``peer`` broke, or could not be made; ``is_refused``: its machine answered that no
+        process listens."""
         ...
 
     async def bind(self, bootstrap: Bootstrap) -> None:

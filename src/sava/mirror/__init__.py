@@ -11,12 +11,14 @@ it, finds out how far it goes, and *closes* it there.
     member      one disk's copy: in order, without gaps, never for an owner that was fenced
     recovery    fence, count, choose the end, check, write back, close
     messages    what they say to each other
+    health      how long an owner waits for a silent mirror, and which ones it avoids
 
 Each of the three roles is a state machine that is told what happened and says what is to be done. Whoever
 drives them owes them what their docstrings call *the host's part*: the broker with files and sockets, the
 simulator with twins of both.
 """
 
+from sava.mirror.health import Answers, Health
 from sava.mirror.member import Kept, Member, Note, Work, held_after_restart
 from sava.mirror.messages import (
     Append,
@@ -42,6 +44,7 @@ from sava.mirror.recovery import Loss, Phase, Recovery
 from sava.mirror.types import Fragment, JournalId, Range, StorageId
 
 __all__ = [
+    "Answers",
     "Append",
     "Bytes",
     "Check",
@@ -51,6 +54,7 @@ __all__ = [
     "Fence",
     "Fenced",
     "Fragment",
+    "Health",
     "Join",
     "Joined",
     "JournalId",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from sava.errors import HostError, RetryableError
+from sava.errors import HostError, Outcome, RetryableError
 from sava.mirror.types import JournalId
 
 
 class JournalFenced(RetryableError):
     """Somebody else ends this journal: its owner acknowledges nothing more. What was under way may have
     happened."""
+
+    outcome = Outcome.UNKNOWN
 
     def __init__(self, journal: JournalId) -> None:
         super().__init__(f"journal {journal} was fenced; its topics go on elsewhere, or in the next journal")

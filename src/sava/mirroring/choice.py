@@ -9,11 +9,17 @@ takes its place: racks may have come after the journal was opened. Of the others
 * fewest journals mirrored: each one is a stream of bytes and syncs.
 * the next greater broker id, around in a circle from the owner's: brokers that start together see the same
   counts, and would otherwise all choose the same neighbour.
+
+A mirror to avoid (it refused, or was silent) is left out, as long as ``needed`` others are there: two members
+that both have everything survive the loss of either, while three of which one is gone need both others to
+recover. With fewer than ``needed`` nothing can be acknowledged, so those to avoid are taken as well, up to
+``count``: whichever of them is well again first completes the quorum. Without that, an owner would wait out
+its avoidance beside a healthy mirror.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sava.mirror import StorageId
 from sava.mirroring.ports import Neighbour
@@ -24,8 +30,9 @@ def choose(
     *,
     own: StorageId,
     keep: Sequence[StorageId],
-    avoid: frozenset[StorageId],
+    avoid: Collection[StorageId],
     count: int,
+    needed: int = 0,
 ) -> tuple[StorageId, ...]:
     """See ``ports.Choose``."""
     by_storage = {each.storage: each for each in candidates if each.storage != own}
@@ -39,8 +46,9 @@ def choose(
         best = min(fresh, key=lambda each: _rank(each, owner, chosen))
         fresh.remove(best)
         chosen.append(best)
-    doubtful = [each for each in kept if each.storage in avoid]
-    return tuple(each.storage for each in (chosen + doubtful)[:count])
+    if len(chosen) < needed:
+        chosen += [by_storage[storage] for storage in avoid if storage in by_storage]
+    return tuple(each.storage for each in chosen[:count])
 
 
 def _spread(chosen: list[Neighbour], fresh: Sequence[Neighbour], owner: Neighbour | None) -> None:

@@ -353,8 +353,9 @@ class Copies:
         for copy in self._copies.values():
             await copy.settle()
             copy.files.close()
-        self._syncing.close()
-        self._threads.shutdown()
+        # Not on the loop: a disk that hangs would stop it, and with it every limit for stopping.
+        await asyncio.to_thread(self._syncing.close)
+        await asyncio.to_thread(self._threads.shutdown)
 
 
 def _read(files: CopyFiles, start: int, end: int, max_bytes: int) -> bytes:

@@ -263,7 +263,9 @@ class MirroredJournal:
                 changed.clear()
                 candidates = self._neighbours.all()
                 qw, qa = self._options.quorums(max(self._brokers(), len(candidates)))
-                chosen = self._choose(candidates, own=self.storage, keep=(), avoid=frozenset(), count=qw - 1)
+                chosen = self._choose(
+                    candidates, own=self.storage, keep=(), avoid=(), count=qw - 1, needed=qa - 1
+                )
                 is_late = asyncio.get_running_loop().time() > deadline
                 if 1 + len(chosen) >= qa or (self._options.may_degrade and is_late):
                     return (self.storage, *chosen), qw, qa

@@ -9,13 +9,12 @@ The ``Owner`` decides; here are its clock, its connections and its writes to the
 So a message waits for the slower of the own sync and a round trip with a mirror's sync, not for their sum.
 
 **Tending.** A few times a second it is looked at who mirrors. A mirror is *gone* when its broker is not
-registered any more, and *failing* when it refuses (a full disk, another disk), or when it was behind for
-``mirror_timeout`` without saying anything new. Both are replaced, if somebody else is there, and left out
-otherwise:
-two members that must both have everything survive the loss of either, while three of which one is gone need
-both others to recover. If even then fewer disks are left than an acknowledgement needs, appends are refused,
-or, if the configuration allows it, the journal goes on degraded, which the record says before the first
-message is acknowledged that way. When more brokers come, they are taken.
+registered any more, and *failing* when it refuses (a full disk, another disk), or when it was silent for
+longer than its patience: about a second if acknowledgements wait for it, ``mirror_timeout`` otherwise
+(``mirror.health``). Both are replaced if another broker is there, and left out otherwise, as long as enough
+are left to acknowledge anything (``choice``). If even then fewer disks are left than an acknowledgement
+needs, appends are refused, or, if the configuration allows it, the journal goes on degraded, which the record
+says before the first message is acknowledged that way. When more brokers come, they are taken.
 
 The number of copies is never lowered silently: what was asked for once within this life is asked for from
 then on, whoever dies. An operator who removes a broker from the cluster says that there are fewer now.
@@ -31,7 +30,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sava.errors import SavaError
-from sava.mirror import Durable, JournalId, JournalRecord, Owner, Refusal, StorageId
+from sava.mirror import Durable, Health, JournalId, JournalRecord, Owner, Refusal, StorageId
+from sava.mirror.health import FLOOR_S
 from sava.mirroring.ports import Choose, JournalRecords, Neighbour, Neighbours, RecordChanged
 from sava.mirroring.recent import RecentBytes
 from sava.mirroring.streams import OlderBytes, Stream
@@ -46,10 +46,9 @@ TEND_S: Final = 0.25
 LONELY_TEND_S: Final = 1.0
 """Where there is no mirror to look after."""
 STORE_RETRY_S: Final = 0.2
-AVOID_S: Final = 10.0
-"""A mirror that did not keep up is not chosen again for so long, unless nobody else is left."""
-REFUSED_S: Final = 60.0
-"""The same for one that refused: a full disk is not empty a moment later."""
+BEAT_S: Final = 0.25
+LATE_S: Final = 0.25
+"""A beat that is later than this shows that this process stood still, and could hear no mirror."""
 GRACE_S: Final = 1.0
 """Too few mirrors may be connected for so long before appends are refused: connections break and heal."""
 
@@ -113,8 +112,8 @@ class OwnedJournal:
         self._fail = fail
         self._loop = asyncio.get_running_loop()
         self._streams: dict[StorageId, Stream] = {}
-        self._avoided: dict[StorageId, float] = {}
-        """Until when."""
+        self._health = Health(longest_s=options.mirror_timeout_s)
+        self._beat: asyncio.TimerHandle | None = None
         self._qw, self._qa = record.qw, record.qa
         """How many there should be, as far as was asked for in this life."""
         self._size = 0
@@ -160,7 +159,9 @@ class OwnedJournal:
         if self._is_over or self.owner.is_fenced:
             return
         self.owner.appended(self._recent.end)
+        now = self._loop.time()
         for stream in self._streams.values():
+            stream.answers.expect(now, self.owner.end)
             stream.pump()
 
     def _heard(self) -> None:
@@ -202,6 +203,18 @@ class OwnedJournal:
             self._records.listen(self.owner.journal, self._woken.set),
         ]
         self._tasks.append(spawn(self._tend(), name="mirrors", failed=self._fail))
+        self._expect_beat()
+
+    def _expect_beat(self) -> None:
+        due = self._loop.time() + BEAT_S
+        self._beat = self._loop.call_at(due, self._on_beat, due)
+
+    def _on_beat(self, due: float) -> None:
+        late = self._loop.time() - due
+        if late > LATE_S:
+            for stream in self._streams.values():
+                stream.answers.stood_still(late)
+        self._expect_beat()
 
     async def _tend(self) -> None:
         while not self._is_over:
@@ -308,11 +321,13 @@ class OwnedJournal:
         """Other members, if the ones that are there do not do."""
         if self.owner.wanted is not None or self.owner.is_fenced:
             return
-        candidates = self._neighbours.all()
+        # A mirror that is about to stop is left while it still works. Its broker still counts as one.
+        registered = self._neighbours.all()
+        candidates = [each for each in registered if not each.is_leaving or each.storage == self.owner.own]
         if all(each.storage != self.owner.own for each in candidates):
             return  # this broker's view of the others is not up to date
         record, current = self.owner.record, self.owner.record.last
-        asked = self._qw, self._qa = self._asked(len(candidates))
+        asked = self._qw, self._qa = self._asked(len(registered))
         members, qa = (self.owner.own, *self._chosen(candidates, current.members[1:])), self._qa
         if len(members) < qa and self._options.may_degrade:
             qa = len(members)
@@ -346,18 +361,36 @@ class OwnedJournal:
         now = self._loop.time()
         for storage in current:
             if self._is_failing(storage, now):
-                if storage not in self._avoided:
-                    log.info(
-                        "journals: a mirror does not keep up journal=%s disk=%s durable=%d own=%d joined=%s",
-                        *(self.owner.journal, storage, self.owner.durable_end(storage)),
-                        *(self.owner.durable_end(self.owner.own), self._streams[storage].is_joined),
-                    )
-                self._avoided[storage] = now + (REFUSED_S if self._has_refused(storage) else AVOID_S)
-        self._avoided = {storage: until for storage, until in self._avoided.items() if until > now}
-        keep = [storage for storage in current if storage not in self._avoided]
-        others = frozenset(self._avoided)
-        chosen = self._choose(candidates, own=self.owner.own, keep=keep, avoid=others, count=self._qw - 1)
-        return tuple(storage for storage in chosen if storage not in others)
+                self._avoid(storage, now)
+            elif self._keeps_up(storage, now):
+                self._health.recovered(storage)
+        avoid = self._health.avoided(current, now)
+        chosen = self._choose(
+            candidates,
+            own=self.owner.own,
+            keep=[storage for storage in current if storage not in avoid],
+            avoid=avoid,
+            count=self._qw - 1,
+            # A journal that may go on degraded waits for no mirror that fails.
+            needed=0 if self._options.may_degrade else self._qa - 1,
+        )
+        if any(storage in avoid and storage not in current for storage in chosen):
+            self._health.retried(now)
+        return chosen
+
+    def _avoid(self, storage: StorageId, now: float) -> None:
+        is_new = self._health.failed(
+            storage, now, has_refused=self._has_refused(storage), is_needed=self._is_needed(storage, now)
+        )
+        if is_new:
+            stream = self._streams[storage]
+            log.info(
+                "journals: a mirror does not keep up journal=%s disk=%s durable=%d own=%d joined=%s "
+                "refused=%s",
+                *(self.owner.journal, storage, self.owner.durable_end(storage)),
+                *(self.owner.durable_end(self.owner.own), stream.is_joined),
+                stream.refusal.name if stream.refusal is not None else "no",
+            )
 
     def _has_refused(self, storage: StorageId) -> bool:
         return self._streams[storage].refusal in (Refusal.FULL, Refusal.OTHER_DISK)
@@ -370,9 +403,27 @@ class OwnedJournal:
             return False  # gone, so it is no candidate either; when it is back, it may be chosen at once
         if self._has_refused(storage):
             return True
-        if self.owner.durable_end(storage) >= self.owner.durable_end(self.owner.own) and stream.is_joined:
-            stream.progress_at = now
-        return now - stream.progress_at > self._options.mirror_timeout_s
+        if self._is_level(storage):
+            return False
+        is_needed = self._is_needed(storage, now)
+        return stream.answers.silence(now) > self._health.patience(stream.answers, now, is_needed=is_needed)
+
+    def _is_level(self, storage: StorageId) -> bool:
+        """Whether the mirror is connected and has what the own disk has."""
+        own = self.owner.durable_end(self.owner.own)
+        return self._streams[storage].is_joined and self.owner.durable_end(storage) >= own
+
+    def _keeps_up(self, storage: StorageId, now: float) -> bool:
+        stream = self._streams.get(storage)
+        if stream is None or not stream.is_joined or stream.refusal is not None:
+            return False
+        return self._is_level(storage) or stream.answers.silence(now) < FLOOR_S
+
+    def _is_needed(self, storage: StorageId, now: float) -> bool:
+        """Whether nothing can be acknowledged without this member, because too few others keep up."""
+        current = self.owner.record.last
+        others = [each for each in current.members[1:] if each != storage and self._keeps_up(each, now)]
+        return 1 + len(others) < current.qa
 
     async def _store(self) -> None:
         """Until what is wanted is stored, or found to be impossible."""
@@ -410,6 +461,8 @@ class OwnedJournal:
 
     async def close(self) -> None:
         self.stop()
+        if self._beat is not None:
+            self._beat.cancel()
         for end in self._ends:
             end()
         await cancelled(*self._tasks)

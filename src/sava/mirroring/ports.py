@@ -15,10 +15,10 @@ checksums). Every request therefore names the *origin*: the owner's disk, ``reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from sava.errors import RetryableError
+from sava.errors import Outcome, RetryableError
 from sava.mirror import JournalId, JournalRecord, Message, StorageId
 
 
@@ -77,6 +77,8 @@ class Neighbour(NamedTuple):
     rack: str = ""
     mirrored: int = 0
     """How many open journals name this disk, the broker's own not counted."""
+    is_leaving: bool = False
+    """Its broker is about to stop."""
 
 
 class Neighbours(Protocol):
@@ -100,17 +102,20 @@ class Choose(Protocol):
         *,
         own: StorageId,
         keep: Sequence[StorageId],
-        avoid: frozenset[StorageId],
+        avoid: Collection[StorageId],
         count: int,
+        needed: int = 0,
     ) -> tuple[StorageId, ...]:
         """Up to ``count`` mirrors, never ``own``: those of ``keep`` that are still candidates first, then the
-        best of the others; those to ``avoid`` (slow, full, not answering) only when nobody else is left, and
-        never if they were not to be kept."""
+        best of the others; those to ``avoid`` (slow, full, silent) in their order, and only when there are
+        fewer than ``needed`` others."""
         ...
 
 
 class PeerUnreachable(RetryableError):
     """The disk was not reached, or did not answer in time. It may have done what it was asked."""
+
+    outcome = Outcome.UNKNOWN
 
 
 class Peers(Protocol):

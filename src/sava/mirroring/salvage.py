@@ -5,7 +5,8 @@ segments, and the topics end there, so that any broker may go on with them.
     journals   all records of the disk's journals, every one closed (else somebody may still write)
     tails      one pass over the journals tells which frames count (``tails``)
     upload     a second pass gives them to segments: written, verified, registered by compare-and-swap
-    seal       the topic ends with its tail, and with what its owner knew of producers, chains and origins
+    seal       the topic ends with its tail, and with what its owner knew of producers, chains and origins: in
+               one write with its last segment
     remove     when no topic needs the journals any more, their records go, and with them the copies
 
 **In this order.** States are read before the journals' records. A topic whose state was then of epoch *e* has
@@ -18,8 +19,14 @@ condition of the epoch that was read.
 the same offsets, and whoever is second finds them there; so does an owner that was cut off, and uploads what
 it has. Who salvages is a matter of who is near the bytes, and not of safety.
 
-**Bounds.** Batches that wait to be uploaded are held up to ``HELD_BYTES``; beyond it the topic that has most
-is uploaded first. ``PARALLEL`` segments are made at a time.
+**Many small tails.** Segments are made side by side. Those that were made wait for each other, ``WAVE`` of
+them or as many as there are, so that their registrations share log entries (``metadata.batching``), each on
+its own conditions: a topic whose owner is back holds up no other. The next ones are made meanwhile. A
+thousand tails that were registered as they came would be four hundred entries, and four hundred decisions of
+the controller after them.
+
+**Bounds.** Batches that wait to be uploaded or registered are held up to ``HELD_BYTES``; beyond it the topic
+that has most is uploaded first. ``PARALLEL`` segments are made at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +52,7 @@ from sava.storage.leftovers import named_states
 from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
-from sava.storage.types import TopicKey, TopicState
+from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import marks_of
 from sava.tasks import cancelled
 from sava.wal import Record
@@ -54,7 +61,10 @@ log = logging.getLogger(__name__)
 
 HELD_BYTES: Final = 128 << 20
 SEGMENT_BYTES: Final = 16 << 20
-PARALLEL: Final = 4
+PARALLEL: Final = 16
+"""Most of the time that a small segment takes is waiting: for disks, or for an object store."""
+WAVE: Final = 64
+"""Segments that are registered together."""
 FAILURES: Final = (SavaError, TimeoutError, OSError)
 OVERTAKEN: Final = (Fenced, TopicGone)
 """The topic is not the disk's any more: its owner is back, or it was deleted."""
@@ -253,6 +263,10 @@ class _Uploads:
         self._limit = held_bytes
         self._held = 0
         self._slots = asyncio.Semaphore(PARALLEL)
+        self._making = 0
+        """Segments that are being made, or are to be."""
+        self._made: list[asyncio.Future[None]] = []
+        """Those that were made wait on these to be registered."""
         self._freed = asyncio.Event()
         self._uploads: dict[int, _Upload] = {}
         self._messages = 0
@@ -318,8 +332,7 @@ class _Uploads:
     async def _carry(self, upload: _Upload, load: _Load) -> None:
         try:
             if upload.error is None:
-                async with self._slots:
-                    await self._store(upload, load)
+                await self._store(upload, load)
         except FAILURES as error:
             upload.error = error
             log.warning(
@@ -335,32 +348,37 @@ class _Uploads:
         known.chains.learn(await marks_of(load.batches, known.chains, self._threads))
         for header in load.headers:
             known.follow(header)
-        batches = load.batches
+        batches, is_sealed = load.batches, False
         while batches:
-            batches = await self._register(catalog, epoch, batches, known)
+            left = await self._register(catalog, epoch, batches, known, seals=load.seals)
+            is_sealed = left is None and load.seals
+            batches = left or []
         self._bytes += load.size
         self._messages += sum(batch.header.count for batch in load.batches)
-        if load.seals:
+        if load.seals and not is_sealed:
             await catalog.seal(
                 epoch=epoch, end=tail.end, producers=known.states(), origins=known.chains.origin_marks()
             )
 
     async def _register(
-        self, catalog: Catalog, epoch: int, batches: list[RecordBatch], known: ProducerTable
-    ) -> list[RecordBatch]:
-        """What is left to do: nothing, unless somebody else has registered a part meanwhile. ``known``: as of
-        the end of the batches."""
-        segment = await write_segment(
-            self._objects,
-            catalog.topic,
-            epoch=epoch,
-            batches=batches,
-            created_ms=time.time_ns() // 1_000_000,
-            threads=self._threads,
-        )
+        self,
+        catalog: Catalog,
+        epoch: int,
+        batches: list[RecordBatch],
+        known: ProducerTable,
+        *,
+        seals: bool,
+    ) -> list[RecordBatch] | None:
+        """None: they are registered, and the topic is sealed if that was asked for. Otherwise another broker
+        has registered some of them meanwhile, and these are left. ``known``: as of the end of the batches."""
+        segment = await self._make(catalog.topic, epoch, batches)
         try:
             await catalog.register(
-                segment, epoch=epoch, producers=known.states(), origins=known.chains.origin_marks()
+                segment,
+                epoch=epoch,
+                producers=known.states(),
+                origins=known.chains.origin_marks(),
+                seals=seals,
             )
         except SegmentConflict:
             state = await catalog.load()
@@ -375,4 +393,30 @@ class _Uploads:
             # Its objects were listed and removed while this one was on its way; nobody will look again.
             await self._objects.delete([segment.key])
             raise
-        return []
+        return None
+
+    async def _make(self, topic: TopicKey, epoch: int, batches: list[RecordBatch]) -> Segment:
+        """A segment, when it is time to register it. Whoever is the last to be made lets those go that wait:
+        nothing waits for what nobody makes."""
+        self._making += 1
+        try:
+            async with self._slots:
+                segment = await write_segment(
+                    self._objects,
+                    topic,
+                    epoch=epoch,
+                    batches=batches,
+                    created_ms=time.time_ns() // 1_000_000,
+                    threads=self._threads,
+                )
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._made.append(turn)
+        finally:
+            self._making -= 1
+            if not self._making or len(self._made) >= WAVE:
+                made, self._made = self._made, []
+                for each in made:
+                    if not each.done():
+                        each.set_result(None)
+        await turn
+        return segment

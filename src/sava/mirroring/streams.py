@@ -7,8 +7,9 @@ what is older is read back from the log, verified, in a worker thread. Nothing w
 no more, or a mirror that has a window of bytes to sync, stops the sending, and the mirror is behind.
 
 A connection that breaks is made anew, with pauses that grow until the mirror lets us in again; so is one
-whose mirror does not answer the Join. Whether a mirror that does not come forward is to be replaced is
-decided above (``owner_host``).
+whose mirror does not answer the Join. A mirror that lets us in and refuses the bytes (a full disk) does not
+end the growing: otherwise it would be sent the same megabytes twenty times a second. Whether a mirror that
+does not come forward is to be replaced is decided above (``owner_host``), by its ``answers``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from sava.errors import SavaError
-from sava.mirror import Durable, Joined, Owner, Range, Refusal, Refused, StorageId
+from sava.mirror import Answers, Durable, Joined, Owner, Range, Refusal, Refused, StorageId
 from sava.mirroring.ports import Neighbours
 from sava.mirroring.recent import RecentBytes
 from sava.mirroring.stretches import READ_BYTES
@@ -70,8 +71,7 @@ class Stream:
         self._trimmed = 0
         self.refusal: Refusal | None = None
         """Why the mirror took nothing, until it does again."""
-        self.progress_at = asyncio.get_running_loop().time()
-        """When it last had all, or said more than before."""
+        self.answers = Answers(asyncio.get_running_loop().time())
         self.connects = 0
         self.reread_bytes = 0
         self._fail = fail
@@ -89,13 +89,14 @@ class Stream:
             try:
                 await self._connected()
             except (OSError, TimeoutError, SavaError) as error:
-                if self.is_joined:
+                if self.is_joined and self.refusal is None:
                     pause, reason = PAUSE_MIN_S, ""
                 if str(error) != reason:
                     reason = str(error)
                     log.info("journals: no stream disk=%s error=%s", self.storage, reason or "no answer")
             finally:
                 self._joined.clear()
+                self.answers.lost(asyncio.get_running_loop().time())
                 self._owner.disconnected(self.storage)
                 self._link = None
             await asyncio.sleep(pause)
@@ -146,9 +147,11 @@ class Stream:
             self.refusal = message.reason
             if message.reason is not Refusal.GAP and self._link is not None:
                 self._link.abort(f"refused: {message.reason.name}")
-        if self._owner.durable_end(self.storage) > before:
+        durable = self._owner.durable_end(self.storage)
+        if durable > before:
             self.refusal = None
-            self.progress_at = asyncio.get_running_loop().time()
+        if durable > before or (isinstance(message, Joined) and durable >= self._owner.end):
+            self.answers.answered(asyncio.get_running_loop().time(), durable, self._owner.end)
 
     # -- sending -----------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ def _decode(
     try:
         (length,) = _LENGTH.unpack_from(payload)
         said = decoder.decode(memoryview(payload)[_LENGTH.size : _LENGTH.size + length])
-    except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(f"not a message about journals of this version: {error}") from error
     if isinstance(said.message, (Append, WriteBack, Bytes)):
         data = payload[_LENGTH.size + length :]
@@ -81,8 +81,8 @@ def _decode(
 class Door(Protocol):
     """How connections to other brokers are opened; given from above, where TLS and the cluster are known."""
 
-    async def connect(self, address: str, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Raises OSError."""
+    async def connect(self, address: str, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """The protocol hears ``connection_made`` only if this returns. Raises OSError."""
         ...
 
     def opening(self) -> bytes:
@@ -113,8 +113,18 @@ class Link(asyncio.Protocol):
         self._reason = ""
 
     def send(self, request: Request) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(encode(request))
+        """Of no effect once the connection is gone. No error of the connection leaves it: the journal's owner
+        sends from the middle of an append, and an error there would end the broker."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        parts = encode(request)
+        try:
+            transport.writelines(parts)
+        except Exception as error:  # noqa: BLE001 (uvloop raises RuntimeError for a handle that is closed)
+            self.abort(f"writing failed: {error}")
+            # The loop may not tell of a handle that it has closed itself; telling twice does no harm.
+            self.connection_lost(None)
 
     def abort(self, reason: str = "it was closed here") -> None:
         self._reason = self._reason or reason

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sava.client.backoff import Backoff
 from sava.client.connection import OPEN_TIMEOUT_S, Connection
-from sava.client.errors import ClientError, Unavailable
+from sava.client.errors import ClientError, Unanswered, Unavailable
 from sava.proto import (
     danube_schema_pb2,
     danube_schema_pb2_grpc,
@@ -161,7 +161,8 @@ class Calls:
 
 
 def _unanswered(what: str, timeout: float, error: Unavailable) -> Unavailable:
-    return Unavailable(f"no broker has answered {what} within {timeout:g} s: {error}", error.code)
+    kind = Unanswered if isinstance(error, Unanswered) else Unavailable
+    return kind(f"no broker has answered {what} within {timeout:g} s: {error}", error.code)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ class Publishing:
     def __init__(self, connection: Connection, name: str) -> None:
         options = ProducerOptions(
             name=f"spark-{secrets.token_hex(8)}",
+            is_name_generated=True,
             reliable=None,
             partitions=None,
             exclusive=False,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sava.errors import HostError
+from sava.errors import HostError, Outcome
 from sava.pipeline.launch import find_java, spark_home
 from sava.pipeline.spark_errors import brief
 
@@ -24,6 +24,8 @@ ENDING_S: Final = 2.0
 
 class JavaGone(HostError):
     """Java was killed, or ran out of memory."""
+
+    outcome = Outcome.UNKNOWN
 
 
 class SparkRefused(HostError):

@@ -76,12 +76,17 @@ Global___InitResponse: _TypeAlias = InitResponse  # noqa: Y015
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CONFIRM_FIELD_NUMBER: _builtins.int
+    confirm: _builtins.bool
+    """Ask a majority whether what this broker knows is current."""
     def __init__(
         self,
+        *,
+        confirm: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirm", b"confirm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -112,6 +117,7 @@ class StatusResponse(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     TRANSFERRING_TO_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    UNCONFIRMED_FIELD_NUMBER: _builtins.int
     leader_id: _builtins.int
     """0: none known"""
     current_term: _builtins.int
@@ -133,6 +139,8 @@ class StatusResponse(_message.Message):
     """"waiting", "stable", "joint" (between two voter sets) or "removed"."""
     transferring_to_id: _builtins.int
     version: _builtins.str
+    unconfirmed: _builtins.str
+    """Why no majority has confirmed this, if that was asked for; empty otherwise."""
     @_builtins.property
     def voters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -163,10 +171,11 @@ class StatusResponse(_message.Message):
         members: _abc.Iterable[Global___MemberStatus] | None = ...,
         transferring_to_id: _builtins.int = ...,
         version: _builtins.str = ...,
+        unconfirmed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_name", b"cluster_name", "commit", b"commit", "current_term", b"current_term", "first_index", b"first_index", "keys", b"keys", "last_applied", b"last_applied", "last_index", b"last_index", "leader_id", b"leader_id", "learners", b"learners", "members", b"members", "membership_state", b"membership_state", "raft_addr", b"raft_addr", "revision", b"revision", "role", b"role", "self_node_id", b"self_node_id", "snapshot_index", b"snapshot_index", "total_bytes", b"total_bytes", "transferring_to_id", b"transferring_to_id", "version", b"version", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_name", b"cluster_name", "commit", b"commit", "current_term", b"current_term", "first_index", b"first_index", "keys", b"keys", "last_applied", b"last_applied", "last_index", b"last_index", "leader_id", b"leader_id", "learners", b"learners", "members", b"members", "membership_state", b"membership_state", "raft_addr", b"raft_addr", "revision", b"revision", "role", b"role", "self_node_id", b"self_node_id", "snapshot_index", b"snapshot_index", "total_bytes", b"total_bytes", "transferring_to_id", b"transferring_to_id", "unconfirmed", b"unconfirmed", "version", b"version", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sava/proto/brokers.proto\x12\nsava.admin\"\x14\n\x12ListBrokersRequest\":\n\x13ListBrokersResponse\x12#\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\x12.sava.admin.Broker\"\xec\x01\n\x06\x42roker\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x11\n\tis_leader\x18\x03 \x01(\x08\x12\x13\n\x0b\x63lient_addr\x18\x04 \x01(\t\x12\x12\n\nadmin_addr\x18\x05 \x01(\t\x12\x11\n\traft_addr\x18\x06 \x01(\t\x12\x11\n\thttp_addr\x18\x07 \x01(\t\x12\x0e\n\x06topics\x18\x08 \x01(\r\x12\x13\n\x0bincarnation\x18\t \x01(\x04\x12\x0f\n\x07version\x18\n \x01(\t\x12\x12\n\nstarted_ms\x18\x0b \x01(\x03\x12\x13\n\x0bmode_reason\x18\x0c \x01(\t\"\x9b\x01\n\x12\x44rainBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x10\n\x08parallel\x18\x02 \x01(\r\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\r\x12\x1a\n\x12namespaces_include\x18\x04 \x03(\t\x12\x1a\n\x12namespaces_exclude\x18\x05 \x03(\t\x12\x0f\n\x07\x64ry_run\x18\x06 \x01(\x08\"\x97\x01\n\rDrainProgress\x12\r\n\x05total\x18\x01 \x01(\r\x12\x11\n\tsucceeded\x18\x02 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\r\x12\x0f\n\x07pending\x18\x04 \x01(\r\x12\x15\n\rfailed_topics\x18\x05 \x03(\t\x12\x0e\n\x06topics\x18\x06 \x03(\t\x12\x0e\n\x06status\x18\x07 \x01(\t\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\":\n\x15\x41\x63tivateBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\",\n\x16\x41\x63tivateBrokerResponse\x12\x12\n\nwas_active\x18\x01 \x01(\x08\"\x13\n\x11GetBalanceRequest\"\xfd\x01\n\x07\x42\x61lance\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12 \n\x18\x63oefficient_of_variation\x18\x02 \x01(\x01\x12\x11\n\tthreshold\x18\x03 \x01(\x01\x12\x11\n\tmean_load\x18\x04 \x01(\x01\x12\x10\n\x08max_load\x18\x05 \x01(\x01\x12\x10\n\x08min_load\x18\x06 \x01(\x01\x12\x15\n\rstd_deviation\x18\x07 \x01(\x01\x12\'\n\x07\x62rokers\x18\x08 \x03(\x0b\x32\x16.sava.admin.BrokerLoad\x12\x1b\n\x13rebalancing_enabled\x18\t \x01(\x08\x12\x17\n\x0fmoves_last_hour\x18\n \x01(\r\"\xb1\x01\n\nBrokerLoad\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x0c\n\x04load\x18\x02 \x01(\x01\x12\x0e\n\x06topics\x18\x03 \x01(\r\x12\x12\n\noverloaded\x18\x04 \x01(\x08\x12\x13\n\x0bunderloaded\x18\x05 \x01(\x08\x12\x13\n\x0b\x63pu_percent\x18\x06 \x01(\x01\x12\x16\n\x0ememory_percent\x18\x07 \x01(\x01\x12\x1c\n\x14megabytes_per_second\x18\x08 \x01(\x01\"6\n\x10RebalanceRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\x12\x11\n\tmax_moves\x18\x02 \x01(\r\"g\n\x0bPlannedMove\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x16\n\x0e\x66rom_broker_id\x18\x02 \x01(\x04\x12\x14\n\x0cto_broker_id\x18\x03 \x01(\x04\x12\x0c\n\x04load\x18\x04 \x01(\x01\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\x84\x01\n\x11RebalanceResponse\x12&\n\x05moves\x18\x01 \x03(\x0b\x32\x17.sava.admin.PlannedMove\x12#\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0b\x32\x13.sava.admin.Balance\x12\"\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x13.sava.admin.Balance\"s\n\nLoadReport\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x63pu_percent\x18\x02 \x01(\x01\x12\x16\n\x0ememory_percent\x18\x03 \x01(\x01\x12%\n\x06topics\x18\x04 \x03(\x0b\x32\x15.sava.admin.TopicLoad\"\x8c\x01\n\tTopicLoad\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x1b\n\x13messages_per_second\x18\x02 \x01(\x01\x12\x1c\n\x14megabytes_per_second\x18\x03 \x01(\x01\x12\x11\n\tproducers\x18\x04 \x01(\r\x12\x11\n\tconsumers\x18\x05 \x01(\r\x12\x0f\n\x07\x62\x61\x63klog\x18\x06 \x01(\x04\"\x14\n\x12ReportLoadResponse2\xd0\x03\n\x07\x42rokers\x12N\n\x0bListBrokers\x12\x1e.sava.admin.ListBrokersRequest\x1a\x1f.sava.admin.ListBrokersResponse\x12J\n\x0b\x44rainBroker\x12\x1e.sava.admin.DrainBrokerRequest\x1a\x19.sava.admin.DrainProgress0\x01\x12W\n\x0e\x41\x63tivateBroker\x12!.sava.admin.ActivateBrokerRequest\x1a\".sava.admin.ActivateBrokerResponse\x12@\n\nGetBalance\x12\x1d.sava.admin.GetBalanceRequest\x1a\x13.sava.admin.Balance\x12H\n\tRebalance\x12\x1c.sava.admin.RebalanceRequest\x1a\x1d.sava.admin.RebalanceResponse\x12\x44\n\nReportLoad\x12\x16.sava.admin.LoadReport\x1a\x1e.sava.admin.ReportLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sava/proto/brokers.proto\x12\nsava.admin\"#\n\x12ListBrokersRequest\x12\r\n\x05local\x18\x01 \x01(\x08\"O\n\x13ListBrokersResponse\x12#\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\x12.sava.admin.Broker\x12\x13\n\x0bunconfirmed\x18\x02 \x01(\t\"\xec\x01\n\x06\x42roker\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x11\n\tis_leader\x18\x03 \x01(\x08\x12\x13\n\x0b\x63lient_addr\x18\x04 \x01(\t\x12\x12\n\nadmin_addr\x18\x05 \x01(\t\x12\x11\n\traft_addr\x18\x06 \x01(\t\x12\x11\n\thttp_addr\x18\x07 \x01(\t\x12\x0e\n\x06topics\x18\x08 \x01(\r\x12\x13\n\x0bincarnation\x18\t \x01(\x04\x12\x0f\n\x07version\x18\n \x01(\t\x12\x12\n\nstarted_ms\x18\x0b \x01(\x03\x12\x13\n\x0bmode_reason\x18\x0c \x01(\t\"\x9b\x01\n\x12\x44rainBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x10\n\x08parallel\x18\x02 \x01(\r\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\r\x12\x1a\n\x12namespaces_include\x18\x04 \x03(\t\x12\x1a\n\x12namespaces_exclude\x18\x05 \x03(\t\x12\x0f\n\x07\x64ry_run\x18\x06 \x01(\x08\"\xa8\x01\n\rDrainProgress\x12\r\n\x05total\x18\x01 \x01(\r\x12\x11\n\tsucceeded\x18\x02 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\r\x12\x0f\n\x07pending\x18\x04 \x01(\r\x12\x15\n\rfailed_topics\x18\x05 \x03(\t\x12\x0e\n\x06topics\x18\x06 \x03(\t\x12\x0e\n\x06status\x18\x07 \x01(\t\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\x12\x0f\n\x07waiting\x18\t \x01(\t\":\n\x15\x41\x63tivateBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\",\n\x16\x41\x63tivateBrokerResponse\x12\x12\n\nwas_active\x18\x01 \x01(\x08\"\x13\n\x11GetBalanceRequest\"\xfd\x01\n\x07\x42\x61lance\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12 \n\x18\x63oefficient_of_variation\x18\x02 \x01(\x01\x12\x11\n\tthreshold\x18\x03 \x01(\x01\x12\x11\n\tmean_load\x18\x04 \x01(\x01\x12\x10\n\x08max_load\x18\x05 \x01(\x01\x12\x10\n\x08min_load\x18\x06 \x01(\x01\x12\x15\n\rstd_deviation\x18\x07 \x01(\x01\x12\'\n\x07\x62rokers\x18\x08 \x03(\x0b\x32\x16.sava.admin.BrokerLoad\x12\x1b\n\x13rebalancing_enabled\x18\t \x01(\x08\x12\x17\n\x0fmoves_last_hour\x18\n \x01(\r\"\xb1\x01\n\nBrokerLoad\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x0c\n\x04load\x18\x02 \x01(\x01\x12\x0e\n\x06topics\x18\x03 \x01(\r\x12\x12\n\noverloaded\x18\x04 \x01(\x08\x12\x13\n\x0bunderloaded\x18\x05 \x01(\x08\x12\x13\n\x0b\x63pu_percent\x18\x06 \x01(\x01\x12\x16\n\x0ememory_percent\x18\x07 \x01(\x01\x12\x1c\n\x14megabytes_per_second\x18\x08 \x01(\x01\"6\n\x10RebalanceRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\x12\x11\n\tmax_moves\x18\x02 \x01(\r\"g\n\x0bPlannedMove\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x16\n\x0e\x66rom_broker_id\x18\x02 \x01(\x04\x12\x14\n\x0cto_broker_id\x18\x03 \x01(\x04\x12\x0c\n\x04load\x18\x04 \x01(\x01\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\x84\x01\n\x11RebalanceResponse\x12&\n\x05moves\x18\x01 \x03(\x0b\x32\x17.sava.admin.PlannedMove\x12#\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0b\x32\x13.sava.admin.Balance\x12\"\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x13.sava.admin.Balance\"s\n\nLoadReport\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x63pu_percent\x18\x02 \x01(\x01\x12\x16\n\x0ememory_percent\x18\x03 \x01(\x01\x12%\n\x06topics\x18\x04 \x03(\x0b\x32\x15.sava.admin.TopicLoad\"\x8c\x01\n\tTopicLoad\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x1b\n\x13messages_per_second\x18\x02 \x01(\x01\x12\x1c\n\x14megabytes_per_second\x18\x03 \x01(\x01\x12\x11\n\tproducers\x18\x04 \x01(\r\x12\x11\n\tconsumers\x18\x05 \x01(\r\x12\x0f\n\x07\x62\x61\x63klog\x18\x06 \x01(\x04\"\x14\n\x12ReportLoadResponse\"7\n\x12PrepareMoveRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\"\x15\n\x13PrepareMoveResponse2\xa0\x04\n\x07\x42rokers\x12N\n\x0bListBrokers\x12\x1e.sava.admin.ListBrokersRequest\x1a\x1f.sava.admin.ListBrokersResponse\x12J\n\x0b\x44rainBroker\x12\x1e.sava.admin.DrainBrokerRequest\x1a\x19.sava.admin.DrainProgress0\x01\x12W\n\x0e\x41\x63tivateBroker\x12!.sava.admin.ActivateBrokerRequest\x1a\".sava.admin.ActivateBrokerResponse\x12@\n\nGetBalance\x12\x1d.sava.admin.GetBalanceRequest\x1a\x13.sava.admin.Balance\x12H\n\tRebalance\x12\x1c.sava.admin.RebalanceRequest\x1a\x1d.sava.admin.RebalanceResponse\x12\x44\n\nReportLoad\x12\x16.sava.admin.LoadReport\x1a\x1e.sava.admin.ReportLoadResponse\x12N\n\x0bPrepareMove\x12\x1e.sava.admin.PrepareMoveRequest\x1a\x1f.sava.admin.PrepareMoveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,37 +32,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sava.proto.brokers_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LISTBROKERSREQUEST']._serialized_start=40
-  _globals['_LISTBROKERSREQUEST']._serialized_end=60
-  _globals['_LISTBROKERSRESPONSE']._serialized_start=62
-  _globals['_LISTBROKERSRESPONSE']._serialized_end=120
-  _globals['_BROKER']._serialized_start=123
-  _globals['_BROKER']._serialized_end=359
-  _globals['_DRAINBROKERREQUEST']._serialized_start=362
-  _globals['_DRAINBROKERREQUEST']._serialized_end=517
-  _globals['_DRAINPROGRESS']._serialized_start=520
-  _globals['_DRAINPROGRESS']._serialized_end=671
-  _globals['_ACTIVATEBROKERREQUEST']._serialized_start=673
-  _globals['_ACTIVATEBROKERREQUEST']._serialized_end=731
-  _globals['_ACTIVATEBROKERRESPONSE']._serialized_start=733
-  _globals['_ACTIVATEBROKERRESPONSE']._serialized_end=777
-  _globals['_GETBALANCEREQUEST']._serialized_start=779
-  _globals['_GETBALANCEREQUEST']._serialized_end=798
-  _globals['_BALANCE']._serialized_start=801
-  _globals['_BALANCE']._serialized_end=1054
-  _globals['_BROKERLOAD']._serialized_start=1057
-  _globals['_BROKERLOAD']._serialized_end=1234
-  _globals['_REBALANCEREQUEST']._serialized_start=1236
-  _globals['_REBALANCEREQUEST']._serialized_end=1290
-  _globals['_PLANNEDMOVE']._serialized_start=1292
-  _globals['_PLANNEDMOVE']._serialized_end=1395
-  _globals['_REBALANCERESPONSE']._serialized_start=1398
-  _globals['_REBALANCERESPONSE']._serialized_end=1530
-  _globals['_LOADREPORT']._serialized_start=1532
-  _globals['_LOADREPORT']._serialized_end=1647
-  _globals['_TOPICLOAD']._serialized_start=1650
-  _globals['_TOPICLOAD']._serialized_end=1790
-  _globals['_REPORTLOADRESPONSE']._serialized_start=1792
-  _globals['_REPORTLOADRESPONSE']._serialized_end=1812
-  _globals['_BROKERS']._serialized_start=1815
-  _globals['_BROKERS']._serialized_end=2279
+  _globals['_LISTBROKERSREQUEST']._serialized_end=75
+  _globals['_LISTBROKERSRESPONSE']._serialized_start=77
+  _globals['_LISTBROKERSRESPONSE']._serialized_end=156
+  _globals['_BROKER']._serialized_start=159
+  _globals['_BROKER']._serialized_end=395
+  _globals['_DRAINBROKERREQUEST']._serialized_start=398
+  _globals['_DRAINBROKERREQUEST']._serialized_end=553
+  _globals['_DRAINPROGRESS']._serialized_start=556
+  _globals['_DRAINPROGRESS']._serialized_end=724
+  _globals['_ACTIVATEBROKERREQUEST']._serialized_start=726
+  _globals['_ACTIVATEBROKERREQUEST']._serialized_end=784
+  _globals['_ACTIVATEBROKERRESPONSE']._serialized_start=786
+  _globals['_ACTIVATEBROKERRESPONSE']._serialized_end=830
+  _globals['_GETBALANCEREQUEST']._serialized_start=832
+  _globals['_GETBALANCEREQUEST']._serialized_end=851
+  _globals['_BALANCE']._serialized_start=854
+  _globals['_BALANCE']._serialized_end=1107
+  _globals['_BROKERLOAD']._serialized_start=1110
+  _globals['_BROKERLOAD']._serialized_end=1287
+  _globals['_REBALANCEREQUEST']._serialized_start=1289
+  _globals['_REBALANCEREQUEST']._serialized_end=1343
+  _globals['_PLANNEDMOVE']._serialized_start=1345
+  _globals['_PLANNEDMOVE']._serialized_end=1448
+  _globals['_REBALANCERESPONSE']._serialized_start=1451
+  _globals['_REBALANCERESPONSE']._serialized_end=1583
+  _globals['_LOADREPORT']._serialized_start=1585
+  _globals['_LOADREPORT']._serialized_end=1700
+  _globals['_TOPICLOAD']._serialized_start=1703
+  _globals['_TOPICLOAD']._serialized_end=1843
+  _globals['_REPORTLOADRESPONSE']._serialized_start=1845
+  _globals['_REPORTLOADRESPONSE']._serialized_end=1865
+  _globals['_PREPAREMOVEREQUEST']._serialized_start=1867
+  _globals['_PREPAREMOVEREQUEST']._serialized_end=1922
+  _globals['_PREPAREMOVERESPONSE']._serialized_start=1924
+  _globals['_PREPAREMOVERESPONSE']._serialized_end=1945
+  _globals['_BROKERS']._serialized_start=1948
+  _globals['_BROKERS']._serialized_end=2492
 # @@protoc_insertion_point(module_scope)

@@ -22,12 +22,17 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class ListBrokersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LOCAL_FIELD_NUMBER: _builtins.int
+    local: _builtins.bool
+    """Without asking a majority: where brokers were when this one last heard of them."""
     def __init__(
         self,
+        *,
+        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -38,16 +43,20 @@ class ListBrokersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BROKERS_FIELD_NUMBER: _builtins.int
+    UNCONFIRMED_FIELD_NUMBER: _builtins.int
+    unconfirmed: _builtins.str
+    """Why no majority has confirmed the list; empty: one has. Then every status is unknown."""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Broker]: ...
     def __init__(
         self,
         *,
         brokers: _abc.Iterable[Global___Broker] | None = ...,
+        unconfirmed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "unconfirmed", b"unconfirmed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -71,7 +80,10 @@ class Broker(_message.Message):
     MODE_REASON_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     status: _builtins.str
-    """active, draining, drained; unreachable: it is a member, or owns topics, and is not registered."""
+    """active, draining, drained; leaving: it was asked to stop, and hands its topics over first; unreachable: it is a
+    member and is not registered; gone: it is no member any more and still has topics; unknown: no majority has
+    confirmed it.
+    """
     is_leader: _builtins.bool
     client_addr: _builtins.str
     admin_addr: _builtins.str
@@ -159,6 +171,7 @@ class DrainProgress(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     succeeded: _builtins.int
     failed: _builtins.int
@@ -166,6 +179,8 @@ class DrainProgress(_message.Message):
     status: _builtins.str
     """active, draining, drained."""
     done: _builtins.bool
+    waiting: _builtins.str
+    """Why topics do not move at present, although nothing failed: their object store takes no writes."""
     @_builtins.property
     def failed_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -183,10 +198,11 @@ class DrainProgress(_message.Message):
         topics: _abc.Iterable[_builtins.str] | None = ...,
         status: _builtins.str = ...,
         done: _builtins.bool = ...,
+        waiting: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "failed_topics", b"failed_topics", "pending", b"pending", "status", b"status", "succeeded", b"succeeded", "topics", b"topics", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "failed_topics", b"failed_topics", "pending", b"pending", "status", b"status", "succeeded", b"succeeded", "topics", b"topics", "total", b"total", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -496,3 +512,40 @@ class ReportLoadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportLoadResponse: _TypeAlias = ReportLoadResponse  # noqa: Y015
+
+@_typing.final
+class PrepareMoveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareMoveRequest: _TypeAlias = PrepareMoveRequest  # noqa: Y015
+
+@_typing.final
+class PrepareMoveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareMoveResponse: _TypeAlias = PrepareMoveResponse  # noqa: Y015

@@ -64,6 +64,11 @@ class BrokersStub:
                 request_serializer=sava_dot_proto_dot_brokers__pb2.LoadReport.SerializeToString,
                 response_deserializer=sava_dot_proto_dot_brokers__pb2.ReportLoadResponse.FromString,
                 _registered_method=True)
+        self.PrepareMove = channel.unary_unary(
+                '/sava.admin.Brokers/PrepareMove',
+                request_serializer=sava_dot_proto_dot_brokers__pb2.PrepareMoveRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_brokers__pb2.PrepareMoveResponse.FromString,
+                _registered_method=True)
 
 
 class BrokersServicer:
@@ -109,6 +114,14 @@ class BrokersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrepareMove(self, request, context):
+        """The leader asks the owner of a topic, before it moves it, to upload what is in no segment yet; not for
+        operators. Fails if the object store takes no writes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -141,6 +154,11 @@ def add_BrokersServicer_to_server(servicer, server):
                     servicer.ReportLoad,
                     request_deserializer=sava_dot_proto_dot_brokers__pb2.LoadReport.FromString,
                     response_serializer=sava_dot_proto_dot_brokers__pb2.ReportLoadResponse.SerializeToString,
+            ),
+            'PrepareMove': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareMove,
+                    request_deserializer=sava_dot_proto_dot_brokers__pb2.PrepareMoveRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_brokers__pb2.PrepareMoveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -305,6 +323,33 @@ class Brokers:
             '/sava.admin.Brokers/ReportLoad',
             sava_dot_proto_dot_brokers__pb2.LoadReport.SerializeToString,
             sava_dot_proto_dot_brokers__pb2.ReportLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareMove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sava.admin.Brokers/PrepareMove',
+            sava_dot_proto_dot_brokers__pb2.PrepareMoveRequest.SerializeToString,
+            sava_dot_proto_dot_brokers__pb2.PrepareMoveResponse.FromString,
             options,
             channel_credentials,
             insecure,

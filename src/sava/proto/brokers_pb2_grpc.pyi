@@ -41,6 +41,10 @@ class BrokersStub:
     """One round of rebalancing, now. Answers when its moves are done."""
     ReportLoad: _grpc.UnaryUnaryMultiCallable[_brokers_pb2.LoadReport, _brokers_pb2.ReportLoadResponse]
     """What a broker tells the leader about its load; not for operators."""
+    PrepareMove: _grpc.UnaryUnaryMultiCallable[_brokers_pb2.PrepareMoveRequest, _brokers_pb2.PrepareMoveResponse]
+    """The leader asks the owner of a topic, before it moves it, to upload what is in no segment yet; not for
+    operators. Fails if the object store takes no writes.
+    """
 
 @_typing.type_check_only
 class BrokersAsyncStub(BrokersStub):
@@ -55,6 +59,10 @@ class BrokersAsyncStub(BrokersStub):
     """One round of rebalancing, now. Answers when its moves are done."""
     ReportLoad: _aio.UnaryUnaryMultiCallable[_brokers_pb2.LoadReport, _brokers_pb2.ReportLoadResponse]  # type: ignore[assignment]
     """What a broker tells the leader about its load; not for operators."""
+    PrepareMove: _aio.UnaryUnaryMultiCallable[_brokers_pb2.PrepareMoveRequest, _brokers_pb2.PrepareMoveResponse]  # type: ignore[assignment]
+    """The leader asks the owner of a topic, before it moves it, to upload what is in no segment yet; not for
+    operators. Fails if the object store takes no writes.
+    """
 
 class BrokersServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -102,5 +110,15 @@ class BrokersServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_brokers_pb2.ReportLoadResponse, _abc.Awaitable[_brokers_pb2.ReportLoadResponse]]:
         """What a broker tells the leader about its load; not for operators."""
+
+    @_abc_1.abstractmethod
+    def PrepareMove(
+        self,
+        request: _brokers_pb2.PrepareMoveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_brokers_pb2.PrepareMoveResponse, _abc.Awaitable[_brokers_pb2.PrepareMoveResponse]]:
+        """The leader asks the owner of a topic, before it moves it, to upload what is in no segment yet; not for
+        operators. Fails if the object store takes no writes.
+        """
 
 def add_BrokersServicer_to_server(servicer: BrokersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -110,12 +110,21 @@ class OpenProducer(_message.Message):
     ACCESS_MODE_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
     SCHEMA_SUBJECT_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    IS_NAME_GENERATED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     producer_name: _builtins.str
     access_mode: Global___AccessMode.ValueType
     delivery: Global___Delivery.ValueType
     schema_subject: _builtins.str
     """The subject that this producer's messages follow; empty for none."""
+    producer_epoch: _builtins.int
+    """Of a producer that comes back: the producer_epoch that its open was given. 0: this is an open, which takes the name
+    from every producer that was opened before. A topic's first partition gives the number, and the open presents it to
+    the others.
+    """
+    is_name_generated: _builtins.bool
+    """The client generated the name, and no other producer will open it: the open need not be written down."""
     def __init__(
         self,
         *,
@@ -124,10 +133,12 @@ class OpenProducer(_message.Message):
         access_mode: Global___AccessMode.ValueType = ...,
         delivery: Global___Delivery.ValueType = ...,
         schema_subject: _builtins.str = ...,
+        producer_epoch: _builtins.int = ...,
+        is_name_generated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_mode", b"access_mode", "delivery", b"delivery", "producer_name", b"producer_name", "schema_subject", b"schema_subject", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_mode", b"access_mode", "delivery", b"delivery", "is_name_generated", b"is_name_generated", "producer_epoch", b"producer_epoch", "producer_name", b"producer_name", "schema_subject", b"schema_subject", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -173,6 +184,7 @@ class ProducerOpened(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     RELIABLE_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
     next_sequence: _builtins.int
     """The sequence that the broker expects next: 0 for a producer that it does not know."""
@@ -180,6 +192,8 @@ class ProducerOpened(_message.Message):
     reliable: _builtins.bool
     max_message_size: _builtins.int
     """Largest message that the topic takes; 0 for no limit below that of a batch."""
+    producer_epoch: _builtins.int
+    """The number of the producer's open, to be presented whenever it comes back. 0: the name was generated."""
     def __init__(
         self,
         *,
@@ -188,10 +202,11 @@ class ProducerOpened(_message.Message):
         epoch: _builtins.int = ...,
         reliable: _builtins.bool = ...,
         max_message_size: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_message_size", b"max_message_size", "next_sequence", b"next_sequence", "producer_id", b"producer_id", "reliable", b"reliable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_message_size", b"max_message_size", "next_sequence", b"next_sequence", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "reliable", b"reliable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

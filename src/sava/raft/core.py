@@ -42,6 +42,7 @@ from sava.raft.election import (
     answer_lower_term,
     campaign,
     count_own_vote,
+    leader_unreachable,
     on_timeout_now,
     on_vote_reply,
     on_vote_request,
@@ -213,6 +214,11 @@ class RaftCore:
 
     def peer_unreachable(self, peer: NodeId) -> None:
         peer_unreachable(self._state, peer)
+
+    def leader_unreachable(self, leader: NodeId) -> None:
+        """The driver has evidence that the process of ``leader`` is gone (connects to it are refused). Wrong
+        evidence costs at most an election."""
+        leader_unreachable(self._state, leader)
 
     def snapshot_failed(self, peer: NodeId) -> None:
         """The driver could not read or send a chunk; go back to probing."""

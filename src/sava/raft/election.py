@@ -4,6 +4,10 @@ Three things keep a healthy group from being disturbed. *Pre-vote*: a candidate 
 win, which changes nothing anywhere. *Stickiness*: a node that hears a leader does not even answer. The
 *hatch*: a node whose term has run ahead anyway answers that leader with its term, so that the leader steps
 down once and the node is not locked out for ever.
+
+A leader whose process is gone is not waited for. A follower that has evidence of it forgets the leader, which
+ends its stickiness, and campaigns after a short random wait. Pre-vote is the confirmation: voters that still
+hear the leader do not answer.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ __all__ = [
     "answer_lower_term",
     "campaign",
     "count_own_vote",
+    "leader_unreachable",
     "on_timeout_now",
     "on_vote_reply",
     "on_vote_request",
@@ -76,8 +81,20 @@ def tick_election(state: CoreState) -> None:
     if not state.is_promotable:
         return
     is_alone = state.all_voters == (state.node,) and state.role is Role.FOLLOWER
-    if is_alone or state.election_elapsed >= state.election_timeout:
+    timeout = min(state.election_timeout, state.hurried_timeout or state.election_timeout)
+    if is_alone or state.election_elapsed >= timeout:
         campaign(state)
+
+
+def leader_unreachable(state: CoreState, leader: NodeId) -> None:
+    """Wait no longer for ``leader``. The wait that is left is random, as the whole timeout is: followers get
+    this evidence in the same moment, and would split the vote. Said again about a leader that is forgotten
+    already, it changes nothing: a candidate's timer must be able to run."""
+    if state.role is not Role.FOLLOWER or leader == NO_NODE or state.leader != leader:
+        return
+    state.leader = NO_NODE
+    wait = 1 + state.rng.randrange(max(1, state.config.election_ticks // 3))
+    state.hurried_timeout = state.election_elapsed + wait
 
 
 def campaign(state: CoreState) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sava.errors import CallerError, RetryableError, SavaError
+from sava.errors import CallerError, Outcome, RetryableError, SavaError
 from sava.raft.types import NO_NODE, NodeId
 
 
@@ -57,3 +57,5 @@ class MalformedMessage(CallerError):
 class InvariantError(SavaError):
     """The core found a state that cannot be. The node stops: going on could destroy what other nodes rely
     on."""
+
+    outcome = Outcome.UNKNOWN

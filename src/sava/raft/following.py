@@ -23,6 +23,9 @@ def _recognise_leader(state: CoreState, leader: NodeId) -> None:
         state.become_follower(state.term, leader)
     state.leader = leader
     state.election_elapsed = 0
+    # If there was evidence against it, it was wrong; kept, it would make this follower campaign after every
+    # short pause.
+    state.hurried_timeout = 0
 
 
 def on_heartbeat(state: CoreState, message: Heartbeat) -> None:

@@ -77,6 +77,7 @@ class CoreState:
         "election_timeout",
         "heartbeat_elapsed",
         "history",
+        "hurried_timeout",
         "incoming",
         "install",
         "install_number",
@@ -116,6 +117,9 @@ class CoreState:
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
         self.election_timeout = 0
+        self.hurried_timeout = 0
+        """After so many ticks a follower campaigns whose leader's process is gone; 0: it has the whole
+        timeout."""
 
         self.progress: dict[NodeId, Progress] = {}
         """Filled on the leader only; this node too when it is a member, so that it counts itself like anyone
@@ -215,6 +219,7 @@ class CoreState:
         vote."""
         ticks = self.config.election_ticks
         self.election_elapsed = 0
+        self.hurried_timeout = 0
         self.election_timeout = ticks + self.rng.randrange(ticks)
 
     @property

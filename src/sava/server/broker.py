@@ -2,17 +2,17 @@
 
 Order matters twice. At start the Raft port opens before the others, so that whoever can ask this broker for
 something can also reach its peers through it; and it registers last, when everything that others may send it
-is open. At the end topics are closed and the registration is given up while everything still works, then
-leadership is handed over, then callers are turned away, then the node closes its log. The whole end is
-bounded; a broker that hangs while stopping is killed by whatever runs it, and that must not be the normal
-case.
+is open. A broker that is asked to stop hands its topics and its leadership over first (``leave``). At the end
+topics are closed and the registration is given up while everything still works, then leadership is handed
+over, then callers are turned away, then the node closes its log. The whole end is bounded; a broker that
+hangs while stopping is killed by whatever runs it, and that must not be the normal case.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from random import SystemRandom
 from typing import Final
 
 from grpc import aio
@@ -21,19 +21,21 @@ from sava import logs
 from sava.broker.topics import Topics
 from sava.config import Config
 from sava.errors import HostError
+from sava.metadata.bootstrap import SeedBootstrap
 from sava.metadata.machine.state_machine import Limits
 from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.raft_store import RaftStore
 from sava.metadata.replica.replica import ReplicaConfig
 from sava.raft.config import CoreConfig
 from sava.server.addresses import raft_address
-from sava.server.parts import Parts, open_parts
+from sava.server.parts import HANDOVER_S, Parts, open_parts
 from sava.server.ports import open_admin_port, open_client_port
 from sava.services.http import HttpServer
 from sava.services.metrics import Metrics
 from sava.services.raft_listener import RaftListener
 from sava.services.raft_transport import TcpTransport
 from sava.supervisor import Supervisor
+from sava.tasks import Stops, stopped_within
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ def replica_config(config: Config) -> ReplicaConfig:
 class Broker:
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._stack = AsyncExitStack()
+        self._stops = Stops()
         self.leaves_clients = False
         """The process ends right after ``close``: the client port stays as it is. A gRPC server that stops
         cancels calls which have just arrived, and to a client of Danube a cancelled call is an error that it
@@ -79,38 +81,46 @@ class Broker:
         try:
             await self._start()
         except BaseException:
-            await self._stack.aclose()
+            await self._stops.run()
             raise
 
     async def _start(self) -> None:
         config, host, wanted = self._config, self._config.broker.host, self._config.broker.ports
         metrics = self.metrics
-        options = NodeOptions(address=raft_address(config), replica=replica_config(config))
+        options = NodeOptions(
+            address=raft_address(config),
+            seeds=config.meta_store.seed_nodes,
+            cluster_name=config.cluster_name,
+            replica=replica_config(config),
+        )
         self.node = node = open_node(config.meta_store.data_dir, options, TcpTransport(config.auth), metrics)
-        self._stack.push_async_callback(node.close)
+        self._stops.add("consensus node", node.close)
         logs.set_broker(node.info().node)
         node.failed.add_done_callback(self._node_failed)
         metrics.observe(node)
         metrics.observe_tasks(self.supervisor)
         raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
         await raft.start()
-        self._stack.push_async_callback(raft.stop)
+        self._stops.add("raft port", raft.stop)
         self.parts = parts = await open_parts(
-            config, node, RaftStore(node), metrics, self._stack, self.supervisor
+            config, node, RaftStore(node), metrics, self._stops, self.supervisor
         )
         raft.journals = parts.mirrored.session
         logs.set_epochs(parts.epoch_of)
         self._client_port = await open_client_port(config, parts)
-        self._stack.push_async_callback(self._stop_client_port)
+        self._stops.add("client port", self._stop_client_port)
         admin = await open_admin_port(config, parts)
-        self._stack.push_async_callback(admin.stop, GRACE_S)
+        self._stops.add("admin port", lambda: admin.stop(GRACE_S))
         http = HttpServer(metrics, parts.readiness)
-        self._stack.push_async_callback(http.close)
+        self._stops.add("http port", http.close)
         try:
             await http.start(host, wanted.prometheus)
         except OSError as error:
             raise HostError(f"cannot listen on {host}:{wanted.prometheus}: {error.strerror}") from error
         await parts.start()
+        seeds = SeedBootstrap(node.transport, node.info, rng=SystemRandom())
+        self._stops.add("bootstrap", seeds.close)
+        seeds.start()
 
     async def _stop_client_port(self) -> None:
         if self._client_port is not None and not self.leaves_clients:
@@ -121,11 +131,17 @@ class Broker:
             error = failed.result()
             self.supervisor.end(f"{type(error).__name__}: {error}")
 
-    async def close(self) -> None:
-        """A part that cannot be stopped, since what it died of has left it so, does not keep the others."""
-        try:
-            await self.parts.stop()
-        except Exception:
-            log.exception("broker: not all parts were stopped in order")
-        await self.parts.leading.hand_over()
-        await self._stack.aclose()
+    async def leave(self) -> None:
+        """Hand topics and leadership over before ``close``, for a stop that somebody asked for. May be
+        cancelled at any point: what is left goes to others as after a failure."""
+        await self.parts.leave()
+
+    async def close(self) -> bool:
+        """Whether everything stopped in order. A part that cannot be stopped, since what it died of has left
+        it so, or that waits for a disk or a peer that does not answer, does not keep the others: each has a
+        limit of its own, and the log names the one that has passed it."""
+        is_in_order = await self.parts.stop()
+        is_in_order &= await stopped_within(
+            HANDOVER_S + GRACE_S, self.parts.leading.hand_over, what="leadership"
+        )
+        return await self._stops.run() and is_in_order

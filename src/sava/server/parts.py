@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,11 +21,12 @@ from sava.broker.topic_schemas import TopicSchemas
 from sava.broker.topics import Topics
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
+from sava.cluster.eviction import Evictor
 from sava.cluster.failover import Failover
 from sava.cluster.losses import Losses
 from sava.cluster.neighbours import Registered
 from sava.cluster.pipelines import Pipelines
-from sava.cluster.records import Registration
+from sava.cluster.records import Registration, registration_key
 from sava.cluster.registration import Registrar
 from sava.cluster.router import Router
 from sava.cluster.view import ClusterView
@@ -42,13 +44,14 @@ from sava.mirroring.mirrored import MirroredJournal
 from sava.mirroring.owner_host import MirrorOptions
 from sava.mirroring.records import Records
 from sava.mirroring.salvage import Salvage
+from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
 from sava.replication.control import Control
 from sava.replication.tending import Tending as ReplicationTending
 from sava.schemas.registry import SchemaRegistry
 from sava.server.addresses import registration
 from sava.server.replication import open_replication
-from sava.services.brokers_admin import Brokers
+from sava.services.brokers_admin import PREPARE, Brokers
 from sava.services.cluster_metrics import ClusterParts
 from sava.services.danube.figures import DanubeCollector, Sends
 from sava.services.disks import Disks
@@ -69,12 +72,19 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.store_identity import store_id
 from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
+from sava.tasks import STEP_S, Stops, cancelled, stopped_within
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
+AHEAD_S: Final = 3.0
+"""For uploads before a broker says that it leaves. What is more is uploaded when its topic is moved."""
+LEADERLESS_S: Final = 3.0
+"""Longer than an election takes."""
+LOOK_S: Final = 0.25
+ANSWER_S: Final = 1.0
+"""For an answer to arrive, beyond the time that the other broker has for its work."""
 HANDOVER_S: Final = 3.0
 IN_FLIGHT_S: Final = 3.0
 """For appends that are under way when the broker stops."""
@@ -112,7 +122,7 @@ class Leading:
 
 @dataclass(kw_only=True)
 class Parts:
-    """Closed by the stack that it was opened with, in the reverse of the order in which it says so."""
+    """Closed by the stops that it was opened with, in the reverse of the order in which it says so."""
 
     config: Config
     supervisor: Supervisor
@@ -142,6 +152,7 @@ class Parts:
     neighbours: Registered
     mirrored: MirroredJournal
     failover: Failover
+    evictor: Evictor
     losses: Losses
     pipelines: Pipelines
     replication: Control
@@ -191,6 +202,7 @@ class Parts:
         self.agent.start(supervisor)
         self.controller.start(supervisor, resign)
         self.failover.start(supervisor, resign)
+        self.evictor.start(supervisor)
         self.replicating.start(supervisor)
         self.reports.start(supervisor)
         self._joining = supervisor.essential(self._join(), name="joining")
@@ -209,21 +221,80 @@ class Parts:
                 await asyncio.sleep(RETRY_S)
         self.registrar.start(self.supervisor)
 
-    async def stop(self) -> None:
+    async def leave(self) -> None:
+        """Before a stop that somebody asked for: let others have the topics, and the leadership, while
+        everything works. Bounded; what is left when it returns goes to others as after a failure."""
+        timeout = self.config.cluster.leave_timeout_seconds
+        if not timeout or not self._can_leave() or not await self._is_store_writable():
+            return
+        began = time.monotonic()
+        await self.topics.upload_all(timeout=min(AHEAD_S, timeout / 2))
+        if not await self.registrar.leave():
+            return
+        # First, so that the drain is the next leader's: this broker's ends when its controller does.
+        await self.leading.hand_over()
+        await self._until_left(began + timeout)
+        log.info(
+            "broker: topics handed over left=%d seconds=%.2f", self._topic_count, time.monotonic() - began
+        )
+
+    async def _until_left(self, deadline: float) -> None:
+        """Until this broker has no topics, or nobody can take them: no other broker is active, or none leads,
+        as when all are stopped together."""
+
+        def is_over() -> bool:
+            return not self._topic_count or not self._can_leave()
+
+        led_at = time.monotonic()
+        while not is_over() and (now := time.monotonic()) < min(deadline, led_at + LEADERLESS_S):
+            with suppress(TimeoutError):
+                await self.view.wait(is_over, timeout=min(LOOK_S, deadline - now))
+            if self.leading.leader():
+                led_at = time.monotonic()
+
+    @property
+    def _topic_count(self) -> int:
+        return self.view.counts().get(self.topics.broker, 0)
+
+    def _can_leave(self) -> bool:
+        """Whether there is another broker that may have the topics."""
+        own = self.topics.broker
+        return self.registrar.is_registered and any(each.broker != own for each in self.view.active)
+
+    async def _is_store_writable(self) -> bool:
+        """Without it no topic can go to another broker, and waiting for that is of no use."""
+        try:
+            await self.storage.uploader.check_store()
+        except SavaError as error:
+            log.warning("broker: topics are not handed over error=%s", error)
+            return False
+        return True
+
+    async def stop(self) -> bool:
         """Clients are turned away and positions written down while the metadata store still works; then
-        others may have the topics."""
-        await cancelled(self._joining)
-        await self.reports.close()
-        await self.failover.close()
-        await self.replicating.close()
-        await self.controller.close()
-        await self.writers.close()
-        await self.agent.close()
-        await self._close_topics()
-        await self.registrar.close()
-        await self.mirrored.lost()
-        await self.journals.close()
-        await self.view.close()
+        others may have the topics. Says whether all of it was possible. Each step has a limit: the
+        registration is given up also when the agent or a topic hangs, so that others need not wait for it to
+        expire."""
+        steps: tuple[tuple[str, Callable[[], Awaitable[object]]], ...] = (
+            ("joining", lambda: cancelled(self._joining)),
+            ("load reports", self.reports.close),
+            ("evictions", self.evictor.close),
+            ("failover", self.failover.close),
+            ("replication", self.replicating.close),
+            ("controller", self.controller.close),
+            ("writers", self.writers.close),
+            ("agent", self.agent.close),
+            ("topics", self._close_topics),
+            ("registration", self.registrar.close),
+            ("journal", self.mirrored.lost),
+            ("journal records", self.journals.close),
+            ("cluster view", self.view.close),
+        )
+        is_in_order = True
+        for what, stop in steps:
+            limit_s = IN_FLIGHT_S + STEP_S if what == "topics" else STEP_S
+            is_in_order &= await stopped_within(limit_s, stop, what=what)
+        return is_in_order
 
     async def _close_topics(self) -> None:
         """What is in flight may wait for mirrors that do not come back; it is not waited for long."""
@@ -268,12 +339,18 @@ def _addresses(node: RaftNode) -> Mapping[int, str]:
     return dict(core.membership.addresses) if core is not None else {}
 
 
+def _lease_of(store: RaftStore, broker: int) -> int:
+    """The lease of a broker's registration, by this node's copy; 0: it is not registered."""
+    kv = store.local.get(registration_key(broker))
+    return kv.lease if kv is not None else 0
+
+
 async def open_parts(
     config: Config,
     node: RaftNode,
     store: RaftStore,
     metrics: Metrics,
-    stack: AsyncExitStack,
+    stops: Stops,
     supervisor: Supervisor,
 ) -> Parts:
     broker = node.info().node
@@ -291,7 +368,7 @@ async def open_parts(
         fail=node.fail,
         supervisor=supervisor,
     )
-    stack.push_async_callback(storage.close)
+    stops.add("storage", storage.close)
     leading = Leading(node)
     view = ClusterView(store)
     journals = Records(store)
@@ -310,7 +387,7 @@ async def open_parts(
         renew=lambda reason: registrar.renew(reason),
         fail=node.fail,
     )
-    stack.push_async_callback(mirrored.close)
+    stops.add("mirrors", mirrored.close)
     await mirrored.open()
 
     async def released(names: Sequence[TopicName]) -> None:
@@ -328,9 +405,15 @@ async def open_parts(
         on_lost=fence,
     )
     registrar.listen(lambda: mirrored.registered(registrar.incarnation))
+    view.listen(lambda topics: registrar.look() if topics is None else None)
+    evictor = Evictor(store)
+    if config.cluster.suspicion == "auto":
+        node.suspicion.watch(lambda each: _lease_of(store, each), lease_ms=config.cluster.registration_ttl_ms)
+        node.confirmed = evictor.confirmed
     router = Router(view, Registry(store))
     peers = Peers(router, config.auth)
-    stack.push_async_callback(peers.close)
+    view.listen(lambda _: peers.look())
+    stops.add("connections to peers", peers.close)
     forwarder = Forwarder(router, peers, leading.leader, broker=broker)
     topics = Topics(
         store,
@@ -342,6 +425,21 @@ async def open_parts(
         released=released,
         publish_elsewhere=forwarder.publish_elsewhere,
     )
+
+    async def prepare_move(owner: int, topic: TopicName, timeout: float) -> None:
+        if owner == broker:
+            await topics.prepare_move(topic, timeout=timeout)
+            return
+        request = brokers_pb.PrepareMoveRequest(topic=str(topic), timeout_ms=round(timeout * 1000))
+        await forwarder.ask(
+            "admin",
+            PREPARE,
+            request,
+            brokers_pb.PrepareMoveResponse,
+            broker=owner,
+            timeout=timeout + ANSWER_S,
+        )
+
     owners = Owners(router, forwarder)
     staged = StagedHere(topics, Stage(objects))
     expiry_s = config.storage.staging_expiry_seconds
@@ -355,6 +453,7 @@ async def open_parts(
         broker=broker,
         finish_deletions=topics.finish_deletions,
         tend_writers=tending.run,
+        prepare_move=prepare_move,
     )
     failover = Failover(
         view,
@@ -407,6 +506,7 @@ async def open_parts(
         neighbours=neighbours,
         mirrored=mirrored,
         failover=failover,
+        evictor=evictor,
         losses=Losses(failover, store, journals, neighbours, mirrored.peers, leading, own=mirrored.storage),
         pipelines=pipelines,
         replication=replication,
@@ -446,5 +546,7 @@ def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
             forwards=parts.forwarder.forwards,
             writers=parts.writers,
             tending=tending,
+            suspicion=parts.node.suspicion,
+            evictor=parts.evictor,
         )
     )

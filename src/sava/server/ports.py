@@ -131,7 +131,9 @@ def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
     cluster = ClusterService(parts.node, parts.view, parts.config.cluster_name)
     admin_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
     admin_pb2_grpc.add_MetaServicer_to_server(MetaService(parts.store), server)
-    brokers_pb2_grpc.add_BrokersServicer_to_server(BrokersService(parts.brokers, parts.controller), server)
+    brokers_pb2_grpc.add_BrokersServicer_to_server(
+        BrokersService(parts.brokers, parts.controller, parts.topics), server
+    )
     namespaces = NamespacesService(parts.topics, parts.config.policies)
     topics_admin_pb2_grpc.add_NamespacesServicer_to_server(namespaces, server)
     topics = TopicsService(parts.topic_parts, parts.unloading, parts.store)

@@ -1,8 +1,10 @@
 """The service ``Brokers`` of the admin port: who is there, what they have, and how topics are spread over
 them.
 
-Any broker can list them: everything that is said of a broker is in its own view. What decides who serves what
-is the leader's (NotLeader, and the call is passed on to it).
+Any broker can list them: everything that is said of a broker is in its own view. But a view says what was so
+when it was last fed: without a majority it shows brokers as active that have long been killed. So the view is
+read behind a linearizable read, and a state that no majority has confirmed in time is ``unknown``. What
+decides who serves what is the leader's (NotLeader, and the call is passed on to it).
 """
 
 # ruff: noqa: N802 (gRPC names the methods)
@@ -14,20 +16,32 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from sava.broker.errors import MessageInvalid
-from sava.broker.names import check_name
+from sava.broker.names import TopicName, check_name
+from sava.broker.topics import Topics
 from sava.cluster import rebalancing
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
 from sava.cluster.loads import LoadReport, TopicLoad
 from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import ClusterView
+from sava.errors import SavaError
 from sava.metadata.node import RaftNode
 from sava.proto import brokers_pb2 as pb
 from sava.proto import brokers_pb2_grpc as rpc
 from sava.raft.types import NO_NODE
 from sava.services import faults
+from sava.services.deadlines import remaining
 
+PREPARE: Final = "/sava.admin.Brokers/PrepareMove"
 UNREACHABLE: Final = "unreachable"
+"""A member of the cluster that is not registered."""
+GONE: Final = "gone"
+"""No member any more (removed, or given up with a lost majority), and still the owner of topics."""
+UNKNOWN: Final = "unknown"
+"""No majority has confirmed what this broker knows."""
+CONFIRM_S: Final = 1.5
+"""For a majority to confirm a list. A leader answers in milliseconds; an election takes about a second."""
+LEAVING: Final = "leaving"
 PARALLEL: Final = 8
 MAX_PARALLEL: Final = 64
 TIMEOUT_S: Final = 300
@@ -43,14 +57,31 @@ class Seen(NamedTuple):
     raft_address: str
     topics: int
     is_leader: bool
+    is_member: bool
+    is_confirmed: bool
 
     @property
     def status(self) -> str:
-        return self.mode.mode.value if self.registration is not None else UNREACHABLE
+        if not self.is_confirmed:
+            return UNKNOWN
+        if not self.is_member:
+            return GONE
+        if self.registration is None:
+            return UNREACHABLE
+        return LEAVING if self.registration.is_leaving else self.mode.mode.value
+
+
+async def unconfirmed(node: RaftNode, timeout: float) -> str:
+    """Why no majority confirms that this node is up to date; empty: one does."""
+    try:
+        await node.barrier.wait(min(timeout, CONFIRM_S))
+    except SavaError as error:
+        return str(error)
+    return ""
 
 
 class Brokers:
-    """Who there is: those that are registered, members of the cluster, and owners of topics."""
+    """Who there is: the members of the cluster, and owners of topics that are none any more."""
 
     def __init__(self, node: RaftNode, view: ClusterView) -> None:
         self._node = node
@@ -62,8 +93,16 @@ class Brokers:
         core = self._node.core_status
         return core.leader if core is not None else NO_NODE
 
-    def list(self) -> list[Seen]:
-        counts, leader = self._view.counts(), self.leader
+    async def listed(self, *, timeout: float, local: bool = False) -> tuple[list[Seen], str]:
+        """All brokers, and why no majority has confirmed that; with ``local`` none is asked."""
+        core = self._node.core_status
+        if local or core is None:
+            return self._seen(is_confirmed=local), ""
+        reason = await unconfirmed(self._node, timeout)
+        return self._seen(is_confirmed=not reason), reason
+
+    def _seen(self, *, is_confirmed: bool) -> list[Seen]:
+        counts, leader = self._view.counts(), self.leader if is_confirmed else NO_NODE
         core = self._node.core_status
         addresses: dict[int, str] = dict(core.membership.addresses) if core is not None else {}
         return [
@@ -74,18 +113,25 @@ class Brokers:
                 raft_address=registration.raft if registration is not None else addresses.get(broker, ""),
                 topics=counts.get(broker, 0),
                 is_leader=broker == leader,
+                is_member=broker in addresses,
+                is_confirmed=is_confirmed,
             )
-            for broker in sorted(counts.keys() | addresses.keys())
+            # A registration outlives its broker by seconds, and a given-up broker's by a snapshot: whoever is
+            # no member and has no topics is of no interest, and would stand beside its successor.
+            for broker in sorted(addresses.keys() | {each for each in counts if counts[each]})
         ]
 
 
 class BrokersService(rpc.BrokersServicer):
-    def __init__(self, brokers: Brokers, controller: Controller) -> None:
+    def __init__(self, brokers: Brokers, controller: Controller, topics: Topics) -> None:
         self._brokers = brokers
         self._controller = controller
+        self._topics = topics
 
     async def ListBrokers(self, request: pb.ListBrokersRequest, context: Any) -> pb.ListBrokersResponse:
-        return pb.ListBrokersResponse(brokers=map(_broker, self._brokers.list()))
+        timeout = remaining(context, CONFIRM_S)
+        found, reason = await self._brokers.listed(timeout=timeout, local=request.local)
+        return pb.ListBrokersResponse(brokers=map(_broker, found), unconfirmed=reason)
 
     async def DrainBroker(
         self, request: pb.DrainBrokerRequest, context: Any
@@ -138,6 +184,11 @@ class BrokersService(rpc.BrokersServicer):
         async with faults.told(context):
             self._controller.loads.record(load_report(request))
         return pb.ReportLoadResponse()
+
+    async def PrepareMove(self, request: pb.PrepareMoveRequest, context: Any) -> pb.PrepareMoveResponse:
+        async with faults.told(context):
+            await self._topics.prepare_move(TopicName.parse(request.topic), timeout=request.timeout_ms / 1000)
+        return pb.PrepareMoveResponse()
 
 
 def drain_mode(
@@ -213,6 +264,7 @@ def _progress(status: DrainStatus) -> pb.DrainProgress:
         topics=map(str, status.topics),
         status=status.mode.value,
         done=status.is_done,
+        waiting=status.waiting,
     )
 
 

@@ -20,6 +20,7 @@ from sava.raft.core import PeerStatus, Status
 from sava.raft.errors import MembershipRefused
 from sava.raft.types import NodeId
 from sava.services import faults
+from sava.services.brokers_admin import CONFIRM_S, unconfirmed
 from sava.services.deadlines import remaining
 
 
@@ -57,8 +58,12 @@ class ClusterService(rpc.ClusterServicer):
             snapshot_index=status.snapshot_index,
             version=sava.__version__,
         )
-        if status.core is not None:
-            response.MergeFrom(core_status(status.core))
+        if status.core is None:
+            return response
+        if request.confirm:
+            response.unconfirmed = await unconfirmed(self._node, remaining(context, CONFIRM_S))
+        # After the question: the answer to it may have changed who leads.
+        response.MergeFrom(core_status(self._node.status.core or status.core))
         return response
 
     async def AddNode(self, request: pb.AddNodeRequest, context: Any) -> pb.AddNodeResponse:

@@ -20,11 +20,13 @@ from prometheus_client.registry import Collector
 from sava.broker.names import TopicName
 from sava.broker.specs import OwnershipState
 from sava.cluster.controller import Controller
+from sava.cluster.eviction import Evictor
 from sava.cluster.records import Mode
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.cluster.writer_tending import Tending
 from sava.cluster.writers import Writers
+from sava.metadata.suspicion import Suspicion
 
 _DOWNTIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -41,6 +43,8 @@ class ClusterParts:
     """Calls that another broker answered, by kind: the port, or ``leader``."""
     writers: Writers
     tending: Tending
+    suspicion: Suspicion
+    evictor: Evictor
 
 
 def observe_cluster(registry: CollectorRegistry, parts: ClusterParts) -> None:
@@ -93,6 +97,7 @@ class ClusterCollector(Collector):
         yield from self._of_broker()
         yield from self._of_controller()
         yield from self._of_writers()
+        yield from self._of_suspicion()
         forwards = CounterMetricFamily(
             "sava_forwarded_calls",
             "Calls passed on: those of a port to a topic's owner, and those that only the leader answers.",
@@ -123,6 +128,24 @@ class ClusterCollector(Collector):
         for state in OwnershipState:
             owned.add_metric((state.value,), states[state])
         yield owned
+
+    def _of_suspicion(self) -> Iterable[Metric]:
+        suspicions = CounterMetricFamily(
+            "sava_cluster_suspicions",
+            "While this broker led: doubts about a broker, and what came of asking the others, by evidence.",
+            labels=("outcome", "sign"),
+        )
+        for (outcome, sign), count in sorted(self._parts.suspicion.counts.items()):
+            suspicions.add_metric((outcome, sign), count)
+        yield suspicions
+        evictions = CounterMetricFamily(
+            "sava_cluster_evictions",
+            "Registrations that this broker ended early while it led, by the evidence of the suspicion.",
+            labels=("sign",),
+        )
+        for sign, count in sorted(self._parts.evictor.evictions.items()):
+            evictions.add_metric((sign,), count)
+        yield evictions
 
     def _of_writers(self) -> Iterable[Metric]:
         writers = self._parts.writers

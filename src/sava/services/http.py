@@ -11,6 +11,7 @@ in it has died says what that was for as long as it is still there.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Protocol
@@ -20,6 +21,9 @@ from sava.metadata.node import RaftNode
 from sava.services import metrics_page
 from sava.services.metrics import Metrics
 from sava.supervisor import Supervisor
+from sava.tasks import cancelled
+
+log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 16 << 10
 READ_TIMEOUT_S = 5.0
@@ -38,6 +42,9 @@ class Presence(Protocol):
     @property
     def is_registered(self) -> bool: ...
 
+    @property
+    def is_leaving(self) -> bool: ...
+
 
 def readiness(
     node: RaftNode, view: ClusterView, presence: Presence, supervisor: Supervisor
@@ -55,6 +62,8 @@ def readiness(
         return False, f"catching up: applied {core.applied} of {core.commit}"
     if not view.is_ready:
         return False, "learning which topics and brokers there are"
+    if presence.is_leaving:
+        return False, "this broker stops, and hands its topics over"
     if not presence.is_registered:
         return False, "not registered: the other brokers do not know that this one is there"
     return True, "ready"
@@ -65,6 +74,7 @@ class HttpServer:
         self._metrics = metrics
         self._readiness = readiness
         self._server: asyncio.Server | None = None
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._pages: dict[str, Page] = {
             "/metrics": self._render,
             "/healthz": self._health,
@@ -75,11 +85,18 @@ class HttpServer:
         self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST_BYTES)
 
     async def close(self) -> None:
+        """At once: a caller that does not read its answer would keep the broker for half a minute."""
         if self._server is not None:
             self._server.close()
+            for writer in tuple(self._serving.values()):
+                writer.transport.abort()
+            await cancelled(*self._serving)
             await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving[task] = writer
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -89,7 +106,11 @@ class HttpServer:
                 await writer.drain()
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return
+        except RuntimeError as error:
+            # uvloop raises it for a connection that was lost while the page was written.
+            log.debug("http: not answered error=%s", error)
         finally:
+            del self._serving[task]
             writer.close()
 
     async def _respond(self, head: bytes) -> bytes:
@@ -99,7 +120,13 @@ class HttpServer:
         page = self._pages.get(words[1].partition("?")[0])
         if page is None:
             return _response(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
-        status, kind, body = await page()
+        try:
+            status, kind, body = await page()
+        except Exception:
+            log.exception("http: a page failed path=%s", words[1])
+            return _response(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"failed; the broker's log says why\n"
+            )
         return _response(status, kind, body)
 
     async def _render(self) -> tuple[HTTPStatus, str, bytes]:

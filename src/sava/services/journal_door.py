@@ -13,7 +13,7 @@ from sava.metadata.failures import error_from
 from sava.mirroring.ports import PeerUnreachable
 from sava.services import security
 from sava.services.raft_wire import GREETING, OpenJournals, Refusal, Welcome, decode_response, encode
-from sava.services.sockets import notice_vanishing, split_address
+from sava.services.sockets import connect
 
 
 class JournalDoor:
@@ -21,15 +21,11 @@ class JournalDoor:
         self._tls = security.client_context(auth)
         self._cluster = cluster
 
-    async def connect(self, address: str, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+    async def connect(self, address: str, protocol: Callable[[], asyncio.Protocol]) -> None:
         try:
-            host, port = split_address(address)
+            await connect(address, protocol, self._tls)
         except SavaError as error:
             raise ConnectionError(str(error)) from error
-        transport, _ = await asyncio.get_running_loop().create_connection(
-            protocol, host, port, ssl=self._tls, server_hostname=host if self._tls else None
-        )
-        notice_vanishing(transport)
 
     def opening(self) -> bytes:
         return GREETING + encode(OpenJournals(self._cluster()))

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -29,7 +30,7 @@ from sava.services.raft_wire import (
     decode_response,
     encode,
 )
-from sava.services.sockets import settle
+from sava.services.sockets import is_gone, is_refused, settle
 from sava.tasks import cancelled
 
 PAUSE_MIN_S = 0.05
@@ -48,7 +49,7 @@ class LaneLimits:
 
 
 class Connect(Protocol):
-    async def __call__(self, protocol: Callable[[], asyncio.BaseProtocol], /) -> object: ...
+    async def __call__(self, protocol: Callable[[], asyncio.Protocol], /) -> object: ...
 
 
 class Lane(asyncio.Protocol):
@@ -77,6 +78,8 @@ class Lane(asyncio.Protocol):
         self._pause_s = PAUSE_MIN_S
         self._resume_at = 0.0
         self._reason = "the connection was closed"
+        self.was_refused = False
+        """The last attempt to connect found that no process listens."""
         self._is_closing = False
         self._gone = asyncio.Event()
         self._gone.set()
@@ -86,8 +89,10 @@ class Lane(asyncio.Protocol):
     def offer(self, payloads: Sequence[bytes]) -> bool:
         """Send, or queue, or drop and count. Says whether all were taken."""
         if self._transport is not None and not self._stuck_since:
-            self._transport.write(frames(payloads))
-            return True
+            if self._write(self._transport, payloads):
+                return True
+            self._dropped("unreachable", len(payloads))
+            return False
         if self._resume_at and self._loop.time() < self._resume_at:
             self._dropped("unreachable", len(payloads))
             return False
@@ -118,7 +123,7 @@ class Lane(asyncio.Protocol):
             await settle()
         if self._transport is not None:
             self._transport.abort()
-        await self._gone.wait()
+        await is_gone(self._gone)
 
     # -- connection ------------------------------------------------------------------------------------------
 
@@ -128,6 +133,7 @@ class Lane(asyncio.Protocol):
                 await self._connect(lambda: self)
         except Exception as error:  # noqa: BLE001 (a name that cannot be one is no OSError)
             self._reason = str(error) or "no answer"
+            self.was_refused = is_refused(error)
             self._broke()
         finally:
             self._connecting = None
@@ -141,6 +147,7 @@ class Lane(asyncio.Protocol):
         self._transport = transport
         self._reader = FrameReader()
         self._stuck_since = 0.0
+        self.was_refused = False
         self._reason = "the connection was closed"
         transport.set_write_buffer_limits(high=SOCKET_BUFFER_BYTES)
         transport.write(GREETING + encode(OpenLane(self._cluster())))
@@ -169,6 +176,8 @@ class Lane(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is None and self._gone.is_set():
+            return  # given up already, by a write that failed
         if error is not None:
             self._reason = str(error)
         self._transport = None
@@ -178,7 +187,22 @@ class Lane(asyncio.Protocol):
     def _flush(self) -> None:
         if self._queue and self._transport is not None:
             waiting, self._queue, self._queued_bytes = self._queue, deque(), 0
-            self._transport.write(frames(waiting))
+            if not self._write(self._transport, waiting):
+                self._dropped("unreachable", len(waiting))
+
+    def _write(self, transport: asyncio.WriteTransport, payloads: Iterable[bytes]) -> bool:
+        """No error of this connection leaves it: ``offer`` is called from the middle of the node's pump, and
+        an error that gets there ends the broker. The connection is given up instead."""
+        try:
+            transport.write(frames(payloads))
+        except Exception as error:  # noqa: BLE001 (uvloop raises RuntimeError for a handle that is closed)
+            with suppress(Exception):
+                transport.abort()
+            # The loop may not tell of it: see ``sockets``. If it does, that comes long before the pause is
+            # over, and so before another connection could be taken for this one.
+            self.connection_lost(ConnectionError(f"writing failed: {error}"))
+            return False
+        return True
 
     def _broke(self) -> None:
         if self._is_closing:

@@ -92,6 +92,8 @@ class LoadReports:
 
 
 class _Counted(NamedTuple):
+    topic_id: int
+    """A topic that was deleted and created again has the name and the first epoch of the former one."""
     epoch: int
     messages: int
     bytes: int
@@ -105,6 +107,7 @@ class Measure:
         self._at = time.monotonic()
         self._cpu_s = time.process_time()
         self._counted: dict[TopicName, _Counted] = {}
+        self._trouble = ""
 
     def report(self) -> pb.LoadReport:
         at, cpu_s = time.monotonic(), time.process_time()
@@ -117,13 +120,27 @@ class Measure:
         )
         counted: dict[TopicName, _Counted] = {}
         for name, topic in self._topics.loaded.items():
-            counted[name] = now = _Counted(topic.epoch, *topic.published)
-            before = self._counted.get(name)
-            if before is None or before.epoch != now.epoch:
-                before = _Counted(now.epoch, 0, 0)  # taken up since: what it counts is since then too
-            report.topics.append(_topic_load(name, topic, before, now, elapsed))
+            try:
+                now = _Counted(topic.topic_id, topic.epoch, *topic.published)
+                report.topics.append(_topic_load(name, topic, self._before(name, now), now, elapsed))
+            except Exception as error:  # noqa: BLE001
+                # One topic with a bad value would keep the load of all the others from the leader.
+                self._leave_out(name, error)
+            else:
+                counted[name] = now
         self._at, self._cpu_s, self._counted = at, cpu_s, counted
         return report
+
+    def _before(self, name: TopicName, now: _Counted) -> _Counted:
+        before = self._counted.get(name)
+        if before is not None and (before.topic_id, before.epoch) == (now.topic_id, now.epoch):
+            return before
+        return _Counted(now.topic_id, now.epoch, 0, 0)  # taken up since: what it counts is since then too
+
+    def _leave_out(self, name: TopicName, error: Exception) -> None:
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            log.error("load: not measured topic=%s", name, exc_info=error)
 
 
 def _topic_load(
@@ -132,8 +149,8 @@ def _topic_load(
     subscriptions = topic.subscriptions.values()
     return pb.TopicLoad(
         topic=str(name),
-        messages_per_second=(now.messages - before.messages) / elapsed,
-        megabytes_per_second=(now.bytes - before.bytes) / elapsed / 1e6,
+        messages_per_second=max(now.messages - before.messages, 0) / elapsed,
+        megabytes_per_second=max(now.bytes - before.bytes, 0) / elapsed / 1e6,
         producers=sum(1 for _ in topic.producers),
         consumers=sum(len(each.consumers) for each in subscriptions),
         # Links have no consumers that somebody would have to send it to.

@@ -193,6 +193,8 @@ class _NodeCollector(Collector):
             family.add_metric(("in", reason), count)
         for reason, count in sorted(self._node.transport.dropped().items()):
             family.add_metric(("out", reason), count)
+        if self._node.send_errors:
+            family.add_metric(("out", "error"), self._node.send_errors)
         return family
 
 

@@ -3,7 +3,8 @@
 A broker is known by its registration, which says where its ports are and which life of it this is. There is
 one channel for each port of each broker, made when it is first needed. A registration of another life, or
 with another address, makes a new one: what the former has under way belongs to a broker that is gone, and may
-end.
+end. When a registration is lost, its calls are ended (``look``): a broker that was stopped closes no
+connection, and what it served is taken up by another one, where the caller should be.
 
 A call is sent only over a connection that stands. So a broker that could not be connected to is told from
 one that vanished under a call: to the first nothing was sent, and the call may be made elsewhere; of the
@@ -31,6 +32,8 @@ Port = Literal["client", "admin"]
 CONNECT_S: Final = 2.0
 LOOK_S: Final = 0.05
 """How often to look whether a broker that is being connected to is still registered."""
+GONE_S: Final = 0.5
+"""For calls under way to a broker whose registration is gone: one that leaves in order still answers."""
 GRACE_S: Final = 5.0
 """For calls under way on a channel that was replaced."""
 MAX_MESSAGE_BYTES: Final[dict[str, int]] = {"client": MAX_BATCH_BYTES + (1 << 20), "admin": 64 << 20}
@@ -106,6 +109,13 @@ class Peers:
         links = list(self._links.values())
         self._links.clear()
         await asyncio.gather(*(link.channel.close(None) for link in links), *self._closing)
+
+    def look(self) -> None:
+        """Registrations may have changed: end the calls to brokers that have none any more."""
+        for key, link in list(self._links.items()):
+            if self._brokers.registration(key[0]) is None:
+                del self._links[key]
+                self._spawn(link.channel.close(GONE_S))
 
     async def link(self, broker: int, port: Port, *, timeout: float) -> Link:
         """One that is connected. Raises Unreachable."""

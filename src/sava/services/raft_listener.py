@@ -36,7 +36,7 @@ from sava.services.raft_wire import (
     decode_opening,
     encode,
 )
-from sava.services.sockets import notice_vanishing, settle, split_address
+from sava.services.sockets import is_gone, notice_vanishing, settle, split_address
 from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,12 @@ class RaftListener:
         host, port = split_address(self._address)
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: _Connection(self), host, port, ssl=self._tls
+                lambda: _Connection(self),
+                host,
+                port,
+                ssl=self._tls,
+                # A stranger that connects and says nothing holds its socket for no longer than without TLS.
+                ssl_handshake_timeout=OPENING_TIMEOUT_S if self._tls else None,
             )
         except OSError as error:
             raise ConfigInvalid(
@@ -84,7 +89,8 @@ class RaftListener:
         for connection in tuple(self._connections):
             connection.abort()
         await cancelled(*self._tasks)
-        await self._empty.wait()
+        if not await is_gone(self._empty):
+            log.warning("raft: connections did not end connections=%d", len(self._connections))
 
     def joined(self, connection: _Connection) -> bool:
         self._connections.add(connection)
@@ -126,6 +132,10 @@ class RaftListener:
             await self._inbound.bind(bootstrap)
         except SavaError as error:
             connection.end(_refusal(error))
+        except Exception:
+            # The asker cannot know whether this node is bound now; it asks again.
+            log.exception("raft: binding to a cluster failed cluster=%s", bootstrap.cluster)
+            connection.abort()
         else:
             connection.end(Bound())
 
@@ -179,6 +189,7 @@ class _Connection(asyncio.Protocol):
             self._listener.receive(payloads)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
         if self._impatience is not None:
             self._impatience.cancel()
         if self._session is not None:
@@ -189,16 +200,30 @@ class _Connection(asyncio.Protocol):
         """``journals``: it is for a session, and not a lane."""
         if self._transport is None:
             return
-        self._transport.write(encode(Welcome()))
+        self._write((encode(Welcome()),))
         if journals is None:
             self._is_lane = True
         else:
-            self._session = journals(self._transport.writelines)
+            self._session = journals(self._write)
 
     def end(self, response: Response) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode(response))
+            self._write((encode(response),))
             self._transport.close()
+
+    def _write(self, parts: Sequence[bytes]) -> None:
+        """No error of this connection leaves it: a disk answers from the middle of a sync, and an error there
+        would end the broker."""
+        if self._transport is None:
+            return
+        try:
+            self._transport.writelines(parts)
+        except Exception as error:  # noqa: BLE001 (uvloop raises RuntimeError for a handle that is closed)
+            log.warning("raft: connection dropped reason=writing failed: %s", error)
+            self.abort()
+            # The loop may not tell of a handle that it has closed itself; telling twice does no harm. Not at
+            # once: the disk that answers is in the middle of something.
+            asyncio.get_running_loop().call_soon(self.connection_lost, None)
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -55,7 +55,7 @@ from sava.services.raft_wire import (
     decode_response,
     encode,
 )
-from sava.services.sockets import notice_vanishing, settle, split_address
+from sava.services.sockets import connect, is_gone, settle
 
 log = logging.getLogger(__name__)
 
@@ -124,9 +124,8 @@ class TcpTransport:
         if self._sweep is not None:
             self._sweep.cancel()
         peers, self._peers = list(self._peers.values()), {}
-        for peer in peers:
-            await peer.control.close()
-            await peer.bulk.close()
+        # Together: one that is slow to go must not add its wait to the others'.
+        await asyncio.gather(*(lane.close() for peer in peers for lane in (peer.control, peer.bulk)))
 
     async def _ask(self, address: str, question: Opening, timeout: float) -> Response:
         """One question on a connection of its own. Raises what the other side refused with."""
@@ -134,7 +133,7 @@ class TcpTransport:
         caller = _Caller(question, answer)
         try:
             async with asyncio.timeout(timeout):
-                await self._connect(address, lambda: caller)
+                await connect(address, lambda: caller, self._tls)
                 response = await answer
         except TimeoutError as error:
             raise Unavailable(f"node {address} did not answer within {timeout:g} s") from error
@@ -146,13 +145,6 @@ class TcpTransport:
             raise error_from(response.code, response.message, response.detail)
         return response
 
-    async def _connect(self, address: str, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        host, port = split_address(address)
-        transport, _ = await asyncio.get_running_loop().create_connection(
-            protocol, host, port, ssl=self._tls, server_hostname=host if self._tls else None
-        )
-        notice_vanishing(transport)
-
     def _new_peer(self, address: str, node: NodeId) -> _Peer:
         peer = _Peer(node, self._lane(address, CONTROL_LIMITS), self._lane(address, BULK_LIMITS))
         self._peers[address] = peer
@@ -162,17 +154,21 @@ class TcpTransport:
         assert self._inbound is not None
         inbound = self._inbound
 
-        async def connect(protocol: Callable[[], asyncio.BaseProtocol], /) -> None:
-            await self._connect(address, protocol)
+        async def open_lane(protocol: Callable[[], asyncio.Protocol], /) -> None:
+            await connect(address, protocol, self._tls)
 
         def failed(reason: str) -> None:
             log.debug("raft: connection lost peer=%s reason=%s", address, reason)
+            peer = self._peers.get(address)
+            if peer is not None:
+                inbound.disconnected(peer.node, is_refused=lane.was_refused)
             self._report(address)
 
         def count(reason: str, messages: int) -> None:
             self._dropped[reason] += messages
 
-        return Lane(connect, lambda: inbound.info().cluster, limits, failed, count)
+        lane = Lane(open_lane, lambda: inbound.info().cluster, limits, failed, count)
+        return lane
 
     def _report(self, address: str) -> None:
         peer = self._peers.get(address)
@@ -222,6 +218,6 @@ class _Caller(asyncio.Protocol):
         await settle()
         if self._transport is not None:
             self._transport.abort()
-            await self._gone.wait()
+            await is_gone(self._gone)
         if self._answer.done() and not self._answer.cancelled():
             self._answer.exception()  # seen, even when the caller gave up before

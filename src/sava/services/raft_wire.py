@@ -91,5 +91,5 @@ def decode_response(payload: bytes) -> Response:
 def _decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
     try:
         return decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(f"not a message of this version: {error}") from error

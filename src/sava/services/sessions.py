@@ -58,6 +58,7 @@ class Publishing:
                     epoch=producer.epoch,
                     reliable=producer.is_reliable,
                     max_message_size=producer.max_message_size,
+                    producer_epoch=producer.number,
                 )
             )
         )

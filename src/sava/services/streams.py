@@ -32,6 +32,8 @@ from sava.storage.topic_log import TopicLog
 
 READ_BYTES: Final = 1 << 20
 MAX_READ_BYTES: Final = 16 << 20
+MAX_EPOCH: Final = 1 << 62
+"""Of a producer. Brokers give out far lower ones."""
 LONGEST_WAIT_MS: Final = 30_000
 """For more than there was, in one call of Offsets."""
 
@@ -81,6 +83,8 @@ class StreamsService(rpc.StreamsServicer):
             access=_known(_ACCESS, request.access_mode, "access mode"),
             schema_subject=request.schema_subject,
             takeover=True,
+            presented=_epoch(request),
+            is_generated=request.is_name_generated,
         )
 
     async def Subscribe(self, requests: Any, context: Any) -> None:  # type: ignore[override]
@@ -221,6 +225,14 @@ async def _grown(log: TopicLog, request: pb.OffsetsRequest, context: Any) -> Non
     with suppress(TimeoutError):
         async with asyncio.timeout(min(wait_s, deadlines.remaining(context, wait_s))):
             await log.wait_beyond(request.beyond)
+
+
+def _epoch(request: pb.OpenProducer) -> int:
+    """That the producer presents. The topic's record keeps it, and what it gives out next is beyond it: a
+    number near the end of the range would leave none."""
+    if request.producer_epoch >= MAX_EPOCH:
+        raise MessageInvalid(f"producer_epoch {request.producer_epoch} is not a number that a broker gave")
+    return request.producer_epoch
 
 
 def _log_of(topic: Topic) -> TopicLog:

@@ -57,7 +57,8 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
             await self._parts.on_each(
                 missing, f"{SERVICE}CreateSubscription", request, pb.SubscriptionDescription, _create
             )
-            return await self._describe(name, subscription)
+            with faults.made(f"subscription {subscription} of topic {name} exists now"):
+                return await self._describe(name, subscription)
 
     async def DescribeSubscription(
         self, request: pb.DescribeSubscriptionRequest, context: Any
@@ -97,7 +98,8 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
             parts = await self._parts.on_subscription(
                 f"{SERVICE}SeekSubscription", request, pb.SubscriptionDescription, _seek
             )
-            return await self._together(name, parts)
+            with faults.made(f"subscription {request.subscription} of topic {name} was moved"):
+                return await self._together(name, parts)
 
     async def ConfigureSubscription(
         self, request: pb.ConfigureSubscriptionRequest, context: Any
@@ -106,7 +108,8 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
             parts = await self._parts.on_subscription(
                 f"{SERVICE}ConfigureSubscription", request, pb.SubscriptionDescription, _configure
             )
-            return await self._together(TopicName.parse(request.topic), parts)
+            with faults.made(f"subscription {request.subscription} of topic {request.topic} is configured"):
+                return await self._together(TopicName.parse(request.topic), parts)
 
     async def _describe(self, name: TopicName, subscription: str) -> pb.SubscriptionDescription:
         """Of a partitioned topic."""

@@ -75,6 +75,15 @@ class TopicsCollector(Collector):
             "Small segments that went into larger ones.",
             value=self._topics.merged_segments,
         )
+        skipped = CounterMetricFamily(
+            "sava_maintenance_skipped",
+            "Topics that maintenance left out after an unexpected error, and notes of deleted topics that it "
+            "cannot read; the log names them.",
+            labels=("kind",),
+        )
+        for kind, count in sorted(self._topics.skipped_maintenance.items()):
+            skipped.add_metric((kind,), count)
+        yield skipped
 
 
 def _of_topics(topics: Part) -> Iterable[Metric]:

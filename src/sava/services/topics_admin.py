@@ -67,7 +67,8 @@ class NamespacesService(rpc.NamespacesServicer):
             await self._namespaces.change_policy(
                 namespace, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
             )
-            return await self._describe(namespace)
+            with faults.made(f"the policy of namespace {namespace} is changed"):
+                return await self._describe(namespace)
 
     async def DeleteNamespace(
         self, request: pb.DeleteNamespaceRequest, context: Any
@@ -110,7 +111,8 @@ class TopicsService(rpc.TopicsServicer):
                 if not request.if_absent:
                     raise
                 await self._check_same(name, request)
-            return await self._describe_new(name)
+            with faults.made(f"topic {name} exists now"):
+                return await self._describe_new(name)
 
     async def _check_same(self, name: TopicName, request: pb.CreateTopicRequest) -> None:
         """Raises TopicMismatch unless the topic that exists is what was to be created."""
@@ -162,7 +164,8 @@ class TopicsService(rpc.TopicsServicer):
         async with faults.told(context):
             name = TopicName.parse(request.name)
             await self._registry.grow(name, request.partitions)
-            return await self._describe_new(name)
+            with faults.made(f"topic {name} has {request.partitions} partitions now"):
+                return await self._describe_new(name)
 
     async def SetTopicPolicy(self, request: pb.SetTopicPolicyRequest, context: Any) -> pb.TopicDescription:
         async with faults.told(context):
@@ -170,7 +173,8 @@ class TopicsService(rpc.TopicsServicer):
             await self._registry.change_policy(
                 name, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
             )
-            return await self._describe(name)
+            with faults.made(f"the policy of topic {name} is changed"):
+                return await self._describe(name)
 
     async def UnloadTopic(self, request: pb.UnloadTopicRequest, context: Any) -> AsyncIterator[pb.TopicMove]:
         async with faults.told(context):

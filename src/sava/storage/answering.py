@@ -20,6 +20,7 @@ from functools import partial
 from typing import Final
 
 from sava.storage.commitment import Commitment, NotCommittable, Uncommitted
+from sava.storage.errors import ClosedUncommitted
 from sava.storage.ordered_log import OrderedLog
 from sava.wal import Buffers, DiskFull, Done, Log, LogClosed, Record, Tap, Writer
 from sava.wal.fullness import Fullness
@@ -271,7 +272,9 @@ class Answering:
         self._answered()
         await asyncio.to_thread(self._writer.close)
         await asyncio.sleep(0)  # the last answers of the disk
-        self._uncommitted.fail(LogClosed("the journal was closed before this was known to be committed"))
+        self._uncommitted.fail(
+            ClosedUncommitted("the journal was closed before this was known to be committed")
+        )
 
 
 def resolve(future: asyncio.Future[None], outcome: BaseException | None) -> None:

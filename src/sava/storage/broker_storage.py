@@ -192,8 +192,8 @@ class BrokerStorage:
         await deleted.note(self._metadata, topic, now_ms=time.time_ns() // 1_000_000)
         return await retention.delete_topic(Catalog(self._metadata, topic), self._parts.store)
 
-    async def sweep_deleted(self, *, now_ms: int) -> int:
-        """Remove the objects of deleted topics that came after their deletion; returns how many went."""
+    async def sweep_deleted(self, *, now_ms: int) -> deleted.Swept:
+        """Remove the objects of deleted topics that came after their deletion."""
         return await deleted.sweep(self._metadata, self._parts.store, now_ms=now_ms)
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ rarely than it would matter. Numbers are exact to 64 bits.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -53,6 +53,7 @@ from sava.storage.errors import (
     TopicSealed,
 )
 from sava.storage.guard import Guard
+from sava.storage.producer_epochs import Ask, EpochTable, Granted, grant
 from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
 
 T = TypeVar("T")
@@ -167,13 +168,15 @@ class Catalog:
         epoch: int,
         producers: Sequence[ProducerState],
         origins: Sequence[OriginMark],
+        seals: bool = False,
     ) -> TopicState:
         """Append a verified segment: ``segment.start`` must be ``state.end``. What is said of producers and
         origins is as of its end. Repeating the same registration succeeds. Chains do not go back (see
-        ``with_later_chains``).
+        ``with_later_chains``). ``seals``: nothing exists beyond it; the same as ``seal`` afterwards, in one
+        transaction.
 
-        Raises Fenced, TopicSealed, DataGap (it begins later), SegmentConflict (it begins earlier, with other
-        content)."""
+        Raises Fenced, TopicSealed, DataGap (it begins later, or more follows one that seals), SegmentConflict
+        (it begins earlier, with other content)."""
         if segment.topic_id != self.topic.topic_id or segment.epoch != epoch or segment.start >= segment.end:
             raise ValueError(f"a segment of another topic or epoch, or without messages: {segment}")
         key = keys.segment_key(self.topic, segment.start)
@@ -182,7 +185,7 @@ class Catalog:
             state = self._own(held, epoch)
             if segment.start < state.end:
                 await self._check_registered(segment)
-                return state
+                return self._sealed(state, segment.end, producers, origins) if seals else state
             if state.sealed:
                 raise TopicSealed(f"topic {self.topic.path}: epoch {epoch} is sealed at {state.end}")
             if segment.start > state.end:
@@ -195,6 +198,7 @@ class Catalog:
                 producers=with_later_chains(producers, state.producers),
                 origins=tuple(origins),
                 at_rest=False,
+                sealed=seals,
             )
             return Change(moved, (Put(key, msgspec.json.encode(segment)),))
 
@@ -246,24 +250,32 @@ class Catalog:
         DataGap."""
 
         async def decide(held: Held) -> TopicState | Change:
-            state = self._own(held, epoch)
-            if state.end != end:
-                raise DataGap(
-                    f"topic {self.topic.path} cannot be sealed at {end}: its segments end at {state.end}"
-                )
-            if state.sealed:
-                return state
-            return Change(
-                msgspec.structs.replace(
-                    state,
-                    sealed=True,
-                    at_rest=False,
-                    producers=with_later_chains(producers, state.producers),
-                    origins=tuple(origins),
-                )
-            )
+            return self._sealed(self._own(held, epoch), end, producers, origins)
 
         return await self._change(decide)
+
+    def _sealed(
+        self,
+        state: TopicState,
+        end: int,
+        producers: Sequence[ProducerState],
+        origins: Sequence[OriginMark],
+    ) -> TopicState | Change:
+        if state.end != end:
+            raise DataGap(
+                f"topic {self.topic.path} cannot be sealed at {end}: its segments end at {state.end}"
+            )
+        if state.sealed:
+            return state
+        return Change(
+            msgspec.structs.replace(
+                state,
+                sealed=True,
+                at_rest=False,
+                producers=with_later_chains(producers, state.producers),
+                origins=tuple(origins),
+            )
+        )
 
     async def note(
         self, *, epoch: int, end: int, producers: Sequence[ProducerState], origins: Sequence[OriginMark]
@@ -277,6 +289,26 @@ class Catalog:
             return state if state.end != end or state.sealed or noted == state else Change(noted)
 
         return await self._change(decide)
+
+    async def grant_epochs(
+        self, *, epoch: int, asks: Sequence[Ask], in_use: Callable[[], Collection[int]]
+    ) -> Granted:
+        """Open producers, in the order of ``asks`` (see ``producer_epochs``). Repeating gives higher numbers
+        to opens, so that a number of unknown outcome is nobody's. Raises Fenced, TopicSealed."""
+        granted = Granted(EpochTable(), ())
+
+        async def decide(held: Held) -> TopicState | Change:
+            nonlocal granted
+            state = self._own(held, epoch)
+            if state.sealed:
+                raise TopicSealed(f"topic {self.topic.path}: epoch {epoch} is sealed at {state.end}")
+            granted = grant(state.epochs, asks, in_use())
+            if granted.table == state.epochs:
+                return state
+            return Change(msgspec.structs.replace(state, epochs=granted.table))
+
+        await self._change(decide)
+        return granted
 
     async def rest(self, *, epoch: int) -> TopicState:
         """Nothing exists beyond the registered end, and nothing will before ``wake``: the caller sees to
@@ -409,7 +441,9 @@ class Catalog:
                 result = await _after(
                     unknown,
                     self._metadata.txn(
-                        self._conditions(held.revision, unless_held), (put, *decision.operations)
+                        self._conditions(held.revision, unless_held),
+                        (put, *decision.operations),
+                        batched=True,
                     ),
                 )
             except OutcomeUnknown as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sava.errors import CallerError, HostError, RetryableError
+from sava.errors import CallerError, HostError, Outcome, RetryableError
+from sava.wal.errors import LogClosed
 
 
 class Fenced(CallerError):
@@ -35,6 +36,13 @@ class TopicGone(Fenced):
 class TopicSealed(CallerError):
     """The owner of this epoch has sealed the topic. A seal is final for its epoch: whoever goes on needs the
     next one."""
+
+
+class ClosedUncommitted(LogClosed):
+    """The journal was closed before an append was known to be committed. The append may be in the journal,
+    and the topic's next owner may find it there."""
+
+    outcome = Outcome.UNKNOWN
 
 
 class NotClaimed(CallerError):
@@ -95,6 +103,8 @@ class UnsupportedStore(CallerError):
 class ObjectStoreUnavailable(RetryableError):
     """The object store did not answer, or refused, within the deadline and the retries. A put may yet have
     taken effect: its key is then taken by an object that nothing refers to."""
+
+    outcome = Outcome.UNKNOWN
 
 
 class ObjectTruncated(HostError):

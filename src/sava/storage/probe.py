@@ -1,11 +1,15 @@
 """Probe: whether an object store does what Sava relies on, found out by doing it.
 
+``probe`` looks at everything, for an operator. ``check_writable`` asks one thing, before a topic is moved:
+whether the store takes a write now.
+
 A store that lets a second put of the same object through looks healthy until two brokers write one: then the
 later silently wins. So the probe writes an object twice.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from contextlib import suppress
@@ -13,11 +17,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from sava.errors import SavaError
-from sava.storage.errors import ObjectExists
+from sava.storage.errors import ObjectExists, ObjectStoreUnavailable
 from sava.storage.objectstore import ObjectStore
 from sava.storage.store_identity import store_id
 
 PREFIX: Final = "probes/"
+WRITABLE_S: Final = 2.0
+"""A store that takes longer to store an empty object would hold a move up for longer than publishers are to
+wait."""
 CONTENT: Final = b"written by sava doctor, and deleted at once"
 
 
@@ -54,6 +61,22 @@ async def probe(store: ObjectStore) -> Probed:
         milliseconds=int((time.monotonic() - began) * 1000),
         error=error,
     )
+
+
+async def check_writable(store: ObjectStore) -> None:
+    """Raises ObjectStoreUnavailable. An object that arrives later than its answer was waited for stays."""
+    key = f"{PREFIX}{uuid.uuid4().hex}"
+    try:
+        async with asyncio.timeout(WRITABLE_S):
+            await store.put_new(key, b"")
+            await store.delete([key])
+    except TimeoutError:
+        reason = f"no answer within {WRITABLE_S:g} s"
+    except SavaError as failure:
+        reason = str(failure)
+    else:
+        return
+    raise ObjectStoreUnavailable(f"the object store {store.url} takes no writes: {reason}")
 
 
 async def _is_refused(store: ObjectStore, key: str) -> bool:

@@ -51,7 +51,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple
 
-from sava.errors import CallerError
+from sava.errors import CallerError, Outcome
 from sava.records import Header
 from sava.storage.chains import Chains, is_chain
 from sava.storage.errors import SequenceGap
@@ -70,6 +70,8 @@ RUN: Final = 1 << 32
 
 class DuplicateForgotten(CallerError):
     """The batch was appended long ago: nothing was appended now, and its offset is no longer remembered."""
+
+    outcome = Outcome.DONE_BEFORE
 
     def __init__(self, producer_id: int, base_sequence: int) -> None:
         super().__init__(

@@ -40,6 +40,8 @@ WINDOWS_AHEAD: Final = 3
 """The one that the caller works on, and two that are fetched and decoded meanwhile."""
 CHUNK_BYTES: Final = 4 << 20
 """Read at a time when a whole object is checked."""
+SMALL_BYTES: Final = 64 << 10
+"""Checked on the event loop: some ten microseconds."""
 FOOTER_COST: Final = 11
 """What a parsed footer takes in memory, in multiples of its bytes in the object (measured)."""
 
@@ -92,7 +94,13 @@ async def _check_bytes(store: ObjectStore, segment: Segment) -> None:
     crc = 0
     for start in range(0, size, CHUNK_BYTES):
         chunk = await _fetch(store, segment, start, min(start + CHUNK_BYTES, size))
-        crc = await asyncio.to_thread(google_crc32c.extend, crc, chunk)
+        # A thread is worth it for a chunk that takes longer than the way there and back.
+        is_small = len(chunk) <= SMALL_BYTES
+        crc = (
+            google_crc32c.extend(crc, chunk)
+            if is_small
+            else await asyncio.to_thread(google_crc32c.extend, crc, chunk)
+        )
     if crc != segment.crc32c:
         raise SegmentCorrupt(f"{segment.key}: the checksum does not match")
 

@@ -39,11 +39,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from typing import Final
 
 from sava.errors import RetryableError
 from sava.records import Header, RecordBatch
@@ -51,11 +52,12 @@ from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.chain_keeping import ChainKeeper
 from sava.storage.chains import Link
-from sava.storage.errors import DataGap, Fenced, OffsetOutOfRange
+from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, OffsetOutOfRange
 from sava.storage.housekeeping import Housekeeping
 from sava.storage.journal import Journal
 from sava.storage.journal_index import JournalCorrupt
 from sava.storage.objectstore import ObjectStore
+from sava.storage.producer_epochs import Ask, Granted, ProducerEpochs
 from sava.storage.producers import ProducerTable
 from sava.storage.rest import Rest
 from sava.storage.retention import RetentionPolicy
@@ -64,6 +66,11 @@ from sava.storage.tiered import KnownSegments, TieredReader
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import Backlog, Uploader
 from sava.wal import DiskFull
+
+AHEAD_BYTES: Final = 256 << 10
+"""What may be left for the seal to upload, while publishers wait."""
+AHEAD_ROUNDS: Final = 4
+"""A topic that grows as fast as it is uploaded is sealed with what is left after so many."""
 
 
 class TopicClosed(RetryableError):
@@ -144,6 +151,10 @@ class TopicLog:
         self._is_in_doubt = False
         """The journal's life has ended with frames of which nobody knows whether they are the topic's."""
         self._producers = producers
+        self.epochs = ProducerEpochs(state.epochs, self._write_epochs)
+        """Which open of each producer's name is the last one."""
+        self.producers_in_use: Callable[[], Collection[int]] = tuple
+        """Of these producers the opens are forgotten last."""
         self._advanced = asyncio.Event()
         self._recent = parts.cache.recent()
         self._segments = KnownSegments(catalog)
@@ -345,6 +356,14 @@ class TopicLog:
         """The sequence that is expected next of this producer; 0 of one that is not known."""
         return self._producers.next_sequence(producer_id)
 
+    async def _write_epochs(self, asks: Sequence[Ask]) -> Granted:
+        self._check_accepting()
+        try:
+            return await self._catalog.grant_epochs(epoch=self.epoch, asks=asks, in_use=self.producers_in_use)
+        except Fenced as error:
+            self.fence(error)
+            raise
+
     def _check_accepting(self) -> None:
         if self._fence is not None:
             raise self._fence
@@ -457,6 +476,34 @@ class TopicLog:
 
     # -- ending ------------------------------------------------------------------------------
 
+    async def upload_ahead(self, *, timeout: float) -> None:
+        """Upload what is durable while the topic takes messages, until little is left for a seal. A little
+        stays: an upload of it would only make the seals of other topics wait, since one is under way at a
+        time. Raises ObjectStoreUnavailable when the store takes no writes or the time is up, and what else
+        stands in the way."""
+        uploader = self._parts.uploader
+        try:
+            async with asyncio.timeout(timeout):
+                await uploader.check_store()
+                for _ in range(AHEAD_ROUNDS):
+                    if self.is_almost_stored:
+                        return
+                    await uploader.flush(self._backlog, self._durable, is_patient=False)
+        except TimeoutError:
+            raise ObjectStoreUnavailable(
+                f"the object store {self._parts.store.url} has not taken what topic {self.topic.path} has in "
+                f"the journal within {timeout:g} s"
+            ) from None
+
+    async def upload(self) -> None:
+        """Until everything that is durable now is in segments. Raises what makes that impossible."""
+        await self._parts.uploader.flush(self._backlog, self._durable)
+
+    @property
+    def is_almost_stored(self) -> bool:
+        """Whether a seal has little to upload."""
+        return self._backlog.held_bytes <= AHEAD_BYTES
+
     async def seal(self, *, timeout: float = 30.0) -> TopicState:
         """Hand the topic over: everything in segments, the end written down. Idempotent. Raises TimeoutError
         and whatever stands in the way; the topic then goes on, unless the seal itself is in doubt."""
@@ -533,6 +580,7 @@ class TopicLog:
 
     def _let_go(self) -> None:
         self._rest.close()
+        self.epochs.close(self._fence or TopicClosed(f"topic {self.topic.path} is closed on this broker"))
         self.housekeeping.close()
         self.chains.close()
         self._parts.uploader.detach(self._backlog)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from sava.storage.producer_epochs import EpochTable
+
 
 class TopicKey(msgspec.Struct, frozen=True, array_like=True):
     """A topic as storage knows it. ``topic_id`` is new for each creation: what a deleted topic of the same
@@ -109,6 +111,8 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     """As of ``end``; and the sources that are copied into the topic."""
     origins: tuple[OriginMark, ...] = ()
     """As of ``end``."""
+    epochs: EpochTable = EpochTable()
+    """As of now, whatever ``end`` says: an open of a producer need not be followed by a message."""
 
     @property
     def is_settled(self) -> bool:

@@ -45,10 +45,11 @@ from sava.errors import HostError, SavaError
 from sava.records import Header, RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.chains import Chains, Origin, is_chain, learned
-from sava.storage.errors import DataGap, Fenced, SegmentConflict, TopicGone
+from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, SegmentConflict, TopicGone
 from sava.storage.journal import Journal
 from sava.storage.marks import Mark
 from sava.storage.objectstore import ObjectStore
+from sava.storage.probe import check_writable
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
 from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
@@ -59,6 +60,9 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
+_FRESH_S: Final = 1.0
+"""A write that the object store took this long ago still counts: moves that begin together ask once. That it
+took none counts only for those who waited for that answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +112,8 @@ class Backlog:
         """Positions of chains as of an end that no frame has."""
         self.held_bytes = held_bytes
         self.since = time.monotonic()
-        self.is_urgent = False
+        self.flushes = 0
+        """Callers that wait until it is empty: it goes before others."""
         self.written: _Written | None = None
         self.error: Exception | None = None
         self.retry_at = 0.0
@@ -125,6 +130,10 @@ class Backlog:
             self.since = time.monotonic()
         self.held_bytes += header.length
         return is_first or self.held_bytes >= segment_bytes
+
+    @property
+    def is_urgent(self) -> bool:
+        return self.flushes > 0
 
     def due_at(self, options: UploadOptions, *, is_pressed: bool) -> float | None:
         """From when on a segment is to be made; None: not as far as is known."""
@@ -185,6 +194,10 @@ class Uploader:
         """That were registered."""
         self.failures = 0
         """Attempts that came to nothing."""
+        self._seen_at = float("-inf")
+        self._trouble: ObjectStoreUnavailable | None = None
+        """What was last seen of the object store, and when."""
+        self._checking = asyncio.Lock()
         self._backlogs: set[Backlog] = set()
         self._woken = asyncio.Event()
         self.threads = ThreadPoolExecutor(1, thread_name_prefix="sava-upload")
@@ -207,19 +220,39 @@ class Uploader:
         """Something may be due."""
         self._woken.set()
 
-    async def flush(self, backlog: Backlog, end: int) -> None:
+    async def flush(self, backlog: Backlog, end: int, *, is_patient: bool = True) -> None:
         """Wait until everything before ``end`` is in registered segments. Raises what makes that impossible
-        (HostError); what may pass is tried again for as long as the caller waits."""
-        backlog.is_urgent = True
+        (HostError); what may pass is tried again for as long as the caller waits, unless it is not patient:
+        then the first failure is raised."""
+        final = (HostError, Fenced) if is_patient else (Exception,)
+        backlog.flushes += 1
         backlog.retry_at, backlog.error = 0.0, None
         self.wake()
         try:
             while backlog.state.end < end:
                 await backlog.changed.wait()
-                if isinstance(backlog.error, HostError | Fenced):
+                if isinstance(backlog.error, final):
                     raise backlog.error
         finally:
-            backlog.is_urgent = False
+            backlog.flushes -= 1
+
+    async def check_store(self) -> None:
+        """Raise ObjectStoreUnavailable unless the object store took a write just now, or takes one at
+        once."""
+        asked = time.monotonic()
+        async with self._checking:
+            is_fresh = self._trouble is None and time.monotonic() - self._seen_at < _FRESH_S
+            if not is_fresh and self._seen_at < asked:
+                try:
+                    await check_writable(self._store)
+                    self._saw_store(None)
+                except ObjectStoreUnavailable as error:
+                    self._saw_store(error)
+            if self._trouble is not None:
+                raise self._trouble
+
+    def _saw_store(self, trouble: ObjectStoreUnavailable | None) -> None:
+        self._seen_at, self._trouble = time.monotonic(), trouble
 
     async def close(self) -> None:
         """Stop at once: what is not registered stays in the journal."""
@@ -324,6 +357,7 @@ class Uploader:
         )
         del batches  # once encoded, they are not held while the object is on its way
         segment = await writing
+        self._saw_store(None)
         backlog.producers.chains.learn(marks)
         for header in headers:
             backlog.producers.follow(header)

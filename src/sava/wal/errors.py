@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sava.errors import CallerError, HostError, RetryableError
+from sava.errors import CallerError, HostError, Outcome, RetryableError
 
 
 class FileMissing(HostError):
@@ -26,6 +26,8 @@ class DiskFull(RetryableError):
 class DiskFailed(HostError):
     """A write or sync failed. What is on disk is unknown, so the process must stop (a second fsync may
     lie)."""
+
+    outcome = Outcome.UNKNOWN
 
 
 class LogCorrupt(HostError):

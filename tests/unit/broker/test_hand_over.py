@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ from sava.broker import specs
 from sava.broker.consumer import Consumer
 from sava.broker.errors import NotHandedOver, NotOwner, TopicMoved
 from sava.broker.specs import CursorRecord, OwnershipState
-from sava.broker.topic import Topic
+from sava.broker.topic import HOLD_S, Topic
 from sava.broker.topics import Topics
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unavailable
 from sava.metadata.memory import MemoryStore
 from sava.records import Message
-from sava.storage.errors import Fenced
+from sava.storage import topic_log
+from sava.storage.errors import Fenced, ObjectStoreUnavailable
 from sava.storage.objectstore import ObjectStore
-from tests.patience import PATIENCE_S
+from tests.patience import FAR_S, PATIENCE_S
 from tests.unit.broker.lives import (
     GIVEN,
     ORDERS,
@@ -264,6 +266,81 @@ class TestWhatGoesWithIt:
             assert ORDERS not in topics.loaded
 
 
+class TestAhead:
+    """What is uploaded before a move, while the topic is served."""
+
+    async def test_publishers_publish_while_it_is_uploaded(
+        self, world: World, backend: FaultyBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The put of the segment waits until another message was acknowledged: somebody who holds publishers
+        meanwhile waits for ever. What comes meanwhile is uploaded in the next round."""
+        monkeypatch.setattr(topic_log, "AHEAD_BYTES", 0)
+        await world.assigned(1)
+        async with world.topics(broker=1, **GIVEN) as topics:
+            topic = await topics.get(ORDERS)
+            await publish(topic, "a", "b")
+
+            async def publish_meanwhile() -> None:
+                assert await publish(topic, "c", name="q") == [2]
+
+            assert topic.log is not None
+            topic.log._parts.uploader._saw_store(None)  # so that the put is the segment's
+            backend.plan("put_async", before(publish_meanwhile))
+            await topics.prepare_move(ORDERS, timeout=PATIENCE_S)
+            assert topic.log.stored_offset == 3
+            assert topic.is_serving
+            assert await publish(topic, "d") == [3]
+
+    async def test_much_is_uploaded_before_publishers_are_held(
+        self, world: World, backend: FaultyBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also by a move that nobody prepared."""
+        monkeypatch.setattr(topic_log, "AHEAD_BYTES", 0)
+        await world.assigned(1)
+        async with world.topics(broker=1, **GIVEN) as topics:
+            topic = await topics.get(ORDERS)
+            await publish(topic, "a")
+
+            async def publish_meanwhile() -> None:
+                await publish(topic, "b", name="q")
+
+            topic.log._parts.uploader._saw_store(None)  # type: ignore[union-attr]
+            backend.plan("put_async", before(publish_meanwhile))
+            await world.step("move", target=2)
+            assert await topics.hand_over(ORDERS, timeout=PATIENCE_S) == 2
+
+    @pytest.mark.parametrize("fault", [refuse(BROKEN), hang])
+    async def test_a_store_that_takes_no_writes_is_said_and_the_topic_is_served_on(
+        self, world: World, backend: FaultyBackend, fault: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sava.storage.probe.WRITABLE_S", 0.1)
+        await world.assigned(1)
+        async with world.topics(broker=1, **GIVEN) as topics:
+            topic = await topics.get(ORDERS)
+            await publish(topic, "a")
+            backend.plan("put_async", fault)
+            with pytest.raises(ObjectStoreUnavailable, match="takes no writes"):
+                await topics.prepare_move(ORDERS, timeout=PATIENCE_S)
+            assert topic.is_serving
+            assert await publish(topic, "b") == [1]
+
+    async def test_an_upload_that_fails_is_said_at_once(
+        self, world: World, backend: FaultyBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The store took a write a moment ago, and refuses the segment: nobody waits until the time is
+        up."""
+        monkeypatch.setattr(topic_log, "AHEAD_BYTES", 0)
+        await world.assigned(1)
+        async with world.topics(broker=1, **GIVEN) as topics:
+            topic = await topics.get(ORDERS)
+            await publish(topic, "a")
+            topic.log._parts.uploader._saw_store(None)  # type: ignore[union-attr]
+            backend.plan("put_async", refuse(BROKEN))
+            with pytest.raises(ObjectStoreUnavailable):
+                await topics.prepare_move(ORDERS, timeout=FAR_S)
+            assert await publish(topic, "b") == [1]
+
+
 class TestFailures:
     async def test_an_object_store_that_refuses(self, world: World, backend: FaultyBackend) -> None:
         """It is tried again until the time is up."""
@@ -276,6 +353,33 @@ class TestFailures:
         error = await self._fails_and_is_taken_up_again(world, NotHandedOver, timeout=0.1)
         assert str(ORDERS) in error
         assert "uploading and sealing" in error
+
+    async def test_a_store_that_stalls_holds_publishers_for_two_seconds_at_most(
+        self, world: World, backend: FaultyBackend
+    ) -> None:
+        """The store took writes when it was asked, and stalls when publishers are held. The move has half a
+        minute, and they do not wait for that: after ``HOLD_S`` the topic is given up, to be taken up again
+        under the next epoch."""
+        assert HOLD_S == 2.0
+        backend.plan("put_async", hang)
+        began = time.monotonic()
+        error = await self._fails_and_is_taken_up_again(world, NotHandedOver, timeout=PATIENCE_S)
+        assert time.monotonic() - began < PATIENCE_S / 2
+        assert "within 2 s of holding its publishers" in error
+
+    async def test_a_topic_that_nobody_loaded_is_not_sealed_for_longer_either(
+        self, world: World, backend: FaultyBackend
+    ) -> None:
+        await world.assigned(1)
+        async with world.topics(broker=1, **GIVEN) as topics:
+            await publish(await topics.get(ORDERS), "a")
+            await topics.drop(ORDERS, "by this test")
+            await world.step("move", target=2)
+            backend.plan("put_async", hang)
+            began = time.monotonic()
+            with pytest.raises(NotHandedOver):
+                await topics.hand_over(ORDERS, timeout=PATIENCE_S)
+            assert time.monotonic() - began < PATIENCE_S / 2
 
     async def test_a_seal_whose_answer_is_lost(self, world: World) -> None:
         """It took effect, and nobody knows. The next epoch begins where it says."""

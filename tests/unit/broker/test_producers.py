@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,11 @@ from sava.broker.specs import NamespacePolicy
 from sava.config import Policies
 from sava.metadata.memory import MemoryStore
 from sava.records import BatchCorrupt, Message, RecordBatch
+from sava.storage import producer_epochs
 from sava.storage.errors import SequenceGap
+from sava.storage.producer_epochs import ProducerEpochs
 from sava.storage.topic_log import TopicClosed
+from sava.storage.types import TopicState
 from tests.unit.broker.test_publishing import CountingLog, unchecked
 from tests.unit.storage.brokers import TOPIC, Cluster, contents
 
@@ -38,15 +42,41 @@ class Stage:
         self.store = MemoryStore()
         self.sink = sink
         self.clock = Clock()
-        limits = Limits(self.store, Policies())
-        gate = unchecked(self.store)
-        publisher = Publisher(NAME, sink, limits, gate)
+        self._limits = Limits(self.store, Policies())
+        self._gate = unchecked(self.store)
+        self._publisher = Publisher(NAME, sink, self._limits, self._gate)
         self.producers = Producers(
-            NAME, 7, publisher, limits, gate, epoch=1, is_reliable=True, clock=self.clock
+            NAME,
+            7,
+            self._publisher,
+            self._limits,
+            self._gate,
+            sink.log.epochs,
+            epoch=1,
+            is_reliable=True,
+            clock=self.clock,
         )
 
-    async def stream(self, name: str, access: AccessMode = AccessMode.SHARED) -> Producer:
-        return await self.producers.open(name, access=access, schema_subject="", takeover=True)
+    async def stream(self, name: str, access: AccessMode = AccessMode.SHARED, **more: Any) -> Producer:
+        return await self.producers.open(name, access=access, schema_subject="", takeover=True, **more)
+
+    def recreate(self, topic_id: int, *, epoch: int = 1, is_reliable: bool = True) -> None:
+        """Another topic of the same name, or one that keeps nothing: no open is known."""
+        self.producers = Producers(
+            NAME,
+            topic_id,
+            self._publisher,
+            self._limits,
+            self._gate,
+            ProducerEpochs.in_memory(),
+            epoch=epoch,
+            is_reliable=is_reliable,
+        )
+
+    async def state(self) -> TopicState:
+        found = await self.sink.log._catalog.load()
+        assert found is not None
+        return found
 
     async def shared(self, name: str, access: AccessMode = AccessMode.SHARED) -> Producer:
         return await self.producers.open(name, access=access, schema_subject="", takeover=False)
@@ -152,8 +182,118 @@ class TestTakingOver:
         assert new.next_sequence == 1
 
     async def test_of_several_at_once_the_last_one_stays(self, stage: Stage) -> None:
-        opened = await asyncio.gather(*(stage.stream("p") for _ in range(5)))
-        assert [producer.is_open for producer in opened] == [False] * 4 + [True]
+        """Those before it are told at once, or when they publish."""
+        opened = await asyncio.gather(*(stage.stream("p") for _ in range(5)), return_exceptions=True)
+        *others, last = opened
+        assert isinstance(last, Producer)
+        assert last.is_open
+        for other in others:
+            assert isinstance(other, ProducerFenced) or (isinstance(other, Producer) and not other.is_open)
+
+
+class TestLastOpen:
+    async def test_a_reconnect_with_the_number_of_an_earlier_open_is_refused(self, stage: Stage) -> None:
+        """The connection of A breaks unnoticed; B opens and closes; A comes back with what it was given."""
+        first = await stage.stream("p")
+        second = await stage.stream("p")
+        assert second.number > first.number
+        second.close()
+        with pytest.raises(ProducerFenced):
+            await stage.stream("p", presented=first.number)
+        again = await stage.stream("p", presented=second.number)
+        assert again.number == second.number
+        assert again.is_open
+
+    async def test_a_reconnect_takes_the_place_of_its_own_older_stream(self, stage: Stage) -> None:
+        first = await stage.stream("p")
+        again = await stage.stream("p", presented=first.number)
+        assert (first.is_open, again.is_open) == (False, True)
+        assert again.number == first.number
+
+    async def test_an_open_that_is_refused_fences_nobody(self, stage: Stage) -> None:
+        """An exclusive producer of another name has the topic: what comes under the name of a third one is
+        refused, and that one continues when the topic is free."""
+        first = await stage.stream("p")
+        first.close()
+        exclusive = await stage.stream("q", AccessMode.EXCLUSIVE)
+        with pytest.raises(ProducerBusy):
+            await stage.stream("p")
+        exclusive.close()
+        assert (await stage.stream("p", presented=first.number)).is_open
+
+    async def test_a_generated_name_costs_no_write_and_takes_no_name(self, stage: Stage) -> None:
+        before = await stage.state()
+        generated = await stage.stream("p-1", is_generated=True)
+        again = await stage.stream("p-1", is_generated=True)
+        assert (generated.number, again.number) == (0, 0)
+        assert (generated.is_open, again.is_open) == (False, True)
+        assert await stage.state() == before
+        named = await stage.stream("p-1")
+        with pytest.raises(ProducerFenced):
+            await stage.stream("p-1", is_generated=True)
+        assert named.is_open
+        assert await stage.state() != before
+
+    async def test_a_producer_that_was_forgotten_is_refused(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(producer_epochs, "MAX_NAMES", 3)
+        first = await stage.stream("p")
+        first.close()
+        for name in "qrs":
+            (await stage.stream(name)).close()
+        with pytest.raises(ProducerFenced, match="open it again"):
+            await stage.stream("p", presented=first.number)
+        assert (await stage.stream("p")).is_open
+
+    async def test_a_topic_that_was_created_again_refuses_producers_of_the_old_one(
+        self, stage: Stage
+    ) -> None:
+        """A opens on the topic of id 7; it is deleted and created again, with id 8; B opens there; A comes
+        back. If nobody has opened the name, A continues."""
+        old = [await stage.stream("p") for _ in range(5)][-1]
+        unused = await stage.stream("q")
+        stage.recreate(topic_id=8)
+        new = await stage.stream("p")
+        with pytest.raises(ProducerFenced):
+            await stage.stream("p", presented=old.number)
+        assert new.is_open
+        assert (await stage.stream("q", presented=unused.number)).is_open
+
+    async def test_an_open_after_a_restart_wins_on_a_topic_that_keeps_nothing(self, stage: Stage) -> None:
+        """A opens; the broker restarts, and has forgotten it; B opens; A comes back."""
+        stage.recreate(7, epoch=1, is_reliable=False)
+        old = [await stage.stream("p") for _ in range(5)][-1]
+        stage.recreate(7, epoch=2, is_reliable=False)
+        new = await stage.stream("p")
+        with pytest.raises(ProducerFenced):
+            await stage.stream("p", presented=old.number)
+        assert new.is_open
+
+    async def test_a_danube_client_shares_a_name_and_fences_nobody(self, stage: Stage) -> None:
+        """It presents no number, and cannot be told from one that has come back."""
+        first = await stage.stream("p")
+        shared = await stage.shared("p")
+        assert shared is first
+        first.close()
+        await stage.shared("p")
+        again = await stage.stream("p", presented=first.number)
+        assert again.is_open
+
+    async def test_an_open_that_waits_for_its_predecessor_is_overtaken(self, stage: Stage) -> None:
+        """A has a batch on its way in. B opens and waits for it; C opens after B. Only C has the name."""
+        first = await stage.stream("p")
+        stage.sink.gate.clear()
+        entering = asyncio.ensure_future(first.begin(batch_of(first, "a", sequence=0)))
+        await asyncio.sleep(0)
+        second, third = (asyncio.ensure_future(stage.stream("p")) for _ in range(2))
+        while (await stage.state()).epochs.last < first.number + 2:  # noqa: ASYNC110 (a record has no event)
+            await asyncio.sleep(0)
+        stage.sink.gate.set()
+        await (await entering)
+        with pytest.raises(ProducerFenced):
+            await second
+        assert (await third).is_open
 
 
 class TestExclusive:

@@ -154,8 +154,8 @@ def test_a_drain_that_cannot_be_followed_to_its_end_is_not_said_to_have_failed(
     scripts: list[list[Message | Refusal]] = [[progress, refusal], [progress]]
     for answers in scripts:
         admin.answers["DrainBroker"] = answers
-        error = sava("brokers drain 9", code=1).err.splitlines()[-1]
-        assert "the drain of broker 9 goes on in the cluster, repeat the command to follow it" in error
+        error = sava("brokers drain 9", code=4).err.splitlines()[-1]
+        assert "the cluster continues the drain of broker 9, repeat the command to follow it" in error
     admin.answers["DrainBroker"] = [refusal]
     assert sava("brokers drain 9", code=1).err == "sava: the leader has changed\n"
 

@@ -18,6 +18,7 @@ from sava import local_cluster
 from sava.local_cluster import (
     LAYOUT,
     Layout,
+    LocalBroker,
     LocalCluster,
     LocalClusterFailed,
     LocalRunner,
@@ -209,6 +210,30 @@ async def test_a_runner_that_was_told_to_end_stays_away(tmp_path: Path, with_run
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
             await with_runner.next_end()
+
+
+async def test_a_broker_that_cannot_run_is_not_started_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with code 1 each time. After the third end it stays away, and the end says how to start it."""
+    monkeypatch.setattr(local_cluster, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(local_cluster, "MOST_RESTARTS", 2)
+    cluster = LocalCluster(tmp_path, restart=True)
+    (tmp_path / "code").write_text("1")
+    broker = LocalBroker(tmp_path, 1, local_cluster.USUAL, restart=True)
+    broker._command = [sys.executable, "-c", ENDS, str(tmp_path / "code")]
+    cluster.brokers = [broker]
+    broker.start()
+    said: list[str] = []
+    for delay in ("0.01", "0.02"):
+        ended = await cluster.next_end(said.append)
+        assert f"broker 1 ended with code 1 and is started again in {delay} s" in ended.end()
+        assert not cluster.has_ended
+    last = (await cluster.next_end(said.append)).end()
+    assert "broker 1 ended with code 1 and is not started again: it was, 2 times in a row; the end" in last
+    assert "start it again, in another terminal: " in last
+    assert len(said) == 2
+    assert cluster.has_ended
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])

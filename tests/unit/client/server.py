@@ -21,14 +21,15 @@ from grpc import aio
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import RecordBatch
+from sava.services.peers import PINGS_ALLOWED
 from tests.patience import PATIENCE_S
 from tests.stream_end import END
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 70 << 20),
     ("grpc.so_reuseport", 0),
-    # Clients ping every 10 s; a server that expects fewer pings hangs up on them.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    # Clients ping; a server that expects fewer pings hangs up on them.
+    *PINGS_ALLOWED,
 )
 Trailing = tuple[tuple[str, str], ...]
 
@@ -102,6 +103,8 @@ class MemoryBroker(rpc.StreamsServicer):
         self.stores_acks = True
         self.metadata: list[tuple[str, str]] = []
         self.openings: list[Any] = []
+        self.epochs: dict[tuple[str, str], int] = {}
+        """The number of the last open, by topic and producer."""
         self.received: list[tuple[int, int]] = []
         """Base sequence and count of every batch that came, repeated ones too."""
         self.credits: list[int] = []
@@ -262,6 +265,17 @@ class MemoryBroker(rpc.StreamsServicer):
             with suppress(asyncio.CancelledError, Fault):
                 await task
 
+    def _epoch(self, opening: pb.OpenProducer) -> int:
+        """The number of the producer's open. The highest one has the name."""
+        if opening.is_name_generated:
+            return 0
+        place = opening.topic, opening.producer_name
+        current = self.epochs.get(place, 0)
+        if opening.producer_epoch and opening.producer_epoch < current:
+            raise refused("producer_fenced")
+        self.epochs[place] = opening.producer_epoch or current + 1
+        return self.epochs[place]
+
     async def _publish(self, context: Any, writing: asyncio.Lock) -> None:
         opening = (await context.read()).open
         self.openings.append(opening)
@@ -276,6 +290,7 @@ class MemoryBroker(rpc.StreamsServicer):
             epoch=1,
             reliable=topic.reliable,
             max_message_size=self.max_message_size,
+            producer_epoch=self._epoch(opening),
         )
         async with writing:
             await context.write(pb.PublishResponse(opened=opened))

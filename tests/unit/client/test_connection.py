@@ -12,9 +12,10 @@ from grpc import aio
 
 from sava.client import Client, ConsumerReplaced, Refused, TopicUnknown, Unavailable
 from sava.client.connection import Connection, parse_addresses
-from sava.client.errors import ClientError, Denied, NotReached, error_of
+from sava.client.errors import ClientError, Denied, NotReached, Unanswered, error_of, of_change
 from sava.client.position import microseconds, position_of
 from sava.client.routing import fnv1a, partition_of
+from sava.errors import Outcome
 from sava.proto import streams_pb2 as pb
 from tests.patience import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
@@ -73,6 +74,51 @@ def test_errors_by_code_and_status(status: grpc.StatusCode, code: str, kind: typ
     copy = error.again()
     assert (type(copy), str(copy), copy.code) == (kind, str(error), code)
     assert copy is not error
+
+
+def _failed(status: grpc.StatusCode, details: str, *trailing: tuple[str, str]) -> aio.AioRpcError:
+    return aio.AioRpcError(status, aio.Metadata(), aio.Metadata(*trailing), details, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (_failed(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; refused"), NotReached),
+        (_failed(grpc.StatusCode.UNAVAILABLE, "Socket closed"), Unanswered),
+        (_failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"), Unanswered),
+        (_failed(grpc.StatusCode.UNAVAILABLE, "no", ("sava-code", "not_owner")), Unavailable),
+        (
+            _failed(
+                grpc.StatusCode.UNKNOWN, "no", ("sava-code", "outcome_unknown"), ("sava-outcome", "unknown")
+            ),
+            Unanswered,
+        ),
+        (_failed(grpc.StatusCode.NOT_FOUND, "no"), Refused),
+    ],
+)
+def test_a_change_that_may_have_been_sent_is_not_called_undone(
+    error: aio.AioRpcError, kind: type[ClientError]
+) -> None:
+    failure = of_change(error, "b:1")
+    assert type(failure) is kind
+    assert (failure.outcome is Outcome.UNKNOWN) == (kind is Unanswered)
+
+
+async def test_an_attempt_that_may_have_happened_is_not_forgotten_for_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first broker takes the request and dies; the second one refuses connections until the time is up.
+    The second failure alone would say that nothing has happened."""
+    answers = iter([Unanswered("sent"), *(NotReached("refused") for _ in range(1000))])
+
+    async def call(*_: object, **__: object) -> None:
+        raise next(answers)
+
+    connection = Connection("a:1,b:1", token=None, tls=None, timeout=0.5)
+    monkeypatch.setattr(connection, "call", call)
+    with pytest.raises(Unanswered, match="an earlier attempt may have happened"):
+        await connection.look_up("/default/t", create=True)
+    await connection.close()
 
 
 async def test_a_token_goes_with_every_call_and_is_asked_for_each_time(broker: MemoryBroker) -> None:

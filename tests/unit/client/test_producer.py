@@ -363,6 +363,59 @@ async def test_a_fenced_producer_ends(client: Client, broker: MemoryBroker) -> N
         await producer.flush()
 
 
+async def test_each_stream_of_a_producer_presents_the_number_of_its_open(
+    client: Client, broker: MemoryBroker
+) -> None:
+    async with client.producer(TOPIC, name="p") as producer:
+        await producer.send(b"a")
+        await broker.break_streams()
+        await producer.send(b"b")
+    async with client.producer(TOPIC, name="p"):
+        pass
+    openings = [(each.producer_epoch, each.is_name_generated) for each in broker.openings]
+    assert openings == [(0, False), (1, False), (0, False)]
+
+
+async def test_a_producer_whose_name_was_opened_again_ends_when_it_comes_back(
+    client: Client, broker: MemoryBroker
+) -> None:
+    """A's stream breaks; B opens the name before A is back."""
+    async with client.producer(TOPIC, name="p") as producer:
+        await producer.send(b"a")
+        broker.epochs[TOPIC, "p"] = 2
+        await broker.break_streams()
+        with suppress(OutcomeUnknown, ProducerFenced):
+            await producer.send(b"late")
+        with pytest.raises(ProducerFenced):
+            await producer.send(b"later")
+    assert broker.topic(TOPIC).payloads() == [b"a"]
+
+
+async def test_a_generated_name_needs_no_number(client: Client, broker: MemoryBroker) -> None:
+    async with client.producer(TOPIC) as producer:
+        await producer.send(b"a")
+        await broker.break_streams()
+        await producer.send(b"b")
+    assert [(each.producer_epoch, each.is_name_generated) for each in broker.openings] == [(0, True)] * 2
+
+
+async def test_partitions_take_over_the_number_that_the_first_one_gives(
+    client: Client, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two producers that open a name at the same time, the same one is the later one everywhere; also on
+    partitions that come later, where a producer that was fenced must not be the first."""
+    monkeypatch.setattr(partition_watch, "LOOK_UP_EVERY_S", 0.01)
+    broker.partitioned(TOPIC, 3)
+    broker.epochs[f"{TOPIC}-part-0", "p"] = 40
+    async with client.producer(TOPIC, name="p", linger_ms=0) as producer:
+        assert [each.producer_epoch for each in broker.openings] == [0, 41, 41]
+        *_, later = broker.partitioned(TOPIC, 4)
+        async with asyncio.timeout(PATIENCE_S):
+            while not later.next_offset:
+                await producer.send(b"b")
+    assert broker.openings[-1].producer_epoch == 41
+
+
 async def test_an_opening_that_is_refused_is_told(client: Client, broker: MemoryBroker) -> None:
     broker.refuse_opening = refused("producer_busy")
     with pytest.raises(Refused) as caught:

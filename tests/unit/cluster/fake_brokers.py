@@ -28,6 +28,7 @@ from sava.config import Config, LoadManager, Rebalancing
 from sava.metadata.commands import Delete, Put
 from sava.metadata.memory import MemoryStore
 from sava.storage import catalog, keys
+from sava.storage.errors import ObjectStoreUnavailable
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
@@ -78,6 +79,12 @@ class FakeBroker:
         await store.put(records.registration_key(self.broker), value, lease=self.lease)
         self._woken.set()
         self._task = asyncio.create_task(self._run())
+
+    async def leave(self) -> None:
+        """It was asked to stop, and says so."""
+        described = registration(self.broker, self.lease, self.store_id)
+        value = specs.encode(msgspec.structs.replace(described, is_leaving=True))
+        await self.world.store.put(records.registration_key(self.broker), value, lease=self.lease)
 
     def wake(self) -> None:
         self._woken.set()
@@ -177,6 +184,15 @@ class World:
     owners: dict[tuple[TopicName, int, int], set[int]] = field(default_factory=lambda: defaultdict(set))
     """Of each topic, its id and epoch: whoever was its owner then."""
     epochs: dict[tuple[TopicName, int], int] = field(default_factory=dict)
+
+    stores_down: set[int] = field(default_factory=set)
+    """Brokers whose object store takes no writes."""
+    prepared: list[TopicName] = field(default_factory=list)
+
+    async def prepare(self, owner: int, topic: TopicName) -> None:
+        if owner in self.stores_down:
+            raise ObjectStoreUnavailable("the object store takes no writes: down")
+        self.prepared.append(topic)
 
     async def add(self, *brokers: int, store_id: str = "shared") -> None:
         for broker in brokers:
@@ -293,6 +309,7 @@ async def world(settings: Config | None = None, *, leads: bool = True) -> AsyncI
         broker=1,
         finish_deletions=finish_deletions,
         tend_writers=tend_writers,
+        prepare_move=lambda owner, topic, timeout: made.prepare(owner, topic),
     )
     made = World(store, view, leadership, controller)
     view.start(Supervisor())

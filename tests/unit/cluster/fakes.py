@@ -115,6 +115,7 @@ class Life:
 
     incarnation: int = 1
     listeners: list[Callable[[], None]] = field(default_factory=list)
+    is_leaving: bool = False
 
     @property
     def is_registered(self) -> bool:

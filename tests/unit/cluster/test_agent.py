@@ -338,7 +338,7 @@ async def test_many_are_taken_up_a_few_at_a_time() -> None:
     broker.topics.before["get"] = busy
     async with broker:
         await until(lambda: len(broker.topics.loaded) == 100)
-        assert most == 16
+        assert most == 64
     store.close()
 
 

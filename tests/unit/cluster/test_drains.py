@@ -106,6 +106,39 @@ async def test_a_topic_that_cannot_be_moved_is_tried_again_and_then_named(
         assert (last.total, last.succeeded, last.mode) == (1, 1, Mode.DRAINED)
 
 
+async def test_a_drain_waits_for_a_store_that_takes_no_writes_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broker 1 cannot upload ─▶ its topics stay assigned, none counts as failed however often it is asked,
+    and the status says why. The store is back ─▶ the same drain goes through."""
+    monkeypatch.setattr(drains, "POSTPONED_S", 0.01)
+    monkeypatch.setattr(drains, "RETRY_PAUSE_S", 0.01)
+    async with world() as w:
+        await w.add(1)
+        await w.create(NAMES, reliable=True)
+        await w.served(NAMES)
+        await w.add(2, 3)
+        await w.until(lambda: len(w.view.brokers) == 3)
+        w.stores_down.add(1)
+        statuses: list[DrainStatus] = []
+
+        async def watch() -> None:
+            async for status in w.controller.drain(1, BrokerMode(mode=Mode.DRAINING, reason="drain")):
+                statuses.append(status)  # noqa: PERF401 (others look at it meanwhile)
+
+        watching = asyncio.create_task(watch())
+        await soon(lambda: any(status.waiting for status in statuses))
+        await asyncio.sleep(1)  # many times as long as the pauses of all retries together
+        assert set(w.states().values()) == {S.ASSIGNED}
+        assert "object store" in statuses[-1].waiting
+        assert (statuses[-1].failed, statuses[-1].pending) == (0, 20)
+        w.stores_down.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            await watching
+        last = statuses[-1]
+        assert (last.succeeded, last.failed, last.waiting, last.mode) == (20, 0, "", Mode.DRAINED)
+
+
 async def test_after_its_time_no_more_moves_are_begun() -> None:
     async with world() as w:
         await all_at_broker_1(w)
@@ -190,3 +223,37 @@ async def test_of_two_brokers_that_are_drained_at_once_one_stays() -> None:
         await w.until(lambda: len(w.view.brokers) == 2)
         results = await asyncio.gather(drain(w, 1), drain(w, 2), return_exceptions=True)
         assert sorted(isinstance(result, MoveRefused) for result in results) == [False, True]
+
+
+async def test_the_topics_of_a_broker_that_leaves_go_to_others_and_none_come_to_it() -> None:
+    """SIGTERM ─▶ its registration says that it leaves ─▶ the leader moves its topics. No mode is written: the
+    next life of the broker is an active one."""
+    async with world() as w:
+        await all_at_broker_1(w)
+        await w.brokers[1].leave()
+        await soon(lambda: not w.view.counts()[1])
+        await w.served(NAMES)
+        assert w.view.counts() == {1: 0, 2: 10, 3: 10}
+        await w.create([topic("new")])
+        await w.served([topic("new")])
+        assert w.record(topic("new")).owner != 1
+        assert w.view.mode(1).mode is Mode.ACTIVE
+        await w.brokers[1].die()
+        await w.brokers[1].start()
+        await w.until(lambda: len(w.view.active) == 3)
+        names = [topic(f"later-{index}") for index in range(6)]
+        await w.create(names)
+        await w.served(names)
+        assert 1 in {w.record(name).owner for name in names}
+
+
+async def test_a_broker_that_leaves_last_keeps_its_topics() -> None:
+    """The others leave too: there is no broker to move them to, and none is asked to hold its publishers."""
+    async with world() as w:
+        await all_at_broker_1(w)
+        for broker in (2, 3, 1):
+            await w.brokers[broker].leave()
+        await w.until(lambda: not w.view.active)
+        await asyncio.sleep(0.5)  # time in which nothing may happen
+        assert w.view.counts()[1] == 20
+        assert S.MOVING not in set(w.states().values())

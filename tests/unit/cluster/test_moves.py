@@ -12,7 +12,7 @@ from sava.broker.errors import TopicUnknown
 from sava.broker.ownership import WrongState
 from sava.broker.specs import Ownership, TopicSpec
 from sava.cluster import moves
-from sava.cluster.errors import AlreadyMoving, MoveRefused, NotLeader
+from sava.cluster.errors import AlreadyMoving, MovePostponed, MoveRefused, NotLeader
 from sava.cluster.moves import Move, outcome_of
 from sava.cluster.records import Mode
 from sava.cluster.view import Entry
@@ -97,6 +97,25 @@ async def test_an_owner_that_cannot_hand_over_keeps_the_topic_and_says_why() -> 
         assert (move.to_broker, move.error) == (1, "the object store is down")
         assert w.controller.move_failures == 1
         await w.served([topic(1)])
+
+
+async def test_a_move_does_not_begin_while_the_store_of_the_owner_takes_no_writes() -> None:
+    """The leader asks the owner before it writes *moving*: an owner that cannot upload is not asked to hold
+    its publishers."""
+    async with world() as w:
+        await two_brokers(w, reliable=True)
+        w.stores_down.add(1)
+        seen: list[S] = []
+        w.view.listen(lambda _: seen.append(w.record(topic(1)).state))
+        before = w.record(topic(1))
+        with pytest.raises(MovePostponed, match="object store") as postponed:
+            await unload(w)
+        assert (postponed.value.topic, postponed.value.broker) == (str(topic(1)), 1)
+        assert w.record(topic(1)) == before
+        assert S.MOVING not in seen
+        w.stores_down.clear()
+        assert (await unload(w)).to_broker == 2
+        assert w.prepared == [topic(1)]
 
 
 async def test_a_move_whose_owner_never_finishes_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,10 +218,17 @@ async def test_refusals_name_the_reason_and_change_nothing() -> None:
             await unload(w, target=9)
         with pytest.raises(MoveRefused, match="another object store"):
             await unload(w, target=3)
+        await w.brokers[3].leave()
+        await w.until(lambda: w.view.brokers[3].is_leaving)
+        with pytest.raises(MoveRefused, match="broker 3: it is about to stop"):
+            await unload(w, target=3)
         await w.set_mode(2, Mode.DRAINED)
         await w.until(lambda: w.view.mode(2).mode is Mode.DRAINED)
         with pytest.raises(MoveRefused, match="it is drained, not active"):
             await unload(w, target=2)
+        await w.brokers[3].die()
+        await w.brokers[3].start()
+        await w.until(lambda: 3 in w.view.brokers and not w.view.brokers[3].is_leaving)
         with pytest.raises(MoveRefused, match="no other active broker has the object store"):
             await unload(w)
         await w.brokers[3].die()

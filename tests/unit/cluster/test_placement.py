@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from sava.cluster import placement, records
 from sava.cluster.loads import LoadReport, Loads, TopicLoad
 from sava.cluster.placement import Candidate, Placement
 from sava.cluster.records import BrokerMode, Mode
+from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
 from tests.unit.cluster.fake_brokers import registration
 
@@ -95,7 +97,10 @@ async def test_candidates_are_active_and_a_mode_that_cannot_be_read_is_not() -> 
     await store.put(records.mode_key(2), specs.encode(BrokerMode(mode=Mode.DRAINING)))
     await store.put(records.mode_key(3), b"?")
     await store.put(records.mode_key(4), specs.encode(BrokerMode(mode=Mode.ACTIVE, reason="again")))
-    there = {broker: registration(broker) for broker in (1, 2, 3, 4)}
+    there = {broker: registration(broker) for broker in (1, 2, 3, 4, 5, 6)}
+    for broker in (1, 2, 3, 4):
+        await store.put(records.registration_key(broker), specs.encode(there[broker]))
+    await store.put(records.registration_key(5), b"?")
     assert list(placement.candidates(there, store.local)) == [1, 4]
     store.close()
 
@@ -177,3 +182,24 @@ def test_topics_assigned_since_the_report_count() -> None:
         placed = place(placing, 100)
         counts = {broker: counts[broker] + placed[broker] for broker in counts}
     assert abs(counts[1] - counts[2]) < 150
+
+
+async def test_a_broker_that_leaves_gets_nothing_also_if_that_was_decided_before() -> None:
+    """A topic is to go to broker 2 ─▶ broker 2 says that it leaves ─▶ the decision is written: refused, for
+    its registration is not the one that was looked at."""
+    store = MemoryStore()
+    try:
+        for broker in (1, 2):
+            key = records.registration_key(broker)
+            await store.put(key, specs.encode(registration(broker)))
+        brokers = {broker: registration(broker) for broker in (1, 2)}
+        found = placement.candidates(brokers, store.local)
+        assert sorted(found) == [1, 2]
+        leaving = msgspec.structs.replace(registration(2), is_leaving=True)
+        await store.put(records.registration_key(2), specs.encode(leaving))
+        assert sorted(placement.candidates(brokers, store.local)) == [1]
+        refused = await store.txn(found[2].conditions, (Put("/a", b""),))
+        taken = await store.txn(found[1].conditions, (Put("/a", b""),))
+        assert (refused.succeeded, taken.succeeded) == (False, True)
+    finally:
+        store.close()

@@ -168,6 +168,25 @@ async def test_a_move_that_fails_ends_the_round() -> None:
         assert w.controller.move_failures == 1
 
 
+async def test_a_move_that_its_owner_postpones_ends_the_round_and_is_not_counted() -> None:
+    """The object store is down ─▶ a round says so, and neither uses up the moves of the hour nor begins the
+    pause before the next round."""
+    async with world(config(max_moves_per_hour=1)) as w:
+        names = [topic(index) for index in range(12)]
+        await w.add(1)
+        await w.create(names, reliable=True)
+        await w.served(names)
+        await w.add(2)
+        await w.until(lambda: 2 in w.view.brokers)
+        w.stores_down.add(1)
+        done = await w.controller.rebalance(dry_run=False, max_moves=0)
+        assert ["object store" in move.error for move in done.moves] == [True]
+        assert done.after.moves_last_hour == 0
+        w.stores_down.clear()
+        done = await w.controller.rebalance(dry_run=False, max_moves=0)
+        assert [move.error for move in done.moves] == [""]
+
+
 async def test_rounds_come_by_themselves_and_one_at_a_time() -> None:
     async with world(config(enabled=True, check_interval_seconds=1, max_moves_per_hour=100)) as w:
         await uneven(w)

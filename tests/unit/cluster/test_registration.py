@@ -102,6 +102,37 @@ async def test_a_lease_that_is_gone_is_told_and_a_new_life_begins(store: FaultyS
     await here.close()
 
 
+async def test_a_broker_that_was_evicted_drops_its_topics_as_soon_as_it_sees_it(store: FaultyStore) -> None:
+    """The others take this broker for gone and end its lease, while it is there: its own copy of the metadata
+    shows it, far ahead of its next renewal. From that moment on it does not count as registered."""
+    lost = asyncio.Event()
+
+    async def on_lost() -> None:
+        lost.set()
+
+    here = registrar(store, on_lost, ttl_ms=600_000)
+    first = await registered(here)
+    here.look()
+    assert here.incarnation == first, "nothing has happened"
+    await store.revoke_lease(first)
+    here.look()
+    assert not here.is_registered
+    async with asyncio.timeout(PATIENCE_S):
+        await lost.wait()
+    await until(lambda: here.incarnation not in (0, first))
+    await here.close()
+
+
+async def test_a_registration_under_another_lease_is_not_this_life_s(store: FaultyStore) -> None:
+    here = registrar(store, ttl_ms=600_000)
+    await registered(here)
+    other = await store.grant_lease(60_000)
+    await store.put(KEY, b"{}", lease=other)
+    here.look()
+    assert not here.is_registered
+    await here.close()
+
+
 async def test_without_an_answer_it_fences_itself_within_a_ttl_of_what_was_sent(
     store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,3 +306,33 @@ async def test_a_registration_that_is_given_up_is_lost_and_the_next_has_another_
     assert here.incarnation > first
     assert written(store) == registration(1, here.incarnation)
     await here.close()
+
+
+async def test_a_broker_that_leaves_says_so_under_the_same_lease_and_in_every_life_to_come(
+    store: FaultyStore,
+) -> None:
+    """SIGTERM ─▶ leave ─▶ the lease is lost while topics are handed over ─▶ it registers anew: still as one
+    that leaves, or it would get topics in its last second."""
+    here = registrar(store)
+    first = await registered(here)
+    assert await here.leave()
+    assert here.incarnation == first
+    found = written(store)
+    assert found is not None
+    assert (found.incarnation, found.is_leaving) == (first, True)
+    kv = store.local.get(KEY)
+    assert kv is not None
+    assert kv.lease == first
+    await store.revoke_lease(first)
+    second = await registered(here)
+    found = written(store)
+    assert found is not None
+    assert (found.incarnation, found.is_leaving) == (second, True)
+    await here.close()
+    assert store.local.get(KEY) is None
+
+
+async def test_a_broker_that_is_not_there_cannot_say_that_it_leaves(store: FaultyStore) -> None:
+    here = registrar(store)
+    assert not await here.leave()
+    assert written(store) is None

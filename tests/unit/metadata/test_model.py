@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from sava.metadata.commands import (
     AllocateId,
+    Batch,
+    BatchResult,
     Compare,
     Delete,
     DeletePrefix,
@@ -41,15 +43,11 @@ class Model:
     def apply(self, command: object) -> tuple[Event, ...]:
         before = dict(self.kvs)
         match command:
-            case Txn(compare, then, otherwise):
-                chosen = then if all(self._holds(c) for c in compare) else otherwise
-                if any(isinstance(op, Put) and op.lease and op.lease not in self.leases for op in chosen):
-                    return ()
-                for operation in chosen:
-                    self._run(operation)
-                for kv in self.kvs.values():
-                    if kv.lease and before.get(kv.key) is not kv:
-                        self.leases[kv.lease] += 1
+            case Txn():
+                self._txn(command)
+            case Batch(txns):
+                for txn in txns:
+                    self._txn(txn)
             case LeaseGrant():
                 self.granted += 1
                 self.leases[self.granted] = 1
@@ -62,6 +60,17 @@ class Model:
                 if self.leases.get(lease) == generation:
                     self._end(lease)
         return self._events(before)
+
+    def _txn(self, txn: Txn) -> None:
+        before = dict(self.kvs)
+        chosen = txn.then if all(self._holds(c) for c in txn.compare) else txn.otherwise
+        if any(isinstance(op, Put) and op.lease and op.lease not in self.leases for op in chosen):
+            return
+        for operation in chosen:
+            self._run(operation)
+        for kv in self.kvs.values():
+            if kv.lease and before.get(kv.key) is not kv:
+                self.leases[kv.lease] += 1
 
     def _events(self, before: dict[str, KeyValue]) -> tuple[Event, ...]:
         changed = [key for key in sorted({*before, *self.kvs}) if before.get(key) is not self.kvs.get(key)]
@@ -116,8 +125,10 @@ COMPARES = st.lists(
     st.builds(Compare, KEYS, st.sampled_from(Target), st.sampled_from(Relation), st.integers(0, 4)),
     max_size=2,
 ).map(tuple)
+CHANGES = st.lists(OPERATIONS.filter(lambda each: isinstance(each, Put | Delete)), max_size=3).map(tuple)
 COMMANDS = st.one_of(
     st.builds(Txn, COMPARES, LISTS, LISTS),
+    st.builds(Batch, st.lists(st.builds(Txn, COMPARES, CHANGES), max_size=4).map(tuple)),
     st.builds(Txn, st.just(()), LISTS),
     st.builds(LeaseGrant, st.just(9_000)),
     st.builds(LeaseTouch, LEASES),
@@ -139,7 +150,7 @@ def test_the_machine_does_what_the_model_does(commands: list[Txn]) -> None:
             assert model == unchanged
         assert applied.events == events
         assert machine.revision == model.revision
-        if isinstance(applied.result, TxnResult):
+        if isinstance(applied.result, TxnResult | BatchResult):
             assert applied.result.revision == model.revision
         assert list(machine.range("/")[0]) == [model.kvs[key] for key in sorted(model.kvs)]
     attached = {x.lease: (x.generation, x.keys) for x in machine.leases()}

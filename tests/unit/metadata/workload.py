@@ -10,6 +10,7 @@ from random import Random
 
 from sava.metadata.commands import (
     AllocateId,
+    Batch,
     Command,
     Compare,
     Delete,
@@ -58,16 +59,25 @@ def _operations(rng: Random, most: int) -> tuple[Operation, ...]:
     return tuple(_operation(rng) for _ in range(rng.randrange(most + 1)))
 
 
+def _compare(rng: Random) -> tuple[Compare, ...]:
+    return tuple(
+        Compare(_key(rng), Target(rng.randrange(4)), Relation(rng.randrange(4)), rng.randrange(6))
+        for _ in range(rng.randrange(3))
+    )
+
+
+def _changes(rng: Random) -> tuple[Operation, ...]:
+    return tuple(each for each in _operations(rng, 6) if isinstance(each, Put | Delete))
+
+
 def _command(rng: Random) -> Command:
     roll = rng.random()
     if roll < 0.35:
         return Txn(then=(_operation(rng),))
+    if roll < 0.45:
+        return Batch(tuple(Txn(_compare(rng), _changes(rng)) for _ in range(rng.randrange(4))))
     if roll < 0.7:
-        compare = tuple(
-            Compare(_key(rng), Target(rng.randrange(4)), Relation(rng.randrange(4)), rng.randrange(6))
-            for _ in range(rng.randrange(3))
-        )
-        return Txn(compare, _operations(rng, 6), _operations(rng, 3))
+        return Txn(_compare(rng), _operations(rng, 6), _operations(rng, 3))
     return rng.choice(
         (
             LeaseGrant(rng.randrange(500, 10_000)),

@@ -185,7 +185,7 @@ class Door:
     def __init__(self) -> None:
         self.is_shut = False
 
-    async def connect(self, address: str, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+    async def connect(self, address: str, protocol: Callable[[], asyncio.Protocol]) -> None:
         if self.is_shut:
             raise ConnectionError("cut off")
         host, _, port = address.rpartition(":")

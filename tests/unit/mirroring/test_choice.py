@@ -16,15 +16,22 @@ def disk(broker: int, rack: str = "", mirrored: int = 0) -> Neighbour:
 
 
 def chosen(
-    candidates: Sequence[Neighbour], *, own: int = 1, keep: str = "", avoid: str = "", count: int = 2
+    candidates: Sequence[Neighbour],
+    *,
+    own: int = 1,
+    keep: str = "",
+    avoid: str = "",
+    count: int = 2,
+    needed: int = 1,
 ) -> list[str]:
     return list(
         choose(
             candidates,
             own=StorageId(f"d{own}"),
             keep=[StorageId(each) for each in keep.split()],
-            avoid=frozenset(StorageId(each) for each in avoid.split()),
+            avoid=[StorageId(each) for each in avoid.split()],
             count=count,
+            needed=needed,
         )
     )
 
@@ -45,12 +52,23 @@ def test_who_is_gone_is_not_kept() -> None:
     assert chosen([disk(1), disk(3), disk(4)], keep="d2 d3") == ["d3", "d4"]
 
 
-def test_who_is_to_be_avoided_is_replaced_and_kept_only_for_want_of_others() -> None:
+def test_who_is_to_be_avoided_is_replaced_or_left_out() -> None:
     brokers = [disk(1), disk(2), disk(3), disk(4)]
-    assert chosen(brokers, keep="d2 d3", avoid="d2") == ["d3", "d4"]
-    assert chosen(brokers[:3], keep="d2 d3", avoid="d2") == ["d3", "d2"]
-    assert chosen(brokers, keep="d2 d3", avoid="d2 d4") == ["d3", "d2"]
+    assert chosen(brokers, keep="d3", avoid="d2") == ["d3", "d4"]
+    assert chosen(brokers[:3], keep="d3", avoid="d2") == ["d3"]
+    assert chosen(brokers, keep="d3", avoid="d2 d4") == ["d3"]
     assert chosen(brokers[:3], avoid="d2") == ["d3"]
+
+
+def test_who_is_to_be_avoided_is_taken_when_fewer_are_left_than_an_acknowledgement_needs() -> None:
+    """In the given order, and all for whom there is a place: whichever is well first completes the quorum."""
+    brokers = [disk(1), disk(2), disk(3), disk(4)]
+    assert chosen(brokers[:2], avoid="d2") == ["d2"]
+    assert chosen(brokers, keep="d3", avoid="d4 d2", needed=2) == ["d3", "d4"]
+    assert chosen(brokers[:3], avoid="d3 d2") == ["d3", "d2"]
+    assert chosen(brokers[:3], avoid="d3 d2", count=1) == ["d3"]
+    assert chosen(brokers[:3], avoid="d9 d2 d3", count=1) == ["d2"], "who is gone is nobody's mirror"
+    assert chosen(brokers[:2], avoid="d2", needed=0) == [], "a journal that may go on alone does"
 
 
 def test_other_racks_first() -> None:

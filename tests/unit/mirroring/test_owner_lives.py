@@ -16,7 +16,7 @@ from sava.mirroring import owner_host
 from sava.mirroring.copy_files import CopyFiles
 from sava.mirroring.lives import Life, Lives
 from sava.mirroring.owner_host import MirrorOptions
-from sava.mirroring.ports import PeerUnreachable
+from sava.mirroring.ports import Neighbour, PeerUnreachable
 from sava.storage.commitment import NotCommittable
 from sava.wal import DiskFull, LocalDisk
 from tests.patience import FAR_S, PATIENCE_S
@@ -129,6 +129,38 @@ async def test_a_mirror_that_is_gone_is_replaced_and_the_new_one_gets_what_is_no
         assert (await hosts.record(owner)) == owned.owner.record
         await owner.append(20)
         await gone.open()
+
+
+async def test_a_mirror_that_is_about_to_stop_is_replaced_while_it_still_answers(tmp_path: Path) -> None:
+    """Its broker says that it leaves ─▶ another disk takes its place before it goes, so that its end leaves
+    no journal with fewer copies. The owner does that also while it leaves itself."""
+    async with Hosts(4, tmp_path) as hosts:
+        await hosts.begin()
+        owner = hosts[0]
+        await owner.append(0)
+        members = (await hosts.record(owner)).last.members
+        leaving = next(host for host in hosts.hosts if host.storage == members[1])
+        for host in (owner, leaving):
+            hosts.town.come(Neighbour(host.storage, host.broker, host.gate.address, is_leaving=True))
+        owned = owner.mirrored.owned
+        assert owned is not None
+        await until(lambda: leaving.storage not in owned.owner.record.last.members, "it was replaced")
+        assert (len(owned.owner.record.last.members), owned.owner.record.last.qa) == (3, 2)
+        await owner.append(1)
+
+
+async def test_a_mirror_that_is_about_to_stop_stays_if_messages_need_it(tmp_path: Path) -> None:
+    """Two disks must have a message, and there are two: the owner goes on with both for as long as the other
+    one answers. That the owner itself leaves changes nothing of its own journal."""
+    async with Hosts(2, tmp_path) as hosts:
+        await hosts.begin()
+        owner, other = hosts[0], hosts[1]
+        for host in (owner, other):
+            hosts.town.come(Neighbour(host.storage, host.broker, host.gate.address, is_leaving=True))
+        for offset in range(5):
+            await asyncio.wait_for(owner.append(offset), PATIENCE_S)
+        record = (await hosts.record(owner)).last
+        assert (set(record.members), record.qa) == ({owner.storage, other.storage}, 2)
 
 
 async def test_the_record_of_a_quiet_journal_names_only_those_who_mirror_it_now(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from sava.mirror import JournalId, JournalRecord, Range, StorageId
 from sava.mirror import record as steps
 from sava.mirroring.closed import BytesMissing, parse
 from sava.mirroring.records import Records
-from sava.mirroring.salvage import NotClosed, Salvage, Salvaged
+from sava.mirroring.salvage import WAVE, NotClosed, Salvage, Salvaged
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.keys import state_key
@@ -342,6 +342,52 @@ async def test_whoever_is_second_finds_what_the_first_has_registered(story: Stor
     assert done.topics == ["/default/orders"]
     assert await story.payloads() == numbers(0, 10)
     assert (await story.state()).sealed
+
+
+async def test_what_another_has_registered_whole_is_still_to_be_sealed(story: Story) -> None:
+    """Another broker registers the whole tail, as an object of its own, and dies before it seals. A salvage
+    that takes its own refused registration for done would leave the topic unsealed, and so unserved."""
+    await story.claim()
+    story.append(frame(ORDERS, 0, 4))
+    await story.close_journal()
+    segment = await write(story.objects, 0, 4)
+    catalog, reads = Catalog(story.metadata, ORDERS), 0
+
+    async def register(storage: StorageId, message: object) -> None:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            await catalog.register(segment, epoch=1, producers=(), origins=())
+
+    story.disks.before = register
+    assert (await story.run()).topics == ["/default/orders"]
+    assert (await story.state()).sealed
+    assert await story.payloads() == numbers(0, 4)
+
+
+async def test_a_tail_and_its_seal_are_one_write_and_many_are_made_at_once(story: Story) -> None:
+    """More topics than are registered together, and one of them taken back by its owner meanwhile: it holds
+    up no other."""
+    topics = [TopicKey("default", f"topic-{number}", 100 + number) for number in range(WAVE + 10)]
+    for topic in topics:
+        await story.claim(topic)
+        story.append(frame(topic, 0, 2))
+    await story.close_journal()
+    back, reads = topics[5], 0
+
+    async def take_back(storage: StorageId, message: object) -> None:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            await Catalog(story.metadata, back).claim(epoch=2, storage_id=story.origin, has_tail=True)
+
+    story.disks.before = take_back
+    before = story.metadata.machine.revision
+    done = await story.run()
+    assert (len(done.topics), done.overtaken) == (WAVE + 9, [back.path])
+    assert story.metadata.machine.revision - before == WAVE + 9 + 1  # with the owner's own
+    for topic in topics:
+        assert (await story.state(topic)).sealed == (topic is not back)
 
 
 async def test_an_object_that_was_put_and_not_registered_is_nobody_s(

@@ -145,6 +145,7 @@ class World(Cluster):
             elif roll < 0.7:
                 node.core.peer_unreachable(NodeId(self.rng.choice(sorted(self.nodes))))
                 node.core.snapshot_failed(NodeId(self.rng.choice(sorted(self.nodes))))
+                node.core.leader_unreachable(node.core.leader)
             else:
                 self.reconfigure(node)
         except InvariantError:

@@ -66,6 +66,7 @@ class Flaky(MemoryStore):
         otherwise: Sequence[Operation] = (),
         *,
         fence_term: int = 0,
+        batched: bool = False,
         timeout: float = 1.0,
     ) -> TxnResult:
         if self.rival is not None and compare:

@@ -37,6 +37,7 @@ from sava.cluster.registration import Registrar
 from sava.cluster.router import Router
 from sava.cluster.view import ClusterView
 from sava.config import Auth, Config
+from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.proto import brokers_pb2_grpc, topics_admin_pb2_grpc
 from sava.raft.types import Membership, NodeId
@@ -69,8 +70,20 @@ class Core:
 
 
 @dataclass
+class Barrier:
+    """``failure``: why no majority confirms a read; empty: one does."""
+
+    failure: str = ""
+
+    async def wait(self, timeout: float) -> None:
+        if self.failure:
+            raise Unavailable(self.failure)
+
+
+@dataclass
 class Node:
     core_status: Core | None = field(default_factory=Core)
+    barrier: Barrier = field(default_factory=Barrier)
 
 
 class Director:
@@ -290,7 +303,7 @@ class Site:
         )
         topics_admin_pb2_grpc.add_TopicsServicer_to_server(TopicsService(parts, unloading, store), own)
         topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts), own)
-        brokers_pb2_grpc.add_BrokersServicer_to_server(BrokersService(brokers, controller), own)
+        brokers_pb2_grpc.add_BrokersServicer_to_server(BrokersService(brokers, controller, topics), own)
         danube.register_admin_services(
             server,
             node=cast(RaftNode, node),

@@ -114,7 +114,7 @@ async def test_all_brokers_are_listed_also_those_that_are_gone(pair: Pair, site:
             (1, "active", True, 0),
             (2, "draining", False, 1),
             (3, "unreachable", False, 0),
-            (4, "unreachable", False, 1),
+            (4, "gone", False, 1),
         ]
         assert (listed[1].mode_reason, listed[1].client_addr, listed[1].version) == (
             "new disk",
@@ -127,10 +127,38 @@ async def test_all_brokers_are_listed_also_those_that_are_gone(pair: Pair, site:
             ("1", "Cluster_Leader", "active"),
             ("2", "Cluster_Follower", "draining"),
             ("3", "Cluster_Follower", "unreachable"),
-            ("4", "Cluster_Follower", "unreachable"),
+            ("4", "Cluster_Follower", "gone"),
         ]
         assert (infos[1].broker_addr, infos[1].metrics_addr) == ("http://b2:6650", "http://b2:9040")
         assert (await danube_brokers(broker).GetLeaderBroker(EMPTY)).leader == "1"
+
+
+async def test_what_no_majority_confirms_is_unknown(pair: Pair) -> None:
+    """The view still has both brokers as active and the first one as leader. No majority confirms it."""
+    for broker in pair:
+        assert broker.node.core_status is not None
+        broker.node.core_status.membership = members(1, 2)
+        broker.node.barrier.failure = "no majority confirmed the read within 1.5 s"
+        answer = await broker.brokers("ListBrokers", pb.ListBrokersRequest())
+        assert answer.unconfirmed == broker.node.barrier.failure
+        assert [(each.status, each.is_leader) for each in answer.brokers] == [("unknown", False)] * 2
+        infos = (await danube_brokers(broker).ListBrokers(EMPTY)).brokers
+        assert {(each.broker_role, each.broker_status) for each in infos} == {("None", "unknown")}
+        local = await broker.brokers("ListBrokers", pb.ListBrokersRequest(local=True))
+        assert [each.status for each in local.brokers] == ["active", "active"]
+
+
+async def test_a_broker_that_was_given_up_does_not_stand_beside_its_successor(pair: Pair) -> None:
+    """Broker 2 is still registered, and no member any more: its registration is older than the decision."""
+    one = pair[0]
+    assert one.node.core_status is not None
+    one.node.core_status.membership = members(1)
+    listed = (await one.brokers("ListBrokers", pb.ListBrokersRequest())).brokers
+    assert [(each.broker_id, each.status) for each in listed] == [(1, "active")]
+    await create(one)
+    await one.view.wait(partial(_has_topics, one.view, 2, 1), timeout=PATIENCE_S)
+    listed = (await one.brokers("ListBrokers", pb.ListBrokersRequest())).brokers
+    assert [(each.broker_id, each.status) for each in listed] == [(1, "active"), (2, "gone")]
 
 
 async def test_topics_of_a_broker_as_danube_lists_them(pair: Pair) -> None:

@@ -292,6 +292,28 @@ async def test_sava_s_client_goes_to_the_owner_or_through_another_broker(fleet: 
         call.cancel()
 
 
+@pytest.mark.parametrize(
+    ("presented", "status"),
+    [(0, None), (1 << 61, None), (1, "producer_fenced"), (1 << 62, "message_invalid")],
+)
+async def test_a_stream_presents_the_number_of_its_producer_s_open(
+    fleet: Fleet, presented: int, status: str | None
+) -> None:
+    """A number near the end of the range would leave none for the next open."""
+    async with Client(fleet.address(1)) as client, client.producer(TEXT, name="p") as producer:
+        assert await producer.send(b"0") == 0
+        call = client._connection.stub(fleet.address(1)).Publish()
+        opening = streams_pb2.OpenProducer(topic=TEXT, producer_name="p", producer_epoch=presented)
+        await call.write(streams_pb2.PublishRequest(open=opening))
+        if status is None:
+            given = (await call.read()).opened.producer_epoch
+            assert given == presented or not presented
+            assert given > producer._lanes[0].producer_epoch
+            call.cancel()
+        else:
+            assert dict(await call.trailing_metadata())["sava-code"] == status
+
+
 async def test_sava_s_client_follows_its_topic(fleet: Fleet) -> None:
     """It is sent away with a reason, looks the topic up, and finds the next owner; nothing twice, nothing
     lost."""

@@ -82,6 +82,11 @@ async def test_a_broker_is_ready_when_the_others_know_of_it(store: FaultyStore, 
     assert (ready, "not registered" in why) == (False, True)
     life.begin(5)
     assert readiness(node, view, life, supervisor) == (True, "ready")
+    life.is_leaving = True
+    assert readiness(node, view, life, supervisor) == (
+        False,
+        "this broker stops, and hands its topics over",
+    )
     node.core_status = None
     assert readiness(node, view, life, supervisor) == (False, "waiting for cluster initialization")
 

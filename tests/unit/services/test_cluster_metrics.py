@@ -10,11 +10,14 @@ import pytest
 from sava.broker import specs
 from sava.cluster import records
 from sava.cluster.controller import Controller
+from sava.cluster.eviction import Evictor
 from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.cluster.writer_tending import Tending
 from sava.cluster.writers import Writers
+from sava.metadata.suspicion import Suspicion
+from sava.raft.types import NodeId
 from sava.services.cluster_metrics import ClusterParts
 from sava.services.metrics import Metrics
 from sava.supervisor import Supervisor
@@ -52,6 +55,8 @@ class Story:
         self.life = Life(incarnation=0)
         self.counts = Counts()
         self.forwards: dict[str, int] = {}
+        self.suspicion = Suspicion(NodeId(1), tick_ms=100)
+        self.evictor = Evictor(store)
         self._metrics = Metrics()
         self._metrics.observe_cluster(
             ClusterParts(
@@ -62,6 +67,8 @@ class Story:
                 forwards=self.forwards,
                 writers=cast(Writers, WriterCounts()),
                 tending=cast(Tending, WriterCounts()),
+                suspicion=self.suspicion,
+                evictor=self.evictor,
             )
         )
 
@@ -140,6 +147,13 @@ async def test_the_controllers_numbers_and_forwarded_calls(story: Story) -> None
     assert story.value("sava_controller_moves_total") == 3
     assert story.value("sava_forwarded_calls_total", kind="client") == 5
     assert story.value("sava_forwarded_calls_total", kind="leader") == 2
+
+
+async def test_suspicions_and_evictions_are_counted_by_evidence(story: Story) -> None:
+    story.suspicion.counts["refuted", "silent"] += 2
+    story.evictor.evictions["refused"] += 1
+    assert story.value("sava_cluster_suspicions_total", outcome="refuted", sign="silent") == 2
+    assert story.value("sava_cluster_evictions_total", sign="refused") == 1
 
 
 async def test_writers_are_counted(story: Story) -> None:

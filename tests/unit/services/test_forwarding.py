@@ -479,6 +479,24 @@ async def test_a_call_on_a_channel_that_is_replaced_ends_unavailable(
     assert code is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_call_to_a_broker_whose_registration_is_lost_ends(three: dict[int, Hosted]) -> None:
+    """Schedule: a call was passed on to a broker, which is stopped: its connection stands, and no answer
+    comes. The cluster takes the broker for dead. The caller must be told at once, since another broker takes
+    the topic up; it would wait for its own deadline otherwise."""
+    give(three, 2)
+    began, cancelled = asyncio.Event(), asyncio.Event()
+    three[2].service.offsets = _until_cancelled(began, cancelled)
+    asking = asyncio.create_task(status_of(three[1].stub.Offsets(OFFSETS)))
+    await began.wait()
+    three[1].peers.look()
+    assert three[1].peers._links, "a broker that is registered is left alone"
+    del three[1].view.brokers[2]
+    three[1].peers.look()
+    async with asyncio.timeout(PATIENCE_S):
+        code, _, _ = await asking
+    assert code is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_peers_that_are_closed_leave_nothing_open() -> None:
     async with brokers(2) as hosted:
         peers = Peers(hosted[1].view, Auth())

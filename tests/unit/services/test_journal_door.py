@@ -16,7 +16,10 @@ from sava.services.journal_door import JournalDoor
 from sava.services.raft_listener import RaftListener
 from tests.patience import PATIENCE_S
 from tests.ports import free_ports
-from tests.unit.services.test_raft_transport import TWO, Node
+from tests.unit.services.test_raft_transport import TWO, ClosedHandle, Node, StallsAtFirst, late
+
+__all__ = ["late"]
+"""A fixture."""
 
 JOURNAL, HERE = JournalId(1, 2), StorageId("here")
 
@@ -77,3 +80,23 @@ async def test_a_broker_whose_disk_is_not_open_says_so(listener: RaftListener) -
     link = await connected(listener, "c", asyncio.Queue())
     with pytest.raises(ConnectionError, match="not open yet"):
         await asyncio.wait_for(link.is_ready, PATIENCE_S)
+
+
+async def test_a_request_to_a_closed_handle_ends_its_connection_and_nothing_else() -> None:
+    """The journal's owner sends to a mirror from the middle of an append. uvloop had closed the handle
+    without a word: the error went to the journal, and the stream waited for an end that nothing told it."""
+    link, handle = Link(JournalDoor(Auth(), lambda: "c"), lambda _: None), ClosedHandle()
+    link.connection_made(handle)
+    handle.is_dead = True
+    link.send(Request(0, HERE, Fence(JOURNAL, HERE, 1)))
+    assert "writing failed" in await asyncio.wait_for(link.is_gone, PATIENCE_S)
+
+
+async def test_a_connection_that_stands_as_its_deadline_passes_is_not_given_to_its_link(late: str) -> None:
+    door = JournalDoor(Auth(), lambda: "c")
+    link = Link(door, lambda _: None)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await door.connect(late, lambda: link)
+    assert StallsAtFirst.accepted == 1, "the connection stood"
+    assert link._transport is None

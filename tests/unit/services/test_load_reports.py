@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from sava.broker.names import TopicName
+from sava.broker.topic import Topic
 from sava.services import load_reports
+from sava.services.brokers_admin import load_report
 from sava.services.load_reports import LoadReports, Measure
 from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
@@ -53,6 +55,47 @@ async def test_rates_are_of_the_time_between_two_reports(pair: tuple[BrokerAt, B
     (load,) = measure.report().topics
     assert (load.messages_per_second, load.megabytes_per_second) == (0, 0)
     consumer.close()
+
+
+async def test_a_topic_that_was_created_again_has_no_negative_rate(pair: tuple[BrokerAt, BrokerAt]) -> None:
+    """topic      has published 50 messages, and is reported
+    operator   deletes it and creates it again: the same name, the same first epoch, counters from 0
+    report     1 − 50 messages: a negative rate, which the leader refuses. On the leader itself the task that
+               reports died of it.
+    """
+    one, _ = pair
+    measure = Measure(one.topics)
+    for count in 50, 1:
+        await one.topics.create(ORDERS, reliable=True)
+        await until(lambda: ORDERS in one.topics.loaded)
+        await publish(one.topics.loaded[ORDERS], *("x" * 1000 for _ in range(count)))
+        (load,) = load_report(measure.report()).topics
+        assert load.messages_per_second > 0
+        await one.topics.delete(ORDERS)
+        await until(lambda: ORDERS not in one.topics.loaded)
+
+
+async def test_a_topic_that_cannot_be_measured_is_left_out_of_the_report(
+    pair: tuple[BrokerAt, BrokerAt], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bad value neither keeps the load of the other topics from the leader nor ends the task."""
+    one, _ = pair
+    broken = TopicName("default", "broken")
+    for name in ORDERS, broken:
+        await one.topics.create(name, reliable=True)
+    await until(lambda: one.topics.loaded.keys() == {ORDERS, broken})
+    count = Topic.published.fget  # type: ignore[attr-defined]
+
+    def published(topic: Topic) -> tuple[int, int]:
+        if topic.name == broken:
+            raise KeyError("no counters")
+        return count(topic)
+
+    monkeypatch.setattr(Topic, "published", property(published))
+    measure = Measure(one.topics)
+    for _ in range(3):
+        assert [load.topic for load in measure.report().topics] == [str(ORDERS)]
+    assert caplog.text.count("load: not measured topic=/default/broken") == 1
 
 
 async def test_reports_go_to_the_leader_and_at_once_to_a_new_one(

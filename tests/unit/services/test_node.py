@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sava.metadata.bootstrap import check_address
 from sava.metadata.errors import (
     IdentityConflict,
     InvalidRequest,
@@ -20,7 +21,7 @@ from sava.metadata.errors import (
 )
 from sava.metadata.identity import open_state
 from sava.metadata.node import NodeOptions, RaftNode, open_node
-from sava.metadata.operations import ClusterOperations, check_address
+from sava.metadata.operations import ClusterOperations
 from sava.metadata.peer import ReadIndex
 from sava.metadata.raft_store import RaftStore
 from sava.metadata.replica.replica import ReplicaConfig
@@ -265,6 +266,41 @@ async def test_an_impossible_state_stops_the_node_and_nobody_waits_for_ever(
         await asyncio.wait_for(waiting, PATIENCE_S)
     with pytest.raises(Unavailable):
         await RaftStore(leader).put("/y", b"1")
+
+
+async def test_an_error_of_one_connection_ends_neither_the_node_nor_its_other_connections(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvloop    closes the handle of one connection, and says nothing
+    leader    sends its next append there: RuntimeError, in the middle of the pump
+    node      took it for a state that cannot be, stopped, and the healthy broker ended with it
+    """
+    leader = trio.leader()
+    followers = [
+        address for node, address in zip(trio.nodes, trio.addresses, strict=True) if node is not leader
+    ]
+    # The one that comes first in a pump: the other must hear what is behind it.
+    broken, transport = followers[0], leader.transport
+    send = transport.send
+
+    def raising(address: str, envelopes: Sequence[Any]) -> None:
+        if address == broken:
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>")
+        send(address, envelopes)
+
+    monkeypatch.setattr(transport, "send", raising)
+    store = RaftStore(leader)
+    for number in range(10):
+        await store.put(f"/{number}", b"x")
+    assert not leader.failed.done()
+    assert leader.send_errors > 0
+    assert caplog.text.count(f"raft: not sent peer={broken}") == 1, "logged once, and counted each time"
+
+    monkeypatch.setattr(transport, "send", send)
+    behind = trio.nodes[trio.addresses.index(broken)]
+    await behind.wait_until(
+        lambda: RaftStore(behind).local.get("/9") is not None, "it has caught up", timeout=PATIENCE_S
+    )
 
 
 async def test_a_node_that_was_cut_off_steps_down_and_learns(trio: Trio) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -21,12 +23,15 @@ from sava.metadata.peer import (
     encode_envelope,
 )
 from sava.metadata.transport import NodeInfo
+from sava.mirroring.server import Session
 from sava.raft.messages import Append, AppendReply, Heartbeat
 from sava.raft.types import Entry, EntryKind, Membership, NodeId
+from sava.services import lanes
 from sava.services.lanes import Lane, LaneLimits
-from sava.services.raft_listener import RaftListener
+from sava.services.raft_listener import RaftListener, _Connection
 from sava.services.raft_transport import TcpTransport, is_bulk
-from sava.services.raft_wire import GREETING, OpenLane, encode
+from sava.services.raft_wire import GREETING, OpenJournals, OpenLane, encode
+from sava.services.sockets import is_refused
 from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
@@ -43,6 +48,7 @@ class Node:
         self.received: list[PeerMessage] = []
         self.arrived = asyncio.Condition()
         self.lost: asyncio.Queue[NodeId] = asyncio.Queue()
+        self.refusals: list[bool] = []
 
     def info(self) -> NodeInfo:
         return NodeInfo(self.node, self.cluster, self.address, (ONE,), "0")
@@ -62,6 +68,9 @@ class Node:
 
     def unreachable(self, peer: NodeId) -> None:
         self.lost.put_nowait(peer)
+
+    def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
+        self.refusals.append(is_refused)
 
     async def bind(self, bootstrap: Bootstrap) -> None:
         if self.cluster and bootstrap.cluster != self.cluster:
@@ -125,6 +134,39 @@ async def test_a_stream_of_another_cluster_is_refused(pair: tuple[TcpTransport, 
     assert target.received == []
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), True),
+        (
+            OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] Connect call failed"),
+            True,
+        ),
+        (
+            OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 113] No route to host"),
+            False,
+        ),
+        (OSError(113, "No route to host"), False),
+        (ConnectionResetError(104, "reset"), False),
+        (TimeoutError(), False),
+        (ValueError("[Errno 111]"), False),
+    ],
+)
+def test_refused_means_that_no_process_listens_under_any_address(error: Exception, expected: bool) -> None:
+    assert is_refused(error) is expected
+
+
+async def test_a_connection_that_breaks_is_not_a_refusal(pair: tuple[TcpTransport, Node, Node]) -> None:
+    transport, sender, target = pair
+    sender.cluster = "foreign"
+    transport.send(target.address, [envelope(append(1))])
+    async with asyncio.timeout(PATIENCE_S):
+        while sender.lost.empty():
+            transport.send(target.address, [envelope(append(2))])
+            await asyncio.sleep(0.02)
+    assert True not in sender.refusals
+
+
 async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
     pair: tuple[TcpTransport, Node, Node],
 ) -> None:
@@ -134,6 +176,7 @@ async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
     transport.send(address, [envelope(append(index)) for index in range(1, 6)])
     async with asyncio.timeout(PATIENCE_S):
         assert await sender.lost.get() == TWO
+    assert sender.refusals == [True], "no process listens there"
     assert transport.dropped()["unreachable"] >= 1
 
     late = Node(TWO, address)
@@ -178,7 +221,7 @@ async def test_a_full_lane_drops_the_newest_and_a_stuck_peer_is_given_up() -> No
     failures: list[str] = []
     connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def connect(protocol: Callable[[], asyncio.BaseProtocol], /) -> None:
+    async def connect(protocol: Callable[[], asyncio.Protocol], /) -> None:
         protocol().connection_made(StuckTransport(lane))
         connected.set_result(None)
 
@@ -208,7 +251,7 @@ async def test_an_address_that_cannot_be_one_is_not_tried_without_a_pause() -> N
     failures: list[str] = []
     attempts = 0
 
-    async def connect(protocol: Callable[[], asyncio.BaseProtocol], /) -> None:
+    async def connect(protocol: Callable[[], asyncio.Protocol], /) -> None:
         nonlocal attempts
         attempts += 1
         await asyncio.get_running_loop().create_connection(protocol, "broker..example", 7000)
@@ -277,3 +320,264 @@ async def test_a_listener_stops_although_peers_keep_connecting() -> None:
         for opened in await connecting:
             if not isinstance(opened, BaseException):
                 opened[1].close()
+
+
+class StallsAtFirst(asyncio.Protocol):
+    """A server in the loop of its client: accepting the first connections takes longer than the client's
+    deadline allows. So a loop is slow when a partition heals: everything arrives at once."""
+
+    stalls = 0
+    accepted = 0
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        StallsAtFirst.accepted += 1
+        if StallsAtFirst.stalls:
+            StallsAtFirst.stalls -= 1
+            # Not a pause of a task but of the whole loop: what is due meanwhile runs before what is ready.
+            time.sleep(self._stall_s)
+
+
+@pytest.fixture
+async def late(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """The address of a server to which connecting succeeds just after the deadline, twice."""
+    monkeypatch.setattr(lanes, "CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(StallsAtFirst, "stalls", 2)
+    monkeypatch.setattr(StallsAtFirst, "accepted", 0)
+    (port,) = free_ports(1)
+    server = await asyncio.get_running_loop().create_server(lambda: StallsAtFirst(0.1), "127.0.0.1", port)
+    yield f"127.0.0.1:{port}"
+    server.close()
+
+
+async def test_a_connection_that_stands_as_its_deadline_passes_leaves_nothing_behind(late: str) -> None:
+    """loop        is late: the connection stands, and the deadline for it has passed
+    uvloop      connection_made(transport), the connection is there
+    timeout     cancels create_connection, which has not returned yet
+    uvloop      closes the handle, without connection_lost
+    lane        had the transport: the next message raised RuntimeError through the node's pump, which ends
+                the broker; and its close waited for connection_lost, until the process was killed
+    """
+    sender, transport = Node(ONE, "127.0.0.1:1"), TcpTransport(Auth())
+    transport.attach(sender)
+    transport.send(late, [envelope(append(1))])
+    async with asyncio.timeout(PATIENCE_S):
+        assert await sender.lost.get() == TWO
+    assert StallsAtFirst.accepted == 1, "the connection stood"
+    transport.send(late, [envelope(append(2)), envelope(Heartbeat(ONE, TWO, 1, 0, 1))])
+    async with asyncio.timeout(PATIENCE_S):
+        while StallsAtFirst.accepted < 4:  # two that were late, and then one for each lane
+            transport.send(late, [envelope(append(3)), envelope(Heartbeat(ONE, TWO, 1, 0, 1))])
+            await asyncio.sleep(0.01)
+    async with asyncio.timeout(2.0):
+        await transport.close()
+
+
+async def test_a_question_whose_deadline_passes_as_the_connection_stands_has_its_answer(late: str) -> None:
+    """As above for one question: whoever asked waited for connection_lost, without an end."""
+    transport = TcpTransport(Auth())
+    transport.attach(Node(ONE, "127.0.0.1:1"))
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(Unavailable, match="did not answer within"):
+            await transport.identify(late, timeout=0.05)
+    assert StallsAtFirst.accepted == 1, "the connection stood"
+    await transport.close()
+
+
+class ClosedHandle(asyncio.Transport):
+    """What uvloop leaves of a connection whose handle it has closed: it denies that it closes, raises for
+    every write, and never tells of its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_dead = False
+        self.written: list[bytes] = []
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Not needed."""
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return default
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.is_dead:
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>")
+        self.written.append(bytes(data))
+
+    def abort(self) -> None:
+        """Of no effect: it is closed."""
+
+
+async def test_a_write_to_a_closed_handle_breaks_its_lane_and_nothing_else() -> None:
+    """The lane tells that the peer was not reached, counts what is lost, and connects again after a pause."""
+    connections: list[ClosedHandle] = []
+    connected = asyncio.Event()
+    dropped: list[tuple[str, int]] = []
+    failures: list[str] = []
+
+    async def connect(protocol: Callable[[], asyncio.Protocol], /) -> None:
+        connections.append(ClosedHandle())
+        protocol().connection_made(connections[-1])
+        connected.set()
+
+    lane = Lane(
+        connect,
+        lambda: "c",
+        LaneLimits(frames=3, size=1000),
+        failures.append,
+        lambda why, count: dropped.append((why, count)),
+    )
+    assert lane.offer([b"connects"])
+    await connected.wait()
+    connections[0].is_dead = True
+    assert not lane.offer([b"one", b"two"])
+    assert dropped == [("unreachable", 2)]
+    assert len(failures) == 1
+    lane.connection_lost(None)  # the loop may tell of it after all
+    assert len(failures) == 1
+
+    connected.clear()
+    async with asyncio.timeout(PATIENCE_S):
+        while not connected.is_set():
+            lane.offer([b"later"])
+            await asyncio.sleep(lanes.PAUSE_MIN_S)
+    assert any(b"later" in data for data in connections[1].written)
+
+    # A socket that took no more takes again, and its handle is closed: what waited is counted.
+    lane.pause_writing()
+    assert lane.offer([b"waits"])
+    connections[1].is_dead = True
+    lane.resume_writing()
+    assert dropped[-1] == ("unreachable", 1)
+    assert len(failures) == 2
+    async with asyncio.timeout(PATIENCE_S / 10):
+        await lane.close()
+
+
+async def test_a_lane_closes_although_the_loop_never_tells_of_its_end() -> None:
+    """Its close waited for connection_lost without an end, and the broker's exit with it: 30 s, until the
+    process gave up."""
+    handle, connected = ClosedHandle(), asyncio.Event()
+
+    async def connect(protocol: Callable[[], asyncio.Protocol], /) -> None:
+        protocol().connection_made(handle)
+        connected.set()
+
+    lane = Lane(connect, lambda: "c", LaneLimits(frames=3, size=1000), lambda _: None, lambda *_: None)
+    lane.offer([b"connects"])
+    await connected.wait()
+    handle.is_dead = True
+    async with asyncio.timeout(3.0):
+        await lane.close()
+
+
+async def test_an_answer_to_a_closed_handle_ends_its_connection_and_nothing_else() -> None:
+    """A disk answers when it has synced; the connection that asked was closed under it. The error went to
+    the disk, whose errors end the broker."""
+    writes: list[Callable[[Sequence[bytes]], None]] = []
+
+    class Asked:
+        is_closed = False
+
+        def receive(self, payloads: Sequence[bytes]) -> None:
+            """Answers later."""
+
+        def closed(self) -> None:
+            self.is_closed = True
+
+    session = Asked()
+
+    def begin(write: Callable[[Sequence[bytes]], None]) -> Any:
+        writes.append(write)
+        return session
+
+    listener = RaftListener(Node(TWO, "127.0.0.1:1"), "127.0.0.1:1", Auth())
+    listener.journals = begin
+    connection, handle = _Connection(listener), ClosedHandle()
+    connection.connection_made(handle)
+    connection.data_received(GREETING + encode(OpenJournals("c")))
+    handle.is_dead = True
+    writes[0]((b"durable", b""))
+    async with asyncio.timeout(3.0):
+        await listener.stop()
+    assert session.is_closed
+
+
+async def test_unfinished_frames_end_with_their_own_connection() -> None:
+    """Peers are killed in the middle of a frame, or stop there and stay: the lane beside them delivers, and
+    the listener stops."""
+    (port,) = free_ports(1)
+    node = Node(TWO, f"127.0.0.1:{port}")
+    listener = RaftListener(node, node.address, Auth())
+    await listener.start()
+    whole = GREETING + encode(OpenLane("c")) + frame(encode_envelope(envelope(append(7))))
+    transport = TcpTransport(Auth())
+    transport.attach(Node(ONE, "127.0.0.1:1"))
+    stays = []
+    try:
+        for cut in range(len(whole)):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(whole[:cut])
+            if cut % 2:
+                writer.close()
+            else:
+                stays.append(writer)
+        transport.send(node.address, [envelope(append(1))])
+        assert await node.have(1) == [append(1)]
+        assert listener.malformed == 0
+    finally:
+        await transport.close()
+        async with asyncio.timeout(3.0):
+            await listener.stop()
+        for writer in stays:
+            writer.close()
+
+
+@pytest.mark.parametrize("opening", [OpenLane("c"), OpenJournals("c"), None])
+async def test_a_frame_that_is_whole_and_means_nothing_ends_its_connection_only(
+    opening: OpenLane | OpenJournals | None,
+) -> None:
+    """Among them arrays in arrays, deeper than the decoder goes: that is another error than a malformed
+    message."""
+    (port,) = free_ports(1)
+    node = Node(TWO, f"127.0.0.1:{port}")
+    listener = RaftListener(node, node.address, Auth())
+
+    class NoDisk:
+        def receive(self, *_: object) -> None:
+            raise AssertionError("nothing of it is a request")
+
+        def forget_owner(self, _: object) -> None:
+            """Nothing was told to it."""
+
+    listener.journals = lambda write: Session(NoDisk(), write)
+    await listener.start()
+    transport = TcpTransport(Auth())
+    transport.attach(Node(ONE, "127.0.0.1:1"))
+    deep = b"\x91" * 100_000
+    # Whole messages with one field more than this version knows, which a decoder skips.
+    request = b"\x94\x01\xa1o\x94\x05\x92\x01\x02\xa1h\x04" + deep
+    garbage = [
+        *(b"", b"\xc1", b"\xff" * 100, deep),
+        b"\x93\x01\xa1c" + deep,
+        len(request).to_bytes(4, "little") + request,
+    ]
+    try:
+        for each in garbage:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GREETING + (encode(opening) if opening else b"") + frame(each))
+            writer.write_eof()
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.read()
+            writer.close()
+        transport.send(node.address, [envelope(append(1))])
+        assert await node.have(1) == [append(1)]
+        assert listener.malformed == len(garbage)
+    finally:
+        await transport.close()
+        await listener.stop()

@@ -164,6 +164,25 @@ async def test_two_brokers_with_one_epoch(catalog: Catalog) -> None:
         await catalog.claim(epoch=1, storage_id=B, has_tail=True)
 
 
+async def test_the_last_segment_and_the_seal_in_one_write(catalog: Catalog) -> None:
+    """Also when another has registered the segment already; not if more follows it."""
+    await catalog.claim(epoch=1, storage_id=A, has_tail=False)
+    last = segment(0, 10)
+    sealed = await catalog.register(last, epoch=1, producers=PRODUCERS, origins=(), seals=True)
+    assert (sealed.sealed, sealed.end, sealed.producers) == (True, 10, PRODUCERS)
+    assert await catalog.register(last, epoch=1, producers=PRODUCERS, origins=(), seals=True) == sealed
+    await catalog.claim(epoch=2, storage_id=A, has_tail=False)
+    first = segment(10, 20, epoch=2)
+    await catalog.register(first, epoch=2, producers=(), origins=())
+    assert (await catalog.register(first, epoch=2, producers=(), origins=(), seals=True)).sealed
+    await catalog.claim(epoch=3, storage_id=A, has_tail=False)
+    third = segment(20, 30, epoch=3)
+    await catalog.register(third, epoch=3, producers=(), origins=())
+    await catalog.register(segment(30, 40, epoch=3), epoch=3, producers=(), origins=())
+    with pytest.raises(DataGap):
+        await catalog.register(third, epoch=3, producers=(), origins=(), seals=True)
+
+
 async def test_a_seal_is_final_for_its_epoch(catalog: Catalog) -> None:
     await opened(catalog, 10)
     await catalog.seal(epoch=1, end=10, producers=(), origins=())

@@ -15,7 +15,9 @@ import msgspec
 
 from sava.metadata.commands import (
     AllocateId,
+    Batch,
     Command,
+    Delete,
     DeletePrefix,
     LeaseExpire,
     LeaseGrant,
@@ -41,6 +43,10 @@ class Limits(msgspec.Struct, frozen=True):
     max_value_bytes: int = 1 << 20
     max_txn_operations: int = 512
     max_txn_bytes: int = 4 << 20
+    """Also of a batch, all its transactions together."""
+    max_batch_operations: int = 2048
+    """Comparisons and operations of all transactions of a batch: one entry is applied in one turn of the
+    event loop, and this many take a few milliseconds."""
     max_total_bytes: int = 512 << 20
     max_sessions: int = 4096
     max_session_window: int = 1024
@@ -112,6 +118,8 @@ def _check_command(command: Command, limits: Limits) -> None:
     match command:
         case Txn():
             _check_txn(command, limits)
+        case Batch(txns):
+            _check_batch(txns, limits)
         case LeaseGrant(ttl_ms):
             if not limits.min_ttl_ms <= ttl_ms <= limits.max_ttl_ms:
                 raise InvalidRequest(
@@ -130,7 +138,28 @@ def _check_command(command: Command, limits: Limits) -> None:
                 _check_number(getattr(command, name), name)
 
 
-def _check_txn(txn: Txn, limits: Limits) -> None:
+def _check_batch(txns: tuple[Txn, ...], limits: Limits) -> None:
+    count = size = 0
+    for txn in txns:
+        check_batchable(txn)
+        size += _check_txn(txn, limits)
+        count += len(txn.compare) + len(txn.then)
+    if count > limits.max_batch_operations:
+        raise InvalidRequest(
+            f"{count} comparisons and operations in one batch; the limit is {limits.max_batch_operations}"
+        )
+    if size > limits.max_txn_bytes:
+        raise InvalidRequest(f"a batch of {size} bytes; the limit is {limits.max_txn_bytes}")
+
+
+def check_batchable(txn: Txn) -> None:
+    """Raise InvalidRequest unless the transaction may be one of a batch."""
+    if txn.otherwise or not all(isinstance(operation, Put | Delete) for operation in txn.then):
+        raise InvalidRequest("a transaction of a batch holds puts and deletes only, and no 'otherwise'")
+
+
+def _check_txn(txn: Txn, limits: Limits) -> int:
+    """The bytes of the transaction."""
     count = len(txn.compare) + len(txn.then) + len(txn.otherwise)
     if count > limits.max_txn_operations:
         raise InvalidRequest(
@@ -145,6 +174,7 @@ def _check_txn(txn: Txn, limits: Limits) -> None:
         size += _check_operation(operation, limits)
     if size > limits.max_txn_bytes:
         raise InvalidRequest(f"a transaction of {size} bytes; the limit is {limits.max_txn_bytes}")
+    return size
 
 
 def _check_operation(operation: Operation, limits: Limits) -> int:

@@ -23,6 +23,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from sava.metadata.commands import (
+    Batch,
+    BatchResult,
     Command,
     Done,
     Event,
@@ -220,8 +222,35 @@ class StateMachine:
         self._advance(events)
         return Applied(TxnResult(succeeded, self._revision, results), events)
 
+    def _apply_batch(self, txns: tuple[Txn, ...]) -> Applied:
+        """Each transaction commits before the next one compares, and all of them under the same revision: a
+        batch is one proposal. So of a key that two of them change there is one event, from what it was before
+        the batch to what it is after it."""
+        outcomes: list[bool | Refused] = []
+        changes: dict[str, Event] = {}
+        for txn in txns:
+            is_done: bool | Refused = all(holds(self._space, compare) for compare in txn.compare)
+            if is_done:
+                transaction = self._transaction()
+                try:
+                    for operation in txn.then:
+                        transaction.run(operation)
+                    for event in transaction.commit():
+                        first = changes.get(event.key, event)
+                        changes[event.key] = Event(event.revision, event.key, event.kv, first.prev)
+                except RefusedError as error:
+                    is_done = error.refused
+            outcomes.append(is_done)
+        events = tuple(
+            event for _, event in sorted(changes.items()) if event.kv is not None or event.prev is not None
+        )
+        self._advance(events)
+        return Applied(BatchResult(self._revision, tuple(outcomes)), events)
+
     def _apply_other(self, command: Command, stamp_ms: int) -> Applied:
         match command:
+            case Batch(txns):
+                return self._apply_batch(txns)
             case LeaseGrant(ttl_ms):
                 return self._grant(ttl_ms)
             case LeaseRevoke(lease):

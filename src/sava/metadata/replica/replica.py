@@ -34,7 +34,18 @@ from sava.errors import HostError, SavaError
 from sava.metadata.durable import LogState, bootstrap_record, origin
 from sava.metadata.errors import IdentityConflict, Unavailable
 from sava.metadata.machine.state_machine import StateMachine
-from sava.metadata.peer import Answer, Ask, Bootstrap, Conflict, Envelope, Request
+from sava.metadata.peer import (
+    Answer,
+    Ask,
+    Bootstrap,
+    Conflict,
+    Doubt,
+    Envelope,
+    Opinion,
+    PeerMessage,
+    Ping,
+    Request,
+)
 from sava.metadata.replica.applier import Applier, OnApplied
 from sava.metadata.replica.compaction import Compaction, OnSaved, SnapshotSaver
 from sava.metadata.replica.config import ReplicaConfig, ReplicaStatus
@@ -229,19 +240,21 @@ class Replica:
         self.core.tick()
         self._router.tick(self._now_ms)
 
-    def receive(self, envelope: Envelope) -> None:
+    def receive(self, envelope: Envelope) -> bool:
+        """Whether the message was let in: it is from a member's process that still counts."""
         refusal = self._guard.refusal(envelope, self._bootstrap.cluster if self._bootstrap else "")
         if refusal is not None:
             self._guard.dropped[refusal] += 1
             if refusal in CONTESTED:
                 self._conflicts[envelope.src] = Conflict(envelope.src, envelope.nonce)
-            return
+            return False
         if self.core is None or self._failure is not None:
-            return
+            return False
         try:
             self._dispatch(self.core, envelope)
         except (HostError, InvariantError) as error:
             self._fail(error)
+        return True
 
     def _dispatch(self, core: RaftCore, envelope: Envelope) -> None:
         match envelope.message:
@@ -256,6 +269,8 @@ class Replica:
                 self._contested(conflict)
             case SnapshotChunk(data=data, crc=crc) if google_crc32c.value(data) != crc:
                 self._guard.dropped["checksum"] += 1
+            case Ping() | Doubt() | Opinion():
+                pass  # for the driver, which knows the time at which it came
             case message:
                 core.step(message)
 
@@ -296,6 +311,15 @@ class Replica:
     def peer_unreachable(self, peer: NodeId) -> None:
         if self.core is not None:
             self.core.peer_unreachable(peer)
+
+    def leader_unreachable(self, leader: NodeId) -> None:
+        """The process of ``leader`` is gone, as far as this node can tell."""
+        if self.core is not None:
+            self.core.leader_unreachable(leader)
+
+    def tell(self, peer: NodeId, message: PeerMessage) -> None:
+        """Send a message of the driver's with the next ``pump``."""
+        self._outbox.add(peer, message)
 
     def when_revision(self, revision: int, done: Callback) -> int:
         """Returns a ticket for ``cancel``. Raises Unavailable when too many wait: callers that wait for a

@@ -268,7 +268,7 @@ class _Copy:
                 gone = f"{error.name}: offsets {error.start} to {error.first} were deleted before they were "
                 return self._told("source_gone", f"{gone}copied (retention)")
             case SourceFailed():
-                return self._told(error.outcome, str(error), may_pass=error.may_pass)
+                return self._told(error.code, str(error), may_pass=error.may_pass)
             case TopicReplaced():
                 return self._told("source_replaced", str(error), may_pass=True)
             case MessageTooLarge():

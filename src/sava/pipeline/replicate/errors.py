@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sava.client.errors import Denied
-from sava.errors import RetryableError, SavaError
+from sava.errors import Outcome, RetryableError, SavaError
 
 
 class SourceFailed(SavaError):
     """The cluster that sends does not answer, or does not let its own runner in."""
 
-    def __init__(self, outcome: str, reason: str, *, may_pass: bool) -> None:
+    outcome = Outcome.NOT_DONE
+
+    def __init__(self, code: str, reason: str, *, may_pass: bool) -> None:
         super().__init__(reason)
-        self.outcome = outcome
-        """Its code."""
+        self.code = code
         self.may_pass = may_pass
 
 

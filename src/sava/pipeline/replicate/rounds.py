@@ -369,7 +369,7 @@ class Rounds:
                 )
             return replace(errand, pieces=tuple(pieces), store_url=self._history.store_url)
         except SourceFailed as error:
-            code, may_pass, reason = error.outcome, error.may_pass, str(error)
+            code, may_pass, reason = error.code, error.may_pass, str(error)
         except SavaError as error:
             may_pass = not isinstance(error, CallerError)
             code, reason = "unavailable" if may_pass else "failed", str(error)

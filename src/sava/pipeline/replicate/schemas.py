@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.client.errors import Denied, Refused
-from sava.errors import CallerError, SavaError
+from sava.errors import CallerError, Outcome, SavaError
 from sava.pipeline.link import Access, Link
 from sava.pipeline.replicate.errors import at_source
 from sava.pipeline.replicate.target import Target
@@ -39,6 +39,8 @@ class SchemaConflict(CallerError):
 
 class NotLearned(SavaError):
     """Somebody has to be asked what a schema is called at the target."""
+
+    outcome = Outcome.NOT_DONE
 
 
 class Named(NamedTuple):

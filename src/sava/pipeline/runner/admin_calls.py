@@ -54,7 +54,7 @@ class AdminCalls:
     def look_up(self) -> None:
         """Where brokers are. Raises Unavailable."""
         response: brokers_pb2.ListBrokersResponse = self.ask(
-            "ListBrokers", brokers_pb2.ListBrokersRequest(), brokers_pb2_grpc.BrokersStub
+            "ListBrokers", brokers_pb2.ListBrokersRequest(local=True), brokers_pb2_grpc.BrokersStub
         )
         self._ask_addresses_at = time.monotonic() + ADDRESSES_S
         there = [broker for broker in response.brokers if broker.client_addr]

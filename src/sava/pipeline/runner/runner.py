@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from sava.client.errors import ClientError, Refused
-from sava.errors import HostError
+from sava.errors import HostError, Outcome
 from sava.pipeline.runner import sharing
 from sava.pipeline.runner.control import Control, Listed, Peer
 from sava.pipeline.runner.hosted import STUCK_S, Hosted
@@ -46,6 +46,8 @@ LEAVE_S: Final = 10.0
 class NotStopped(HostError):
     """A pipeline that could not be stopped while it was this runner's. The process must end at once, and
     with it everything that it runs."""
+
+    outcome = Outcome.UNKNOWN
 
 
 class Runner:

@@ -22,7 +22,7 @@ from sava.cluster.records import BrokerMode, Registration
 from sava.metadata.errors import Unavailable
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
-from sava.services.brokers_admin import Brokers, Seen, drain_mode
+from sava.services.brokers_admin import CONFIRM_S, Brokers, Seen, drain_mode
 from sava.services.danube.codes import required, told
 from sava.services.deadlines import remaining
 
@@ -40,8 +40,9 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
         self._namespaces = namespaces
 
     async def ListBrokers(self, request: pb.Empty, context: Any) -> pb.BrokerListResponse:
-        leader = self._brokers.leader
-        return pb.BrokerListResponse(brokers=[_info(seen, leader) for seen in self._brokers.list()])
+        found, reason = await self._brokers.listed(timeout=remaining(context, CONFIRM_S))
+        leader = 0 if reason else self._brokers.leader
+        return pb.BrokerListResponse(brokers=[_info(seen, leader) for seen in found])
 
     @told
     async def GetLeaderBroker(self, request: pb.Empty, context: Any) -> pb.BrokerResponse:

@@ -106,8 +106,7 @@ async def answer(context: Any, error: SavaError) -> NoReturn:
     """End the call with ``error``, whatever it is."""
     if isinstance(error, faults.Relayed):
         await context.abort(error.status, str(error), error.trailing)
-    trailing = ((faults.CODE_KEY, faults.code_of(error)),)
-    await context.abort(status_of(error), str(error), trailing)
+    await context.abort(status_of(error), str(error), faults.trailing_of(error))
     raise AssertionError("abort always raises")
 
 

@@ -1,0 +1,223 @@
+"""Bootstrap: how nodes with empty disks become one cluster, and never two.
+
+The cluster id is derived from the ids of the first voters, and each node binds itself to one id for good. So
+``bootstrap`` needs no coordinator and may be repeated, interrupted, or run twice at once: the same list names
+the same cluster, and a list that differs names another one, which a bound node refuses. A node that lost its
+disk has a new id and hence cannot be mistaken for the old one; no cluster is ever made because "my disk is
+empty".
+
+    bootstrap(a, b, c)   identify all → all answer, all distinct, each pristine or of *this* cluster → bind
+    bootstrap(a, b)      a is bound to the cluster of {a, b, c} → refused, nothing changed
+
+An operator runs it once (``sava cluster init``), or the brokers run it themselves from the ``seed_nodes`` of
+their configuration. ``SeedBootstrap`` does that on every pristine seed until the node is bound. What keeps it
+from making two clusters:
+
+==================================  =========================================================================
+danger                              rule
+==================================  =========================================================================
+a partition at the first start      all seeds must answer, not a majority: a part of them never suffices
+lists that differ (two halves of a  every seed tells its list and its cluster's name; unless all are the same,
+migration, a typing error)          no seed is bound. A node that has seeds accepts no other first voters, so
+                                    this holds also against a bootstrap that began with an earlier list
+a seed that lost its disk           it has a new id, and the others answer that they are bound to a cluster
+                                    without it: it waits to be added, and says by which commands
+a crash at any step                 binding is durable and idempotent; a seed that is not bound yet begins
+                                    again, finds the same ids, and binds itself to the same cluster
+a broker that is not a seed         it never bootstraps; it waits to be added
+==================================  =========================================================================
+
+If all seeds lose their disks, the same list makes a new, empty cluster, because nothing is left that could
+tell it from the first start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Final
+
+from sava.errors import SavaError
+from sava.metadata.errors import IdentityConflict, InvalidRequest, Unavailable
+from sava.metadata.identity import cluster_id_of
+from sava.metadata.peer import Bootstrap
+from sava.metadata.transport import NodeInfo, Transport
+from sava.raft.types import Membership, NodeId
+from sava.tasks import cancelled, spawn
+
+log = logging.getLogger(__name__)
+
+IDENTIFY_TIMEOUT_S: Final = 3.0
+BIND_TIMEOUT_S: Final = 30.0
+FIRST_RETRY_S: Final = 0.2
+LONGEST_RETRY_S: Final = 2.0
+
+
+def check_address(address: str) -> str:
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidRequest(f"{address!r} is not an address; give host:port of the node's Raft port")
+    return address
+
+
+async def bootstrap(
+    transport: Transport,
+    own: Callable[[], NodeInfo],
+    addresses: Sequence[str],
+    *,
+    voters_now: Callable[[], Sequence[NodeId]] = lambda: (),
+    check: Callable[[Mapping[str, NodeInfo]], None] = lambda infos: None,
+    timeout: float = BIND_TIMEOUT_S,
+) -> bool:
+    """Bind the nodes at ``addresses`` to their cluster; whether they were bound to it already. ``own`` is the
+    node that this runs on, ``voters_now`` those of the cluster that it is in, and ``check`` raises if the
+    nodes must not become a cluster. Raises Unavailable, IdentityConflict, InvalidRequest."""
+    infos = await identify(transport, own(), addresses)
+    check(infos)
+    members = tuple(sorted((info.node, address) for address, info in infos.items()))
+    voters = tuple(node for node, _ in members)
+    wanted = cluster_id_of(voters)
+    clusters = {info.cluster for info in infos.values()}
+    if clusters == {wanted} or (clusters == {own().cluster} and voters == tuple(voters_now())):
+        return True
+    for address, info in infos.items():
+        if info.cluster not in ("", wanted):
+            raise IdentityConflict(
+                f"node {info.node} at {address} already belongs to cluster {info.cluster}, "
+                "which was founded with another list of nodes; use add-node to grow a cluster"
+            )
+    order = Bootstrap(wanted, Membership(voters=voters, addresses=members))
+    pristine = [address for address, info in infos.items() if not info.cluster]
+    await asyncio.gather(*(transport.bootstrap(each, order, timeout=timeout) for each in pristine))
+    return False
+
+
+async def identify(transport: Transport, own: NodeInfo, addresses: Sequence[str]) -> dict[str, NodeInfo]:
+    """Who is at each address. All must answer, each must be another node, and one of them this one."""
+    if not addresses:
+        raise InvalidRequest("name at least one node")
+    if len(set(addresses)) != len(addresses):
+        raise InvalidRequest("an address is listed twice")
+    asked = (transport.identify(check_address(each), timeout=IDENTIFY_TIMEOUT_S) for each in addresses)
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    infos: dict[str, NodeInfo] = {}
+    for address, info in zip(addresses, found, strict=True):
+        if isinstance(info, BaseException):
+            raise Unavailable(f"{info}; nothing was changed, start it and repeat") from info
+        twin = next((other for other, known in infos.items() if known.node == info.node), None)
+        if twin is not None:
+            raise IdentityConflict(
+                f"{twin} and {address} are both node {info.node}: "
+                "one node listed twice, or a copied data directory"
+            )
+        infos[address] = info
+    if all(info.node != own.node for info in infos.values()):
+        raise InvalidRequest(f"the list does not name the node that was asked (node {own.node})")
+    return infos
+
+
+def check_seeds(own: NodeInfo, infos: Mapping[str, NodeInfo]) -> None:
+    """Every seed has the same list and the same name of the cluster. Raises IdentityConflict."""
+    for address, info in infos.items():
+        if set(info.seeds) != set(own.seeds):
+            raise IdentityConflict(
+                f"the seed at {address} has meta_store.seed_nodes {_listed(info.seeds)}, and this broker has "
+                f"{_listed(own.seeds)}; give all of them the same list"
+            )
+        if info.cluster_name != own.cluster_name:
+            raise IdentityConflict(
+                f"the seed at {address} has cluster_name {info.cluster_name!r}, and this broker has "
+                f"{own.cluster_name!r}; give all of them the same name"
+            )
+
+
+def check_voters(own: NodeInfo, order: Bootstrap) -> None:
+    """A node that has seeds becomes a founding voter beside them alone, or joins a cluster that is there.
+    Raises IdentityConflict."""
+    first = {address for _, address in order.membership.addresses}
+    if own.seeds and first and first != set(own.seeds):
+        raise IdentityConflict(
+            f"node {own.node} is to form a cluster of its meta_store.seed_nodes {_listed(own.seeds)}, "
+            f"and not of {_listed(first)}; use that list, or start it without seed_nodes"
+        )
+
+
+class SeedBootstrap:
+    """Forms the cluster of the configured seeds. Owned by the event loop; ends when the node is bound."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        own: Callable[[], NodeInfo],
+        *,
+        rng: Random,
+        pause_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self._transport = transport
+        self._own = own
+        self._rng = rng
+        self._pause_s = pause_s
+        self._reason = ""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._own().seeds and not self._own().cluster:
+            self._task = spawn(self.run(), name="bootstrap from seeds")
+
+    async def close(self) -> None:
+        await cancelled(self._task)
+
+    async def run(self) -> None:
+        pause, seeds = self._pause_s, self._own().seeds
+        while not self._own().cluster:
+            try:
+                await bootstrap(
+                    self._transport,
+                    self._own,
+                    seeds,
+                    check=lambda infos: check_seeds(self._own(), infos),
+                )
+            except SavaError as error:
+                await self._explain(error)
+            # Seeds that start together must not stay in step: each would bind while the others ask.
+            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_RETRY_S)
+        log.info("raft: formed from seeds cluster=%s seeds=%s", self._own().cluster, _listed(seeds))
+
+    async def _explain(self, error: SavaError) -> None:
+        """One line each time that the reason changes."""
+        reason = str(error)
+        if isinstance(error, IdentityConflict | InvalidRequest):
+            reason = await self._way_out() or reason
+        if reason != self._reason:
+            self._reason = reason
+            level = logging.INFO if isinstance(error, Unavailable) else logging.WARNING
+            log.log(level, "raft: the cluster of the seeds is not formed reason=%s", reason)
+
+    async def _way_out(self) -> str:
+        """For a node that finds a cluster in which it has no place; empty if that is not what is wrong."""
+        own = self._own()
+        for seed in own.seeds:
+            try:
+                info = await self._transport.identify(seed, timeout=IDENTIFY_TIMEOUT_S)
+            except SavaError:
+                continue
+            if info.cluster and own.node in info.founders:
+                return (
+                    f"the seed at {seed} has formed cluster {info.cluster} with this broker and one that has "
+                    "lost its disk since; if it was never used, empty the data directories of all seeds "
+                    "and start them again, else run `sava cluster force-new-cluster` on that seed"
+                )
+            if info.cluster:
+                return (
+                    f"the seed at {seed} belongs to cluster {info.cluster}, and this broker does not; "
+                    f"add it: `sava cluster add-node --addr {own.address}`, then `promote-node`; if it has "
+                    "lost its disk, `sava cluster remove-node` its former id first"
+                )
+        return ""
+
+
+def _listed(addresses: Sequence[str] | set[str]) -> str:
+    return ",".join(sorted(addresses)) or "(none)"

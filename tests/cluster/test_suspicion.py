@@ -1,0 +1,92 @@
+"""Brokers that die, stand still, or are wrongly suspected, with leases that last ten minutes: what is served
+again within such a test was taken over because the others agreed that its owner is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import until
+from tests.cluster.mirrored import MirroredBrokers
+from tests.cluster.workload import Workload
+from tests.integration.harness import BrokerProcess
+
+LEASE: dict[str, object] = {"registration_ttl_ms": 600_000}
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[MirroredBrokers]:
+    async with MirroredBrokers(3, tmp_path, cluster=LEASE) as cluster:
+        yield cluster
+
+
+async def follower(cluster: MirroredBrokers) -> BrokerProcess:
+    leader = await cluster.leader()
+    return next(broker for broker in cluster.running if broker is not leader)
+
+
+async def test_topics_of_a_killed_follower_are_served_long_before_its_lease_ends(
+    cluster: MirroredBrokers,
+) -> None:
+    """A follower is killed: its port refuses connections, the leader asks the third broker, and ends the
+    lease."""
+    victim = await follower(cluster)
+    await cluster.create("/default/a")
+    await cluster.place("/default/a", victim)
+    async with cluster.sava_client() as client, Workload(client, "/default/a") as load:
+        await load.progressed(30)
+        victim.kill()
+        await load.progressed(30)
+        await load.finish()
+    leader = await cluster.leader()
+    assert "sign=refused" in await leader.logged("cluster: evicted")
+
+
+async def test_topics_of_a_killed_leader_are_served_long_before_its_lease_ends(
+    cluster: MirroredBrokers,
+) -> None:
+    """The leader is killed: another one leads without the election timeout, and suspects the former one by
+    what it has seen as a follower."""
+    victim = await cluster.leader()
+    await cluster.create("/default/b")
+    await cluster.place("/default/b", victim)
+    async with cluster.sava_client() as client, Workload(client, "/default/b") as load:
+        await load.progressed(30)
+        victim.kill()
+        await load.progressed(30)
+        await load.finish()
+    leader = await cluster.leader()
+    assert "sign=refused" in await leader.logged("cluster: evicted")
+
+
+async def test_a_wrongly_suspected_owner_loses_its_topic_and_no_message_is_lost_or_doubled(
+    cluster: MirroredBrokers,
+) -> None:
+    """An owner stands still under load until its topic is another broker's, and continues: what it still had
+    in hand is not acknowledged, it sees that its registration is gone, drops the topic, registers again."""
+    victim = await follower(cluster)
+    await cluster.create("/default/c")
+    await cluster.place("/default/c", victim)
+    owner = await cluster.id_of(victim)
+    leader = await cluster.leader()
+    async with cluster.sava_client() as client, Workload(client, "/default/c") as load:
+        await load.progressed(30)
+        os.kill(victim.pid, signal.SIGSTOP)
+        try:
+            assert "sign=silent" in await leader.logged("cluster: evicted")
+
+            async def is_taken_over() -> bool:
+                described = await cluster.describe("/default/c", through=leader)
+                return described.broker_id not in (0, owner)
+
+            await until(is_taken_over, "another broker has the topic")
+        finally:
+            os.kill(victim.pid, signal.SIGCONT)
+        await victim.logged("the others took this broker for gone")
+        await cluster.registered()
+        await load.progressed(30)
+        await load.finish()

@@ -1,0 +1,1 @@
+"""A simulated network of detectors (``sava.metadata.suspicion``): ``python -m tests.suspicion_sim``."""
