@@ -8,7 +8,7 @@ READY := .venv/.ready
 SEEDS ?= 2000
 JOBS ?= 4
 
-.PHONY: help setup test test-long chaos torture soak test-spark lint sim mutants bench demo docs proto clean
+.PHONY: help setup test test-long chaos torture soak test-spark lint sim mutants bench kafka nats demo docs proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -67,6 +67,19 @@ mutants: $(READY)
 ## make bench    measure everything beside its peers, and write the table of docs/benchmarks.md
 bench: $(READY)
 	$(BIN)/python -m bench --write
+
+## make kafka    Apache Kafka and its Python client into .venv, so that the section failover of make bench stands beside it; needs Maven and Java 17
+kafka: $(READY)
+	@command -v mvn >/dev/null || { \
+		echo "mvn is needed to fetch Kafka's jars (Debian: apt-get install maven); or unpack Kafka's distribution and set KAFKA_HOME"; exit 1; }
+	mvn --quiet --batch-mode --file bench/kafka-pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.venv/kafka/libs
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt confluent-kafka
+
+## make nats     nats-server into .venv/bin, for the same; needs Go
+nats: $(READY)
+	@command -v go >/dev/null || { \
+		echo "go is needed to build nats-server; or put a nats-server of 2.11 or newer on the PATH"; exit 1; }
+	GOBIN=$(CURDIR)/$(BIN) go install github.com/nats-io/nats-server/v2@v2.15.2
 
 ## make demo     two clusters, a topic moved and a broker killed under load, Spark, a copy, DuckDB: measured. ARGS=--keep leaves them running
 demo: $(READY)

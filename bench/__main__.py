@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +22,14 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import uvloop
 from rich.console import Console
 
-from bench import etcd, load, page, report, servers, setting
+from bench import etcd, jetstream, kafka, load, page, report, servers, setting
 from bench.plan import LIMIT_S, Plan
 from bench.processes import filesystem_of
-from bench.rows import SECTIONS
+from bench.rows import SECTIONS, failover
 
 INTERRUPTED = 130
+FAULTS = [fault.name for fault in failover.FAULTS]
+SYSTEMS = [kind.sender for kind in failover.systems()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,20 +37,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     talk = Console(stderr=True, highlight=False, soft_wrap=True)
     peers = {"etcd": _etcd_version(), "NATS": servers.nats_version(), "Redis": servers.redis_version()}
+    rivals = {"Kafka": kafka.Kafka.version(), "NATS of make nats": jetstream.JetStream.version()}
     if missing := [name for name, version in peers.items() if version is None]:
         talk.print(f"not on the PATH, so that nothing is compared with them: {', '.join(missing)}")
         talk.print("Debian: apt-get install etcd-server nats-server redis-server")
+    absent = {"Kafka": kafka.MISSING, "NATS of make nats": jetstream.MISSING}
+    for what in (absent[name] for name, version in rivals.items() if version is None):
+        talk.print(f"failover has no rows beside {what}")
     options.dir.mkdir(parents=True, exist_ok=True)
     if (kind := filesystem_of(options.dir)) in ("tmpfs", "ramfs"):
         talk.print(f"{options.dir} is on {kind}, where a sync costs nothing: choose a disk with --dir")
-    plan = Plan(folder=options.dir, with_etcd=etcd.is_installed(), quick=options.quick)
+    plan = Plan(
+        folder=options.dir,
+        with_etcd=etcd.is_installed(),
+        quick=options.quick,
+        faults=options.fault,
+        systems=options.system,
+        rounds_given=options.rounds,
+        resume=options.resume,
+    )
     result = report.Report(
         quick=options.quick,
         rounds=plan.rounds,
         command=_command(given),
         sections=options.only or list(SECTIONS),
         client=load.client_name(),
-        versions=setting.versions() | peers,
+        versions=setting.versions() | peers | rivals,
         commit=setting.commit(),
         machine=setting.machine(),
         disk=setting.disk(options.dir),
@@ -77,7 +91,7 @@ def _write(result: report.Report, talk: Console, *, interrupted: bool) -> None:
 def _command(given: Sequence[str]) -> str:
     """As somebody would type it; where the data was kept is told apart, and the page is no part of it."""
     shown = [word for word in given if word != "--write"]
-    for option in ("--dir", "--out"):
+    for option in ("--dir", "--out", "--resume"):
         if option in shown:
             at = shown.index(option)
             del shown[at : at + 2]
@@ -129,6 +143,16 @@ def _etcd_version() -> str | None:
     return output.splitlines()[0].removeprefix("etcd Version: ") if output else "unknown"
 
 
+def _names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def names(text: str) -> tuple[str, ...]:
+        given = tuple(text.split(","))
+        if unknown := [name for name in given if name not in known]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(known)}")
+        return given
+
+    return names
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="rough figures in a few minutes")
@@ -143,6 +167,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="also write FILE: .md as a table, otherwise JSON"
     )
+    parser.add_argument("--rounds", type=int, metavar="N", help="of each fault of failover (default 20)")
+    parser.add_argument("--fault", type=_names(FAULTS), default=(), metavar="NAMES",
+                        help=f"of failover, with commas between: {', '.join(FAULTS)}")  # fmt: skip
+    parser.add_argument("--system", type=_names(SYSTEMS), default=(), metavar="NAMES",
+                        help=f"in failover, with commas between: {', '.join(SYSTEMS)}")  # fmt: skip
+    parser.add_argument("--resume", type=Path, metavar="FILE",
+                        help="keep the rounds of failover there, and count those that are there")  # fmt: skip
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), metavar="DIR",
                         help="on the disk to measure (default /var/tmp, which is never a tmpfs)")  # fmt: skip
     return parser

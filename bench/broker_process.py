@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,24 @@ class Broker:
     """One ``sava broker`` with the default settings, apart from where it listens and keeps its data, and from
     what is said of its storage."""
 
-    def __init__(self, name: str, folder: Path, **storage: object) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        host: str = "127.0.0.1",
+        within: Sequence[str] = (),
+        **storage: object,
+    ) -> None:
+        """``within`` stands before the command, to run it on another host."""
         self.name = name
         self._folder = folder
-        tree, ports = broker_settings(folder / name, **storage)
-        self.client = f"127.0.0.1:{ports['client']}"
-        self.admin = f"127.0.0.1:{ports['admin']}"
-        self.raft = f"127.0.0.1:{ports['raft']}"
-        self.http = f"127.0.0.1:{ports['prometheus']}"
+        self._within = within
+        tree, ports = broker_settings(folder / name, host, **storage)
+        self.client = f"{host}:{ports['client']}"
+        self.admin = f"{host}:{ports['admin']}"
+        self.raft = f"{host}:{ports['raft']}"
+        self.http = f"{host}:{ports['prometheus']}"
         self._config = folder / f"{name}.yaml"
         self._config.write_text(yaml.safe_dump(tree), encoding="utf-8")
         self._child: Child | None = None
@@ -59,7 +69,7 @@ class Broker:
         return self._child is not None
 
     def start(self) -> None:
-        command = [sys.executable, "-c", "from sava.cli.main import main; main()"]
+        command = [*self._within, sys.executable, "-c", "from sava.cli.main import main; main()"]
         self._child = Child(
             [*command, "broker", "--config", str(self._config)], self._folder / f"{self.name}.log"
         )

@@ -13,7 +13,9 @@ from sava.server import Broker
 SNAPSHOT_TIMEOUT_S = 60.0
 
 
-def broker_settings(data_dir: Path, **storage: object) -> tuple[dict[str, object], dict[str, int]]:
+def broker_settings(
+    data_dir: Path, host: str = "127.0.0.1", **storage: object
+) -> tuple[dict[str, object], dict[str, int]]:
     """The settings of one broker (defaults, but for where it listens and keeps its data, and for what is said
     of its storage, and under ``journal`` of its journal), and its ports. Brokers in one folder have one
     object store."""
@@ -22,7 +24,7 @@ def broker_settings(data_dir: Path, **storage: object) -> tuple[dict[str, object
     ports = {"client": client, "admin": admin, "raft": raft, "prometheus": http}
     tree: dict[str, object] = {
         "cluster_name": "bench",
-        "broker": {"host": "127.0.0.1", "ports": ports},
+        "broker": {"host": host, "ports": ports},
         "meta_store": {"data_dir": str(data_dir)},
         "storage": {
             "url": (data_dir.parent / "segments").as_uri(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ nothing."""
 
 IN_FLIGHT = 64
 
-LIMIT_S = 900.0
+LIMIT_S = 1800.0
 """A part of a section is given up after this long, and the next one begins: what hangs must not take the
 others' figures with it."""
 
@@ -22,6 +23,20 @@ class Plan:
     """On the disk to be measured; emptied afterwards."""
     with_etcd: bool
     quick: bool = False
+    faults: Sequence[str] = ()
+    """Of the section failover; none given: all."""
+    systems: Sequence[str] = ()
+    """That take part in it; none given: all that are installed."""
+    rounds_given: int | None = None
+    resume: Path | None = None
+    """Where its rounds are kept, and former ones are found."""
+
+    def wants(self, fault: str, system: str) -> bool:
+        return fault in (self.faults or (fault,)) and system in (self.systems or (system,))
+
+    @property
+    def fault_rounds(self) -> int:
+        return self.rounds_given or (2 if self.quick else 20)
 
     @property
     def rounds(self) -> int:

@@ -71,6 +71,9 @@ class Child:
     def is_running(self) -> bool:
         return self._popen.poll() is None
 
+    async def has_ended(self) -> bool:
+        return not self.is_running
+
     def check(self) -> None:
         if not self.is_running:
             tail = self.log.read_text(errors="replace")[-2000:]
@@ -103,10 +106,18 @@ class Child:
         self._popen.kill()
         self._popen.wait()
 
+    def pause(self) -> None:
+        """SIGSTOP: its connections stay open, and nothing answers on them."""
+        self._popen.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._popen.send_signal(signal.SIGCONT)
+
     async def stop(self) -> None:
         if not self.is_running:
             return
         self._popen.terminate()
+        self.resume()  # a paused process would get the request when it is too late
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._popen.wait, STOP_TIMEOUT_S)
         if self.is_running:

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -147,7 +148,7 @@ class Report:
             if section and row.section != section:
                 table.add_section()
             section = row.section
-            name = f"{row.name}\n[dim]{row.note}[/]" if row.note else row.name
+            name = f"{row.name}\n[dim]{escape(row.note)}[/]" if row.note else row.name
             table.add_row(name, *_cells(row), _verdict(row))
         console.print(table)
         versions = ", ".join(

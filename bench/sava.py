@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.broker_process import Broker
 from bench.hosted import HostedNode
+from bench.network import Network
 from bench.plan import VALUE
 from bench.processes import ProcessFailedError, stop_all
 from bench.samples import closed_loop
@@ -33,9 +34,22 @@ POLL_S = 0.02
 class SavaCluster:
     """Use as an async context manager; entered with a leader elected and every node caught up."""
 
-    def __init__(self, folder: Path, *, hosted: bool = True, **storage: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        hosted: bool = True,
+        nodes: int = NODES,
+        network: Network | None = None,
+        **storage: object,
+    ) -> None:
+        """With a ``network``, each broker has a host of its own there."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.brokers = [Broker(f"broker-{number}", folder, **storage) for number in range(NODES - hosted)]
+        self.brokers = []
+        for number in range(nodes - hosted):
+            if network is not None:
+                storage |= {"host": network.host(number), "within": network.within(number)}
+            self.brokers.append(Broker(f"broker-{number}", folder, **storage))  # type: ignore[arg-type]
         self._hosted = HostedNode(folder / "hosted") if hosted else None
 
     async def __aenter__(self) -> SavaCluster:

@@ -29,8 +29,8 @@ class Server:
     """Of a Sava broker: its admin port."""
 
 
-def nats_version() -> str | None:
-    return _version("nats-server", "nats-server: v")
+def nats_version(program: str = "nats-server") -> str | None:
+    return _version(program, "nats-server: v")
 
 
 def redis_version() -> str | None:

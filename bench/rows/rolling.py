@@ -20,8 +20,8 @@ from bench.broker_process import Broker
 from bench.plan import Plan
 from bench.processes import ProcessFailedError
 from bench.report import Quantity, Row, Target, duration
-from bench.rows.cluster.trio import Trio
 from bench.samples import percentile
+from bench.trio import Trio
 from sava.client import Client
 from sava.proto import journals_pb2 as journals_pb
 

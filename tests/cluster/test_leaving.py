@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench.rows.cluster.trio import Trio
 from bench.rows.rolling import roll
+from bench.trio import Trio
 from sava.broker import specs
 from sava.broker.names import TopicName
 from sava.broker.specs import Ownership

@@ -84,6 +84,9 @@ ELSEWHERE: Final = {
         ".venv/bin/python -m bench --only puts": "takes minutes",
         ".venv/bin/python -m bench --only puts --write": "takes minutes; tests/unit/test_bench_page.py",
         ".venv/bin/python -m bench.broker --quick": "takes minutes",
+        ".venv/bin/python -m bench.failover --rounds 20 --fault stop,cut --resume rounds.jsonl": (
+            "takes minutes; tests/cluster/test_bench_failover.py"
+        ),
         ".venv/bin/python -m bench -o json": "takes an hour",
         ".venv/bin/python -m bench --out run.json": "takes an hour",
         ".venv/bin/python -m bench --dir /mnt/disk": "takes an hour",
@@ -358,7 +361,7 @@ def test_the_targets_of_make_can_be_made() -> None:
 # -- options, settings and metrics exist ----------------------------------------------------------
 
 OF_OTHERS: Final = {
-    "benchmarks.md": {"--dir", "--out", "--quick", "--write"},
+    "benchmarks.md": {"--dir", "--fault", "--out", "--quick", "--resume", "--rounds", "--system", "--write"},
     "design/journal.md": {"--jobs", "--seed", "--seeds", "--trace"},
     "design/storage.md": {"--quick"},
     "diagnosis.md": {"--silent"},

@@ -3,11 +3,10 @@
 ``moves``     a producer at work while its topic moves again and again
 ``topics``    a new topic's first message; a broker that gives all its topics away
 ``many``      ten thousand topics: the controller's look at all of them, and look-ups
-``failure``   a broker is killed, and others take over what it had
 """
 
 from __future__ import annotations
 
-from bench.rows.cluster import failure, many, moves, topics
+from bench.rows.cluster import many, moves, topics
 
-PARTS = (moves.run, topics.create, topics.drain, many.run, failure.run)
+PARTS = (moves.run, topics.create, topics.drain, many.run)

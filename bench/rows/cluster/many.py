@@ -19,8 +19,9 @@ from bench.load import channel_to
 from bench.plan import Plan
 from bench.processes import ProcessFailedError
 from bench.report import Quantity, Row, Target, duration
-from bench.rows.cluster.trio import SECTION, Trio
+from bench.rows.cluster.moves import SECTION
 from bench.samples import Figure, closed_loop
+from bench.trio import Trio
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 

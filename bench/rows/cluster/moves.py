@@ -16,10 +16,11 @@ from typing import Any
 
 from bench.plan import Plan
 from bench.report import Quantity, Row, Target, duration
-from bench.rows.cluster.trio import SECTION, Trio
 from bench.samples import percentile
+from bench.trio import Trio
 from bench.worker import Worker
 
+SECTION = "cluster"
 MOVES = 30
 QUICK_MOVES = 10
 PER_SECOND = 1_000

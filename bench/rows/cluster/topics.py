@@ -11,7 +11,8 @@ import time
 from bench.plan import Plan
 from bench.processes import ProcessFailedError
 from bench.report import Quantity, Row, Target, duration
-from bench.rows.cluster.trio import SECTION, Trio
+from bench.rows.cluster.moves import SECTION
+from bench.trio import Trio
 from bench.worker import Worker
 
 CREATED = 100

@@ -12,8 +12,8 @@ from typing import Final
 from bench.plan import Plan
 from bench.report import Quantity, Row, Target
 from bench.rows.broker.shape import seconds, topic
-from bench.rows.cluster.trio import Trio
 from bench.samples import Contestant, Figure, Sample, interleave
+from bench.trio import Trio
 from bench.worker import Worker
 
 SECTION: Final = "journal"

@@ -15,8 +15,8 @@ from bench.broker_process import Broker
 from bench.plan import Plan
 from bench.processes import ProcessFailedError
 from bench.report import Quantity, Row, Target, duration
-from bench.rows.cluster.trio import Trio
-from bench.rows.journal.killed import SECTION
+from bench.rows.journal.copies import SECTION
+from bench.trio import Trio
 from sava.client import Client
 
 TOPICS: Final = 80

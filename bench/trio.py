@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from bench.broker_process import Broker
+from bench.network import Network
 from bench.processes import ProcessFailedError
-from bench.sava import SavaCluster
+from bench.sava import NODES, SavaCluster
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.proto import topics_admin_pb2 as pb
 
-SECTION: Final = "cluster"
 READY_S: Final = 30.0
 POLL_S: Final = 0.02
 CALL_S: Final = 60.0
@@ -22,8 +22,10 @@ CALL_S: Final = 60.0
 class Trio(SavaCluster):
     """Entered when all three are registered, in the eyes of each."""
 
-    def __init__(self, folder: Path, **storage: object) -> None:
-        super().__init__(folder, hosted=False, **storage)
+    def __init__(
+        self, folder: Path, *, nodes: int = NODES, network: Network | None = None, **storage: object
+    ) -> None:
+        super().__init__(folder, hosted=False, nodes=nodes, network=network, **storage)
         self._ids: dict[int, Broker] = {}
 
     async def __aenter__(self) -> Self:
