@@ -167,13 +167,23 @@ class Brokers(Cluster):
         return [broker for broker in self.running if broker is not owner]
 
     async def unload(
-        self, name: str, *, to: BrokerProcess | None = None, through: BrokerProcess | None = None
+        self,
+        name: str,
+        *,
+        to: BrokerProcess | None = None,
+        through: BrokerProcess | None = None,
+        repeats: int = 5,
     ) -> list[pb.TopicMove]:
-        """The moves; raises what the broker refused."""
+        """The moves; raises what the broker refused. A move that a busy machine could not make in the two
+        seconds for which publishers are held was taken back, and is repeated."""
         client = (through or self.running[0]).client
         request = pb.UnloadTopicRequest(name=name, to_broker_id=await self.id_of(to) if to is not None else 0)
         async with asyncio.timeout(60):
-            return [move async for move in client.stream(client.topics.UnloadTopic, request, timeout=60)]
+            while True:
+                repeats -= 1
+                moves = [move async for move in client.stream(client.topics.UnloadTopic, request, timeout=60)]
+                if not repeats or len(moves) != 1 or "of holding its publishers" not in moves[0].error:
+                    return moves
 
     async def served(
         self, name: str, *, by_other_than: int = 0, timeout: float = PATIENCE_S

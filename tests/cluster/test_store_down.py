@@ -66,7 +66,7 @@ async def _drained(cluster: Brokers, broker: BrokerProcess) -> AsyncIterator[pb.
 async def _refusal(cluster: Brokers) -> str:
     """Why the topic does not move."""
     try:
-        return " ".join(move.error for move in await cluster.unload(TOPIC))
+        return " ".join(move.error for move in await cluster.unload(TOPIC, repeats=1))
     except SavaError as error:
         return str(error)
 
