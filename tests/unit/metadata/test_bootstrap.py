@@ -236,6 +236,7 @@ async def live(seed: int) -> None:
     look()
 
 
-async def test_no_schedule_makes_two_clusters() -> None:
+async def test_no_schedule_makes_two_clusters(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL", logger="sava.metadata.bootstrap")  # pytest would keep every line
     for seed in range(1500):
         await live(seed)
