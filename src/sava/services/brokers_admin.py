@@ -45,6 +45,8 @@ LEAVING: Final = "leaving"
 PARALLEL: Final = 8
 MAX_PARALLEL: Final = 64
 TIMEOUT_S: Final = 300
+MAX_PREPARE_S: Final = 600.0
+"""For one topic before a move, whatever the caller asks for."""
 
 
 class Seen(NamedTuple):
@@ -187,7 +189,8 @@ class BrokersService(rpc.BrokersServicer):
 
     async def PrepareMove(self, request: pb.PrepareMoveRequest, context: Any) -> pb.PrepareMoveResponse:
         async with faults.told(context):
-            await self._topics.prepare_move(TopicName.parse(request.topic), timeout=request.timeout_ms / 1000)
+            timeout = min(request.timeout_ms / 1000, MAX_PREPARE_S)
+            await self._topics.prepare_move(TopicName.parse(request.topic), timeout=timeout)
         return pb.PrepareMoveResponse()
 
 
