@@ -324,4 +324,58 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "            if False:\n",
         tests=("tests/unit/services/test_forwarding.py",),
     ),
+    _Mirror(
+        "h11",
+        "a mirror that was full once is left out for a minute although it has room again",
+        f"{MIRROR}/health.py",
+        "        return min(FIRST_REFUSED_S * 2.0 ** (count - 1), LONGEST_REFUSED_S)\n",
+        "        return LONGEST_REFUSED_S\n",
+        tests=("tests/unit/mirror/test_mirror_health.py",),
+    ),
+    _Mirror(
+        "h12",
+        "a mirror that stays full is tried every second",
+        f"{MIRROR}/health.py",
+        "        return min(FIRST_REFUSED_S * 2.0 ** (count - 1), LONGEST_REFUSED_S)\n",
+        "        return FIRST_REFUSED_S\n",
+        tests=("tests/unit/mirror/test_mirror_health.py",),
+    ),
+    _Mirror(
+        "t1",
+        "a frame that cannot be parsed keeps all topics of its disk waiting",
+        "sava/mirroring/salvage.py",
+        "        except (BatchCorrupt, UnsupportedBatch) as error:\n            # Of this topic alone",
+        "        except ZeroDivisionError as error:\n            # Of this topic alone",
+        tests=("tests/unit/mirroring/test_salvage.py",),
+    ),
+    _Mirror(
+        "t2",
+        "a topic is sealed although a frame that cannot be read may be its last",
+        "sava/mirroring/tails.py",
+        "            self.broken.setdefault(topic_id, broken)\n",
+        "            pass\n",
+        tests=("tests/unit/mirroring/test_salvage.py",),
+    ),
+    _Mirror(
+        "v1",
+        "a broker that starts while its mirrors are away serves nothing",
+        "sava/mirroring/mirrored.py",
+        "                if is_late and 1 + len(chosen) + len(former) >= qa:\n",
+        "                if False:\n",
+        tests=(
+            "tests/unit/mirroring/test_owner_lives.py::"
+            "test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses_messages",
+        ),
+    ),
+    _Mirror(
+        "v2",
+        "a broker that starts while its mirrors are away acknowledges alone",
+        "sava/mirroring/mirrored.py",
+        "                    return (self.storage, *chosen, *former), qw, qa\n",
+        "                    return (self.storage, *chosen, *former), qw, 1\n",
+        tests=(
+            "tests/unit/mirroring/test_owner_lives.py::"
+            "test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses_messages",
+        ),
+    ),
 )
