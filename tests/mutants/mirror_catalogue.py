@@ -378,4 +378,20 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
             "test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses_messages",
         ),
     ),
+    _Mirror(
+        "l1",
+        "a mirror that is about to stop is kept until it is gone",
+        "sava/mirroring/owner_host.py",
+        "[each for each in registered if not each.is_leaving or each.storage == self.owner.own]",
+        "list(registered)",
+        tests=("tests/unit/mirroring/test_owner_lives.py",),
+    ),
+    _Mirror(
+        "l2",
+        "an owner that is about to stop takes its own view of the others for outdated, and leaves no mirror",
+        "sava/mirroring/owner_host.py",
+        "[each for each in registered if not each.is_leaving or each.storage == self.owner.own]",
+        "[each for each in registered if not each.is_leaving]",
+        tests=("tests/unit/mirroring/test_owner_lives.py",),
+    ),
 )
