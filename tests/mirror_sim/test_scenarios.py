@@ -205,7 +205,7 @@ def test_a_mirror_loses_its_page_cache_and_catches_up() -> None:
 
 def test_a_mirror_that_leaves_is_replaced_before_it_stops_and_messages_are_acknowledged_meanwhile() -> None:
     """Schedule: a mirror's broker gets SIGTERM and says that it leaves. The owner takes another disk while
-    the mirror still answers. Then the mirror stops, and the owner dies: all that was acknowledged is there."""
+    the mirror still answers. Then the mirror stops, and the owner dies: nothing acknowledged is lost."""
     story = Story(brokers=4)
     leaving = story.mirrors[0]
     story.world.leaving.add(leaving.id)
