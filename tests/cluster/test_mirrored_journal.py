@@ -207,7 +207,7 @@ async def test_an_owner_dies_when_every_disk_was_to_have_a_copy(tmp_path: Path, 
 
 async def test_the_owner_loses_its_own_disk_alone(tmp_path: Path) -> None:
     """Schedule: the owner of a topic is killed and returns with an empty journal; its mirrors have
-    everything. Its topic is served with every acknowledged message, and takes the next one; the broker mirrors
+    everything. Its topic is served with every acknowledged message and takes the next one; the broker mirrors
     again."""
     async with MirroredBrokers(3, tmp_path) as cluster:
         await cluster.mirrored()
