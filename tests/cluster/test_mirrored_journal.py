@@ -203,3 +203,26 @@ async def test_an_owner_dies_when_every_disk_was_to_have_a_copy(tmp_path: Path, 
             client.reader(TOPIC, start=0, end="latest") as reader,
         ):
             assert [int(message.payload) async for message in reader] == list(range(20))
+
+
+async def test_the_owner_loses_its_own_disk_alone(tmp_path: Path) -> None:
+    """Schedule: the owner of a topic is killed and returns with an empty journal; its mirrors have
+    everything. Its topic is served with every acknowledged message and takes the next one; the broker mirrors
+    again."""
+    async with MirroredBrokers(3, tmp_path) as cluster:
+        await cluster.mirrored()
+        await cluster.create(TOPIC)
+        owner = await cluster.by_id((await cluster.served(TOPIC)).broker_id)
+        async with cluster.sava_client() as client, client.producer(TOPIC) as producer:
+            assert [await producer.send(b"%d" % number) for number in range(20)] == list(range(20))
+        lost = await cluster.disk_of(owner)
+        owner.kill()
+        await owner.ended()
+        await cluster.lose_disk(owner)
+        await owner.start()
+        await cluster.served(TOPIC)
+        async with cluster.sava_client() as client, client.producer(TOPIC) as producer:
+            async with asyncio.timeout(PATIENCE_S):
+                assert await producer.send(b"after") == 20
+        assert (await cluster.describe(TOPIC)).start_offset == 0
+        await cluster.mirrored(without=lost)

@@ -74,6 +74,7 @@ class Broker:
         self.paused_until = 0
         self.hosts, self.journal, self.controller = {}, None, None
         self._is_opening = False
+        self.world.leaving.discard(self.id)
         self.world.note("start", self.id)
         self._every(RENEW_US, self._renew)
         self._every(OPEN_US, self._open_journal)

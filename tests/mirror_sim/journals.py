@@ -235,7 +235,13 @@ class OwnJournal:
         if "churn" in knobs.faults and not self.world.is_healing and self.broker.rng.random() < 0.03:
             ill = list(members[1:])
         wanted, qa = members, record.last.qa
-        if record.is_degraded or len(members) < record.qw:
+        staying = tuple(each for each in members if each == members[0] or not self.world.is_leaving(each))
+        without = (*staying, *spares)[: record.qw]
+        if staying != members and len(without) >= qa:
+            # While it still answers; if messages need it, it stays until it is gone.
+            wanted = without
+            self.world.count("mirrors left in time")
+        elif record.is_degraded or len(members) < record.qw:
             wanted = (*members, *spares)[: record.qw]
             qa = record.qa if len(wanted) >= record.qa else 1
         elif ill and spares:

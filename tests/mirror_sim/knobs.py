@@ -28,8 +28,8 @@ _DRAWN_TOGETHER = (
     "move",
     "churn",
 )
-FAULTS = (*_DRAWN_TOGETHER, "evict")
-"""The last one is drawn apart, so that seeds without it are what they were before it was thought of."""
+FAULTS = (*_DRAWN_TOGETHER, "evict", "leave")
+"""The last two are drawn apart, so that seeds without them are what they were before they existed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ def draw(seed: int) -> Knobs:
     qw, qa = _quorums(rng, brokers)
     chance = rng.choice([0.1, 0.25, 0.4, 0.7])
     evicts = frozenset({"evict"} if Random(f"{seed}/evict").random() < 0.25 else ())
+    leaves = frozenset({"leave"} if Random(f"{seed}/leave").random() < 0.25 else ())
     return Knobs(
         seed=seed,
         brokers=brokers,
@@ -86,7 +87,7 @@ def draw(seed: int) -> Knobs:
         qa=qa,
         allows_degraded=rng.random() < 0.4,
         self_fences=rng.random() < 0.5,
-        faults=frozenset(name for name in _DRAWN_TOGETHER if rng.random() < chance) | evicts,
+        faults=frozenset(name for name in _DRAWN_TOGETHER if rng.random() < chance) | evicts | leaves,
         chaos_ms=rng.choice([4_000, 8_000, 15_000]),
         tempo_ms=rng.choice([700, 1_500, 3_000]),
         topics=rng.randint(1, 4),

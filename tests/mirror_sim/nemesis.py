@@ -77,6 +77,25 @@ class Nemesis:
         self._did("evict", target.id)
         self._world.leases.pop(target.id, None)
 
+    def _leave(self, rng: Random, target: Broker) -> None:
+        """SIGTERM: the broker says that it leaves, gives its topics away, and stops a moment later, whether
+        or not they are gone and whether or not its mirrors' owners have found another disk."""
+        if not target.is_up or target.id in self._world.leaving:
+            return
+        self._did("leave", target.id)
+        self._world.leaving.add(target.id)
+        if target.journal is not None:
+            for topic in target.journal.served:
+                target.journal.leave(topic)
+        self._world.after(rng.randrange(50, 1500) * MS, self._left, rng, target, target.life)
+
+    def _left(self, rng: Random, target: Broker, life: int) -> None:
+        if target.is_life(life) and target.id in self._world.leaving:
+            self._world.note("left", target.id)
+            target.stop(None)
+            self._world.leases.pop(target.id, None)
+            self._world.after(rng.randrange(50, 2500) * MS, target.start)
+
     def _leaderloss(self, rng: Random, target: Broker) -> None:
         self._did("leaderloss")
         self._world.store.leaderless_until = self._world.now + rng.randrange(50, 900) * MS

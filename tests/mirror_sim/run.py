@@ -55,6 +55,7 @@ def heal(world: World) -> None:
     world.note("heal")
     world.is_healing = True
     world.net.heal()
+    world.leaving.clear()
     world.store.leaderless_until = 0
     for broker in world.brokers.values():
         broker.disk.set_capacity(None)

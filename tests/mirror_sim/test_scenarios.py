@@ -203,6 +203,33 @@ def test_a_mirror_loses_its_page_cache_and_catches_up() -> None:
     story.until(lambda: story.world.counts["acked"] > before + 10, "the one that came back counts again")
 
 
+def test_a_mirror_that_leaves_is_replaced_before_it_stops_and_messages_are_acknowledged_meanwhile() -> None:
+    """Schedule: a mirror's broker gets SIGTERM and says that it leaves. The owner takes another disk while
+    the mirror still answers. Then the mirror stops, and the owner dies: nothing acknowledged is lost."""
+    story = Story(brokers=4)
+    leaving = story.mirrors[0]
+    story.world.leaving.add(leaving.id)
+    story.until(lambda: leaving.storage not in story.journal.core.record.last.members, "it is left")
+    assert len(story.journal.core.record.last.members) == 3
+    before = story.world.counts["acked"]
+    leaving.stop(None)
+    story.until(lambda: story.world.counts["acked"] > before + 10, "messages are acknowledged without it")
+    story.owner.stop(None)
+    story.goes_on()
+
+
+def test_a_mirror_that_leaves_stays_if_messages_need_it() -> None:
+    """Schedule: two brokers, both of which must have a message, and the mirror says that it leaves. It stays
+    a member: with fewer disks than an acknowledgement needs, the record would promise what it cannot hold."""
+    story = Story(brokers=2, qw=2, qa=2)
+    leaving = story.mirrors[0]
+    story.world.leaving.add(leaving.id)
+    before = story.world.counts["acked"]
+    story.until(lambda: story.world.counts["acked"] > before + 10, "the mirror still answers")
+    assert leaving.storage in story.journal.core.record.last.members
+    assert story.journal.core.record.last.qa == 2
+
+
 def test_a_mirror_s_disk_is_wiped() -> None:
     story = Story(brokers=4, replace_ms=200)
     lost = story.mirrors[0].storage

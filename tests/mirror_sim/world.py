@@ -37,6 +37,8 @@ class World:
         self.located: dict[StorageId, int] = {}
         """Which broker has, or had, a disk."""
         self.leases: dict[int, int] = {}
+        self.leaving: set[int] = set()
+        """Brokers that say in their registration that they are about to stop."""
         self.objects: dict[str, tuple[tuple[int, int], ...]] = {}
         self.is_healing = False
         self._rng = self.rng("world")
@@ -83,8 +85,11 @@ class World:
         return [
             held.value.storage
             for key, held in self.store.items("broker")
-            if self.is_present(key[1]) and held.value.storage not in taken
+            if self.is_present(key[1]) and key[1] not in self.leaving and held.value.storage not in taken
         ]
+
+    def is_leaving(self, storage: StorageId) -> bool:
+        return self.located[storage] in self.leaving
 
     def _lead(self) -> None:
         able = [

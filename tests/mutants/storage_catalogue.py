@@ -216,4 +216,28 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
         "self._lane(partition, first.producer_epoch)",
         "self._lane(partition)",
     ),
+    Mutant(
+        "e1",
+        "a broker whose clock jumps ahead deletes by it",
+        "sava/storage/expiry_clock.py",
+        "        return min(own_ms, store_ms)\n",
+        "        return own_ms\n",
+        tests=("tests/unit/broker/test_topics.py::TestRetention",),
+    ),
+    Mutant(
+        "e2",
+        "a broker whose clock is behind stamps its segments by it",
+        "sava/storage/segment.py",
+        "    if created_ms is None and stored_ms > segment.created_ms:\n",
+        "    if False:\n",
+        tests=("tests/unit/broker/test_topics.py::TestRetention",),
+    ),
+    Mutant(
+        "e3",
+        "an object store whose clock is ahead is believed alone",
+        "sava/storage/expiry_clock.py",
+        "        return min(own_ms, store_ms)\n",
+        "        return store_ms\n",
+        tests=("tests/unit/storage/test_expiry_clock.py",),
+    ),
 )

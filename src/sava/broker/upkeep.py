@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -132,7 +131,7 @@ class Upkeep:
     async def _is_held(self) -> bool:
         """Whether segments are to stay as they are. Not known: the same."""
         try:
-            return await self._storage.is_held(now_ms=time.time_ns() // 1_000_000)
+            return await self._storage.is_held()
         except FAILURES as error:
             log.warning("topics: segments stay as they are error=%s: %s", type(error).__name__, error)
             return True
@@ -140,7 +139,7 @@ class Upkeep:
     async def _enforce_retention(self, name: TopicName) -> None:
         topic = self._loaded.get(name)
         if topic is not None:
-            await topic.enforce_retention(time.time_ns() // 1_000_000)
+            await topic.enforce_retention(await self._storage.expiry_clock.now_ms())
 
     async def _merge(self) -> None:
         """One topic after the other: each has the messages of a merge in memory."""
@@ -161,7 +160,7 @@ class Upkeep:
             await asyncio.sleep(self._options.sweep_interval_s)
             await self.each(list(self._loaded), self._sweep_orphans)
             try:
-                swept = await self._storage.sweep_deleted(now_ms=time.time_ns() // 1_000_000)
+                swept = await self._storage.sweep_deleted()
             except FAILURES as error:
                 log.warning("topics: not swept error=%s: %s", type(error).__name__, error)
                 continue
@@ -172,6 +171,7 @@ class Upkeep:
     async def _sweep_orphans(self, name: TopicName) -> None:
         topic = self._loaded.get(name)
         if topic is not None and topic.log is not None:
-            count = await topic.log.housekeeping.sweep_orphans(now_ms=time.time_ns() // 1_000_000)
+            now_ms = await self._storage.expiry_clock.now_ms()
+            count = await topic.log.housekeeping.sweep_orphans(now_ms=now_ms)
             if count:
                 log.info("topics: objects that nothing named were deleted topic=%s count=%d", name, count)

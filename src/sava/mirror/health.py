@@ -19,10 +19,20 @@ slow before. A mirror without enough answers to judge by has ``UNMEASURED`` time
 through is not the mirrors': ``stood_still`` takes it away. Without it, the owner would leave all of its
 healthy mirrors the moment it continues.
 
-**Avoided.** A mirror that failed is not chosen for ``AVOID_S``, one that refused for ``REFUSED_S``, because
-a full disk is rarely empty a moment later. But an avoided mirror is better than none: when too few others
-are left for an acknowledgement, avoided ones are taken again, the one that failed longest ago first. If they
-are more than there are places, the places go round among them, with a pause that doubles from ``RETRY_S``.
+**Avoided.** A mirror that failed is not chosen for ``AVOID_S``. One that refused is not chosen for
+``FIRST_REFUSED_S``, and for twice as long with each further refusal, up to ``LONGEST_REFUSED_S``:
+
+    0 s   b's disk is full, b refuses           avoided for 1 s; the journal has two copies
+    1 s   b is tried again, and refuses         avoided for 2 s
+    2 s   b has room again
+    3 s   b is tried again, and takes it        three copies; with a fixed minute: not before 60 s
+
+Without the doubling, an owner beside a disk that stays full would write its record twice a second. A mirror
+that did not refuse for twice the longest pause begins with the first one again.
+
+But an avoided mirror is better than none: when too few others are left for an acknowledgement, avoided ones
+are taken again, the one that failed longest ago first. If they are more than there are places, the places go
+round among them, with a pause that doubles from ``RETRY_S``.
 """
 
 from __future__ import annotations
@@ -40,7 +50,8 @@ ENOUGH_ANSWERS: Final = 16
 KEPT_ANSWERS: Final = 256
 DAMPED_S: Final = 60.0
 AVOID_S: Final = 10.0
-REFUSED_S: Final = 60.0
+FIRST_REFUSED_S: Final = 1.0
+LONGEST_REFUSED_S: Final = 60.0
 RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 8.0
 
@@ -102,6 +113,8 @@ class Health:
         """When a mirror failed by the short patience."""
         self._avoided: dict[StorageId, tuple[float, float]] = {}
         """When each failed last, and until when it is avoided."""
+        self._refusals: dict[StorageId, tuple[int, float]] = {}
+        """How often each refused in succession, and when last."""
         self._retry_at = 0.0
         self._pause = RETRY_S
 
@@ -118,8 +131,19 @@ class Health:
         is_new = storage not in self._avoided
         if is_new and is_needed and not has_refused:
             self._trips.append(now)
-        self._avoided[storage] = (now, now + (REFUSED_S if has_refused else AVOID_S))
+        pause = self._refused(storage, now, is_new=is_new) if has_refused else AVOID_S
+        self._avoided[storage] = (now, now + pause)
         return is_new
+
+    def _refused(self, storage: StorageId, now: float, *, is_new: bool) -> float:
+        """For how long a mirror that refuses is avoided. A refusal that is seen again counts once."""
+        recent = now - 2 * LONGEST_REFUSED_S
+        self._refusals = {key: refusal for key, refusal in self._refusals.items() if refusal[1] > recent}
+        count = self._refusals.get(storage, (0, now))[0]
+        if is_new or not count:
+            count = min(count + 1, 10)
+        self._refusals[storage] = (count, now)
+        return min(FIRST_REFUSED_S * 2.0 ** (count - 1), LONGEST_REFUSED_S)
 
     def recovered(self, storage: StorageId) -> None:
         """A mirror that was taken again for want of others does its work."""

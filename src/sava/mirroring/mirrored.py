@@ -155,7 +155,7 @@ class MirroredJournal:
         await self._write_ends()
         earlier = await self._closed_ones(journal)
         adopted = await self._settle(earlier)
-        members, qw, qa = await self._members()
+        members, qw, qa = await self._members(earlier)
         recent = RecentBytes(self._options.window_bytes, self._grown)
         tap = recent.tap if len(members) > 1 else None
         start = await self._journal.set_tap(tap)
@@ -254,9 +254,15 @@ class MirroredJournal:
         log.info("journals: read from other disks journal=%s batches=%d", journal, len(found))
         return found
 
-    async def _members(self) -> tuple[tuple[StorageId, ...], int, int]:
+    async def _members(self, earlier: Mapping[JournalId, Stored]) -> tuple[tuple[StorageId, ...], int, int]:
         """The disks of a new journal, this one first; how many there should be, and how many must
-        acknowledge."""
+        acknowledge.
+
+        If too few are there, the places of those that are missing go to disks of this broker's former
+        journals. Nothing is acknowledged under such a record before one of them is back or another disk takes
+        its place: appends are refused. But the journal is open, so topics can be read. Without that, a broker
+        that restarts while a mirror is away would serve nothing, where one that did not restart serves reads.
+        """
         changed = asyncio.Event()
         end = self._neighbours.listen(changed.set)
         deadline = asyncio.get_running_loop().time() + self._options.mirror_timeout_s
@@ -272,13 +278,17 @@ class MirroredJournal:
                 is_late = asyncio.get_running_loop().time() > deadline
                 if 1 + len(chosen) >= qa or (self._options.may_degrade and is_late):
                     return (self.storage, *chosen), qw, qa
+                former = _former_mirrors(earlier, (self.storage, *chosen))[: qa - 1 - len(chosen)]
                 if is_late and not is_told:
                     is_told = True
                     log.warning(
-                        "journals: waiting for mirrors: %d disks must have a message, and %d are there; "
-                        "no topic is served before",
+                        "journals: %d disks must have a message, and %d are there; %s. Start the other "
+                        "brokers, or set journal.degraded to allow",
                         *(qa, 1 + len(chosen)),
+                        "messages are refused" if former else "no topic is served before",
                     )
+                if is_late and 1 + len(chosen) + len(former) >= qa:
+                    return (self.storage, *chosen, *former), qw, qa
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_AGAIN_S):
                         await changed.wait()
@@ -433,6 +443,13 @@ class MirroredJournal:
                 continue  # the next start must know what to leave out
             await self._lives.forget(life.incarnation)
             log.info("journals: all is in segments, and it is forgotten journal=%s", journal)
+
+
+def _former_mirrors(earlier: Mapping[JournalId, Stored], besides: tuple[StorageId, ...]) -> list[StorageId]:
+    """The disks of these journals, those of the newest first."""
+    newest_first = [each.record for _, each in sorted(earlier.items(), reverse=True)]
+    every = dict.fromkeys(disk for record in newest_first for disk in reversed(record.storages))
+    return [disk for disk in every if disk not in besides]
 
 
 def _begun(incarnation: int, start: int, life: Life | None) -> Life | None:

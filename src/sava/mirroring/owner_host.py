@@ -137,7 +137,8 @@ class OwnedJournal:
         if self._is_refusing and not self._has_enough:  # they may have joined since they were last counted
             raise NotCommittable(
                 f"journal {self.owner.journal}: {self._qa} disks must have a message before it is "
-                f"acknowledged, and only {1 + self._connected} can be reached"
+                f"acknowledged, and only {1 + self._connected} can be reached; start the other brokers, or "
+                "set journal.degraded to allow"
             )
 
     def durable(self, end: int) -> int:

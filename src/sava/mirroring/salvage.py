@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -42,10 +41,11 @@ from typing import Final, NamedTuple
 from sava.errors import RetryableError
 from sava.metadata.store import MetadataStore
 from sava.mirror import JournalId, JournalState, StorageId
+from sava.mirror.errors import TailBroken
 from sava.mirroring.closed import BytesMissing, ClosedJournal, origin_of
 from sava.mirroring.ports import JournalRecords, Peers, RecordChanged, Stored
 from sava.mirroring.tails import Frame, Tail, Tails
-from sava.records import Header, RecordBatch
+from sava.records import BatchCorrupt, Header, RecordBatch, UnsupportedBatch
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced, SegmentConflict, TopicGone
 from sava.storage.leftovers import named_states
@@ -285,7 +285,18 @@ class _Uploads:
         upload = self._of_frame[frame.journal, frame.position]
         if upload.error is not None:
             return
-        batch = RecordBatch.parse(record.payload)
+        try:
+            batch = RecordBatch.parse(record.payload)
+        except (BatchCorrupt, UnsupportedBatch) as error:
+            # Of this topic alone: the others of the disk would wait for a frame that is not theirs. What was
+            # taken before it may be registered, what follows may not, and the topic is not sealed.
+            path = upload.tail.topic.path
+            upload.error = TailBroken(
+                f"topic {path}: the frame of offset {frame.start} in journal {frame.journal} at "
+                f"{frame.position} cannot be parsed: {error}"
+            )
+            log.error("salvage: failed topic=%s error=%s", path, upload.error)
+            return
         upload.headers.append(batch.header)
         upload.batches.append(batch if frame.start >= upload.at else batch.slice(upload.at, frame.end))
         upload.at = frame.end
@@ -405,7 +416,6 @@ class _Uploads:
                     topic,
                     epoch=epoch,
                     batches=batches,
-                    created_ms=time.time_ns() // 1_000_000,
                     threads=self._threads,
                 )
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

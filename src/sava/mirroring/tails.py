@@ -25,9 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from sava.errors import SavaError
 from sava.mirror import JournalId
 from sava.mirror.errors import TailBroken
-from sava.records import Header, peek_header
+from sava.records import BatchCorrupt, Header, UnsupportedBatch, peek_header
 from sava.storage.replay import BATCH, DISOWNED, unpack_note
 from sava.storage.types import TopicKey, TopicState
 from sava.wal import Record
@@ -122,7 +123,11 @@ class Tails:
 
     def take(self, record: Record, journal: JournalId) -> None:
         if record.kind == BATCH:
-            header = peek_header(record.payload)
+            try:
+                header = peek_header(record.payload)
+            except (BatchCorrupt, UnsupportedBatch) as error:
+                self._unreadable(journal, record.position, error)
+                return
             tail = self.by_id.get(header.topic_id)
             if tail is not None and header.topic_id not in self.broken:
                 try:
@@ -133,3 +138,14 @@ class Tails:
             topic_id, offset = unpack_note(record.payload)
             if topic_id in self.by_id:
                 self.by_id[topic_id].disown(offset)
+
+    def _unreadable(self, journal: JournalId, position: int, error: SavaError) -> None:
+        """The frame may be the last one of any of the topics. A topic that were sealed without it would lose
+        an acknowledged message, and give its offset out again."""
+        for topic_id, tail in self.by_id.items():
+            broken = TailBroken(
+                f"topic {tail.topic.path}: the header of the frame in journal {journal} at {position} cannot "
+                f"be read ({error}), so it may be the topic's; a broker of the version that wrote it can "
+                "read it"
+            )
+            self.broken.setdefault(topic_id, broken)

@@ -19,6 +19,7 @@ from sava.storage import deleted, hold, retention
 from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced
+from sava.storage.expiry_clock import ExpiryClock
 from sava.storage.guard import Guard
 from sava.storage.journal import Journal, JournalOptions
 from sava.storage.leftovers import needless, topic_states
@@ -57,6 +58,7 @@ class BrokerStorage:
         self._metadata = metadata
         self._journal = journal
         self.uploader = Uploader(store, journal, options.upload, supervisor)
+        self.expiry_clock = ExpiryClock(store)
         self._parts = Parts(
             journal=journal,
             cache=BatchCache(options.cache_bytes),
@@ -115,9 +117,9 @@ class BrokerStorage:
         knows that they are gone."""
         return [topic_id for topic_id in self._journal.topic_ids if not self._is_in_use(topic_id)]
 
-    async def is_held(self, *, now_ms: int) -> bool:
+    async def is_held(self) -> bool:
         """Whether segments are to stay as they are (see ``hold``)."""
-        return await hold.is_on(self._metadata, now_ms=now_ms)
+        return await hold.is_on(self._metadata, now_ms=await self.expiry_clock.now_ms())
 
     def _is_in_use(self, topic_id: int) -> bool:
         log = self._topics.get(topic_id)
@@ -192,8 +194,9 @@ class BrokerStorage:
         await deleted.note(self._metadata, topic, now_ms=time.time_ns() // 1_000_000)
         return await retention.delete_topic(Catalog(self._metadata, topic), self._parts.store)
 
-    async def sweep_deleted(self, *, now_ms: int) -> deleted.Swept:
+    async def sweep_deleted(self) -> deleted.Swept:
         """Remove the objects of deleted topics that came after their deletion."""
+        now_ms = await self.expiry_clock.now_ms()
         return await deleted.sweep(self._metadata, self._parts.store, now_ms=now_ms)
 
     async def close(self) -> None:

@@ -4,8 +4,9 @@ Whole segments go, oldest first: descriptors in the catalog, then objects. A cra
 that nothing names, which ``orphans`` finds; the other order would leave a descriptor without its object,
 which is a hole.
 
-A segment's age counts from when it was stored, by the clock of the broker that stored it. Publish times are
-the producers' to choose: one message from a machine whose clock is a year ahead would keep its segment for a
+A segment's age counts from when it was stored, by the later of two clocks: the broker's that stored it and
+the object store's. It is over by the earlier of the same two (``expiry_clock``). Publish times are the
+producers' to choose: one message from a machine whose clock is a year ahead would keep its segment for a
 year, and a backfill of old data would be deleted as soon as it arrived. So a message lives at least as long
 as the policy says, and at most as much longer as its segment was open, or holds an age of (``housekeeping``).
 

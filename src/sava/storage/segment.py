@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Executor
@@ -22,6 +23,7 @@ from itertools import islice
 from typing import Any, Final
 
 import google_crc32c
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -52,12 +54,13 @@ async def write_segment(
     *,
     epoch: int,
     batches: Sequence[RecordBatch],
-    created_ms: int,
+    created_ms: int | None = None,
     threads: Executor | None = None,
 ) -> Segment:
     """Turn contiguous assigned batches into one Parquet object (encoding off the event loop), put it if
     absent, read it back (size and checksum) and describe it. Nothing refers to it yet: see
-    ``Catalog.register``.
+    ``Catalog.register``. Retention counts its age from ``created_ms``; None: from now, by the later of the
+    broker's clock and the store's (``expiry_clock``).
 
     Raises ObjectStoreUnavailable, SegmentCorrupt (the store has not kept what it was given), DataGap. The
     first two may leave an orphan; trying again writes another object."""
@@ -78,17 +81,21 @@ async def write_segment(
         footer_crc32c=encoded.footer_crc32c,
         min_publish_time=encoded.min_publish_time,
         max_publish_time=encoded.max_publish_time,
-        created_ms=created_ms,
+        created_ms=time.time_ns() // 1_000_000 if created_ms is None else created_ms,
         raw_bytes=encoded.raw_bytes,
     )
     await store.put_new(segment.key, encoded.chunks)
-    await _check_bytes(store, segment)
+    stored_ms = await _check_bytes(store, segment)
+    if created_ms is None and stored_ms > segment.created_ms:
+        return msgspec.structs.replace(segment, created_ms=stored_ms)
     return segment
 
 
-async def _check_bytes(store: ObjectStore, segment: Segment) -> None:
-    """Read the object, a chunk at a time, and compare size and checksum."""
-    size = (await store.head(segment.key)).size
+async def _check_bytes(store: ObjectStore, segment: Segment) -> int:
+    """Read the object, a chunk at a time, and compare size and checksum; when it was stored, by the store's
+    clock."""
+    info = await store.head(segment.key)
+    size = info.size
     if size != segment.size:
         raise SegmentCorrupt(f"{segment.key} has {size} bytes instead of {segment.size}")
     crc = 0
@@ -103,6 +110,7 @@ async def _check_bytes(store: ObjectStore, segment: Segment) -> None:
         )
     if crc != segment.crc32c:
         raise SegmentCorrupt(f"{segment.key}: the checksum does not match")
+    return info.modified_ms
 
 
 async def _fetch(store: ObjectStore, segment: Segment, start: int, end: int) -> bytes:

@@ -352,7 +352,6 @@ class Uploader:
             backlog.topic,
             epoch=backlog.epoch,
             batches=batches,
-            created_ms=time.time_ns() // 1_000_000,
             threads=self.threads,
         )
         del batches  # once encoded, they are not held while the object is on its way

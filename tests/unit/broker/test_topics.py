@@ -32,8 +32,9 @@ from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.topic import TopicSchema
 from sava.schemas.types import Policy
-from sava.storage import deleted, hold, keys
+from sava.storage import deleted, expiry_clock, hold, keys
 from sava.storage.errors import Fenced, ObjectStoreUnavailable
+from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import GRACE_MS
 from sava.storage.topic_log import TopicClosed
 from tests.unit.broker.lives import (
@@ -425,6 +426,68 @@ class TestRetention:
                 await stored(topic, end)
             await until(lambda: topic.describe().start_offset == 1)
             assert await world.object_count() == 1
+
+    async def test_a_clock_that_jumps_a_day_ahead_deletes_nothing_early(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Schedule: two segments are to be kept for an hour. The broker's clock jumps a day ahead; retention
+        looks three times. Both must stay until the object store's clock says that the hour is over, too."""
+        often = TopicsOptions(retention_interval_s=0.02)
+        looks = 0
+        real, real_ns = Topic.enforce_retention, time.time_ns
+
+        async def enforce_retention(topic: Topic, now_ms: int) -> int:
+            nonlocal looks
+            looks += 1
+            return await real(topic, now_ms)
+
+        monkeypatch.setattr(Topic, "enforce_retention", enforce_retention)
+        async with world.topics(options=often, storage=EAGER) as topics:
+            topic = await topics.get_or_create(ORDERS, True)
+            for end in (1, 2):
+                await publish(topic, "x")
+                await stored(topic, end)
+            await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=60))
+            monkeypatch.setattr(time, "time_ns", lambda: real_ns() + 86_400 * 10**9)
+            seen = looks
+            await until(lambda: looks >= seen + 3)
+            assert topic.describe().start_offset == 0
+
+            async def tomorrow(_: ObjectStore) -> int:
+                return time.time_ns() // 1_000_000
+
+            monkeypatch.setattr(expiry_clock, "store_time_ms", tomorrow)
+            monkeypatch.setattr(expiry_clock, "ASK_S", 0.0)
+            await until(lambda: topic.describe().start_offset == 2)
+
+    async def test_what_a_broker_with_a_clock_behind_has_stored_lives_its_whole_time(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Schedule: a broker whose clock is a day behind stores a segment, which is to be kept for an hour.
+        Its clock is set right. The segment is a minute old and not a day."""
+        real_ns = time.time_ns
+        async with world.topics(storage=EAGER) as topics:
+            topic = await topics.get_or_create(ORDERS, True)
+            await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=60))
+            monkeypatch.setattr(time, "time_ns", lambda: real_ns() - 86_400 * 10**9)
+            await publish(topic, "x")
+            await stored(topic, 1)
+            monkeypatch.undo()
+            assert await topic.enforce_retention(time.time_ns() // 1_000_000 + 60_000) == 0
+            assert await topic.enforce_retention(time.time_ns() // 1_000_000 + 3_700_000) == 1
+
+    async def test_a_clock_that_jumps_ahead_does_not_end_a_hold(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Schedule: an operator holds segments for ten minutes and copies the object store. A broker's clock
+        jumps an hour ahead: if it ended the hold, segments would be merged and deleted under the copy."""
+        async with world.topics() as topics:
+            real_ns = time.time_ns
+            until_ms = real_ns() // 1_000_000 + 600_000
+            await world.metadata.put(hold.KEY, msgspec.json.encode(hold.Hold(until_ms=until_ms)))
+            monkeypatch.setattr(time, "time_ns", lambda: real_ns() + 3600 * 10**9)
+            assert await topics._upkeep._is_held()
+            assert world.metadata.local.get(hold.KEY) is not None
 
 
 class TestSweeping:

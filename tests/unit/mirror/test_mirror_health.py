@@ -10,9 +10,10 @@ from sava.mirror.health import (
     AVOID_S,
     DAMPED_S,
     ENOUGH_ANSWERS,
+    FIRST_REFUSED_S,
     FLOOR_S,
+    LONGEST_REFUSED_S,
     LONGEST_RETRY_S,
-    REFUSED_S,
     RETRY_S,
     Answers,
     Health,
@@ -32,6 +33,19 @@ def answering(delay: float, *, times: int = 100) -> tuple[Answers, float]:
         answers.answered(now, end, end)
         now += 0.1
     return answers, now
+
+
+def refused_again_and_again(health: Health, storage: StorageId, *, until: float, times: int = 8) -> float:
+    """A mirror that has no room each time it is tried, the last time at ``until``; for how long it is avoided
+    after that."""
+    pauses = [min(FIRST_REFUSED_S * 2.0**count, LONGEST_REFUSED_S) for count in range(times)]
+    now = until - sum(pauses[:-1])
+    for pause in pauses:
+        assert storage not in health.avoided([], now)
+        assert health.failed(storage, now, has_refused=True, is_needed=False)
+        assert storage in health.avoided([], now + pause - 0.01)
+        now += pause
+    return pauses[-1]
 
 
 def test_a_mirror_that_has_everything_owes_nothing() -> None:
@@ -123,8 +137,10 @@ def test_what_an_owner_slept_through_is_not_silence_of_its_mirrors() -> None:
 
 
 def test_who_failed_longest_ago_is_taken_first_and_places_go_round_with_a_pause() -> None:
-    """Two mirrors have no room, and there is one place."""
+    """Two mirrors have had no room for a while, and there is one place."""
     health = Health(longest_s=LONGEST_S)
+    for storage in (A, B):
+        refused_again_and_again(health, storage, until=0.0)
     health.failed(A, 1.0, has_refused=True, is_needed=True)
     health.failed(B, 2.0, has_refused=True, is_needed=True)
     assert health.avoided([B], 2.0) == (A, B)
@@ -142,9 +158,27 @@ def test_avoidance_ends_with_its_time_or_with_an_answer() -> None:
     health = Health(longest_s=LONGEST_S)
     health.failed(A, 0.0, has_refused=False, is_needed=False)
     health.failed(B, 0.0, has_refused=True, is_needed=False)
-    assert health.avoided([], AVOID_S - 0.1) == (A, B)
-    assert health.avoided([], AVOID_S) == (B,)
-    assert health.avoided([], REFUSED_S) == ()
+    assert health.avoided([], FIRST_REFUSED_S - 0.1) == (A, B)
+    assert health.avoided([], FIRST_REFUSED_S) == (A,)
+    assert health.avoided([], AVOID_S) == ()
     health.failed(A, 100.0, has_refused=False, is_needed=False)
     health.recovered(A)
     assert health.avoided([], 100.0) == ()
+
+
+def test_a_mirror_that_refuses_again_and_again_is_tried_after_pauses_that_double_up_to_a_minute() -> None:
+    """Schedule: a mirror's disk is full for minutes. It is tried after 1, 2, 4 .. 60 s: each try is two
+    writes to the metadata store. When it had room for two minutes, the next pause is a second."""
+    health = Health(longest_s=LONGEST_S)
+    assert refused_again_and_again(health, A, until=1000.0) == LONGEST_REFUSED_S
+    well_again = 1000.0 + 3 * LONGEST_REFUSED_S
+    health.failed(A, well_again, has_refused=True, is_needed=False)
+    assert health.avoided([], well_again + FIRST_REFUSED_S) == ()
+
+
+def test_one_refusal_that_is_seen_again_and_again_counts_once() -> None:
+    """The owner looks four times a second. A mirror that stays a member has refused once."""
+    health = Health(longest_s=LONGEST_S)
+    for now in (0.0, 0.25, 0.5):
+        health.failed(A, now, has_refused=True, is_needed=True)
+    assert health.avoided([], 0.5 + FIRST_REFUSED_S) == ()

@@ -782,3 +782,63 @@ async def test_changes_of_a_life_that_are_under_way_together_keep_each_other(tmp
     expected = Life(incarnation=1, start=100, end=300, fence=7)
     assert lives.get(1) == expected
     assert list(Lives(LocalDisk(tmp_path))) == [expected]
+
+
+async def test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses_messages(
+    tmp_path: Path,
+) -> None:
+    """Schedule: two brokers, both of which must have a message. The owner restarts; its former journal is
+    closed, then the mirror goes away. The owner's next journal is open all the same, so that its topics can
+    be read; a message is refused, with the way out; and the first one after the mirror's return is
+    acknowledged by both."""
+    options = MirrorOptions(write_quorum=2, ack_quorum=2, mirror_timeout_s=0.3)
+    async with Hosts(2, tmp_path, options=options) as hosts:
+        await hosts.begin()
+        owner, mirror = hosts.hosts
+        await owner.append(0)
+        former = owner.id
+        await owner.stop()
+        await owner.open()
+        await hosts.recover(former, through=mirror)
+        hosts.town.go(mirror.storage)
+        mirror.gate.cut()
+
+        await owner.begin()
+        assert owner.journal.index(1).ranges == [(0, 1)], "what was acknowledged can be read"
+        owned = owner.mirrored.owned
+        assert owned is not None
+        await until(lambda: owned._is_refusing, "too few disks are there")
+        with pytest.raises(NotCommittable, match="start the other brokers"):
+            owned.check()
+        assert (owned.owner.record.last.qa, owned.is_degraded) == (2, False)
+        assert owned.owner.commit == owned.owner.record.last.start, "nothing is committed with one disk"
+
+        mirror.gate.heal()
+        mirror.come()
+        await until(lambda: not owned.is_short, "the mirror is back")
+        await asyncio.wait_for(owner.append(1, epoch=2), PATIENCE_S)
+        assert owned.owner.durable_end(mirror.storage) >= owned.owner.commit
+
+
+async def test_what_was_written_without_mirrors_is_recovered_by_the_own_disk_alone(tmp_path: Path) -> None:
+    """Schedule: as above, and the owner is gone again before its mirror returns. Nothing was acknowledged in
+    that life, and the answer of either disk is enough to close its journal."""
+    options = MirrorOptions(write_quorum=2, ack_quorum=2, mirror_timeout_s=0.3)
+    async with Hosts(2, tmp_path, options=options) as hosts:
+        await hosts.begin()
+        owner, mirror = hosts.hosts
+        await owner.append(0)
+        former = owner.id
+        await owner.stop()
+        await owner.open()
+        await hosts.recover(former, through=mirror)
+        hosts.town.go(mirror.storage)
+        await owner.begin()
+        lonely = owner.id
+        await owner.stop()
+        mirror.come()
+        closed = await hosts.recover(lonely, through=mirror)
+        assert (closed.end, closed.lost) == (closed.fragments[0].start, ())
+        await owner.open()
+        await owner.begin()
+        assert owner.journal.index(1).ranges == [(0, 1)]

@@ -505,3 +505,37 @@ async def test_an_unexpected_error_of_one_topic_keeps_no_other_waiting(
     assert (await story.state(PAYMENTS)).sealed
     monkeypatch.undo()
     assert (await story.run()).topics == ["/default/orders"]
+
+
+async def test_a_frame_that_cannot_be_parsed_keeps_its_topic_waiting_and_no_other(story: Story) -> None:
+    """Schedule: the disk is gone. One frame of orders has more bytes than its header says, which only the
+    parsing of the whole frame shows. Payments must be served again, and orders is reported with the place."""
+    await story.claim(ORDERS)
+    await story.claim(PAYMENTS)
+    story.append(frame(ORDERS, 0, 4))
+    story.writing.append(BATCH, [*frame(ORDERS, 4, 6).buffers, b"more"])
+    story.append(frame(PAYMENTS, 0, 4), frame(ORDERS, 6, 8))
+    await story.close_journal()
+    done = await story.run(segment_bytes=1)
+    assert done.topics == ["/default/payments"]
+    assert (await story.state(PAYMENTS)).sealed
+    assert "offset 4" in done.failed["/default/orders"]
+    assert not (await story.state(ORDERS)).sealed
+    assert (await story.state(ORDERS)).end <= 4, "nothing behind the frame is history"
+    assert await story.records.get(FIRST) is not None, "the journal is kept: orders is still in it"
+
+
+async def test_a_frame_without_a_readable_header_keeps_the_topics_waiting_that_it_may_be_of(
+    story: Story,
+) -> None:
+    """Schedule: the disk is gone, and its journal has a frame whose header is not a header. It may be the
+    last message of any topic that the disk had open, so none may be sealed without it. Salvage reports each
+    of them with the place, and does not fail as a whole."""
+    await story.claim(ORDERS)
+    story.append(frame(ORDERS, 0, 4))
+    story.writing.append(BATCH, [b"not a header"])
+    await story.close_journal()
+    done = await story.run()
+    assert done.topics == []
+    assert "cannot be read" in done.failed["/default/orders"]
+    assert not (await story.state(ORDERS)).sealed

@@ -62,6 +62,26 @@ async def test_a_mirror_that_refused_once_is_taken_again_when_no_other_is_left(
         assert owned.owner.record.last.qa == 2, "two must have it, as before"
 
 
+async def test_a_full_mirror_that_has_room_again_has_the_third_copy_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule: three brokers. The disk of b is full; b refuses, and the owner goes on with c. A second later
+    b has room again. The third copy must be back within seconds, not after a minute, and while b is tried and
+    refuses, every message is acknowledged by c."""
+    async with Hosts(3, tmp_path) as hosts:
+        await hosts.begin()
+        owner, b, _ = hosts.hosts
+        await owner.append(0)
+        owned = owned_by(owner)
+        with full_disk(b, monkeypatch):
+            for number in range(1, 21):
+                await asyncio.wait_for(owner.append(number), 5.0)
+                await asyncio.sleep(0.1)  # the tries of b are in between
+            await until(lambda: b.storage not in owned.owner.record.last.members, "b is left out")
+        await until(lambda: b.storage in owned.owner.record.last.members, "b is taken again", timeout=15.0)
+        await until(lambda: owned.owner.durable_end(b.storage) >= owned.owner.end, "b has everything")
+
+
 async def test_a_full_mirror_that_is_the_last_one_is_asked_again_about_every_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
