@@ -75,13 +75,13 @@ OVERTAKEN: Final = (Fenced, TopicGone)
 
 
 class Share(NamedTuple):
-    """The topics of a disk that one broker salvages: part ``index`` of ``count``."""
+    """The topics of a disk that one broker salvages: part ``number``, from 0 on, of ``parts``."""
 
-    index: int = 0
-    count: int = 1
+    number: int = 0
+    parts: int = 1
 
     def has(self, topic_id: int) -> bool:
-        return topic_id % self.count == self.index
+        return topic_id % self.parts == self.number
 
 
 WHOLE: Final = Share()

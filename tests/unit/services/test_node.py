@@ -163,7 +163,7 @@ async def test_the_event_loop_runs_while_the_log_is_read_and_a_start_that_is_giv
     """Reading a long log takes seconds. A signal that comes meanwhile ends the start; the thread ends later,
     and what it opened is closed, so that the directory can be opened again by the same process."""
     may_end, begun = threading.Event(), threading.Event()
-    real = node_module.open_state
+    real = open_state
 
     def slowly(*arguments: Any, **options: Any) -> NodeState:
         begun.set()
