@@ -51,7 +51,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[RaftHarness]:
             settings = config.load(None, {}, overlay)
             addresses.append(raft_address(settings))
             options = NodeOptions(address=addresses[-1], replica=replica_config(settings))
-            node = open_node(settings.meta_store.data_dir, options, TcpTransport(settings.auth))
+            node = await open_node(settings.meta_store.data_dir, options, TcpTransport(settings.auth))
             stack.push_async_callback(node.close)
             listener = RaftListener(node, addresses[-1], settings.auth)
             await listener.start()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sava.mirror import record as steps
 from sava.mirror.messages import (
     Append,
+    Bytes,
     Check,
     Durable,
     Fence,
@@ -26,6 +27,7 @@ from tests.mirror_sim.hosting import Host
 from tests.mirror_sim.journals import OwnJournal
 from tests.mirror_sim.net import NO_CHANNEL
 from tests.mirror_sim.records import Registration, broker_key, journal_key
+from tests.mirror_sim.salvager import Salvager
 from tests.mirror_sim.store import Key, Outcome
 from tests.sim.disk import CrashPolicy, SimDisk
 
@@ -53,6 +55,7 @@ class Broker:
         self.hosts: dict[JournalId, Host] = {}
         self.journal: OwnJournal | None = None
         self.controller: Controller | None = None
+        self.salvager: Salvager | None = None
         self._is_opening = False
         self._attempt = 0
 
@@ -73,6 +76,7 @@ class Broker:
         self.is_up, self.has_failed = True, False
         self.paused_until = 0
         self.hosts, self.journal, self.controller = {}, None, None
+        self.salvager = Salvager(self)
         self._is_opening = False
         self.world.leaving.discard(self.id)
         self.world.note("start", self.id)
@@ -98,7 +102,7 @@ class Broker:
         self.is_up = False
         if self.journal is not None:
             self.journal.stopped()
-        self.hosts, self.journal, self.controller = {}, None, None
+        self.hosts, self.journal, self.controller, self.salvager = {}, None, None, None
         self.disk = self.disk.kill() if policy is None else self.disk.crash(policy)
         self.world.disks[self.storage] = self.disk
 
@@ -157,8 +161,11 @@ class Broker:
         elif isinstance(message, Joined | Durable | Refused) and channel != NO_CHANNEL:
             if self.journal is not None and self.journal.id == message.journal:
                 self.journal.receive(source, channel, message)
-        elif self.controller is not None:
-            self.controller.receive(message)
+        else:
+            if self.salvager is not None and isinstance(message, Bytes):
+                self.salvager.receive(message)
+            if self.controller is not None:
+                self.controller.receive(message)
 
     def _host(self, journal: JournalId) -> Host:
         if journal not in self.hosts:

@@ -107,7 +107,7 @@ def forgo_tails(world: World) -> None:
     """Of a journal that was closed with every byte intact, the last copy of some may be lost before it is
     read: then nobody can have them."""
     for broker in world.brokers.values():
-        for journal, tail in broker.controller.tails.items() if broker.controller is not None else ():
+        for journal, tail in broker.salvager.tails.items() if broker.salvager is not None else ():
             is_rotten = any(where == journal for _, where in world.oracle.rotten)
             if tail.is_done or not (is_rotten or any(each not in world.disks for each in tail.sources)):
                 continue

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Final
 
 from sava.broker.delivery import Range
@@ -30,16 +31,24 @@ class Cursor:
     """Owned by the event loop."""
 
     def __init__(self, record: CursorRecord) -> None:
-        self.changed: Callable[[], None] = lambda: None
+        self.changed: Callable[[], object] = _nothing
         """Is called when there is something to store, and was not before."""
         self._next = record.next_offset
         self._acked = IntervalSet(_pairs(record.acked))
         self._told = dict(_pairs(record.told))
         self._version = 0
         self._stored = 0
-        self._taken: deque[tuple[CursorRecord, int]] = deque(maxlen=_RECORDS_UNDER_WAY)
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._advance()
+
+    # Made when first used: most cursors of a topic with thousands of subscriptions do not change.
+
+    @cached_property
+    def _taken(self) -> deque[tuple[CursorRecord, int]]:
+        return deque(maxlen=_RECORDS_UNDER_WAY)
+
+    @cached_property
+    def _waiters(self) -> deque[tuple[int, asyncio.Future[None]]]:
+        return deque()
 
     @property
     def next_offset(self) -> int:
@@ -140,11 +149,17 @@ class Cursor:
 
     def give_up(self, error: Exception) -> None:
         """Nobody will store this cursor any more."""
+        if not self.is_dirty:  # and so no caller waits
+            return
         for _, future in self._waiters:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # seen: its caller may be gone
         self._waiters.clear()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _pairs(bounds: tuple[int, ...]) -> Iterator[Range]:

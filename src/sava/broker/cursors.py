@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -88,7 +89,11 @@ class CursorKeeper:
     def add(self, cursor: KeptCursor) -> None:
         self._kept.add(cursor)
         self._changed.add(cursor)
-        cursor.subscription.when_dirty(lambda: self._changed.add(cursor))
+        cursor.subscription.when_dirty(partial(self._note, cursor))
+
+    def _note(self, cursor: KeptCursor) -> None:
+        # Looked up at each call: a round takes the set and leaves another one.
+        self._changed.add(cursor)
 
     def remove(self, cursor: KeptCursor) -> None:
         self._kept.discard(cursor)

@@ -184,7 +184,7 @@ class Poison(StrEnum):
     DEAD_LETTER = "dead_letter"
 
 
-class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True):
+class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_redelivery_count: int = 5
     ack_timeout_ms: int = 30_000
     """0: none."""
@@ -207,7 +207,7 @@ class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True):
         return attempt > self.max_redelivery_count
 
 
-class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True):
+class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     type: SubscriptionType
     failure_policy: FailurePolicy = FailurePolicy()
     max_unacked_messages: int = 65_536

@@ -6,6 +6,12 @@ dispatch has found room for. When there is nothing to do it waits for one event,
 that: new data, acks, credits, consumers that come or go, or a timer at the earliest time at which something
 is due. Without consumers there is no task.
 
+**Dormant.** A topic may have ten thousand subscriptions, of which few have consumers. What only a
+subscription in use needs (``dispatch``, readers, the event) is made when it is first used: some fifty objects
+less for each of the others. Python's garbage collector looks through all objects in one piece, while
+heartbeats wait. What is made later is as it would have been: nothing but its own use changes it, and the
+cursor is there from the start.
+
 A read that fails is tried again with growing pauses, and what it failed with is in ``stats``; acks go on
 meanwhile. Messages that retention has removed are passed over and counted."""
 
@@ -16,13 +22,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
 from sava.broker.consumer import Consumer, cut_out
 from sava.broker.cursor import Cursor
 from sava.broker.delivery import Range
-from sava.broker.dispatch.core import Dispatch
+from sava.broker.dispatch.core import Counters, Dispatch
 from sava.broker.dispatch.dead_letters import DeadLetters
 from sava.broker.dispatch.in_flight import Flight
 from sava.broker.dispatch.key_shared import KeySharedDispatch
@@ -48,6 +55,10 @@ _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
 _TURN_S: Final = 0.005
 """So long the task works without letting others run."""
+
+
+_NONE: Final = Counters()
+"""Of a dormant subscription. Never changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,34 +119,56 @@ class Subscription:
         self._log = log
         self._clock = clock
         self._cursor = Cursor(cursor)
-        dispatch = KeySharedDispatch if spec.type is SubscriptionType.KEY_SHARED else SliceDispatch
-        self._core: Dispatch = dispatch(spec, self._cursor, Pace(hooks.dispatch_rate))
-        self._letters = DeadLetters(
-            topic, name, log, self._core, hand_on=hooks.dead_letter, done=self._wake_up
-        )
+        self._spec = spec
+        self._hooks = hooks
+        self._is_dormant = True
         self._consumers: dict[str, Consumer] = {}
-        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._follower: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._reader, self._again = Reader(log), Reader(log)
-        """At the end of what was read, and anywhere before it."""
         self._is_started = False
         self._closed: SavaError | None = None
         self._error = ""
         self._pause = _FIRST_PAUSE_S
         self._retry_at = 0.0
 
+    # -- made when first used ------------------------------------------------------------------
+
+    @cached_property
+    def _core(self) -> Dispatch:
+        self._is_dormant = False
+        dispatch = KeySharedDispatch if self.type is SubscriptionType.KEY_SHARED else SliceDispatch
+        return dispatch(self._spec, self._cursor, Pace(self._hooks.dispatch_rate))
+
+    @cached_property
+    def _letters(self) -> DeadLetters:
+        hand_on = self._hooks.dead_letter
+        return DeadLetters(self.topic, self.name, self._log, self._core, hand_on=hand_on, done=self._wake_up)
+
+    @cached_property
+    def _wake(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    @cached_property
+    def _reader(self) -> Reader:
+        """At the end of what was read."""
+        return Reader(self._log)
+
+    @cached_property
+    def _again(self) -> Reader:
+        """Anywhere before it."""
+        return Reader(self._log)
+
     # -- knowing -------------------------------------------------------------------------------
 
     @property
     def spec(self) -> SubscriptionSpec:
-        return self._core.spec
+        return self._spec
 
     @property
     def type(self) -> SubscriptionType:
-        return self._core.spec.type
+        return self._spec.type
 
     @property
     def consumers(self) -> Mapping[str, Consumer]:
@@ -157,8 +190,29 @@ class Subscription:
         return max(0, self._log.next_offset - first - self._cursor.acked_beyond)
 
     @property
+    def counters(self) -> Counters:
+        """Since the subscription was loaded. Not to be changed by the caller."""
+        return _NONE if self._is_dormant else self._core.counters
+
+    @property
+    def unacked(self) -> int:
+        """Messages that are delivered and not acked."""
+        return 0 if self._is_dormant else self._core.outstanding.count
+
+    @property
+    def is_blocked(self) -> bool:
+        """A message failed too often, and the policy is to wait for somebody to act."""
+        return not self._is_dormant and self._core.is_blocked
+
+    @property
+    def error(self) -> str:
+        """Why nothing can be read or handed on at the moment; empty if it can."""
+        return self._error or ("" if self._is_dormant else self._letters.error)
+
+    @property
     def stats(self) -> SubscriptionStats:
-        core, counters = self._core, self._core.counters
+        counters = self.counters
+        core = None if self._is_dormant else self._core
         return SubscriptionStats(
             delivered=counters.delivered,
             delivered_bytes=counters.delivered_bytes,
@@ -170,11 +224,11 @@ class Subscription:
             dead_lettered=counters.dead_lettered,
             skipped_by_filter=counters.skipped_by_filter,
             skipped_by_retention=counters.skipped_by_retention,
-            unacked=core.outstanding.count,
-            in_flight=core.in_flight,
-            blocked=core.is_blocked,
-            blocked_offsets=tuple((start, end) for start, end, _ in core.failures.blocked),
-            error=self._error or self._letters.error,
+            unacked=self.unacked,
+            in_flight=core.in_flight if core else 0,
+            blocked=self.is_blocked,
+            blocked_offsets=tuple((start, end) for start, end, _ in core.failures.blocked) if core else (),
+            error=self.error,
         )
 
     # -- the cursor's record -------------------------------------------------------------------
@@ -184,7 +238,7 @@ class Subscription:
         """Whether the cursor has changed since its record was stored."""
         return self._cursor.is_dirty
 
-    def when_dirty(self, tell: Callable[[], None]) -> None:
+    def when_dirty(self, tell: Callable[[], object]) -> None:
         """Have this called whenever the cursor becomes dirty."""
         self._cursor.changed = tell
 
@@ -295,6 +349,9 @@ class Subscription:
             raise SubscriptionMismatch(
                 f"subscription {self.name} is {self.type.name}, and cannot become another"
             )
+        self._spec = spec
+        if self._is_dormant:
+            return
         self._core.configure(spec, self._clock())
         self._letters.look()
         self._letters.retry_now()
@@ -311,7 +368,8 @@ class Subscription:
             self._closed = error
             self._end_consumers(error)
         await cancelled(self._task, self._follower)
-        await self._letters.close()
+        if not self._is_dormant:
+            await self._letters.close()
         self._cursor.give_up(error)
 
     def _end_consumers(self, error: SavaError) -> None:
@@ -325,6 +383,8 @@ class Subscription:
         self._wake.set()
 
     def _run_if_needed(self) -> None:
+        if self._is_dormant:
+            return
         self._wake_up()
         if self._is_started and self._consumers and self._task is None and self._closed is None:
             self._task = asyncio.create_task(self._run(), name=f"subscription {self.name} of {self.topic}")

@@ -25,6 +25,7 @@ from sava.broker.conditions import absent, unchanged
 from sava.broker.consumer import Consumer
 from sava.broker.consumers import ConsumerIds, ConsumerRecords, KnownConsumer
 from sava.broker.cursors import KeptCursor
+from sava.broker.dispatch.core import Counters
 from sava.broker.errors import (
     ConsumerClosed,
     MessageInvalid,
@@ -79,6 +80,9 @@ class Subscriptions:
         self._creating: SingleFlight[str, None] = SingleFlight()
         self._records = ConsumerRecords(tenure)
         self._closed: SavaError | None = None
+        self._hooks = Hooks(dead_letter=self._dead_letter, dispatch_rate=self._dispatch_rate)
+        self.retired = Counters()
+        """What subscriptions that were removed had counted here."""
 
     @property
     def live(self) -> Mapping[str, Subscription]:
@@ -139,8 +143,7 @@ class Subscriptions:
             await slices.next()
 
     def _add(self, name: str, spec: SubscriptionSpec, cursor: CursorRecord, created: int) -> None:
-        hooks = Hooks(dead_letter=self._dead_letter, dispatch_rate=self._dispatch_rate)
-        subscription = Subscription(self._topic, name, spec, cursor, self._log, hooks)
+        subscription = Subscription(self._topic, name, spec, cursor, self._log, self._hooks)
         exists = Compare(
             specs.subscription_key(self._topic, name), Target.CREATE_REVISION, Relation.EQUAL, created
         )
@@ -278,6 +281,7 @@ class Subscriptions:
             if (cursor := self._cursors.pop(name, None)) is not None:  # not if the topic closes meanwhile
                 self._parts.keeper.remove(cursor)
             self.ids.forget_subscription(name)
+            self.retired.add(subscription.counters)
             await subscription.close(
                 ConsumerClosed(f"subscription {name} of topic {self._topic} was removed")
             )

@@ -21,6 +21,7 @@ from sava.broker.chain import Chain, Copies
 from sava.broker.consumer import Consumer
 from sava.broker.consumers import KnownConsumer
 from sava.broker.delivery import Range
+from sava.broker.dispatch.core import Counters
 from sava.broker.errors import NotHandedOver, SubscriptionUnknown, TopicMismatch, TopicMoved
 from sava.broker.info import SubscriptionInfo, TopicInfo
 from sava.broker.link_backlog import kept_from
@@ -329,7 +330,19 @@ class Topic:
         """Messages, and their bytes, since this broker began to serve the topic."""
         return self._publisher.messages, self._publisher.bytes
 
+    @property
+    def retired(self) -> Counters:
+        """What subscriptions that were removed had counted since this broker began to serve the topic; of a
+        topic that is not reliable nothing is kept of them."""
+        return self._reliable.retired if self._reliable is not None else Counters()
+
+    @property
+    def state(self) -> str:
+        """In a word, for operators."""
+        return "closed" if self._is_closed else self.log.status.value if self.log is not None else "open"
+
     def describe(self) -> TopicInfo:
+        """Takes time in proportion to the subscriptions."""
         log = self.log
         return TopicInfo(
             name=self.name,
@@ -337,7 +350,7 @@ class Topic:
             reliable=self.spec.reliable,
             partitions=self.spec.partitions,
             epoch=self.epoch,
-            state="closed" if self._is_closed else log.status.value if log is not None else "open",
+            state=self.state,
             start_offset=log.start_offset if log is not None else 0,
             next_offset=self.next_offset,
             stored_offset=log.stored_offset if log is not None else 0,

@@ -5,8 +5,8 @@ a journal that is                                                  gets         
 =================================================================  =====================  ==================
 open or recovering, and its broker is not registered under its     a recovery, until it   the leader
 number any more                                                    is closed
-closed, as all others of its disk, and the disk is not there       a salvage, until its   a broker that has
-                                                                   record is gone         a copy
+closed, as all others of its disk, and the disk is not there       a salvage, until its   the brokers that
+                                                                   record is gone         have a copy
 =================================================================  =====================  ==================
 
 Level-triggered as the controller: a pass looks at all records, whenever one of them or a registration changes
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Set
 from contextlib import suppress
@@ -51,7 +52,7 @@ from sava.mirroring.closed import origin_of
 from sava.mirroring.coordinator import Coordinator
 from sava.mirroring.ports import Peers, Stored
 from sava.mirroring.records import RecordCorrupt, Records
-from sava.mirroring.salvage import NotClosed, Salvage
+from sava.mirroring.salvage import WHOLE, NotClosed, Salvage, Share, share_of
 from sava.storage.leftovers import named_states
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
@@ -66,8 +67,13 @@ DISKS: Final = 2
 """Salvaged at a time."""
 LOOK_S: Final = 10.0
 """So often all topics are looked through for a journal that waits."""
+HELP_S: Final = 5.0
+"""A holder that has done its own share waits this long before it does what is left of the others': another
+holder may be stopped, or may not reach the object store. Below the time that a busy holder needs it would
+make the same segments a second time."""
 TURN_S: Final = 30.0
-"""After so long the next of those who have a copy tries, too: the first may not reach the object store."""
+"""The leader, if it holds nothing, salvages after this time, and the other brokers after twice this time: it
+may be that no holder can."""
 
 
 @dataclass(slots=True)
@@ -95,6 +101,10 @@ class _Work:
     error: str = ""
     looked_at: float = 0.0
     """When it was last asked whether anybody needs what it waits for."""
+    share: Share | None = None
+    """Of a salvage: what the last attempt was about."""
+    help_at: float = math.inf
+    """Of a salvage: from then on an attempt is about other brokers' shares, too."""
 
     @property
     def is_running(self) -> bool:
@@ -325,12 +335,16 @@ class Failover:
         waiting = [storage for storage, disk in disks.items() if storage not in present and disk.is_closed]
         self._closed_since = {storage: self._closed_since.get(storage, now) for storage in waiting}
         for storage in waiting:
-            disk = disks[storage]
-            if now < self._closed_since[storage] + self._turn(disk, present) * TURN_S:
-                continue
             work = self._salvaging.setdefault(storage, _Work())
-            if not work.is_running and work.retry_at <= time.monotonic():
-                self._begin(work, self._run_salvage(storage, disk.broker, work), f"salvage of {storage}")
+            share = self._share(disks[storage], present, now - self._closed_since[storage])
+            if share is None or work.is_running:
+                continue
+            # A share that grew is due at once: the broker that had the rest is gone.
+            if work.retry_at <= now or share != work.share:
+                work.share = share
+                part = WHOLE if now >= work.help_at else share
+                salvage = self._run_salvage(storage, disks[storage].broker, work, part)
+                self._begin(work, salvage, f"salvage of {storage}")
 
     def _disks(self, known: Mapping[JournalId, Stored]) -> dict[StorageId, _Disk]:
         disks: dict[StorageId, _Disk] = {}
@@ -339,19 +353,20 @@ class Failover:
             disk.journals[journal] = stored
         return disks
 
-    def _turn(self, disk: _Disk, present: Set[StorageId]) -> int:
-        """Those that hold the bytes and are there take turns; then comes the leader, which may find that
-        nothing is needed, and then everybody."""
-        holders = [storage for storage in disk.holders if storage in present]
-        if self._own in holders:
-            return holders.index(self._own)
-        return len(holders) + (self._leadership.term() == 0)
+    def _share(self, disk: _Disk, present: Set[StorageId], waited_s: float) -> Share | None:
+        """What this broker salvages of the disk by now. The leader may find that nothing is needed."""
+        share = share_of(list(disk.holders), present, self._own)
+        if share is not None:
+            return share
+        has_holders = any(storage in present for storage in disk.holders)
+        turn = has_holders + (self._leadership.term() == 0)
+        return WHOLE if waited_s >= turn * TURN_S else None
 
-    async def _run_salvage(self, storage: StorageId, broker: int, work: _Work) -> None:
+    async def _run_salvage(self, storage: StorageId, broker: int, work: _Work, share: Share) -> None:
         began = time.monotonic()
         try:
             async with self._slots:
-                done = await self._salvage.run(broker, storage)
+                done = await self._salvage.run(broker, storage, share)
         except NotClosed:
             work.retry_at = time.monotonic() + PASS_S
             return
@@ -366,6 +381,9 @@ class Failover:
         figures.salvaged_topics += len(done.topics)
         figures.salvaged_messages += done.messages
         figures.salvaged_bytes += done.bytes
+        if done.others:
+            work.help_at = min(work.help_at, time.monotonic() + HELP_S)
+            work.retry_at = work.help_at
         log.info(
             "failover: salvaged broker=%d disk=%s topics=%d messages=%d bytes=%d overtaken=%d ms=%.0f",
             *(broker, storage, len(done.topics), done.messages, done.bytes, len(done.overtaken), took * 1000),

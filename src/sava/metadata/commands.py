@@ -94,7 +94,7 @@ class Relation(IntEnum):
     GREATER = 3
 
 
-class Compare(msgspec.Struct, frozen=True, array_like=True):
+class Compare(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Compare a number of the key's history (0 when absent) — never its value: a value that went A → B → A
     would pass."""
 

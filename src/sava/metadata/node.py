@@ -25,6 +25,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import ParamSpec, Protocol, TypeVar
@@ -489,12 +490,29 @@ class _MeasuredWriter:
         self._writer.close()
 
 
-def open_node(
+async def open_node(
     data_dir: Path, options: NodeOptions, transport: Transport, observer: Observer = UNOBSERVED
 ) -> RaftNode:
-    """Open ``data_dir`` (created when missing) and start the node on the running loop. Raises HostError."""
-    disk = LocalDisk(data_dir)
-    return RaftNode(open_state(disk, rng=SystemRandom(), options=options.log), options, transport, observer)
+    """Open ``data_dir`` (created when missing) and start the node on the running loop. Raises HostError.
+
+    The log is read on another thread: that takes seconds for a long one on a slow disk, and a broker that is
+    told to stop meanwhile must hear of it. If the start is cancelled, what was opened is closed when the
+    thread is done; otherwise the lock of the directory would last as long as the process."""
+
+    def give_up(opening: asyncio.Future[NodeState]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            state = opening.result()
+            state.log.close()
+            state.release()
+
+    work = partial(open_state, LocalDisk(data_dir), rng=SystemRandom(), options=options.log)
+    opening = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        state = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(give_up)
+        raise
+    return RaftNode(state, options, transport, observer)
 
 
 def _log_suspicion(note: Note) -> None:

@@ -19,6 +19,11 @@ condition of the epoch that was read.
 the same offsets, and whoever is second finds them there; so does an owner that was cut off, and uploads what
 it has. Who salvages is a matter of who is near the bytes, and not of safety.
 
+**Shared.** Making a small segment is work for a processor, and a thousand of them keep one broker busy for
+seconds. So the brokers that hold the journals divide the topics by id (``Share``), and each reads the
+journals for its own part. The records of the journals stay until no state needs them: a broker that removed
+them after its own part would remove the only copy of the others' tails.
+
 **Many small tails.** Segments are made side by side. Those that were made wait for each other, ``WAVE`` of
 them or as many as there are, so that their registrations share log entries (``metadata.batching``), each on
 its own conditions: a topic whose owner is back holds up no other. The next ones are made meanwhile. A
@@ -33,7 +38,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -69,6 +74,27 @@ OVERTAKEN: Final = (Fenced, TopicGone)
 """The topic is not the disk's any more: its owner is back, or it was deleted."""
 
 
+class Share(NamedTuple):
+    """The topics of a disk that one broker salvages: part ``number``, from 0 on, of ``parts``."""
+
+    number: int = 0
+    parts: int = 1
+
+    def has(self, topic_id: int) -> bool:
+        return topic_id % self.parts == self.number
+
+
+WHOLE: Final = Share()
+
+
+def share_of(holders: Sequence[StorageId], present: Set[StorageId], own: StorageId) -> Share | None:
+    """The share of the broker with this disk: holders that are present divide the topics in the order of the
+    record, which is the same everywhere. None: it holds nothing. Brokers that see different holders present
+    may do a topic twice or leave it out until they see the same, or until one of them helps."""
+    sharing = [storage for storage in holders if storage in present]
+    return Share(sharing.index(own), len(sharing)) if own in sharing else None
+
+
 class NotClosed(RetryableError):
     """A journal of the disk is not closed."""
 
@@ -85,6 +111,8 @@ class Salvaged:
     messages: int = 0
     bytes: int = 0
     removed: list[JournalId] = field(default_factory=list)
+    others: int = 0
+    """Topics of other brokers' shares that are not settled yet."""
 
     @property
     def is_complete(self) -> bool:
@@ -115,9 +143,9 @@ class Salvage:
         self._segment_bytes = segment_bytes
         self._held_bytes = held_bytes
 
-    async def run(self, broker: int, origin: StorageId) -> Salvaged:
-        """Salvage what the journals of this disk hold. Can be repeated. Raises NotClosed, BytesMissing, and
-        what keeps records from being read."""
+    async def run(self, broker: int, origin: StorageId, share: Share = WHOLE) -> Salvaged:
+        """Salvage what the journals of this disk hold of the topics of the share. Can be repeated. Raises
+        NotClosed, BytesMissing, and what keeps records from being read."""
         states = unsettled(await named_states(self._metadata), origin)
         journals = await self._journals(broker, origin)
         for journal, stored in journals.items():
@@ -126,9 +154,13 @@ class Salvage:
         done = Salvaged()
         if not journals:
             return done
-        if states:
-            await self._salvage(states, journals, done)
-        if done.is_complete and not done.overtaken:
+        own = {topic: state for topic, state in states.items() if share.has(topic.topic_id)}
+        if own:
+            await self._salvage(own, journals, done)
+        if len(own) < len(states):
+            now = unsettled(await named_states(self._metadata), origin)
+            done.others = sum(not share.has(topic.topic_id) for topic in now)
+        if done.is_complete and not done.overtaken and not done.others:
             await self._remove(journals, done)
         return done
 

@@ -93,7 +93,8 @@ class Broker:
             cluster_name=config.cluster_name,
             replica=replica_config(config),
         )
-        self.node = node = open_node(config.meta_store.data_dir, options, TcpTransport(config.auth), metrics)
+        transport = TcpTransport(config.auth)
+        self.node = node = await open_node(config.meta_store.data_dir, options, transport, metrics)
         self._stops.add("consensus node", node.close)
         logs.set_broker(node.info().node)
         node.failed.add_done_callback(self._node_failed)

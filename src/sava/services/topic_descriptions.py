@@ -38,6 +38,7 @@ from sava.proto import topics_admin_pb2 as pb
 from sava.storage.catalog import known_state
 from sava.storage.link_cursors import is_link_cursor
 from sava.storage.types import TopicKey
+from sava.tasks import Slices
 
 LIMITS = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
 MAX_MS = 1 << 40
@@ -163,28 +164,32 @@ def common_owner(brokers: Iterable[int]) -> int:
     return owners.pop() if len(owners) == 1 else 0
 
 
-def topic_description(topic: Topic, broker: int) -> pb.TopicDescription:
+async def topic_description(topic: Topic, broker: int) -> pb.TopicDescription:
     """Of a topic that has no partitions, without what it does not know itself: policies and schema."""
-    info = topic.describe()
     described = pb.TopicDescription(
         name=str(topic.name),
         topic_id=topic.topic_id,
         broker_id=broker,
         delivery=delivery(topic.spec),
-        state=info.state,
+        state=topic.state,
         epoch=topic.epoch,
-        producers=sorted(info.producers),
-        subscriptions=subscription_descriptions(topic),
+        producers=sorted(producer.name for producer in topic.producers),
         created_ms=topic.spec.created_ms,
     )
     if topic.log is not None:
-        described.start_offset = info.start_offset
-        described.next_offset = info.next_offset
-        described.stored_offset = info.stored_offset
+        described.start_offset = topic.log.start_offset
+        described.next_offset = topic.next_offset
+        described.stored_offset = topic.log.stored_offset
+    # In slices: of ten thousand subscriptions this takes half a second, and heartbeats wait behind it.
+    slices = Slices()
+    for name in sorted(topic.subscriptions):
+        if (subscription := topic.subscriptions.get(name)) is not None:  # not removed meanwhile
+            described.subscriptions.append(_subscription(topic.name, subscription))
+        await slices.next()
     return described
 
 
-def unserved_topic(entry: Entry, local: LocalView) -> pb.TopicDescription:
+async def unserved_topic(entry: Entry, local: LocalView) -> pb.TopicDescription:
     """Of a topic that no broker serves: what the metadata store knows. It has more messages than that if its
     owner is gone with some that only its disk holds, so the end is said only where it is certain."""
     name, spec, record = entry.name, entry.spec, entry.record
@@ -195,7 +200,7 @@ def unserved_topic(entry: Entry, local: LocalView) -> pb.TopicDescription:
         delivery=delivery(spec),
         state=record.state.value,
         epoch=record.epoch,
-        subscriptions=_stored_subscriptions(name, local),
+        subscriptions=await _stored_subscriptions(name, local),
         created_ms=spec.created_ms,
         reason=_why_unserved(record),
     )
@@ -225,9 +230,11 @@ def _why_unserved(record: Ownership) -> str:
     return f"{why}; {record.error}" if record.error else why
 
 
-def _stored_subscriptions(name: TopicName, local: LocalView) -> list[pb.SubscriptionDescription]:
+async def _stored_subscriptions(name: TopicName, local: LocalView) -> list[pb.SubscriptionDescription]:
     found: dict[str, pb.SubscriptionDescription] = {}
+    slices = Slices()
     for kv in local.range(subscriptions_prefix(name)).kvs:
+        await slices.next()
         match kv.key.split("/")[5:]:
             case [subscription]:
                 spec = decode(kv, SubscriptionSpec)
@@ -268,10 +275,6 @@ def subscription_of(topic: Topic, name: str) -> AnySubscription:
 def subscription_description(topic: Topic, subscription: str) -> pb.SubscriptionDescription:
     """Raises SubscriptionUnknown."""
     return _subscription(topic.name, subscription_of(topic, subscription))
-
-
-def subscription_descriptions(topic: Topic) -> list[pb.SubscriptionDescription]:
-    return [_subscription(topic.name, topic.subscriptions[name]) for name in sorted(topic.subscriptions)]
 
 
 def _subscription(topic: TopicName, subscription: AnySubscription) -> pb.SubscriptionDescription:

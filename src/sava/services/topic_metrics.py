@@ -1,16 +1,24 @@
 """What a broker tells Prometheus about its topics and subscriptions, read from them when scraped; of many of
-them in parts, so that whoever writes the page can do something else in between."""
+them in parts, so that the event loop serves others in between.
+
+**A topic with many subscriptions** (more than ``MANY``) is told in sums, as one subscription of the name
+``ALL``: ten thousand subscriptions with fourteen figures each would be a page of twenty megabytes at every
+scrape, and more series than a Prometheus server takes of one target. Sums by topic are right in either form.
+What a removed subscription had counted stays in the sum: a counter that falls looks like a restart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sava.broker.dispatch.core import Counters
 from sava.broker.names import TopicName
 from sava.broker.non_reliable import NonReliableSubscription
-from sava.broker.subscription import Subscription
+from sava.broker.subscribing import AnySubscription
 from sava.broker.topic import Topic
 from sava.broker.topics import Topics
 from sava.storage.broker_storage import BrokerStorage
@@ -19,7 +27,13 @@ from sava.storage.link_cursors import is_link_cursor
 _TOPIC: tuple[str, ...] = ("topic",)
 _SUBSCRIPTION: tuple[str, ...] = ("topic", "subscription")
 _PART = 50
-"""Topics at a time: about what a slice of ``metrics_page`` bears, with some subscriptions each."""
+"""Topics at a time: about what a slice of ``metrics_page`` bears."""
+_CHUNK = 100
+"""Subscriptions at a time, likewise."""
+MANY: Final = 1000
+"""Reliable subscriptions of one topic beyond which they are told in sums."""
+ALL: Final = "*"
+"""No subscription has this name."""
 
 
 Part = list[tuple[TopicName, Topic]]
@@ -121,44 +135,62 @@ def _of_topics(topics: Part) -> Iterable[Metric]:
     yield from (ends, stored, producers, copied, refused)
 
 
-def _of_subscriptions(topics: Part) -> Iterable[Metric]:
-    gauges = {
-        "backlog": GaugeMetricFamily(
-            "sava_subscription_backlog_messages", "Messages that are not acked.", labels=_SUBSCRIPTION
-        ),
-        "unacked": GaugeMetricFamily(
-            "sava_subscription_unacked_messages", "Delivered and not acked.", labels=_SUBSCRIPTION
-        ),
-        "consumers": GaugeMetricFamily(
-            "sava_subscription_consumers", "Connected consumers.", labels=_SUBSCRIPTION
-        ),
-        "blocked": GaugeMetricFamily(
-            "sava_subscription_blocked",
-            "1 while a message that failed too often waits for somebody to act.",
-            labels=_SUBSCRIPTION,
-        ),
-        "failing": GaugeMetricFamily(
-            "sava_subscription_failing",
-            "1 while nothing can be read, or handed on to the dead-letter topic.",
-            labels=_SUBSCRIPTION,
-        ),
-    }
-    counters = {
-        name: CounterMetricFamily(f"sava_subscription_{name}_messages", text, labels=_SUBSCRIPTION)
-        for name, text in _COUNTERS.items()
-    }
+Figures = Mapping[str, float]
+"""By the name of the family."""
+
+
+def subscription_figures(
+    topics: Part,
+    figures: Callable[[AnySubscription], Figures],
+    counted: Callable[[Counters], Figures],
+) -> Iterator[list[tuple[tuple[str, str], Figures]]]:
+    """Of the subscriptions of users, by topic and subscription: in parts, some of them empty, between which
+    others may run. ``counted``: the figures that only grow."""
+    part: list[tuple[tuple[str, str], Figures]] = []
+    looked_at = 0
     for name, topic in topics:
-        for subscription in topic.subscriptions.values():
-            labels = (str(name), subscription.name)
-            if isinstance(subscription, NonReliableSubscription):
-                _add_transient(gauges, counters, labels, subscription)
-            elif not is_link_cursor(subscription.name):  # replication tells what links have not copied
-                _add(gauges, counters, labels, subscription)
-    yield from gauges.values()
-    yield from counters.values()
+        # A replication link's cursor is none: replication tells what links have not copied.
+        found = [each for each in topic.subscriptions.values() if not is_link_cursor(each.name)]
+        is_summed = topic.log is not None and len(found) > MANY
+        sums: Counter[str] = Counter(counted(topic.retired)) if is_summed else Counter()
+        for subscription in found:
+            if is_summed:
+                sums.update(figures(subscription))
+            else:
+                part.append(((str(name), subscription.name), figures(subscription)))
+            looked_at += 1
+            if not looked_at % _CHUNK:
+                yield part
+                part = []
+        if is_summed:
+            part.append(((str(name), ALL), sums))
+    yield part
 
 
-_COUNTERS = {
+def _of_subscriptions(topics: Part) -> Iterable[Metric]:
+    for part in subscription_figures(topics, _figures, _counted):
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+            name: GaugeMetricFamily(f"sava_subscription_{name}", text, labels=_SUBSCRIPTION)
+            for name, text in _GAUGES.items()
+        }
+        for name, text in _COUNTERS.items():
+            family = CounterMetricFamily(f"sava_subscription_{name}_messages", text, labels=_SUBSCRIPTION)
+            families[name] = family
+        for labels, figures in part:
+            for name, value in figures.items():
+                families[name].add_metric(labels, value)
+        yield from families.values()
+
+
+_GAUGES: Final = {
+    "backlog_messages": "Messages that are not acked.",
+    "unacked_messages": "Delivered and not acked.",
+    "consumers": "Connected consumers.",
+    "blocked": "1 while a message that failed too often waits for somebody to act.",
+    "failing": "1 while nothing can be read, or handed on to the dead-letter topic.",
+}
+
+_COUNTERS: Final = {
     "delivered": "Messages sent to consumers.",
     "redelivered": "Messages sent to consumers that had been sent before.",
     "acked": "Messages acked.",
@@ -173,29 +205,22 @@ _COUNTERS = {
 }
 
 
-def _add(
-    gauges: dict[str, GaugeMetricFamily],
-    counters: dict[str, CounterMetricFamily],
-    labels: tuple[str, str],
-    subscription: Subscription,
-) -> None:
-    stats = subscription.stats
-    gauges["backlog"].add_metric(labels, subscription.backlog)
-    gauges["unacked"].add_metric(labels, stats.unacked)
-    gauges["consumers"].add_metric(labels, len(subscription.consumers))
-    gauges["blocked"].add_metric(labels, float(stats.blocked))
-    gauges["failing"].add_metric(labels, float(bool(stats.error)))
-    for name, family in counters.items():
-        family.add_metric(labels, getattr(stats, name))
+def _figures(subscription: AnySubscription) -> Figures:
+    if isinstance(subscription, NonReliableSubscription):  # nothing waits there, and nothing is acked
+        return {
+            "consumers": len(subscription.consumers),
+            "delivered": subscription.delivered,
+            "dropped": subscription.dropped,
+        }
+    return {
+        "backlog_messages": subscription.backlog,
+        "unacked_messages": subscription.unacked,
+        "consumers": len(subscription.consumers),
+        "blocked": subscription.is_blocked,
+        "failing": bool(subscription.error),
+        **_counted(subscription.counters),
+    }
 
 
-def _add_transient(
-    gauges: dict[str, GaugeMetricFamily],
-    counters: dict[str, CounterMetricFamily],
-    labels: tuple[str, str],
-    subscription: NonReliableSubscription,
-) -> None:
-    """Nothing waits there, and nothing is acked."""
-    gauges["consumers"].add_metric(labels, len(subscription.consumers))
-    counters["delivered"].add_metric(labels, subscription.delivered)
-    counters["dropped"].add_metric(labels, subscription.dropped)
+def _counted(counters: Counters) -> Figures:
+    return {name: getattr(counters, name) for name in _COUNTERS}

@@ -67,9 +67,9 @@ class TopicParts:
         if topic is None or not topic.is_serving:
             entry = self.view.entry(name)
             if entry is not None and not self._is_served(entry):
-                return describe.unserved_topic(entry, self._store.local)
+                return await describe.unserved_topic(entry, self._store.local)
             topic = await self.topics.get(name)
-        return describe.topic_description(topic, self.topics.broker)
+        return await describe.topic_description(topic, self.topics.broker)
 
     def _is_served(self, entry: Entry) -> bool:
         return entry.record.state is OwnershipState.ASSIGNED and entry.record.owner in self.view.brokers
@@ -92,7 +92,7 @@ class TopicParts:
             entry = self.view.entry(name)
             if entry is None or not _is_silence(error):
                 raise
-            described = describe.unserved_topic(entry, self._store.local)
+            described = await describe.unserved_topic(entry, self._store.local)
             if self._is_served(entry):
                 described.reason = f"broker {entry.record.owner} does not answer: {error}"
             return described

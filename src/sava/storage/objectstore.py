@@ -180,12 +180,15 @@ class ObjectStore:
     # -- reading ---------------------------------------------------------------------
 
     async def get(self, key: str) -> bytes:
-        async def attempt() -> bytes:
+        return (await self.get_with_info(key))[0]
+
+    async def get_with_info(self, key: str) -> tuple[bytes, ObjectInfo]:
+        async def attempt() -> tuple[bytes, ObjectInfo]:
             answer = await self._backend.get_async(key)
             body = (await answer.bytes_async()).to_bytes()
             if len(body) != answer.meta["size"]:
                 raise _NotYet(f"{len(body)} bytes of {answer.meta['size']} came")
-            return body
+            return body, _info(answer.meta)
 
         return await self._retry("get", key, attempt)
 

@@ -73,6 +73,15 @@ _WRITER_OPTIONS: Final[Mapping[str, Any]] = {
 }
 
 
+_SMALL_ROWS: Final = 16
+_SMALL_BYTES: Final = 16 << 10
+_SMALL_OPTIONS: Final[Mapping[str, Any]] = {
+    name: value for name, value in _WRITER_OPTIONS.items() if name != "compression_level"
+} | {"compression": "none", "use_dictionary": False}
+"""Of a few messages there is nothing to be gained by compression and dictionaries, which cost half of the
+time of writing them. After a failover there may be a thousand such segments."""
+
+
 class Encoded(NamedTuple):
     """A segment's bytes, and what its descriptor must say of them."""
 
@@ -102,11 +111,13 @@ def encode(topic: TopicKey, epoch: int, batches: Sequence[RecordBatch]) -> Encod
     schema = SCHEMA.with_metadata({f"sava.{name}": str(value) for name, value in facts.items()})
     sink = _Chunks()
     raw_bytes = 0
-    with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, **_WRITER_OPTIONS) as writer:
+    is_small = end - start <= _SMALL_ROWS and sum(batch.header.length for batch in batches) <= _SMALL_BYTES
+    options = _SMALL_OPTIONS if is_small else _WRITER_OPTIONS
+    with pq.ParquetWriter(sink.open(buffered=is_small), schema, **options) as writer:
         for rows in row_groups(batches):
             raw_bytes += rows.nbytes
             writer.write_table(rows.replace_schema_metadata(schema.metadata), row_group_size=ROW_GROUP_ROWS)
-    sink.flush_pending()
+    sink.finish()
     footer = sink.last(int.from_bytes(sink.last(8)[:4], "little") + 8)
     return Encoded(
         chunks=sink.chunks,
@@ -134,6 +145,20 @@ class _Chunks:
         self.crc32c = 0
         self._pending = bytearray()
         self._size = 0
+        self._buffer: Any = None
+
+    def open(self, *, buffered: bool) -> Any:
+        """What pyarrow writes to. ``buffered``: the whole file is one piece, and pyarrow does not call Python
+        for each of its forty small writes."""
+        if buffered:
+            self._buffer = pa.BufferOutputStream()
+            return self._buffer
+        return pa.PythonFile(self, mode="w")
+
+    def finish(self) -> None:
+        if self._buffer is not None:
+            self.write(self._buffer.getvalue().to_pybytes())
+        self.flush_pending()
 
     def write(self, data: bytes) -> int:
         self._pending += data

@@ -18,6 +18,9 @@ from sava.broker import specs
 from sava.broker.specs import CursorRecord, SubscriptionSpec, SubscriptionType
 from sava.metadata.commands import Operation, Put
 from sava.metadata.memory import MemoryStore
+from sava.services.metrics_page import written
+from sava.services.topic_descriptions import topic_description
+from sava.services.topic_metrics import TopicsCollector
 from sava.storage import keys
 from sava.storage.types import ProducerState, Segment, TopicKey, TopicState
 from tests.unit.broker.lives import GIVEN, ORDERS, World
@@ -58,10 +61,11 @@ class Turns:
 
         def turn() -> None:
             nonlocal last
+            if not is_on:  # what comes after the end is not watched
+                return
             now = time.thread_time()
             self.longest_s, last = max(self.longest_s, now - last), now
-            if is_on:
-                loop.call_soon(turn)
+            loop.call_soon(turn)
 
         loop.call_soon(turn)
         gc.callbacks.append(collected)
@@ -163,6 +167,13 @@ async def test_taking_up_and_letting_go_are_done_in_slices(tmp_path: Path) -> No
             assert len(await topic.log.segments()) == SEGMENTS
         async with measured("tend"):
             await topic.tend()
+        async with measured("describe"):
+            assert len((await topic_description(topic, 1)).subscriptions) == SUBSCRIPTIONS
+        async with measured("metrics"):
+            page = await written(TopicsCollector(topics, topics._storage))
+        backlog = [line for line in page.decode().splitlines() if "backlog_messages{" in line]
+        lag = float(sum(each.backlog for each in topic.describe().subscriptions))
+        assert backlog == [f'sava_subscription_backlog_messages{{subscription="*",topic="{ORDERS}"}} {lag}']
         await world.step("move", target=2, timeout_ms=30_000)
         async with measured("hand over"):
             assert await topics.hand_over(ORDERS, timeout=30) == SEGMENTS * EACH

@@ -208,22 +208,42 @@ async def test_a_broker_that_came_back_with_another_disk_gets_its_topics_from_mi
     assert (await story.state()).end == 10
 
 
-async def test_another_holder_salvages_if_it_comes_first(story: Story) -> None:
-    """This broker leads, and recovers; the first holder in the record is the other one."""
-    story.disks.copies.pop((HERE, story.journal))
+async def closed_on(story: Story, *holders: StorageId) -> None:
+    """The owner is gone, and its journal closed, on these disks in this order."""
     story.disks.lose(OWNER)
-    claimed = steps.claimed(story.records.known()[story.journal].record, "c")
-    closed = steps.closed(claimed, Range(0, story.writing.log.end), (THERE, HERE))
-    revision = story.records.known()[story.journal].revision
-    revision = await story.records.change(story.journal, claimed, revision=revision)
+    found = story.records.known()[story.journal]
+    claimed = steps.claimed(found.record, "c")
+    closed = steps.closed(claimed, Range(0, story.writing.log.end), holders)
+    revision = await story.records.change(story.journal, claimed, revision=found.revision)
     await story.records.change(story.journal, closed, revision=revision)
     await story.store.revoke_lease(story.journal.incarnation)
     await story.until(lambda: 1 not in story.view.brokers)
+
+
+async def test_a_topic_of_another_holder_s_share_waits_for_that_holder(story: Story) -> None:
+    """Two holders share the topics, and the only one (id 7) is in the second share, which is the other's.
+    When that broker is gone too, its share is this one's at once."""
+    await closed_on(story, HERE, THERE)
     await asyncio.sleep(0.1)
     assert not (await story.state()).sealed
     lease = next(each.incarnation for broker, each in story.view.brokers.items() if broker == 3)
+    began = asyncio.get_running_loop().time()
     await story.store.revoke_lease(lease)  # its disk still answers; the broker is not registered
     await story.until_removed()
+    assert asyncio.get_running_loop().time() - began < failover_module.HELP_S / 2
+    assert (await story.state()).end == 10
+
+
+async def test_a_holder_that_is_done_helps_one_that_is_not(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other holder is registered and does nothing: it is stopped, or does not reach the object store.
+    Without help its topics would wait as long as its registration lasts, which may be for days."""
+    monkeypatch.setattr(failover_module, "HELP_S", 0.3)
+    await closed_on(story, HERE, THERE)
+    await story.until_removed()
+    state = await story.state()
+    assert (state.sealed, state.end) == (True, 10)
 
 
 async def told(story: Story) -> Prospect:

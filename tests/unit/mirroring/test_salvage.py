@@ -16,7 +16,7 @@ from sava.mirror import JournalId, JournalRecord, Range, StorageId
 from sava.mirror import record as steps
 from sava.mirroring.closed import BytesMissing, parse
 from sava.mirroring.records import Records
-from sava.mirroring.salvage import WAVE, NotClosed, Salvage, Salvaged
+from sava.mirroring.salvage import WAVE, NotClosed, Salvage, Salvaged, Share, share_of
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.keys import state_key
@@ -85,10 +85,10 @@ class Story:
         assert state is not None
         return state
 
-    async def run(self, **bounds: Any) -> Salvaged:
+    async def run(self, share: Share = Share(), **bounds: Any) -> Salvaged:  # noqa: B008 (immutable)
         salvage = Salvage(self.records, self.disks, self.metadata, self.objects, own=HERE, **bounds)
         async with asyncio.timeout(PATIENCE_S):
-            return await salvage.run(1, self.origin)
+            return await salvage.run(1, self.origin, share)
 
     async def payloads(self, topic: TopicKey = ORDERS) -> list[str]:
         reader, found = SegmentReader(self.objects), []
@@ -363,6 +363,60 @@ async def test_what_another_has_registered_whole_is_still_to_be_sealed(story: St
     assert (await story.run()).topics == ["/default/orders"]
     assert (await story.state()).sealed
     assert await story.payloads() == numbers(0, 4)
+
+
+def test_every_topic_is_in_one_share() -> None:
+    a, b, c = (StorageId(each) for each in "abc")
+    shares = [share_of((a, b, c), {a, b, c}, own) for own in (a, b, c)]
+    for topic_id in range(1, 20):
+        assert sum(share is not None and share.has(topic_id) for share in shares) == 1
+    assert share_of((a, b, c), {a, c}, c) == Share(1, 2)
+    assert share_of((a, b, c), {c}, c) == Share(0, 1)
+    assert share_of((a, b), {a, b, c}, c) is None
+
+
+async def test_the_records_stay_until_the_last_share_is_done(story: Story) -> None:
+    """Two brokers share a disk. The first is done; its end must not remove the journal, which holds the only
+    copy of the tail of the other's topic. The second one's end does."""
+    for topic in (ORDERS, PAYMENTS):
+        await story.claim(topic)
+        story.append(frame(topic, 0, 4))
+    await story.close_journal()
+    first = await story.run(Share(PAYMENTS.topic_id % 2, 2))
+    assert (first.topics, first.others, first.removed) == (["/default/payments"], 1, [])
+    assert not (await story.state(ORDERS)).sealed
+    second = await story.run(Share(ORDERS.topic_id % 2, 2))
+    assert (second.topics, second.others, second.removed) == (["/default/orders"], 0, [FIRST])
+    assert await story.payloads(ORDERS) == await story.payloads(PAYMENTS) == numbers(0, 4)
+
+
+async def test_two_brokers_do_their_shares_at_once_and_the_last_removes_the_records(story: Story) -> None:
+    """Neither is done before the other has read the states, so the last must look again; a removal that
+    relied on the first look would never happen."""
+    topics = [TopicKey("default", f"topic-{number}", 100 + number) for number in range(20)]
+    for topic in topics:
+        await story.claim(topic)
+        story.append(frame(topic, 0, 3))
+    await story.close_journal()
+    done = await asyncio.gather(*(story.run(Share(index, 2)) for index in range(2)))
+    assert sorted(path for each in done for path in each.topics) == sorted(topic.path for topic in topics)
+    assert any(each.removed for each in done)
+    assert await story.records.of(1) == {}
+    for topic in topics:
+        assert await story.payloads(topic) == numbers(0, 3)
+
+
+async def test_two_brokers_that_do_the_same_topics_register_each_message_once(story: Story) -> None:
+    """They see different brokers present, or one helps the other, which was slow and not dead."""
+    topics = [TopicKey("default", f"topic-{number}", 100 + number) for number in range(20)]
+    for topic in topics:
+        await story.claim(topic)
+        story.append(frame(topic, 0, 3), frame(topic, 3, 5))
+    await story.close_journal()
+    done = await asyncio.gather(story.run(), story.run(Share(0, 2)), story.run(segment_bytes=1))
+    assert all(each.is_complete for each in done)
+    for topic in topics:
+        assert ((await story.state(topic)).sealed, await story.payloads(topic)) == (True, numbers(0, 5))
 
 
 async def test_a_tail_and_its_seal_are_one_write_and_many_are_made_at_once(story: Story) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sava.metadata import node as node_module
 from sava.metadata.bootstrap import check_address
 from sava.metadata.errors import (
     IdentityConflict,
@@ -19,7 +21,7 @@ from sava.metadata.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from sava.metadata.identity import open_state
+from sava.metadata.identity import NodeState, open_state
 from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.operations import ClusterOperations
 from sava.metadata.peer import ReadIndex
@@ -29,7 +31,7 @@ from sava.metadata.transport import LocalNetwork
 from sava.raft.config import CoreConfig
 from sava.raft.core import Role
 from sava.raft.types import NO_NODE
-from sava.wal.errors import DiskFailed
+from sava.wal.errors import DirectoryLocked, DiskFailed
 from sava.wal.local_disk import LocalDisk
 from tests.own_time import OwnTime
 from tests.patience import FAR_S, PATIENCE_S
@@ -43,14 +45,15 @@ class Trio:
     def __init__(self, directory: Path) -> None:
         self.network = LocalNetwork()
         self.addresses = [f"n{number}:1" for number in range(3)]
-        self.nodes = [
-            open_node(
-                directory / str(number),
-                NodeOptions(address=address, replica=FAST),
-                self.network.transport(address),
-            )
-            for number, address in enumerate(self.addresses)
-        ]
+        self._directory = directory
+        self.nodes: list[RaftNode] = []
+        self.stores: list[RaftStore] = []
+
+    async def open(self) -> None:
+        for number, address in enumerate(self.addresses):
+            options = NodeOptions(address=address, replica=FAST)
+            place = self._directory / str(number)
+            self.nodes.append(await open_node(place, options, self.network.transport(address)))
         self.stores = [RaftStore(node) for node in self.nodes]
 
     def leader(self) -> RaftNode:
@@ -60,6 +63,7 @@ class Trio:
 @pytest.fixture
 async def trio(tmp_path: Path) -> AsyncIterator[Trio]:
     trio = Trio(tmp_path)
+    await trio.open()
     await ClusterOperations(trio.nodes[0]).init(trio.addresses, timeout=PATIENCE_S)
     await trio.stores[0].get("/")
     first = trio.nodes[0]
@@ -153,8 +157,44 @@ async def test_a_stalled_loop_does_not_start_an_election(trio: Trio) -> None:
     assert {node.replica.term for node in trio.nodes} == {term}
 
 
+async def test_the_event_loop_runs_while_the_log_is_read_and_a_start_that_is_given_up_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a long log takes seconds. A signal that comes meanwhile ends the start; the thread ends later,
+    and what it opened is closed, so that the directory can be opened again by the same process."""
+    may_end, begun = threading.Event(), threading.Event()
+    real = open_state
+
+    def slowly(*arguments: Any, **options: Any) -> NodeState:
+        begun.set()
+        assert may_end.wait(PATIENCE_S)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(node_module, "open_state", slowly)
+    network = LocalNetwork()
+
+    def start() -> asyncio.Task[RaftNode]:
+        opening = open_node(tmp_path, NodeOptions(address="a:1"), network.transport("a:1"))
+        return asyncio.create_task(opening)
+
+    starting = start()
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)  # only a loop that runs comes to the next line
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    may_end.set()
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                node = await start()
+                break
+            except DirectoryLocked:
+                await asyncio.sleep(0.01)
+    await node.close()
+
+
 async def test_a_pristine_node_says_so_at_once(tmp_path: Path) -> None:
-    node = open_node(tmp_path, NodeOptions(address="a:1"), LocalNetwork().transport("a:1"))
+    node = await open_node(tmp_path, NodeOptions(address="a:1"), LocalNetwork().transport("a:1"))
     store = RaftStore(node)
     with pytest.raises(NotInitialized):
         await store.put("/x", b"1")
@@ -242,7 +282,7 @@ async def test_a_failed_sync_stops_the_node_and_nothing_is_acknowledged(
     monkeypatch.setattr(FailingDisk, "broken", False)
     await node.close()
 
-    again = open_node(tmp_path / "data", NodeOptions(address="a:1"), LocalNetwork().transport("a:1"))
+    again = await open_node(tmp_path / "data", NodeOptions(address="a:1"), LocalNetwork().transport("a:1"))
     kept = await RaftStore(again).get("/kept")
     assert kept is not None
     assert kept.value == b"1"

@@ -74,6 +74,10 @@ class Counters:
     skipped_by_filter: int = 0
     skipped_by_retention: int = 0
 
+    def add(self, other: Counters) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
 
 class Dispatch(ABC):
     def __init__(self, spec: SubscriptionSpec, cursor: Cursor, pace: Pace) -> None:

@@ -20,12 +20,14 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sava.broker.dispatch.core import Counters
 from sava.broker.names import TopicName
 from sava.broker.non_reliable import NonReliableSubscription
 from sava.broker.subscribing import AnySubscription
 from sava.broker.topic import Topic
 from sava.broker.topics import Topics
 from sava.cluster.controller import Controller
+from sava.services.topic_metrics import Figures, subscription_figures
 from sava.storage.link_cursors import is_link_cursor
 
 WINDOW: Final = 256
@@ -175,24 +177,12 @@ class DanubeCollector(Collector):
         return *families.values(), sends, sizes
 
     def _of_subscriptions(self, topics: list[tuple[TopicName, Topic]]) -> Iterable[Metric]:
-        families = {name: _family(name, text, _SUBSCRIPTION) for name, text in _OF_SUBSCRIPTION.items()}
-        for name, topic in topics:
-            for subscription in _shown(topic):
-                values: dict[str, int] = {"danube_subscription_active_consumers": len(subscription.consumers)}
-                if isinstance(subscription, NonReliableSubscription):
-                    delivered, size = subscription.delivered, subscription.delivered_bytes
-                else:
-                    stats = subscription.stats
-                    delivered, size = stats.delivered, stats.delivered_bytes
-                    values |= {
-                        "danube_subscription_lag_messages": subscription.backlog,
-                        "danube_subscription_nack": stats.nacked,
-                        "danube_subscription_redelivery": stats.redelivered,
-                    }
-                values |= {"danube_consumer_messages_out": delivered, "danube_consumer_bytes_out": size}
-                for family, value in values.items():
-                    families[family].add_metric((self._broker, str(name), subscription.name), value)
-        return families.values()
+        for part in subscription_figures(topics, _figures, _counted):
+            families = {name: _family(name, text, _SUBSCRIPTION) for name, text in _OF_SUBSCRIPTION.items()}
+            for labels, figures in part:
+                for family, value in figures.items():
+                    families[family].add_metric((self._broker, *labels), value)
+            yield from families.values()
 
     def _latencies(self, topics: list[tuple[TopicName, Topic]]) -> Metric:
         name = "danube_producer_send_latency_ms"
@@ -241,3 +231,23 @@ def _family(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily 
 def _shown(topic: Topic) -> list[AnySubscription]:
     """The subscriptions of users: a replication link's cursor is none."""
     return [each for each in topic.subscriptions.values() if not is_link_cursor(each.name)]
+
+
+def _figures(subscription: AnySubscription) -> Figures:
+    consumers = {"danube_subscription_active_consumers": len(subscription.consumers)}
+    if isinstance(subscription, NonReliableSubscription):
+        return consumers | {
+            "danube_consumer_messages_out": subscription.delivered,
+            "danube_consumer_bytes_out": subscription.delivered_bytes,
+        }
+    lag = {"danube_subscription_lag_messages": subscription.backlog}
+    return {**consumers, **lag, **_counted(subscription.counters)}
+
+
+def _counted(counters: Counters) -> Figures:
+    return {
+        "danube_subscription_nack": counters.nacked,
+        "danube_subscription_redelivery": counters.redelivered,
+        "danube_consumer_messages_out": counters.delivered,
+        "danube_consumer_bytes_out": counters.delivered_bytes,
+    }
