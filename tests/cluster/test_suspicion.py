@@ -44,8 +44,8 @@ async def test_topics_of_a_killed_broker_are_served_long_before_its_lease_ends(
         victim.kill()
         await load.progressed(30)
         await load.finish()
-    evicted = await cluster.logged(f"cluster: evicted broker={await cluster.id_of(victim)}")
-    assert "sign=refused" in evicted
+    evicting = await cluster.logged(f"cluster: evicting broker={await cluster.id_of(victim)}")
+    assert "sign=refused" in evicting
 
 
 async def test_a_wrongly_suspected_owner_loses_its_topic_and_no_message_is_lost_or_doubled(
@@ -62,7 +62,7 @@ async def test_a_wrongly_suspected_owner_loses_its_topic_and_no_message_is_lost_
         await load.progressed(30)
         os.kill(victim.pid, signal.SIGSTOP)
         try:
-            assert "sign=silent" in await cluster.logged(f"cluster: evicted broker={owner}")
+            assert "sign=silent" in await cluster.logged(f"cluster: evicting broker={owner}")
 
             async def is_taken_over() -> bool:
                 described = await cluster.describe("/default/c", through=other)
