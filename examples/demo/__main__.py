@@ -34,7 +34,7 @@ def main() -> int:
         return 1
     interrupts = Interrupts()
     processes = Processes(root, interrupts)
-    tour = Tour(processes, options.port_base)
+    tour = Tour(processes, options.port_base, options.orders)
     show = Show(root, tour.faults)
     is_kept = True
     try:
@@ -105,6 +105,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--port-base", type=int, default=26650, help="ports are taken from here on (default: 26650)"
+    )
+    parser.add_argument(
+        "--orders", type=int, default=200_000, help="orders that are published first (default: 200,000)"
     )
     return parser
 

@@ -24,7 +24,6 @@ from examples.demo.traffic import Traffic
 from sava.blocking import Client
 
 HERE = Path(__file__).parent
-ORDERS = 200_000
 AT_ONCE = 5_000
 UNDER_LOAD = 2_000
 """Orders before and after something happens to the cluster."""
@@ -44,8 +43,10 @@ class Tour:
     east: Cluster
     west: Cluster
 
-    def __init__(self, processes: Processes, port_base: int) -> None:
+    def __init__(self, processes: Processes, port_base: int, orders: int) -> None:
+        """``orders``: how many are published before anything happens."""
         self._processes = processes
+        self._orders = orders
         self._port_base = port_base
         self._clusters: list[Cluster] = []
         self._sent = 0
@@ -95,27 +96,28 @@ class Tour:
         )
 
     def produce_and_consume(self) -> Measured:
+        count = self._orders
         with Client(self.east.service) as client:
-            self._say(f"publishing {ORDERS:,} orders")
+            self._say(f"publishing {count:,} orders")
             began = time.monotonic()
             with client.producer(TOPIC, name="shop") as producer:
-                for first in range(0, ORDERS, AT_ONCE):
-                    [sent] = producer.send_many(orders(first, first + AT_ONCE))
+                for first in range(0, count, AT_ONCE):
+                    [sent] = producer.send_many(orders(first, min(first + AT_ONCE, count)))
                     require(
                         sent.offset == first, f"order {first} to be stored at offset {first}", sent.offset
                     )
                 require(producer.degraded == 0, "no order acknowledged with fewer copies", producer.degraded)
             published_s = time.monotonic() - began
-            self._sent = ORDERS
+            self._sent = count
 
             self._say("consuming them")
             began = time.monotonic()
             consumed = 0
             with client.consumer(TOPIC, subscription="kitchen", type="exclusive") as consumer:
-                while consumed < ORDERS:
+                while consumed < count:
                     batch = consumer.receive_batch(timeout=10)
                     if batch is None:
-                        raise StepFailed(f"{ORDERS} orders", f"{consumed}, and no more within 10 s")
+                        raise StepFailed(f"{count} orders", f"{consumed}, and no more within 10 s")
                     check_orders(consumed, batch.payloads())
                     require(batch.ranges[0][0] == consumed, f"offset {consumed} next", batch.ranges[0][0])
                     consumer.ack(batch)
@@ -123,9 +125,9 @@ class Tour:
             consumed_s = time.monotonic() - began
         copies = self._copies()
         require(copies == COPIES, f"{COPIES} of 3 brokers to sync what is acknowledged", copies)
-        publish, consume = ORDERS / published_s, ORDERS / consumed_s
+        publish, consume = count / published_s, count / consumed_s
         return Measured(
-            f"{ORDERS:,} orders published at {publish:,.0f} a second, each synced by {copies} brokers when "
+            f"{count:,} orders published at {publish:,.0f} a second, each synced by {copies} brokers when "
             f"acknowledged; consumed, checked and acked at {consume:,.0f} a second",
             f"{publish:,.0f}/s in, {consume:,.0f}/s out",
         )

@@ -23,6 +23,7 @@ from tests.compat.programs import Program
 from tests.compat.raw import Producer, Stream, open_stream, refused, set_policy, set_window, subscribe
 from tests.compat.stubs import Stubs
 from tests.integration.links import Links
+from tests.long import IS_LONG
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 from tests.stream_end import END
@@ -193,9 +194,9 @@ async def test_a_consumer_that_does_not_read_blocks_nobody(
 async def test_a_consumer_that_is_far_behind_gets_everything(
     broker: Standalone, stubs: Stubs, topic: str
 ) -> None:
-    """A hundred thousand messages: the first by Danube's protocol, one by one, until the test has no more
+    """Tens of thousands of messages: the first by Danube's protocol, one by one, until the test has no more
     time for that; the others by Sava's, from the same subscription."""
-    count, one_by_one = 100_000, 8000
+    count, one_by_one = (100_000, 8000) if IS_LONG else (40_000, 2000)
     await Producer.create(stubs, topic)
     stream = await open_stream(stubs, topic)
     assert await stream.is_silent()
@@ -310,7 +311,7 @@ async def batches(broker: Standalone, topic: str) -> AsyncIterator[RecordBatch]:
 
 async def test_key_shared_consumers_come_and_go_under_load(stubs: Stubs, topic: str) -> None:
     """Every message arrives, and those of a key in their order, however often it changes its consumer."""
-    count, keys = 2000, 40
+    count, keys = 2000 if IS_LONG else 800, 40
     random = Random(20)
     producer = await Producer.create(stubs, topic)
     await subscribe(stubs, topic, kind=raw.KEY_SHARED)

@@ -328,3 +328,18 @@ class Cluster:
 
     async def put(self, key: str, value: bytes, *, timeout: float = PATIENCE_S) -> int:
         return await self.running[0].put(key, value, timeout=timeout)
+
+    async def logged(self, text: str, *, timeout: float = PATIENCE_S) -> str:
+        """The first line with ``text`` of any broker that runs now. What the leader does after a fault is in
+        the log of the broker that led then; on a busy machine another one leads by the time a test asks."""
+        waiting = {asyncio.create_task(broker.logged(text, timeout=timeout)) for broker in self.running}
+        try:
+            while True:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if task.exception() is None or not waiting:
+                        return task.result()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)

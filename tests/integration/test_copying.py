@@ -4,8 +4,10 @@ was."""
 from __future__ import annotations
 
 import json
-import multiprocessing
+import pickle
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,14 +23,21 @@ from msgspec.structs import replace
 from sava.blocking import Client
 from sava.client.errors import ClientError
 from sava.pipeline.link import Access
-from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.origins import REPLICATE
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc
 from sava.records import Message, Origin
 from sava.storage.chains import PATH
 from tests.copier import Copier, Several, Site, bare, numbered, payloads
+from tests.integration.harness import REPOSITORY
+from tests.long import IS_LONG
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
+
+COPYING = """
+import pickle, sys
+from sava.pipeline.replicate.copying import copy
+copy(pickle.load(sys.stdin.buffer))
+"""
 
 
 class Standing(Site):
@@ -373,28 +382,31 @@ def test_whoever_copies_is_killed(sites: dict[str, Standing]) -> None:
     copier = Copier(eu, us, topic)
     for part in range(100):
         eu.publish(topic, numbered("m", part * 2000, (part + 1) * 2000))
-    spawned = multiprocessing.get_context("spawn")
     for wanted in (1, 50_000):
-        child = spawned.Process(target=copy, args=(copier.share(30.0),))
-        child.start()
-        deadline = time.monotonic() + PATIENCE_S
-        while us.extent(topic).end < wanted and child.is_alive():
-            assert time.monotonic() < deadline
-        child.kill()
-        child.join(PATIENCE_S)
+        # Not multiprocessing: it leaves a process behind that tracks its resources.
+        with subprocess.Popen(
+            [sys.executable, "-c", COPYING], stdin=subprocess.PIPE, cwd=REPOSITORY
+        ) as child:
+            assert child.stdin is not None
+            child.stdin.write(pickle.dumps(copier.share(30.0)))
+            child.stdin.close()
+            deadline = time.monotonic() + PATIENCE_S
+            while us.extent(topic).end < wanted and child.poll() is None:
+                assert time.monotonic() < deadline
+            child.kill()
         assert us.extent(topic).end < 200_000, "killed while it was at it"
     copier.finish()
     assert payloads(us.messages(topic)) == [f"m-{number}" for number in range(200_000)]
 
 
 def test_brokers_are_killed_while_many_are_copied_together(tmp_path: Path) -> None:
-    topics, turns = [f"/default/troubled-{number}" for number in range(12)], 60
+    topics, turns = [f"/default/troubled-{number}" for number in range(12)], 60 if IS_LONG else 24
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
     with Standing("eu", tmp_path / "eu") as eu, Standing("us", tmp_path / "us") as us:
         several = Several(eu, us, topics)
-        kills = chance.sample(range(5, turns - 5), 4)
+        kills = chance.sample(range(5, turns - 5), 4 if IS_LONG else 2)
         for turn in range(turns):
             for topic in topics:
                 eu.publish(topic, numbered("m", turn * 10, turn * 10 + 10))
@@ -411,7 +423,7 @@ def test_brokers_are_killed_while_many_are_copied_together(tmp_path: Path) -> No
         several.finish()
         for topic in topics:
             assert payloads(us.messages(topic)) == [f"m-{number}" for number in range(10 * turns)]
-        assert several.together > 10 * len(topics)
+        assert several.together > turns // 6 * len(topics)
 
 
 def test_both_brokers_are_killed_while_it_goes_on(tmp_path: Path) -> None:

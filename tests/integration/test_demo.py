@@ -18,12 +18,13 @@ import pytest
 from examples.demo.interrupts import SIGNALS, Interrupts
 from examples.demo.steps import Measured, Show, Step, StepFailed
 from tests.integration.harness import REPOSITORY
-from tests.long import only_long
+from tests.long import IS_LONG, only_long
 from tests.ports import free_ports
 
 READY_TIMEOUT_S = 900.0
 """A bound and no promise: two starts of Spark take minutes where other tests want the same cores."""
 STOP_TIMEOUT_S = 120.0
+ORDERS = () if IS_LONG else ("--orders", "20000")
 SLOW = ("verify", "shell", "doctor")
 """What is not tried: two start Spark, which has tests of its own, and the last one rightly fails because a
 broker is dead."""
@@ -75,7 +76,7 @@ def left_behind(directory: Path) -> list[str]:
 
 @pytest.mark.timeout(1200)
 def test_the_demo_shows_what_it_claims_and_what_to_try_next(tmp_path: Path) -> None:
-    with demo(tmp_path, "--keep") as process:
+    with demo(tmp_path, "--keep", *ORDERS) as process:
         said = wait_said(process, tmp_path, "Ctrl-C stops everything")
         assert said.count("✔") == 2 * 8, said  # in its line, and in the summary
         assert "FAILED" not in said

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from sava.client import Client
 from sava.errors import Outcome, SavaError
@@ -25,6 +26,8 @@ from sava.services.admin_client import AdminClient
 from tests.integration.harness import Cluster, sava
 from tests.lost_answers import LostAnswers
 from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 UNKNOWN = 4
 """The exit code of a command whose outcome is not known."""
@@ -68,16 +71,22 @@ class Site:
         assert code in (0, 1), (line, found[1])
 
 
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    async with Cluster(0, tmp_path) as cluster:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """For all tests: each has topics of its own, and leaves nothing of what it sets for others."""
+    async with Cluster(0, tmp_path_factory.mktemp("brokers")) as cluster:
         broker, newcomer, west = [await cluster.prepare() for _ in range(3)]
         await asyncio.gather(broker.start(), newcomer.start(), west.start(SAVA__CLUSTER_NAME="west"))
         await cluster.init([broker])
         await cluster.init([west])
         await sava("wait", admin=broker.admin)
-        async with LostAnswers(broker.admin) as proxy:
-            yield Site(cluster, proxy)
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def site(cluster: Cluster) -> AsyncIterator[Site]:
+    async with LostAnswers(cluster.brokers[0].admin) as proxy:
+        yield Site(cluster, proxy)
 
 
 # -- connections that break ------------------------------------------------------------------------
@@ -142,11 +151,11 @@ async def test_namespaces_and_topics_that_were_changed(site: Site) -> None:
 
 async def test_subscriptions_that_were_changed(site: Site) -> None:
     """The seek goes back over ten messages that the subscription began behind."""
-    subscription = "/default/orders billing"
-    await site.do("topics create /default/orders")
+    subscription = "/default/subscribed billing"
+    await site.do("topics create /default/subscribed")
     async with (
         Client(site.broker.client_url) as client,
-        client.producer("/default/orders", reliable=True) as producer,
+        client.producer("/default/subscribed", reliable=True) as producer,
     ):
         await producer.send_many([b"x"] * 10)
 
@@ -177,7 +186,7 @@ async def test_subscriptions_that_were_changed(site: Site) -> None:
 
 
 async def test_schemas_that_were_changed(site: Site, tmp_path: Path) -> None:
-    await site.do("topics create /default/orders")
+    await site.do("topics create /default/typed")
     file = tmp_path / "order.avsc"
     file.write_text(SCHEMA)
 
@@ -188,7 +197,7 @@ async def test_schemas_that_were_changed(site: Site, tmp_path: Path) -> None:
         return "full" in str(await site.read("schemas mode order")).lower()
 
     async def bound() -> bool:
-        return "order" in str(await site.read("schemas topic /default/orders"))
+        return "order" in str(await site.read("schemas topic /default/typed"))
 
     service = "/danube_schema.SchemaRegistry"
     await site.lose(
@@ -196,7 +205,7 @@ async def test_schemas_that_were_changed(site: Site, tmp_path: Path) -> None:
     )
     await site.lose(f"{service}/SetCompatibilityMode", "schemas mode order full", has_mode)
     await site.lose(
-        f"{service}/ConfigureTopicSchema", "schemas configure-topic /default/orders --subject order", bound
+        f"{service}/ConfigureTopicSchema", "schemas configure-topic /default/typed --subject order", bound
     )
 
 
@@ -216,11 +225,11 @@ async def test_pipelines_that_were_changed(site: Site) -> None:
     async def deleted() -> bool:
         return await described() is None
 
-    await site.do("topics create /default/orders")
+    await site.do("topics create /default/piped")
     service = "/sava.admin.Pipelines"
     await site.lose(
         f"{service}/ApplyPipeline",
-        "pipelines create copy --from topic=/default/orders --to topic=/default/copy",
+        "pipelines create copy --from topic=/default/piped --to topic=/default/copied",
         created,
     )
     await site.lose(f"{service}/PausePipeline", "pipelines pause copy", paused)
@@ -229,7 +238,7 @@ async def test_pipelines_that_were_changed(site: Site) -> None:
 
 
 async def test_remotes_and_replication_that_were_changed(site: Site) -> None:
-    await site.do("topics create /default/orders")
+    await site.do("topics create /default/replicated")
 
     async def added() -> bool:
         return bool(await site.read("remotes list"))

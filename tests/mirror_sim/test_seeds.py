@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.long import IS_LONG
 from tests.mirror_sim.__main__ import report
 from tests.mirror_sim.knobs import draw
 from tests.mirror_sim.run import run_seed
 
-SEEDS = 100
+SEEDS = 100 if IS_LONG else 60
 GROUP = 20
 ONCE_FAILED = {
     8602: "the last copy of a part of a closed journal was lost before it was read, for good (liveness)",

@@ -7,6 +7,7 @@ a test's own. Its processes look for ``tests`` as well as ``sava``: what tests d
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sava.pipeline.launch import JavaMissing, find_java
+from tests.patience import PATIENCE_S
 from tests.s3_server import S3Server
 from tests.standalone import Standalone
 
@@ -73,6 +76,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory, s3_place: S3Server) -> Itera
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+    _end_java()
+
+
+def _end_java() -> None:
+    """A session that is stopped leaves its Java to the end of the process, and whatever waits for that."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    java: subprocess.Popen[bytes] = gateway.proc
+    assert java.stdin is not None
+    java.stdin.close()  # Java ends when the other end of its input is closed
+    java.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,8 @@ NETWORK: Final = "10.77.0."
 OPERATOR: Final = "operator"
 QUEUE_S: Final = 0.5
 """A limited link drops what would wait longer than this, as a router with a bounded queue does."""
+ANSWER_S: Final = 60.0
+"""For the router's answer to an order: it waits for a core as everything does on a busy machine."""
 _ASK: Final = b"?"
 _BURST: Final = 64
 """Packets of one host before the next host has its turn."""
@@ -173,6 +175,10 @@ class Network:
         for tun in tuns:
             os.close(tun)
 
+    @property
+    def router_pid(self) -> int:
+        return self._router.pid
+
     def address(self, host: str) -> str:
         return f"{NETWORK}{self.hosts.index(host) + 1}"
 
@@ -184,7 +190,8 @@ class Network:
         return [self._namespaces[host]]
 
     def set(self, pairs: Iterable[tuple[str, str]], conditions: Conditions) -> None:
-        """For packets from the first host of each pair to the second."""
+        """For packets from the first host of each pair to the second. The router has applied it when this
+        returns: otherwise packets that are sent next could pass under the former conditions."""
         for pair in pairs:
             self._conditions[pair] = conditions
         self._tell()
@@ -203,13 +210,20 @@ class Network:
             for (source, target), conditions in self._conditions.items()
             if conditions != FINE
         ]
-        self._control.send(json.dumps(told).encode())
+        self._order(json.dumps(told).encode())
 
     def counters(self) -> dict[str, int]:
         """What the router has done so far."""
-        self._control.send(_ASK)
-        self._control.settimeout(5.0)
-        counted: dict[str, int] = json.loads(self._control.recv(1 << 16))
+        return self._order(_ASK)
+
+    def _order(self, order: bytes) -> dict[str, int]:
+        """The router answers each order with its counters when it has obeyed."""
+        self._control.settimeout(ANSWER_S)
+        self._control.send(order)
+        answer = self._control.recv(1 << 16)
+        if not answer:
+            raise ConnectionError("the router has ended; its log says why")
+        counted: dict[str, int] = json.loads(answer)
         return counted
 
     def close(self) -> None:
@@ -260,22 +274,22 @@ class Router:
                 self._write(target, packet)
 
     def _obey(self) -> bool:
-        """One order; False: the orchestrator has gone."""
+        """One order, which is answered; False: the orchestrator has gone."""
         try:
             order = self._control.recv(1 << 18)
         except ConnectionError:
             return False
         if not order:
             return False
-        if order == _ASK:
-            try:
-                self._control.send(json.dumps(self.counters).encode())
-            except OSError:
-                return False
-            return True
-        self._pairs = {
-            (source, target): msgspec.convert(told, Conditions) for source, target, told in json.loads(order)
-        }
+        if order != _ASK:
+            self._pairs = {
+                (source, target): msgspec.convert(told, Conditions)
+                for source, target, told in json.loads(order)
+            }
+        try:
+            self._control.send(json.dumps(self.counters).encode())
+        except OSError:
+            return False
         return True
 
     def _read(self, tun: int, source: int) -> None:

@@ -15,7 +15,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from sava.cli.connection import auth_from_environment
-from sava.cli.main import app, main
+from sava.cli.main import COMMANDS, GROUPS, app, main, tree
 from sava.cli.output import as_dict
 from sava.cli.way_out import way_out
 from sava.client import Client, Unavailable
@@ -23,7 +23,7 @@ from sava.config import ConfigInvalid
 from sava.connecting import Cause
 from sava.proto import admin_pb2 as pb
 from sava.services.faults import NotReached
-from tools.reference.cli import walk
+from tools.reference.cli import section, walk
 
 runner = CliRunner()
 
@@ -196,6 +196,22 @@ def test_half_a_tls_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAVA_TLS_CERT", "cert.pem")
     with pytest.raises(ConfigInvalid, match="SAVA_TLS_CA"):
         auth_from_environment()
+
+
+def test_a_branch_of_the_tree_is_what_it_is_in_the_whole_tree() -> None:
+    """``main`` prepares only the branch that its first argument names; any other argument gets all of it."""
+
+    def sections(only: str) -> dict[str, str]:
+        found = walk(typer.main.get_command(tree(only)), "sava")
+        return {name: section(name, command) for name, command in found}
+
+    whole = sections("")
+    assert {name.split()[1] for name in whole} == {*COMMANDS, *GROUPS}
+    for branch in (*COMMANDS, *GROUPS):
+        expected = {name: text for name, text in whole.items() if name.split()[1] == branch}
+        assert sections(branch) == expected
+    for other in ("--help", "--version", "brokrs"):
+        assert sections(other) == whole
 
 
 def test_no_command_waits_for_what_only_others_need() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import typer
 
@@ -37,34 +39,31 @@ from sava.cli import (
 from sava.cli.output import leave_standard_output, print_error, print_line
 from sava.errors import Outcome, SavaError
 
-app = typer.Typer(
-    name="sava",
-    help="Sava: publish/subscribe and streaming.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command(name="up")(up.up)
-app.command(name="wait")(wait.wait)
-app.command(name="broker")(broker.broker)
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(brokers.app, name="brokers")
-app.add_typer(meta.app, name="meta")
-app.add_typer(storage.app, name="storage")
-app.add_typer(namespaces.app, name="namespaces")
-app.add_typer(topics.app, name="topics")
-app.add_typer(subscriptions.app, name="subscriptions")
-app.add_typer(schemas.app, name="schemas")
-app.add_typer(writers.app, name="writers")
-app.add_typer(journals.app, name="journals")
-app.add_typer(remotes.app, name="remotes")
-app.add_typer(replication.app, name="replication")
-app.add_typer(spark.app, name="spark")
-app.add_typer(pipelines.app, name="pipelines")
-app.command(name="produce")(produce.produce)
-app.command(name="consume")(consume.consume)
-app.command(name="doctor")(doctor.doctor)
-app.add_typer(bench.app, name="bench")
+COMMANDS: Final[Mapping[str, Callable[..., Any]]] = {
+    "up": up.up,
+    "wait": wait.wait,
+    "broker": broker.broker,
+    "produce": produce.produce,
+    "consume": consume.consume,
+    "doctor": doctor.doctor,
+}
+GROUPS: Final[Mapping[str, typer.Typer]] = {
+    "cluster": cluster.app,
+    "brokers": brokers.app,
+    "meta": meta.app,
+    "storage": storage.app,
+    "namespaces": namespaces.app,
+    "topics": topics.app,
+    "subscriptions": subscriptions.app,
+    "schemas": schemas.app,
+    "writers": writers.app,
+    "journals": journals.app,
+    "remotes": remotes.app,
+    "replication": replication.app,
+    "spark": spark.app,
+    "pipelines": pipelines.app,
+    "bench": bench.app,
+}
 
 
 def _show_version(wanted: bool) -> None:
@@ -73,13 +72,36 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def options(
+def _options(
     version: bool = typer.Option(
         False, "--version", callback=_show_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
     """Options before the command."""
+
+
+def tree(only: str = "") -> typer.Typer:
+    """All commands, or just the one command or group ``only``: Typer prepares every option of every command
+    of a tree before it looks at the first argument, which takes longer than most commands do."""
+    root = typer.Typer(
+        name="sava",
+        help="Sava: publish/subscribe and streaming.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    root.callback()(_options)
+    is_known = only in COMMANDS or only in GROUPS
+    for name, command in COMMANDS.items():
+        if not is_known or name == only:
+            root.command(name=name)(command)
+    for name, group in GROUPS.items():
+        if not is_known or name == only:
+            root.add_typer(group, name=name)
+    return root
+
+
+app = tree()
 
 
 EXIT_UNKNOWN = 4
@@ -99,7 +121,7 @@ def _replace_closed_streams() -> None:
 def main() -> None:
     _replace_closed_streams()
     try:
-        app()
+        tree(sys.argv[1] if len(sys.argv) > 1 else "")()
     except SavaError as error:
         # Only here: it knows the errors of clients, which most commands do without.
         from sava.cli.way_out import way_out

@@ -60,6 +60,12 @@ class Evictor:
                 await self._evict(note)
 
     async def _evict(self, note: Note) -> None:
+        sign = note.sign.name.lower()
+        # Before the write: if its outcome is unknown and it was applied, no later line tells of the eviction.
+        log.warning(
+            "cluster: evicting broker=%d incarnation=%d sign=%s silent_ms=%d",
+            *(note.node, note.lease, sign, note.silent_ms),
+        )
         try:
             await self._store.revoke_lease(note.lease, fence_term=note.term, timeout=WRITE_S)
         except (LeaseNotFound, Deposed) as error:
@@ -70,8 +76,5 @@ class Evictor:
                 *(note.node, note.lease, type(error).__name__, error),
             )
         else:
-            self.evictions[note.sign.name.lower()] += 1
-            log.warning(
-                "cluster: evicted broker=%d incarnation=%d sign=%s silent_ms=%d",
-                *(note.node, note.lease, note.sign.name.lower(), note.silent_ms),
-            )
+            self.evictions[sign] += 1
+            log.info("cluster: evicted broker=%d incarnation=%d", note.node, note.lease)

@@ -73,8 +73,12 @@ async def test_a_deposed_leader_evicts_no_one(store: FaultyStore) -> None:
 
 @pytest.mark.parametrize("error", [Unavailable("no quorum"), TimeoutError(), LeaseNotFound(7)])
 async def test_a_write_that_fails_is_left_to_the_next_suspicion(
-    store: FaultyStore, error: Exception, monkeypatch: pytest.MonkeyPatch
+    store: FaultyStore,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The log tells of it all the same: the write may have been applied although its answer is an error."""
     lease = await registered(store)
 
     async def fail(*_: object, **__: object) -> None:
@@ -84,3 +88,4 @@ async def test_a_write_that_fails_is_left_to_the_next_suspicion(
     evictor = await evicted(store, confirmed(lease, 1))
     assert not evictor.evictions
     assert store.local.get(KEY) is not None
+    assert any("evicting" in each and "sign=refused" in each for each in caplog.messages)
