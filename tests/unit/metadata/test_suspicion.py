@@ -230,10 +230,10 @@ def test_an_outage_longer_than_the_lease_is_no_pause():
 
 
 def test_a_restart_is_no_pause():
-    """2 is killed, and another process of it speaks three seconds later: the network was well."""
+    """2 is killed, and another process of it speaks two seconds later: the network was well."""
     story = Story(term=0)
     story.silence(N2)
-    story.run(3_000)
+    story.run(2_000)
     story.lives[N2] = 2
     story.silent.clear()
     story.run(TICK)
