@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         systems=options.system,
         rounds_given=options.rounds,
         resume=options.resume,
+        logs=options.logs,
+        say=talk.print,
     )
     result = report.Report(
         quick=options.quick,
@@ -91,7 +93,7 @@ def _write(result: report.Report, talk: Console, *, interrupted: bool) -> None:
 def _command(given: Sequence[str]) -> str:
     """As somebody would type it; where the data was kept is told apart, and the page is no part of it."""
     shown = [word for word in given if word != "--write"]
-    for option in ("--dir", "--out", "--resume"):
+    for option in ("--dir", "--out", "--resume", "--logs"):
         if option in shown:
             at = shown.index(option)
             del shown[at : at + 2]
@@ -174,6 +176,8 @@ def _parser() -> argparse.ArgumentParser:
                         help=f"in failover, with commas between: {', '.join(SYSTEMS)}")  # fmt: skip
     parser.add_argument("--resume", type=Path, metavar="FILE",
                         help="keep the rounds of failover there, and count those that are there")  # fmt: skip
+    parser.add_argument("--logs", type=Path, metavar="DIR",
+                        help="keep the logs of each fault's slowest round of failover there")  # fmt: skip
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), metavar="DIR",
                         help="on the disk to measure (default /var/tmp, which is never a tmpfs)")  # fmt: skip
     return parser

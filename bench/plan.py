@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,11 @@ class Plan:
     rounds_given: int | None = None
     resume: Path | None = None
     """Where its rounds are kept, and former ones are found."""
+
+    logs: Path | None = None
+    """Where the brokers' logs of the slowest round of each of its faults are kept."""
+    say: Callable[[str], None] = print
+    """For a line that is no row."""
 
     def wants(self, fault: str, system: str) -> bool:
         return fault in (self.faults or (fault,)) and system in (self.systems or (system,))

@@ -67,6 +67,15 @@ class System(ABC):
     @abstractmethod
     def child(self, number: int) -> Child: ...
 
+    @property
+    def logs(self) -> list[Path]:
+        """Files from which ``bench.timeline`` can tell what happened; none: it cannot."""
+        return []
+
+    def id_of(self, number: int) -> int:
+        """By which the logs call a node."""
+        return number
+
     @abstractmethod
     def start(self, number: int) -> None:
         """Start a node that was killed, with the data that it had."""
@@ -140,6 +149,13 @@ class Sava(System):
 
     def child(self, number: int) -> Child:
         return self._trio.brokers[number].child
+
+    @property
+    def logs(self) -> list[Path]:
+        return [broker.child.log for broker in self._trio.brokers]
+
+    def id_of(self, number: int) -> int:
+        return self._trio.id_of(self._trio.brokers[number])
 
     def start(self, number: int) -> None:
         self._trio.brokers[number].start()

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench import network
+from bench import network, timeline
 from bench.jetstream import JetStream, SyncedJetStream
 from bench.kafka import Kafka, TunedKafka
 from bench.network import Network
@@ -112,6 +112,8 @@ class Round:
     back: float
     """The longest gap of any topic from undoing the fault until the cluster was whole."""
     gave_up: bool = False
+    stages: Sequence[dict[str, float]] = field(default_factory=list)
+    """Of each strike, when each stage of its failover was over (``bench.timeline``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,12 @@ def longest_gap(acks: Sequence[float], since: float, until: float) -> float:
     return max(later - earlier for earlier, later in itertools.pairwise(times) if later > since)
 
 
+def resumed(acks: Sequence[float], since: float) -> float:
+    """When the longest of those gaps ended."""
+    times = [since, *(time for time in acks if time > since)]
+    return max(itertools.pairwise([*times, times[-1]]), key=lambda pair: pair[1] - pair[0])[1]
+
+
 def part(fault: Fault) -> Callable[[Plan], Coroutine[Any, Any, list[Row]]]:
     async def run(plan: Plan) -> list[Row]:
         return await measure(plan, fault)
@@ -207,6 +215,10 @@ async def measure(plan: Plan, fault: Fault) -> list[Row]:
                 raise
             # A peer that fails must not take Sava's figures with it.
             reasons[kind.name] = f"broke off: {' '.join(repr(error).split())[:300]}"
+        if kind is Sava:
+            rounds_kept = kept.of(kind.name, version, fault.name)
+            for line in timeline.table([told for each in rounds_kept for told in each.stages]):
+                plan.say(line)
     return list(rows_of(fault, kept, reasons))
 
 
@@ -219,12 +231,13 @@ async def _run(plan: Plan, kind: type[System], version: str, fault: Fault, round
         await cluster.create()
         sender = (cluster.sender, cluster.addresses)
         worker = await stack.enter_async_context(Worker("steady", folder, *sender))
-        session = Session(cluster, worker, fault)
+        recorder = timeline.Recorder(cluster.logs, plan.logs / fault.name if plan.logs else None)
+        session = Session(cluster, worker, fault, recorder)
         await worker.do("begin", topics=cluster.topics)
         await cluster.healthy()
         for number in range(rounds):
-            owned, others, back, gave_up = await session.round(number)
-            kept.add(Round(kind.name, version, fault.name, owned, others, back, gave_up))
+            struck = await session.round(number)
+            kept.add(Round(kind.name, version, fault.name, **asdict(struck)))
         found = await worker.do("end")
         failures = found.pop("failures")
         kept.add(ReadBack(kind.name, version, fault.name, **found))
@@ -232,29 +245,39 @@ async def _run(plan: Plan, kind: type[System], version: str, fault: Fault, round
             raise ProcessFailedError(f"{kind.name}, {fault.title}: {found}, failures {failures}")
 
 
+@dataclass(slots=True)
+class Struck:
+    """What the strikes of one round have done, as ``Round`` keeps it."""
+
+    owned: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
+    back: float = 0.0
+    gave_up: bool = False
+    stages: list[dict[str, float]] = field(default_factory=list)
+
+
 class Session:
     """One cluster under one kind of fault, with its traffic."""
 
-    def __init__(self, cluster: System, worker: Worker, fault: Fault) -> None:
+    def __init__(self, cluster: System, worker: Worker, fault: Fault, recorder: timeline.Recorder) -> None:
         self._cluster = cluster
         self._worker = worker
         self._fault = fault
+        self._recorder = recorder
 
-    async def round(self, number: int) -> tuple[list[float], list[float], float, bool]:
-        """The gaps of the victims' topics and of the others, the longest while they came back, and whether
-        a topic was given up."""
+    async def round(self, number: int) -> Struck:
         victims = await self._choose(number)
         if self._fault.at_once:
             return await self._strike(victims)
-        owned: list[float] = []
-        others: list[float] = []
-        back, gave_up = 0.0, False
+        whole = Struck()
         for victim in victims:
             one = await self._strike([victim])
-            owned += one[0]
-            others += one[1]
-            back, gave_up = max(back, one[2]), gave_up or one[3]
-        return owned, others, back, gave_up
+            whole.owned += one.owned
+            whole.others += one.others
+            whole.back = max(whole.back, one.back)
+            whole.gave_up = whole.gave_up or one.gave_up
+            whole.stages += one.stages
+        return whole
 
     async def _choose(self, number: int) -> list[int]:
         leader = await self._cluster.leader()
@@ -263,12 +286,14 @@ class Session:
         followers = followers[number % len(followers) :] + followers[: number % len(followers)]
         return ([leader, *followers] if leads else followers)[: self._fault.victims]
 
-    async def _strike(self, victims: list[int]) -> tuple[list[float], list[float], float, bool]:
+    async def _strike(self, victims: list[int]) -> Struck:
         for victim in victims:
             await self._give_topics(victim, spare=victims)
         await self._calm()
         owners = await self._cluster.owners()
         owned = {topic for topic in self._cluster.topics if owners.get(topic) in victims}
+        ids = [self._cluster.id_of(victim) for victim in victims]
+        self._recorder.begin()
         began = time.monotonic()
         try:
             for at, victim in enumerate(victims):
@@ -285,11 +310,16 @@ class Session:
         later = await self._worker.do("acks", since=observed)
         back = max(longest_gap(times, observed, time.monotonic()) for times in later.values())
         gaps = {topic: longest_gap(times, began, observed) for topic, times in acks.items()}
-        return (
-            [gap for topic, gap in gaps.items() if topic in owned],
-            [gap for topic, gap in gaps.items() if topic not in owned],
-            back,
-            gave_up,
+        told = timeline.stages(self._recorder.read(), began, observed, victims=ids, topics=owned)
+        if not gave_up:
+            told["acked"] = round(max(resumed(acks[topic], began) for topic in owned) - began, 3)
+        self._recorder.keep(f"{self._fault.name}, nodes {ids}: {told}", max(gaps.values()))
+        return Struck(
+            owned=[gap for topic, gap in gaps.items() if topic in owned],
+            others=[gap for topic, gap in gaps.items() if topic not in owned],
+            back=back,
+            gave_up=gave_up,
+            stages=[told],
         )
 
     async def _give_topics(self, victim: int, *, spare: list[int]) -> None:

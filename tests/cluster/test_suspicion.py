@@ -3,9 +3,13 @@ again within such a test was taken over because the others agreed that its owner
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,9 @@ from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
+from tests.long import IS_LONG
 
+BUSY_S = 30.0 if IS_LONG else 5.0
 LEASE: dict[str, object] = {"registration_ttl_ms": 600_000}
 
 
@@ -75,3 +81,39 @@ async def test_a_wrongly_suspected_owner_loses_its_topic_and_no_message_is_lost_
         await cluster.registered()
         await load.progressed(30)
         await load.finish()
+
+
+@contextlib.contextmanager
+def busy_core(broker: BrokerProcess) -> Iterator[None]:
+    """All threads of the broker share one core with a loop that never waits; one loop runs on each other
+    core."""
+    cores = sorted(os.sched_getaffinity(0))
+    for thread in Path(f"/proc/{broker.pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores[:1])
+    program = "import os, sys; os.sched_setaffinity(0, [int(sys.argv[1])])\nwhile True: pass"
+    loops = [subprocess.Popen([sys.executable, "-c", program, str(core)]) for core in cores]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@pytest.mark.parametrize("role", ["follower", "leader"])
+async def test_a_broker_whose_core_is_busy_keeps_its_registration(
+    cluster: MirroredBrokers, role: str
+) -> None:
+    """A broker has half of a core, and no other core is idle, for 30 s (5 s in the short form), while it
+    serves a topic. It answers late, and may be doubted; the others must not end its lease."""
+    victim = await cluster.leader() if role == "leader" else await follower(cluster)
+    await cluster.create("/default/d")
+    await cluster.place("/default/d", victim)
+    async with cluster.sava_client() as client, Workload(client, "/default/d") as load:
+        await load.progressed(30)
+        with busy_core(victim):
+            await asyncio.sleep(BUSY_S)
+            await load.progressed(10)
+        await load.finish()
+    evictions = [line for broker in cluster.running for line in broker.lines if "cluster: evicted" in line]
+    assert not evictions

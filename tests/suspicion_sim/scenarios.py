@@ -69,6 +69,25 @@ def stopped_or_cut_off(rng: Random, seed: int) -> list[str]:
     return _found(world, victim, began, 2_600)
 
 
+def struck_again(rng: Random, seed: int) -> list[str]:
+    """Brokers are stopped or cut off for several seconds in turn, the leader too, and come back as the same
+    process: the eighth is found as early as the first. A broker that was cut off heard none of the others,
+    which says nothing of them; and a broker that was away for longer than a failover takes was not slow."""
+    world = _world(rng, seed, nodes=3)
+    broken = []
+    for _ in range(8):
+        victim, began = rng.choice(world.ids), world.now
+        is_stop = rng.random() < 0.5
+        (world.stop if is_stop else world.isolate)(victim)
+        world.run(rng.randrange(3_500, 7_500))
+        (world.resume if is_stop else world.rejoin)(victim)
+        world.run(rng.randrange(17_000, 25_000))
+        took = world.out_after(began, victim)
+        if took is None or took > 2_600:
+            broken.append(f"{victim} out after {took} ms, is_stop={is_stop}")
+    return [*broken, *_no_false(world)]
+
+
 def found_in_a_bad_network(rng: Random, seed: int) -> list[str]:
     """At the latest when the lease ends."""
     world = _world(rng, seed, network=LOSSY)
@@ -165,6 +184,20 @@ def flapping(rng: Random, seed: int) -> list[str]:
     return [*_no_false(world), *([f"lost its topics {losses} times"] if losses > 2 else [])]
 
 
+def flapping_for_long(rng: Random, seed: int) -> list[str]:
+    """A machine stands still for three to five seconds, several times a minute: each time is long enough to
+    be an outage, and together they are a slow machine, which keeps its topics after the fourth."""
+    world = _world(rng, seed)
+    victim = _follower(rng, world)
+    for _ in range(12):
+        world.stop(victim)
+        world.run(rng.randrange(3_100, 5_000))
+        world.resume(victim)
+        world.run(9_000)
+    losses = len([each for each in world.evictions if each.node == victim])
+    return [*_no_false(world), *([f"lost its topics {losses} times"] if losses > 4 else [])]
+
+
 def soup(rng: Random, seed: int) -> list[str]:
     """Anything, for two minutes, in any network."""
     network = rng.choice([Network(), Network(20, 20), Network(100, 50, 0.005), LOSSY])
@@ -201,6 +234,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     killed_follower,
     killed_leader,
     stopped_or_cut_off,
+    struck_again,
     found_in_a_bad_network,
     short_pause,
     busy,
@@ -209,6 +243,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     restarted,
     minority,
     flapping,
+    flapping_for_long,
     soup,
 )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from bench.rows.failover import FAULTS, Kept, ReadBack, Round, longest_gap, rows_of
+from bench import timeline
+from bench.rows.failover import FAULTS, Kept, ReadBack, Round, longest_gap, resumed, rows_of
 from bench.systems import Sava
 
 KILL = FAULTS[0]
@@ -90,3 +93,53 @@ def test_a_fault_that_could_not_be_measured_says_why() -> None:
     (row,) = rows_of(KILL, Kept(), {"Sava": "not measured: namespaces need root"})
     assert row.sava is None
     assert "need root" in row.line()
+
+
+def test_the_end_of_the_longest_gap() -> None:
+    assert resumed([9.9, 10.1, 12.0, 12.5], 10.0) == 12.0
+    assert resumed([9.9], 10.0) == 10.0
+
+
+def line(at: float, text: str) -> str:
+    """As a broker logs it ``at`` seconds of CLOCK_MONOTONIC."""
+    moment = datetime.fromtimestamp(at + time.time() - time.monotonic(), UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z WARNING broker=3 sava.x {text}\n"
+
+
+def test_the_stages_of_a_round_are_those_of_its_victims_and_after_its_fault() -> None:
+    """Broker 7 is killed at 1000. An earlier doubt, another broker's eviction, and a topic that the victim
+    did not own do not count; of two topics the later one ends the stage."""
+    leader = (
+        line(990.0, "raft: a member is doubted node=7 sign=silent")
+        + line(1000.5, "raft: a member is doubted node=7 sign=refused")
+        + line(1000.9, "raft: a member is doubted node=7 sign=refused")
+        + line(1000.2, "cluster: evicted broker=8 incarnation=1")
+        + line(1000.6, "cluster: evicted broker=7 incarnation=1")
+        + line(1000.61, "failover: the journal of a broker that is gone is recovered journal=7/1")
+        + line(1000.7, "failover: a journal is closed journal=7/1 end=10")
+    )
+    other = (
+        line(1000.8, "failover: salvaged broker=7 disk=a")
+        + line(1001.0, "agent: done job=take_up topic=/default/a ms=3")
+        + line(1001.2, "agent: done job=take_up topic=/default/b ms=3")
+        + line(1001.4, "agent: done job=take_up topic=/default/c ms=3")
+        + "a line of something else\n"
+    )
+    found = timeline.stages([leader, other], 1000.0, 1010.0, victims=[7], topics=["/default/a", "/default/b"])
+    expected = {"suspected": 0.5, "evicted": 0.6, "recovered": 0.7, "salvaged": 0.8, "served": 1.2}
+    assert found == pytest.approx(expected, abs=0.01)
+    header, row = timeline.table([{**found, "acked": 1.3}])
+    assert header.split() == ["round", *timeline.STAGES]
+    assert row.split() == ["1", "0.50", "s", "0.60", "s", "0.70", "s", "0.80", "s", "1.20", "s", "1.30", "s"]
+
+
+def test_the_logs_of_the_slowest_round_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "broker-0.log"
+    log.write_text("before\n")
+    recorder = timeline.Recorder([log], tmp_path / "kept")
+    for number, slowest in enumerate((1.0, 3.0, 2.0)):
+        recorder.begin()
+        with log.open("a") as file:
+            file.write(f"round {number}\n")
+        recorder.keep(f"number {number}", slowest)
+    assert (tmp_path / "kept" / "broker-0.log").read_text() == "# number 1\nround 1\n"

@@ -361,7 +361,9 @@ def test_the_targets_of_make_can_be_made() -> None:
 # -- options, settings and metrics exist ----------------------------------------------------------
 
 OF_OTHERS: Final = {
-    "benchmarks.md": {"--dir", "--fault", "--out", "--quick", "--resume", "--rounds", "--system", "--write"},
+    "benchmarks.md": {
+        *("--dir", "--fault", "--logs", "--out", "--quick", "--resume", "--rounds", "--system", "--write"),
+    },
     "design/journal.md": {"--jobs", "--seed", "--seeds", "--trace"},
     "design/storage.md": {"--quick"},
     "diagnosis.md": {"--silent"},

@@ -22,9 +22,15 @@ sent nothing else for 300 ms, so that any two members have heard from each other
 and at most the time of a registration's lease. TCP hides a lost segment behind a pause of one to three
 seconds; a network that loses 2 % makes such pauses several times in ten minutes, and then they are
 expected. The same rule damps flapping: a broker that was silent, was suspected and came back as the same
-process has shown a pause, and gets twice that time for ten minutes. Two kinds of pause do not count. One that
-lasted longer than the lease was an outage, and the lease would have ended too. One that ended with another
-process was a restart.
+process has shown a pause, and gets twice that time for ten minutes. Three kinds of pause do not count:
+
+* One that ended with another process was a restart.
+* One of three seconds or more was an outage. A failover takes less, so its topics were better off elsewhere,
+  and the next outage must be found as early as this one. Only a machine that has four of them in a minute is
+  slow: from then on they count, unless they are longer than the lease, which would have ended too.
+* One during most of which this node heard less than half of the members was its own outage. It knows nothing
+  of them from that time. Counted, it would keep a broker whose cable was pulled for five seconds from
+  confirming anything for ten minutes.
 
 **A node that was asleep does not accuse others.** When its own tick is late, the others may have sent all the
 while. A small delay is taken off every silence; after a long one, all silences and refusals start again.
@@ -60,6 +66,13 @@ FACTOR: Final = 2
 MEMORY_MS: Final = 600_000
 SLOTS: Final = 10
 """Pauses are remembered by their maximum in each tenth of the memory."""
+OUTAGE_MS: Final = 3_000
+FLAPS: Final = 4
+FLAPPING_MS: Final = 60_000
+"""``FLAPS`` outages within this time are a slow machine."""
+NEAR_MS: Final = FLOOR_MS // FACTOR
+"""A node that has heard less than half of the members for this long is alone. Shorter pauses are common, and
+are not remembered."""
 REFUSALS: Final = 2
 REFUSED_MS: Final = 250
 """A live peer sends something in this time, also one whose port is being opened."""
@@ -101,9 +114,22 @@ class Note(NamedTuple):
 
 
 class _Peer:
-    __slots__ = ("heard_at", "life", "lost_at", "pauses", "refusals", "refused_at", "sent_at", "urgent_until")
+    __slots__ = (
+        "alone_ms",
+        "heard_at",
+        "life",
+        "lost_at",
+        "outages",
+        "pauses",
+        "refusals",
+        "refused_at",
+        "sent_at",
+        "urgent_until",
+    )
 
-    def __init__(self, now: int) -> None:
+    def __init__(self, now: int, alone_ms: int) -> None:
+        self.alone_ms = alone_ms
+        """For how long this node had been alone, in all its life, when it last heard this one."""
         self.life = 0
         """How many times its process was started; 0: this node has not heard from it."""
         self.heard_at = now
@@ -115,6 +141,8 @@ class _Peer:
         self.urgent_until = 0
         self.pauses: dict[int, int] = {}
         """The longest pause in each slot of time."""
+        self.outages: list[int] = []
+        """When the last ones ended, at most ``FLAPS``."""
 
 
 class _Doubt:
@@ -142,6 +170,8 @@ class Suspicion:
         self._lease_of: Callable[[NodeId], int] = lambda _: 0
         self._lease_ms = FLOOR_MS
         self._ticked_at = 0
+        self._alone_ms = 0
+        """For how long this node has heard less than half of the members, since it began."""
         self._members: tuple[NodeId, ...] = ()
         self._peers: dict[NodeId, _Peer] = {}
         self._doubts: dict[NodeId, _Doubt] = {}
@@ -189,10 +219,11 @@ class Suspicion:
         peer = self._peers.get(node)
         if peer is None:
             return
-        if now - peer.heard_at > FLOOR_MS // FACTOR:
+        if now - peer.heard_at > NEAR_MS:
             self._paused(peer, life, now)
         peer.heard_at = now
         peer.life = life
+        peer.alone_ms = self._alone_ms
         if peer.lost_at >= 0 or peer.refusals:
             peer.lost_at = peer.refused_at = -1
             peer.refusals = 0
@@ -201,8 +232,15 @@ class Suspicion:
         """A pause ends that is long enough to be remembered."""
         self._discount(now)
         pause = now - peer.heard_at
-        if pause <= FLOOR_MS // FACTOR or pause >= self._lease_ms or life != peer.life:
+        if pause <= NEAR_MS or pause >= self._lease_ms or life != peer.life:
             return
+        if 2 * (self._alone_ms - peer.alone_ms) >= pause:
+            return
+        if pause >= OUTAGE_MS:
+            recent = [at for at in peer.outages if now - at < FLAPPING_MS]
+            peer.outages = [*recent, now][-FLAPS:]
+            if len(peer.outages) < FLAPS:
+                return
         slot = _slot(now)
         peer.pauses = {old: longest for old, longest in peer.pauses.items() if old > slot - SLOTS}
         peer.pauses[slot] = max(peer.pauses.get(slot, 0), pause)
@@ -233,6 +271,9 @@ class Suspicion:
         self._follow(members, now)
         self._discount(now)
         self._ticked_at = now
+        near = sum(now - peer.heard_at <= NEAR_MS for peer in self._peers.values())
+        if 2 * (1 + near) <= len(self._members):
+            self._alone_ms += self._tick_ms
         self._ping(now)
         if term != self._term:
             self._doubts.clear()
@@ -244,7 +285,9 @@ class Suspicion:
         self._members = tuple(members)
         others = set(self._members) - {self._node}
         if others != self._peers.keys():
-            self._peers = {node: self._peers.get(node) or _Peer(now) for node in sorted(others)}
+            self._peers = {
+                node: self._peers.get(node) or _Peer(now, self._alone_ms) for node in sorted(others)
+            }
             self._doubts = {node: doubt for node, doubt in self._doubts.items() if node in others}
 
     def _discount(self, now: int) -> None:

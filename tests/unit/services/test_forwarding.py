@@ -479,10 +479,14 @@ async def test_a_call_on_a_channel_that_is_replaced_ends_unavailable(
     assert code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_call_to_a_broker_whose_registration_is_lost_ends(three: dict[int, Hosted]) -> None:
+async def test_a_call_to_a_broker_whose_registration_is_lost_ends(
+    three: dict[int, Hosted], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Schedule: a call was passed on to a broker, which is stopped: its connection stands, and no answer
     comes. The cluster takes the broker for dead. The caller must be told at once, since another broker takes
     the topic up; it would wait for its own deadline otherwise."""
+    monkeypatch.setattr("sava.services.handlers.FORWARD_S", FAR_S)
+    monkeypatch.setattr("sava.services.handlers.LONG_CALLS", {})
     give(three, 2)
     began, cancelled = asyncio.Event(), asyncio.Event()
     three[2].service.offsets = _until_cancelled(began, cancelled)
