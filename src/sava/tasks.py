@@ -142,3 +142,17 @@ class Stops:
             what, stop = self._steps.pop()
             is_in_order &= await stopped_within(STEP_S, stop, what=what)
         return is_in_order
+
+
+async def first_write(call: Any, request: Any) -> None:
+    """The first message of a gRPC stream, which waits until the call has a connection. Raises CancelledError
+    if the call is cancelled meanwhile, or its channel closed: gRPC wakes the readers of such a call, and
+    leaves a writer that waits for a connection waiting."""
+    writing = asyncio.ensure_future(call.write(request))
+
+    def ended(call: Any) -> None:
+        if call.cancelled():  # any other end has a status, and that reaches the writer
+            writing.cancel()
+
+    call.add_done_callback(ended)
+    await writing

@@ -125,4 +125,12 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
         "    await asyncio.wait((leaving,), timeout=timeout)\n",
         tests=("tests/unit/test_process.py",),
     ),
+    Mutant(
+        "o15",
+        "a broker whose copy of the metadata stands still leaves its lease to expire",
+        "sava/cluster/registration.py",
+        "                    self._is_behind = True\n",
+        "",
+        tests=("tests/unit/cluster/test_registration.py",),
+    ),
 )

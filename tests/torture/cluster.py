@@ -140,6 +140,18 @@ class Surroundings:
             return None
         return images
 
+    def described(self) -> list[str]:
+        """What there is, in the words of a report."""
+        router = (
+            "a namespace for each host behind a router"
+            if self.network.has_packets
+            else "loopback, TCP proxies"
+        )
+        disk = (
+            "ext4 images that lose power" if self.images is not None else "folders, unsynced writes in memory"
+        )
+        return [f"network: {router}", f"disks: {disk}", f"TLS: {'on' if self.auth.tls else 'off'}"]
+
     @property
     def tls_files(self) -> list[str]:
         """ca, cert and key; nothing: plain connections."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -54,6 +55,7 @@ END_KEY: Final = f"{PREFIX}~end"
 SEND_S: Final = 30.0
 """Until a message without a receipt fails."""
 CALL_S: Final = 3.0
+RETRY_S: Final = 0.2
 KEYS: Final = 4
 """Registers in use at a time."""
 BURST: Final = 10
@@ -384,6 +386,8 @@ class Registers:
                         break
                     kind = chance.choices(("get", "put", "cas", "delete"), (4, 3, 3, 1))[0]
                     if not await self._call(client, f"m{number}", kind, self._key(chance), seen):
+                        # Four clients without a pause would take a processor from brokers that start.
+                        await asyncio.sleep(RETRY_S)
                         break
                     await asyncio.sleep(chance.expovariate(8.0))
 
@@ -550,6 +554,8 @@ async def share_name(plan: Plan, generation: int) -> None:
 
 
 def main() -> None:
+    # Why streams end is what a gap without acks has to be explained with.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     plan = Plan.read(Path(sys.argv[1]))
     if len(sys.argv) > 2:
         uvloop.run(share_name(plan, int(sys.argv[2])))

@@ -253,7 +253,9 @@ class Router:
         self._order = itertools.count()
         self._last_due: dict[tuple[int, int], float] = {}
         self._free_at: dict[tuple[int, int], float] = {}
-        self.counters = dict.fromkeys(("forwarded", "lost", "duplicated", "delayed", "reordered", "full"), 0)
+        self.counters = dict.fromkeys(
+            ("forwarded", "cut", "lost", "duplicated", "delayed", "reordered", "full"), 0
+        )
 
     def run(self) -> None:
         poll = select.epoll()
@@ -310,7 +312,7 @@ class Router:
     def _treat(self, source: int, target: int, packet: bytes, conditions: Conditions) -> None:
         draw = self._chance.random
         if conditions.is_cut or draw() < conditions.loss:
-            self.counters["lost"] += 1
+            self.counters["cut" if conditions.is_cut else "lost"] += 1
             return
         now = time.monotonic()
         due, pair = now, (source, target)

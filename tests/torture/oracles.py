@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -99,23 +99,56 @@ class History:
                 self.exits.append(event)
 
 
+class Checked(msgspec.Struct, frozen=True):
+    """How much one oracle had to look at. Without it, an oracle that got no history looks like one that has
+    found nothing."""
+
+    oracle: str
+    count: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.oracle:<10} {self.count:>8} {self.what}"
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    findings: list[Finding]
+    checked: list[Checked]
+    """One for each oracle, in the order of the table above."""
+
+    def idle(self, but: Container[str] = ()) -> list[Finding]:
+        """Oracles that had nothing to check, which is a finding of its own."""
+        return [
+            Finding("idle", each.oracle, "had nothing to check")
+            for each in self.checked
+            if not each.count and each.oracle not in but
+        ]
+
+
 def judge(
-    history: History, *, subscriptions: Iterable[tuple[str, str]] = (), copies: Iterable[str] = ()
-) -> list[Finding]:
+    history: History,
+    *,
+    subscriptions: Iterable[tuple[str, str]] = (),
+    copies: Iterable[str] = (),
+    limit_s: float = 10.0,
+) -> Judgement:
     """``subscriptions`` are those, by topic and name, that must have received everything; ``copies`` the
-    topics that another cluster must have."""
+    topics that another cluster must have. The search for an order has ``limit_s`` for each key."""
     findings: list[Finding] = []
-    for topic in sorted({*history.acked, *history.stored}):
+    topics, copies = sorted({*history.acked, *history.stored}), sorted(copies)
+    subscriptions = sorted({*history.received, *subscriptions})
+    for topic in topics:
         found: dict[str, int] = defaultdict(int)
         for finding in _check_log(topic, history):
             found[finding.oracle] += 1
             if found[finding.oracle] <= MOST:
                 findings.append(finding)
-    for topic, subscription in sorted({*history.received, *subscriptions}):
+    for topic, subscription in subscriptions:
         findings += _some(_check_delivery(topic, subscription, history))
     for topic in copies:
         findings += _some(_check_copy(topic, history))
-    findings += _some(_check_register(history.calls))
+    verdicts = linearizability.check(history.calls, limit_s=limit_s)
+    findings += _some(_check_register(history.calls, verdicts))
     findings += _some(check_watches(history.watches, history.calls))
     for fault in history.faults:
         if not fault.recovered:
@@ -124,7 +157,55 @@ def judge(
     for exit_ in history.exits:
         if not exit_.excuse:
             findings.append(Finding("exit", exit_.host, f"ended by itself with code {exit_.code}"))
-    return findings
+    return Judgement(
+        findings, [*_count_messages(history, topics, subscriptions, copies), *_count_rest(history, verdicts)]
+    )
+
+
+def _count_messages(
+    history: History, topics: Sequence[str], subscriptions: Sequence[tuple[str, str]], copies: Sequence[str]
+) -> list[Checked]:
+    stored = [each for topic in topics for each in history.stored[topic]]
+    by_topic = ", ".join(f"{topic.rpartition('/')[2]} {len(history.acked[topic])}" for topic in topics)
+    producers = {(each.topic, each.producer) for each in stored}
+    named = [each for each in stored if "#" in each.producer]
+    heirs = {(each.topic, each.producer) for each in named}
+    got = {name: len(history.received[topic, name]) for topic, name in subscriptions}
+    in_order = [len(history.received[topic, name]) for topic, name in subscriptions if name in ORDERED]
+    keyed = [each for topic, name in subscriptions if name == KEYED for each in history.received[topic, name]]
+    by_subscription = ", ".join(f"{name} {count}" for name, count in got.items())
+    copied = sum(len(history.copied[topic]) for topic in copies)
+    return [
+        Checked("loss", sum(len(history.acked[topic]) for topic in topics), f"acknowledged: {by_topic}"),
+        Checked("phantom", len(stored), f"stored messages of {len(topics)} topics"),
+        Checked("double", len(stored), f"stored messages of {len(producers)} producers"),
+        Checked("order", len(stored), f"stored messages of {len(producers)} producers"),
+        Checked("hole", len(stored), f"offsets of {len(topics)} topics"),
+        # One producer alone cannot be overtaken.
+        Checked(
+            "fencing", len(named) if len(heirs) > 1 else 0, f"messages of {len(heirs)} producers of one name"
+        ),
+        Checked("delivery", sum(got.values()), f"deliveries: {by_subscription}"),
+        Checked("skip", sum(in_order), f"deliveries of {len(in_order)} subscriptions"),
+        Checked("key order", len(keyed), f"deliveries of {len({each.key for each in keyed})} keys"),
+        Checked("copy", copied, f"copied messages of {len(copies)} topics"),
+    ]
+
+
+def _count_rest(history: History, verdicts: Sequence[linearizability.Verdict]) -> list[Checked]:
+    undecided = sum(not verdict.is_decided for verdict in verdicts)
+    unknown = sum(call.outcome == "unknown" for call in history.calls)
+    answered = sum(call.outcome in ("ok", "refused") for call in history.calls)
+    seen = [event for events in history.watches.values() for event in events if isinstance(event, Watched)]
+    changes = len({event.revision for event in seen})
+    calls = f"calls of {len(verdicts)} keys, {undecided} keys undecided, {unknown} outcomes unknown"
+    return [
+        Checked("register", len(history.calls), calls),
+        Checked("revision", answered, "answers"),
+        Checked("watch", len(seen), f"events of {changes} changes, {len(history.watches)} watchers"),
+        Checked("recovery", len(history.faults), "rounds of faults"),
+        Checked("exit", len(history.exits), "brokers that ended by themselves"),
+    ]
 
 
 def _some(findings: Iterator[Finding]) -> list[Finding]:
@@ -233,8 +314,10 @@ def _check_copy(topic: str, history: History) -> Iterator[Finding]:
 # -- metadata ------------------------------------------------------------------------------------------------
 
 
-def _check_register(calls: Sequence[Called]) -> Iterator[Finding]:
-    for verdict in linearizability.check(calls):
+def _check_register(
+    calls: Sequence[Called], verdicts: Sequence[linearizability.Verdict]
+) -> Iterator[Finding]:
+    for verdict in verdicts:
         if not verdict.is_decided or not verdict.is_linearizable:
             yield Finding("register", verdict.key, verdict.why)
     for found in linearizability.out_of_order(calls):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tests.torture.history import Acked, Fault
-from tests.torture.oracles import Finding, History
+from tests.torture.oracles import Checked, Finding, History
 
 AFTER_S = 5.0
 """Gaps that begin this long after the recovery are still the fault's."""
@@ -72,6 +72,8 @@ class Report(msgspec.Struct):
     seconds: float
     commit: str
     missing: list[str]
+    around: list[str]
+    """What the machine gave: network, disks, TLS."""
     acked: int
     unsent: int
     unknown: int
@@ -86,6 +88,7 @@ class Report(msgspec.Struct):
     operations_failed: dict[str, int]
     router: dict[str, int]
     gaps: list[Gaps]
+    checked: list[Checked]
     findings: list[Finding]
     directory: str
 
@@ -100,21 +103,28 @@ class Report(msgspec.Struct):
         ]
         rows += ["", *(f"{name:<18} {value}" for name, value in self._totals())]
         rows += [f"without            {each}" for each in self.missing]
+        rows += ["", *(f"oracle             {each}" for each in self.checked), ""]
         rows += [f"FINDING            {each}" for each in self.findings]
         verdict = "nothing found" if not self.findings else f"{len(self.findings)} findings"
         rows.append(f"verdict            {verdict} (seed {self.seed}, files in {self.directory})")
         return rows
 
+    def _doubles(self) -> int:
+        return sum(each.faults for each in self.gaps if " + " in each.kind)
+
     def _totals(self) -> list[tuple[str, Any]]:
         done = ", ".join(f"{kind} {count}" for kind, count in sorted(self.operations.items()))
         failed = ", ".join(f"{kind} {count}" for kind, count in sorted(self.operations_failed.items()))
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults_by_kind.items()))
         return [
             ("seconds", round(self.seconds)),
+            ("surroundings", "; ".join(self.around)),
             ("acknowledged", f"{self.acked} ({self.unsent} failed, {self.unknown} of unknown outcome)"),
             ("received", self.received),
             ("metadata calls", f"{self.metadata_calls} ({self.metadata_unknown} of unknown outcome)"),
             ("watched changes", self.watched),
-            ("faults", f"{self.faults}, power losses {self.power_losses}"),
+            ("rounds", f"{self.faults}, {self._doubles()} of them with two faults at a time"),
+            ("faults", f"{kinds}; power lost {self.power_losses} times"),
             ("operator", f"done: {done}; failed: {failed or 'none'}"),
             ("router", ", ".join(f"{kind} {count}" for kind, count in self.router.items()) or "none"),
         ]

@@ -26,7 +26,7 @@ from tests.torture.history import (
     Watching,
     read,
 )
-from tests.torture.oracles import Finding, History, judge
+from tests.torture.oracles import Finding, History, Judgement, judge
 from tests.torture.report import gaps, longest_gap
 from tests.torture.soak import LOG_ENTRIES, Sample, log_faults, lost, slopes
 
@@ -124,8 +124,12 @@ def sound() -> list[Event]:
     ]
 
 
+def judged(events: Sequence[Event], *, limit_s: float = 10.0) -> Judgement:
+    return judge(History(events), subscriptions=SUBSCRIPTIONS, copies=[TOPIC], limit_s=limit_s)
+
+
 def found(events: Sequence[Event]) -> list[Finding]:
-    return judge(History(events), subscriptions=SUBSCRIPTIONS, copies=[TOPIC])
+    return judged(events).findings
 
 
 def test_a_sound_history_has_no_findings() -> None:
@@ -428,6 +432,42 @@ def test_a_corruption_is_found(oracle: str, corrupt: Callable[[list[Event]], lis
     assert oracle in {finding.oracle for finding in found(corrupt(sound()))}
 
 
+def test_every_oracle_has_a_corruption_and_counts_what_it_checks() -> None:
+    oracles = [each.oracle for each in judged(sound()).checked]
+    assert set(oracles) == {oracle for oracle, _ in CORRUPTIONS}
+    assert len(oracles) == len(set(oracles))
+    assert judged(sound()).idle() == []
+
+
+def test_counts_are_those_of_the_history() -> None:
+    counts = {each.oracle: each.count for each in judged(sound()).checked}
+    events = sound()
+    stored = sum(isinstance(event, Stored) and not event.copy for event in events)
+    assert counts["loss"] == sum(isinstance(event, Acked) for event in events)
+    assert counts["phantom"] == counts["hole"] == stored
+    assert counts["fencing"] == 12
+    assert counts["delivery"] == sum(isinstance(event, Received) for event in events)
+    assert counts["skip"] == 2 * counts["key order"] == counts["delivery"] // 2
+    assert counts["copy"] == stored - 12
+    assert counts["register"] == sum(isinstance(event, Called) for event in events)
+    assert counts["watch"] == sum(isinstance(event, Watched) for event in events)
+
+
+def test_an_oracle_that_has_nothing_to_check_is_a_finding() -> None:
+    """No watcher ever got a stream: every watcher that there is has seen everything."""
+    unwatched = _drop(sound(), lambda event: isinstance(event, Watching | Watched | Caught))
+    assert found(unwatched) == []
+    assert [each.where for each in judged(unwatched).idle()] == ["watch"]
+    assert judged(unwatched).idle(but=["watch"]) == []
+
+
+def test_a_producer_that_no_other_follows_is_not_a_check_of_fencing() -> None:
+    alone = _drop(
+        sound(), lambda event: isinstance(event, Acked | Stored) and event.producer in ("z#2", "z#3")
+    )
+    assert [each.where for each in judged(alone).idle()] == ["fencing"]
+
+
 def test_a_late_delivery_of_a_shared_subscription_is_none() -> None:
     assert found(deliver_late("shared")(sound())) == []
 
@@ -474,6 +514,10 @@ def test_what_cannot_be_decided_in_time_is_a_finding() -> None:
     calls = [put(number, 1000, f"v{number}", number + 1, seen=None, mod=0) for number in range(40)]
     verdict = linearizability.check_key("/k", calls, limit_s=0.0)
     assert not verdict.is_decided
+    judgement = judged([*sound(), *calls], limit_s=0.0)
+    assert Finding("register", "/k", "not decided within 0 s") in judgement.findings
+    (register,) = [each for each in judgement.checked if each.oracle == "register"]
+    assert "4 keys undecided" in register.what
 
 
 def test_many_calls_at_a_time_are_decided_soon() -> None:

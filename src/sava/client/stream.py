@@ -12,7 +12,7 @@ from grpc.aio import AioRpcError
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, silent
 from sava.client.errors import Unavailable, error_of
 from sava.client.pulse import Waiting
-from sava.tasks import cancelled
+from sava.tasks import cancelled, first_write
 
 STATUS_S: Final = 1.0
 """For the status of a stream to arrive after a write has failed."""
@@ -31,8 +31,11 @@ class Stream:
         self._responses = aiter(call)
 
     async def write(self, request: Any) -> None:
+        await self._written(self._call.write(request))
+
+    async def _written(self, writing: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._call.write(request)
+            await writing
         except AioRpcError as error:
             raise error_of(error, self._target) from None
         except asyncio.InvalidStateError:
@@ -68,7 +71,7 @@ class Stream:
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                await self.write(request)
+                await self._written(first_write(self._call, request))
                 response = await self.receive()
         except TimeoutError:
             raise Unavailable(f"broker {self._target} did not answer within {OPEN_TIMEOUT_S} s") from None

@@ -12,8 +12,10 @@ broker that was stopped for a minute knows it as soon as it looks, and it looks 
 
 A renewal is also a look at the metadata store as it is now. The leader renews the lease of a broker whose own
 copy stands still (its disk is full, say): it owns topics, takes no messages for them, and does not see that
-anybody wants them moved. Such a broker is as good as gone, so it lets the lease end, and others, which have
-copies of its journal, serve its topics until it can follow again.
+anybody wants them moved. Such a broker is as good as gone, so after one TTL it drops its topics and revokes
+the lease, and others, which have copies of its journal, serve its topics until it can follow again. It must
+not leave the lease to expire: the leader has renewed it up to that moment, and the topics would be without
+an owner for another TTL.
 
 A registration may also be given up from within (``renew``), when what it stands for has ended: the journal
 that was opened under its number.
@@ -89,6 +91,8 @@ class Registrar:
         self._lease = 0
         """Granted; what is registered under it is another question."""
         self._is_written = False
+        self._is_behind = False
+        """The leader answered the last renewal, and this node's own copy of the metadata did not follow."""
         self.is_leaving = False
         self._deadline = 0.0
         self._listeners: list[Callable[[], None]] = []
@@ -174,6 +178,8 @@ class Registrar:
             )
             self._is_written = False
             await self._fence()
+            if self._is_behind:
+                await self._revoke(self._lease)
 
     async def _fence(self) -> None:
         try:
@@ -247,12 +253,14 @@ class Registrar:
             sent = time.monotonic()
             if sent >= self._deadline:
                 return reason or f"not renewed within {self._ttl_ms} ms"
-            limit = min(0.9 * interval, self._deadline - sent)
+            limit, self._is_behind = min(0.9 * interval, self._deadline - sent), False
             try:
                 # The bound is enforced here too: no call may keep this task from looking at the clock.
                 async with asyncio.timeout(limit):
                     await self._store.keep_alive(self._lease, timeout=limit)
+                    self._is_behind = True
                     await self._store.get(records.registration_key(self._broker), timeout=limit)
+                    self._is_behind = False
             except LeaseNotFound as error:
                 return str(error)
             except FAILURES as error:

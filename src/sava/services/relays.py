@@ -17,7 +17,7 @@ from grpc import aio
 from sava.services import faults
 from sava.services.faults import Relayed
 from sava.services.peers import Link, Unreachable
-from sava.tasks import cancelled
+from sava.tasks import cancelled, first_write
 
 EOF: Final[Any] = vars(aio)["EOF"]  # the type stubs do not know it
 
@@ -98,7 +98,7 @@ async def both_ways(
         try:
             # If the call has ended, reading tells why.
             with suppress(aio.AioRpcError, asyncio.InvalidStateError):
-                await call.write(first)
+                await first_write(call, first)
             async for reply in call:
                 if sending is None:
                     sending = asyncio.create_task(_send(call, read))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,10 @@ import pytest
 
 from sava.client import Client
 from sava.client import pulse as pulses
+from sava.client.connection import Connection
+from sava.client.errors import Unavailable
+from sava.client.stream import open_stream
+from sava.proto import streams_pb2 as pb
 from tests.patience import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
 
@@ -111,6 +116,27 @@ async def test_a_question_leaves_a_stopped_broker_within_seconds(broker: MemoryB
             began = time.monotonic()
             await asyncio.wait_for(client._connection.look_up(TOPIC), PATIENCE_S)
             assert time.monotonic() - began < 1.0
+
+
+async def test_a_stream_that_waits_for_its_connection_ends_with_the_broker() -> None:
+    """A topic moves to a broker that has just stopped.
+
+        client ── where is it? ──▶ there ── TCP connects (the kernel does it) ── HTTP/2 never begins
+                                              the opening waits for the connection
+        the broker is found silent ──▶ the call is cancelled ──▶ the opening must end, not at its time limit
+
+    gRPC does not wake the writer of a call that is cancelled before it has a connection: clients waited ten
+    seconds for a topic that another broker served after two."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        target = f"127.0.0.1:{mute.getsockname()[1]}"
+        connection = Connection(target, token=None, tls=None, timeout=PATIENCE_S)
+        async with open_stream(connection, "Publish", target) as stream:
+            opening = asyncio.create_task(stream.open(pb.PublishRequest()))
+            accepted, _ = await asyncio.to_thread(mute.accept)
+            connection.pulse(target)._give_up()
+            with accepted, pytest.raises(Unavailable, match="has fallen silent"):
+                await opening
+        await connection.close()
 
 
 async def test_a_waiting_consumer_leaves_a_stopped_broker_within_seconds(broker: MemoryBroker) -> None:

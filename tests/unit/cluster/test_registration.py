@@ -176,6 +176,35 @@ async def test_a_broker_that_does_not_see_the_metadata_any_more_leaves(store: Fa
     await here.close()
 
 
+async def test_a_broker_that_leaves_because_it_does_not_follow_ends_its_lease_itself(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk: the leader renews the lease, this node's copy of the metadata stands still.
+
+        renewed at the leader ── renewed ── renewed ── TTL without a look at the metadata: topics are dropped
+                                               └──────────── the leader's lease ends a TTL after this one
+
+    For the rest of that time no broker has the topics, unless this one revokes the lease when it has dropped
+    them; not earlier, since others would take up what is still served here."""
+    ended: list[str] = []
+    revoke = store.revoke_lease
+
+    async def revoke_lease(lease: int, *, timeout: float = 10.0) -> None:
+        ended.append(f"revoked {lease}")
+        await revoke(lease, timeout=timeout)
+
+    async def on_lost() -> None:
+        ended.append("dropped")
+
+    monkeypatch.setattr(store, "revoke_lease", revoke_lease)
+    here = registrar(store, on_lost)
+    incarnation = await registered(here)
+    store.before["get"] = failing(Unavailable("it is committed, and this node has not applied it yet"), 1000)
+    await until(lambda: store.local.get(KEY) is None)
+    assert ended == ["dropped", f"revoked {incarnation}"]
+    await here.close()
+
+
 async def test_one_lost_keep_alive_is_no_loss(store: FaultyStore) -> None:
     here = registrar(store, ttl_ms=2000)
     incarnation = await registered(here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,11 +15,12 @@ from sava.broker.errors import NotOwner, TopicMoved, TopicUnknown
 from sava.cluster.errors import NotLeader
 from sava.config import Auth
 from sava.proto import streams_pb2 as pb
-from sava.services import forwarding
+from sava.services import forwarding, relays
 from sava.services.faults import Relayed
-from sava.services.peers import Peers, Unreachable
+from sava.services.peers import Link, Peers, Unreachable
 from sava.services.relays import EOF
 from tests.patience import FAR_S, HURRIES, PATIENCE_S
+from tests.unit.cluster.fakes import registration
 from tests.unit.services.brokers import ORDERS, Hosted, brokers
 
 OFFSETS = pb.OffsetsRequest(topic=str(ORDERS))
@@ -507,3 +509,27 @@ async def test_peers_that_are_closed_leave_nothing_open() -> None:
         link = await peers.link(2, "client", timeout=PATIENCE_S)
         await peers.close()
         assert link.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+
+async def test_a_stream_that_waits_for_its_connection_ends_with_the_channel() -> None:
+    """The connection to the owner breaks just before a stream is passed on, and the owner, which was stopped,
+    accepts another one and says nothing. Its registration is lost, so its channel is closed: the stream must
+    end then, and its client look for the topic elsewhere."""
+
+    async def nothing_more() -> Any:
+        return EOF
+
+    async def no_reply(_: bytes) -> None:
+        raise AssertionError("nobody answers")
+
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        channel = aio.insecure_channel(f"127.0.0.1:{mute.getsockname()[1]}")
+        link = Link(channel, registration(2), "broker 2")
+        passing = asyncio.create_task(
+            relays.both_ways(link, "/sava.streams.Streams/Publish", b"", None, (), nothing_more, no_reply)
+        )
+        accepted, _ = await asyncio.to_thread(mute.accept)
+        await channel.close(None)
+        async with asyncio.timeout(PATIENCE_S):
+            with accepted, pytest.raises(Relayed, match="broker 2 is gone"):
+                await passing
