@@ -19,11 +19,12 @@ from typing import Any, ClassVar, TypeVar
 import pytest
 
 from sava.blocking import Client
+from sava.client import stream
 from sava.client.loop_thread import LoopThread
+from sava.client.pulse import Waiting
 from sava.client.stream import Stream
-from sava.pipeline.replicate import chains
+from sava.proto import replica_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
-from sava.proto import topics_admin_pb2
 from tests.cluster.harness import until
 from tests.cluster.sites import NamedBrokers
 from tests.link_process import LinkProcess
@@ -250,12 +251,13 @@ class Troubled(Stream):
     left: ClassVar = 0
     _guard = threading.Lock()
 
-    def __init__(self, call: Any, target: str) -> None:
-        super().__init__(call, target)
+    def __init__(self, call: Any, target: str, waiting: Waiting) -> None:
+        super().__init__(call, target, waiting)
         self._held: Any = None
 
     async def write(self, request: Any) -> None:
-        trouble = self._trouble() if request.WhichOneof("kind") == "stretch" else ""
+        is_stretch = isinstance(request, replica_pb2.AppendRequest) and request.HasField("stretch")
+        trouble = self._trouble() if is_stretch else ""
         if trouble == "swapped" and self._held is None:
             self._held = request
             return
@@ -288,7 +290,7 @@ def test_one_append_of_several_that_fails_alone_loses_nothing(
     with Client(world.sides["eu"].broker.url, timeout=60) as client, client.producer(name) as producer:
         producer.send_many([payload("eu", number, MEGABYTE // 8) for number in range(8 * TROUBLES * 4)])
     Troubled.chance, Troubled.left, Troubled.troubles = random.Random(new_seed()), TROUBLES, {}
-    monkeypatch.setattr(chains, "Stream", Troubled)
+    monkeypatch.setattr(stream, "Stream", Troubled)
     world.link("pipelined", targets, forward=False)
     world.until_quiet([name], targets)
     print(Troubled.troubles)

@@ -12,6 +12,7 @@ from sava.proto import danube_api_pb2 as pb
 from tests.compat.programs import Program, run
 from tests.compat.raw import Producer, Stream, health, open_stream, subscribe
 from tests.compat.stubs import Stubs
+from tests.lost_answers import LostAnswers
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
@@ -125,6 +126,21 @@ async def test_a_consumer_name_is_taken_over(broker: Standalone, stubs: Stubs, t
 async def test_an_unknown_id_does_not_make_a_client_spin(broker: Standalone, topic: str) -> None:
     opened = await run("reconnect", "impatient", broker.url, topic=topic)
     assert 1 <= opened <= 5, "in three seconds"
+
+
+async def test_a_client_with_keepalive_leaves_a_broker_that_falls_silent(
+    broker: Standalone, stubs: Stubs, topic: str
+) -> None:
+    """The way out of docs/danube.md: the client's stream stands when its network is cut, and ends with the
+    status that makes it connect again. Without keepalive it waits for the kernel, a quarter of an hour."""
+    await Producer.create(stubs, topic)
+    async with (
+        LostAnswers(broker.url.removeprefix("http://")) as line,
+        Program("reconnect", "with_keepalive", f"http://{line.address}", topic=topic) as program,
+    ):
+        assert await program.line() == "subscribed"
+        line.forward_nothing()
+        assert await program.result() == "UNAVAILABLE"
 
 
 async def test_a_client_that_is_told_to_close_subscribes_again(

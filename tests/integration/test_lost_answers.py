@@ -16,16 +16,21 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from grpc import aio
 
 from sava.client import Client
 from sava.errors import Outcome, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.proto import admin_pb2 as pb
+from sava.proto import journals_pb2 as journals_pb
+from sava.proto import journals_pb2_grpc as journals_rpc
 from sava.proto import topics_admin_pb2 as topics_pb
 from sava.services.admin_client import AdminClient
 from tests.integration.harness import Cluster, sava
+from tests.integration.writing import Writing
 from tests.lost_answers import LostAnswers
 from tests.patience import PATIENCE_S
+from tests.staging import batch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -199,6 +204,9 @@ async def test_schemas_that_were_changed(site: Site, tmp_path: Path) -> None:
     async def bound() -> bool:
         return "order" in str(await site.read("schemas topic /default/typed"))
 
+    async def deleted() -> bool:
+        return not await site.read("schemas versions spare")
+
     service = "/danube_schema.SchemaRegistry"
     await site.lose(
         f"{service}/RegisterSchema", f"schemas register order --type avro --file {file}", registered
@@ -207,9 +215,11 @@ async def test_schemas_that_were_changed(site: Site, tmp_path: Path) -> None:
     await site.lose(
         f"{service}/ConfigureTopicSchema", "schemas configure-topic /default/typed --subject order", bound
     )
+    await site.do(f"schemas register spare --type avro --file {file}")
+    await site.lose(f"{service}/DeleteSchemaVersion", "schemas delete spare 1", deleted)
 
 
-async def test_pipelines_that_were_changed(site: Site) -> None:
+async def test_pipelines_that_were_changed(site: Site, tmp_path: Path) -> None:
     async def described() -> Any:
         return await site.read("pipelines describe copy")
 
@@ -235,6 +245,9 @@ async def test_pipelines_that_were_changed(site: Site) -> None:
     await site.lose(f"{service}/PausePipeline", "pipelines pause copy", paused)
     await site.lose(f"{service}/ResumePipeline", "pipelines resume copy", resumed)
     await site.lose(f"{service}/DeletePipeline", "pipelines delete copy", deleted)
+    file = tmp_path / "copy.yaml"
+    file.write_text("name: copy\nfrom: {topic: /default/orders}\nto: {topic: /default/copy}\n")
+    await site.lose(f"{service}/ApplyPipeline", f"pipelines apply -f {file}", created)
 
 
 async def test_remotes_and_replication_that_were_changed(site: Site) -> None:
@@ -302,6 +315,67 @@ async def test_brokers_and_members_that_were_changed(site: Site) -> None:
     await site.lose(f"{brokers}/DrainBroker", f"brokers drain {node}", drained)
     await site.lose(f"{brokers}/ActivateBroker", f"brokers activate {node}", active)
     await site.lose(f"{cluster}/RemoveNode", f"cluster remove-node --addr {newcomer} --force", removed)
+
+
+async def test_a_cluster_that_was_founded(site: Site) -> None:
+    """The broker that waits to be added is made a cluster of its own."""
+    async with LostAnswers(site.newcomer.admin) as proxy:
+        alone = Site(site.cluster, proxy)
+        alone.broker = site.newcomer
+
+        async def founded() -> bool:
+            return bool((await alone.read("cluster status"))["leader_id"] not in ("", "0"))
+
+        await alone.lose(
+            "/sava.admin.Cluster/Init", f"cluster init --nodes {site.newcomer.raft_address}", founded
+        )
+
+
+async def test_a_writer_that_was_forgotten(site: Site) -> None:
+    await site.do("topics create /default/orders")
+    async with Writing(site.broker.client_url, "loader") as writing:
+        await writing.commit(0, await writing.stage(orders=[batch([b"0"])]))
+
+    async def forgotten() -> bool:
+        return not await site.read("writers list")
+
+    assert not await forgotten()
+    await site.lose("/sava.writers.Writers/ForgetWriter", "writers forget loader", forgotten)
+
+
+class LossyJournals(journals_rpc.JournalsServicer):
+    """The service of a broker whose journal waits: it says what would be lost, takes the operator's word for
+    it, and its answer to that is lost."""
+
+    def __init__(self) -> None:
+        self.given_up = asyncio.Event()
+
+    async def RecoverJournal(  # noqa: N802
+        self, request: journals_pb.RecoverJournalRequest, context: Any
+    ) -> journals_pb.RecoverJournalResponse:
+        if request.HasField("accepted"):
+            self.given_up.set()
+            await asyncio.Event().wait()
+        return journals_pb.RecoverJournalResponse(loss=journals_pb.JournalLoss(silent=["disk-1"]))
+
+
+async def test_a_journal_that_was_given_up() -> None:
+    """The first call only tells, the second one gives up. A real journal that waits needs brokers that died;
+    what this is about is the command, which asks a real server through a connection that breaks."""
+    journals, server = LossyJournals(), aio.server()
+    journals_rpc.add_JournalsServicer_to_server(journals, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with LostAnswers(f"127.0.0.1:{port}") as proxy:
+        line = ("journals", "recover", "7/3", "--yes")
+        running = asyncio.create_task(sava(*line, admin=proxy.address, check=False))
+        async with asyncio.timeout(PATIENCE_S):
+            await journals.given_up.wait()
+            proxy.cut()
+            code, _, errors = await running
+    await server.stop(None)
+    assert code == UNKNOWN, errors
+    assert "it may or may not have happened, `sava journals describe 7/3` shows which" in errors
 
 
 # -- deadlines that pass ---------------------------------------------------------------------------

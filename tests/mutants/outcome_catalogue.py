@@ -9,6 +9,8 @@ from tests.mutants.runner import Mutant
 SERVICES = "sava/services"
 _Outcome = partial(Mutant, tests=("tests/unit/test_outcomes.py",))
 _Listing = partial(Mutant, tests=("tests/unit/services/test_brokers_admin.py",))
+_Parts = partial(Mutant, tests=("tests/unit/services/test_partly_made_changes.py",))
+_Silent = partial(Mutant, tests=("tests/unit/pipeline/test_silent_brokers.py",))
 
 OUTCOME_MUTANTS: tuple[Mutant, ...] = (
     _Outcome(
@@ -61,5 +63,84 @@ OUTCOME_MUTANTS: tuple[Mutant, ...] = (
         '        raise OutcomeUnknown(f"{change}, but it could not be described: {error}") from error\n',
         "        raise\n",
         tests=("tests/unit/services/test_made_changes.py",),
+    ),
+    _Parts(
+        "u8",
+        "a change of a partitioned topic reports the error of one partition alone",
+        f"{SERVICES}/owners.py",
+        "        if len(asked) == 1 or (len(errors) == len(asked) and not unknown):\n",
+        "        if errors:\n",
+    ),
+    _Parts(
+        "u9",
+        "a partition that may have made a change is called one that has not",
+        f"{SERVICES}/owners.py",
+        " if _outcome(error) is not Outcome.NOT_DONE}",
+        " if False}",
+    ),
+    Mutant(
+        "u10",
+        "messages that were appended are called not appended after an unexpected error",
+        "sava/broker/publishing.py",
+        "            failure = self._stopped() if is_waiting else self._unknown()\n",
+        "            failure = self._stopped()\n",
+        tests=("tests/unit/broker/test_publishing.py",),
+    ),
+    _Listing(
+        "u11",
+        "a broker that was asked to stop is listed by its mode",
+        f"{SERVICES}/brokers_admin.py",
+        "        return LEAVING if self.registration.is_leaving else self.mode.mode.value\n",
+        "        return self.mode.mode.value\n",
+    ),
+    _Listing(
+        "u12",
+        "an owner that is no member any more is listed as one that may come back",
+        f"{SERVICES}/brokers_admin.py",
+        "        if not self.is_member:\n",
+        "        if False:\n",
+    ),
+    _Listing(
+        "u13",
+        "a member that is not registered is listed by its mode",
+        f"{SERVICES}/brokers_admin.py",
+        "            return UNREACHABLE\n",
+        "            return self.mode.mode.value\n",
+    ),
+    _Listing(
+        "u14",
+        "a leader is named that no majority has confirmed",
+        f"{SERVICES}/brokers_admin.py",
+        "self._view.counts(), self.leader if is_confirmed else NO_NODE",
+        "self._view.counts(), self.leader",
+    ),
+    _Listing(
+        "u15",
+        "what no majority confirms is called by its mode once it is known to be unconfirmed",
+        f"{SERVICES}/brokers_admin.py",
+        "        if not self.is_confirmed:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "u16",
+        "a leader that was not handed over in time is said never to be",
+        "sava/metadata/replica/steering.py",
+        "0, maybe_applied=True))\n\n\ndef _holds(",
+        "0, maybe_applied=False))\n\n\ndef _holds(",
+        tests=("tests/unit/metadata/test_replica_peers.py",),
+    ),
+    _Silent(
+        "u17",
+        "a read of several partitions waits for a silent broker",
+        "sava/pipeline/several.py",
+        ".watch(call, lambda: True)",
+        ".watch(call, lambda: False)",
+    ),
+    _Silent(
+        "u18",
+        "a chain waits for a silent target",
+        "sava/pipeline/replicate/chains.py",
+        "owes=lambda: self._is_opening or bool(self._unanswered)",
+        "owes=lambda: False",
     ),
 )

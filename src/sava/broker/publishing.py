@@ -9,8 +9,8 @@ same turn of the event loop, or while the append before them is on its way to th
     durable   a b c get their offsets: base, base + 1, base + 2
 
 One append is under way at a time, so the disk sets the pace: the slower it is, the larger the batches. An
-append that fails fails for all of its callers, which may send again: nothing of it is in the topic. A message
-that no batch can hold fails alone.
+append that fails fails for all of its callers, with an error whose ``outcome`` says whether its messages may
+be in the topic all the same. A message that no batch can hold fails alone.
 
 While the topic is handed over to another broker, what arrives is *held*: accepted here, it could be behind
 the end that the next owner begins at; refused at once, its sender would come back before there is a next
@@ -31,6 +31,7 @@ from sava.broker.errors import MessageTooLarge, TopicMoved
 from sava.broker.limits import Limits, RateLimiter
 from sava.broker.names import TopicName
 from sava.errors import CallerError, SavaError
+from sava.metadata.errors import OutcomeUnknown
 from sava.records import Message, RecordBatch
 from sava.storage.errors import Fenced
 from sava.storage.topic_log import TopicClosed
@@ -277,15 +278,21 @@ class Publisher:
                 if half:
                     await self._append(half)
             return
+        durable: asyncio.Future[int] | None = None
         try:
-            base = await (await self._enter(batch))
+            durable = await self._enter(batch)
+            base = await durable
         except SavaError as error:
             for waiting in part:
                 _fail(waiting, error)
             return
-        except BaseException:
+        except BaseException as error:
+            # A sink that waits for room has taken nothing, and waits only there. Behind that the batch may be
+            # in the topic, whatever went wrong: a caller who hears "not appended" would report a loss.
+            is_waiting = durable is None and isinstance(error, asyncio.CancelledError)
+            failure = self._stopped() if is_waiting else self._unknown()
             for waiting in part:
-                _fail(waiting, self._stopped())
+                _fail(waiting, failure)
             raise
         for index, waiting in enumerate(part):
             if not waiting.future.done():
@@ -307,6 +314,12 @@ class Publisher:
 
     def _stopped(self) -> SavaError:
         return self._closed or TopicClosed(f"topic {self.topic}: publishing was stopped")
+
+    def _unknown(self) -> SavaError:
+        return OutcomeUnknown(
+            f"topic {self.topic}: publishing failed while messages were appended; they may or may not be in "
+            "the topic, and the broker's log says why"
+        )
 
     def _take(self) -> list[_Waiting]:
         part: list[_Waiting] = []

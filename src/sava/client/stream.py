@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from grpc.aio import AioRpcError
+from grpc.aio import AioRpcError, Channel
 
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, silent
 from sava.client.errors import Unavailable, error_of
 from sava.client.pulse import Waiting
+from sava.proto import streams_pb2_grpc as rpc
 from sava.tasks import cancelled, first_write
 
 STATUS_S: Final = 1.0
@@ -22,8 +23,8 @@ class Stream:
     """Errors are the client's types; an end without an error is Unavailable, for none of Sava's streams ends
     by itself while the client wants it."""
 
-    def __init__(self, call: Any, target: str, waiting: Waiting | None = None) -> None:
-        """``waiting``: how its broker is watched; None: by gRPC's keepalive alone."""
+    def __init__(self, call: Any, target: str, waiting: Waiting) -> None:
+        """``waiting``: how its broker is watched."""
         self._call = call
         self._target = target
         self._waiting = waiting
@@ -41,7 +42,7 @@ class Stream:
         except asyncio.InvalidStateError:
             raise self._ended() from None
         except asyncio.CancelledError:
-            if self._waiting is None or not self._waiting.was_given_up():
+            if not self._waiting.was_given_up():
                 raise
             raise silent(self._target) from None
 
@@ -53,15 +54,14 @@ class Stream:
         except StopAsyncIteration:
             raise self._ended() from None
         except asyncio.CancelledError:
-            if self._waiting is None or not self._waiting.was_given_up():
+            if not self._waiting.was_given_up():
                 raise
             raise silent(self._target) from None
-        if self._waiting is not None:
-            self._waiting.pulse.heard()
+        self._waiting.pulse.heard()
         return response
 
     def _ended(self) -> Unavailable:
-        if self._waiting is not None and self._waiting.is_given_up:
+        if self._waiting.is_given_up:
             return silent(self._target)
         return Unavailable(f"broker {self._target} has ended the stream")
 
@@ -75,8 +75,7 @@ class Stream:
                 response = await self.receive()
         except TimeoutError:
             raise Unavailable(f"broker {self._target} did not answer within {OPEN_TIMEOUT_S} s") from None
-        if self._waiting is not None:
-            self._waiting.pulse.answered(asyncio.get_running_loop().time() - began)
+        self._waiting.pulse.answered(asyncio.get_running_loop().time() - began)
         return response
 
     def cancel(self) -> None:
@@ -107,11 +106,18 @@ class Route:
 
 @asynccontextmanager
 async def open_stream(
-    connection: Connection, method: str, target: str, *request: Any, owes: Callable[[], bool] = lambda: True
+    connection: Connection,
+    method: str,
+    target: str,
+    *request: Any,
+    owes: Callable[[], bool] = lambda: True,
+    service: Callable[[Channel], Any] = rpc.StreamsStub,
+    timeout: float | None = None,
 ) -> AsyncIterator[Stream]:
     """``owes``: whether the broker owes this stream an answer now; it ends if a broker that does is
-    silent."""
-    call = getattr(connection.stub(target), method)(*request, metadata=await connection.metadata())
+    silent. ``timeout``: when it ends in any case."""
+    metadata = await connection.metadata()
+    call = getattr(connection.stub(target, service), method)(*request, timeout=timeout, metadata=metadata)
     try:
         with connection.pulse(target).watch(call, owes) as waiting:
             yield Stream(call, target, waiting)

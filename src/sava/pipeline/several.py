@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from contextlib import aclosing, contextmanager
 from typing import Any, Final
 
+from sava.client.connection import silent
 from sava.client.errors import ELSEWHERE, ClientError, Unavailable, translated
 from sava.errors import SavaError
 from sava.pipeline.calls import Calls
@@ -169,9 +170,21 @@ def _told_of(calls: Calls, target: str, missing: set[str]) -> Iterator[None]:
 async def _responses(
     calls: Calls, target: str, method: str, request: Any, timeout: float
 ) -> AsyncGenerator[Any, None]:
-    """Raises ClientError."""
+    """Raises ClientError; Unavailable also when the broker falls silent, which closes no connection."""
+    connection = calls.connection
     with translated(target):
-        stub = calls.connection.stub(target, rpc.ReplicaStub)
-        metadata = await calls.connection.metadata()
-        async for response in getattr(stub, method)(request, timeout=max(timeout, 0.001), metadata=metadata):
-            yield response
+        metadata = await connection.metadata()
+        call = getattr(connection.stub(target, rpc.ReplicaStub), method)(
+            request, timeout=max(timeout, 0.001), metadata=metadata
+        )
+        with connection.pulse(target).watch(call, lambda: True) as waiting:
+            try:
+                async for response in call:
+                    waiting.pulse.heard()
+                    yield response
+            except asyncio.CancelledError:
+                if not waiting.was_given_up():
+                    raise
+                raise silent(target) from None
+            finally:
+                call.cancel()

@@ -50,6 +50,13 @@ class Relayed(SavaError):
         code = dict(trailing).get(CODE_KEY, "")
         self.code = code if isinstance(code, str) else ""
 
+    @property
+    def told_outcome(self) -> Outcome:
+        """What the other broker says of the request. Without its word a refusal is known by its status, and
+        any other end leaves the outcome open."""
+        told = dict(self.trailing).get(OUTCOME_KEY)
+        return _OUTCOMES.get(told, Outcome.NOT_DONE if self.status in REFUSALS else Outcome.UNKNOWN)
+
 
 class NotReached(Unavailable):
     """No connection came about, so that nothing was sent; ``cause`` says why, as far as gRPC tells."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
+import grpc.aio
 from common import main, orders, producer, receiver, say
 from danube import DanubeClient, ProducerOptions, SubType
+from danube.proto import DanubeApi_pb2_grpc
 from grpc.aio import AioRpcError
 
 
@@ -85,5 +88,37 @@ async def impatient(client: DanubeClient, topic: str) -> Any:
     return opened
 
 
+async def with_keepalive(client: DanubeClient, topic: str) -> Any:
+    """A consumer whose connections have the keepalive of docs/danube.md: how its stream ends."""
+    keepalive = [
+        ("grpc.keepalive_time_ms", 1_000),
+        ("grpc.keepalive_timeout_ms", 1_000),
+        ("grpc.http2.ping_timeout_ms", 1_000),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+    grpc.aio.insecure_channel = functools.partial(grpc.aio.insecure_channel, options=keepalive)  # type: ignore[assignment]
+    consumer = (
+        client.new_consumer()
+        .with_topic(topic)
+        .with_consumer_name("consumer")
+        .with_subscription("subscription")
+        .with_subscription_type(SubType.EXCLUSIVE)
+        .build()
+    )
+    await consumer.subscribe()
+    (partition,) = consumer._consumers.values()
+    # The broker has named its own address; the test stands between the client and the one that it was given.
+    line = await client.connection_manager.get_connection(client.uri, client.uri)
+    partition._stub = DanubeApi_pb2_grpc.ConsumerServiceStub(line.channel)
+    stream = await partition.receive()
+    say("subscribed")
+    try:
+        async for _ in stream:
+            pass
+    except AioRpcError as error:
+        return error.code().name
+    return "ended"
+
+
 if __name__ == "__main__":
-    main(produce, consume, without_health, impatient)
+    main(produce, consume, without_health, impatient, with_keepalive)

@@ -18,6 +18,7 @@ from sava.broker.publishing import BatchCheck, Publisher
 from sava.broker.schema_checks import SchemaChecks
 from sava.broker.specs import NamespacePolicy
 from sava.config import Policies
+from sava.errors import Outcome
 from sava.metadata.memory import MemoryStore
 from sava.records import InvalidMessage, Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
@@ -100,6 +101,38 @@ async def test_an_unexpected_error_while_messages_are_joined_leaves_no_caller_wa
     assert [type(outcome) for outcome in outcomes] == [TopicClosed] * 10
     assert await publisher.send(Message(b"next"), allowed) == 0
     assert sink.appends == [1]
+
+
+@pytest.mark.parametrize("moment", ["queued", "durable"])
+async def test_an_unexpected_error_behind_the_append_leaves_its_outcome_unknown(
+    publisher: Publisher, sink: CountingLog, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Schedule: the log takes a batch of two messages, and then fails with an error that no rule names: at
+    once, or while the batch becomes durable. The messages are in the topic, so their callers must not hear
+    that nothing was appended."""
+    accept = sink.log.begin
+
+    async def fail_behind(batch: RecordBatch) -> asyncio.Future[int]:
+        durable = await accept(batch)
+        if moment == "queued":
+            raise ValueError("not foreseen")
+
+        async def fail_later() -> int:
+            await durable
+            raise ValueError("not foreseen")
+
+        return asyncio.ensure_future(fail_later())
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sink, "begin", fail_behind)
+        async with asyncio.timeout(PATIENCE_S):
+            outcomes = await asyncio.gather(
+                *(publisher.send(Message(payload), allowed) for payload in (b"a", b"b")),
+                return_exceptions=True,
+            )
+    assert [getattr(outcome, "outcome", outcome) for outcome in outcomes] == [Outcome.UNKNOWN] * 2
+    assert await publisher.send(Message(b"next"), allowed) == 2
+    assert await contents(sink.log) == ["a", "b", "next"]
 
 
 async def test_what_comes_while_an_append_is_under_way_waits_for_the_next(

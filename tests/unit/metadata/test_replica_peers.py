@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sava.metadata.errors import IdentityConflict
+from sava.errors import Outcome
+from sava.metadata.errors import IdentityConflict, OutcomeUnknown
 from sava.metadata.failures import error_of
 from sava.metadata.peer import (
     Bootstrap,
@@ -205,14 +206,23 @@ def test_leadership_is_handed_over() -> None:
 
 
 def test_a_hand_over_that_cannot_be_is_refused() -> None:
-    world, leader, follower = three()
+    world, _leader, follower = three()
     refused = world.answer(follower.ask(TransferLeadership(NodeId(99))))
     assert isinstance(refused, Failed)
     assert isinstance(error_of(refused), TransferRefused)
+
+
+def test_a_hand_over_that_did_not_come_about_in_time_may_yet() -> None:
+    """Schedule: the leader asks a follower to campaign, and the request is slow. The leader stops waiting
+    after an election timeout. Whether the follower takes over is open: it does when the request arrives."""
+    world, leader, follower = three()
     follower.stop()
     reply = world.answer(leader.ask(TransferLeadership(follower.id)))
     assert isinstance(reply, Failed)
-    assert reply.code == "unavailable"
+    assert reply.maybe_applied
+    failure = error_of(reply)
+    assert (type(failure), failure.outcome) == (OutcomeUnknown, Outcome.UNKNOWN)
+    assert "may do so yet" in str(failure)
     assert isinstance(world.put(leader, "/x", "1"), Committed)
 
 

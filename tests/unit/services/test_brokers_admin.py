@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from grpc import StatusCode
 
@@ -159,6 +160,32 @@ async def test_a_broker_that_was_given_up_does_not_stand_beside_its_successor(pa
     await one.view.wait(partial(_has_topics, one.view, 2, 1), timeout=PATIENCE_S)
     listed = (await one.brokers("ListBrokers", pb.ListBrokersRequest())).brokers
     assert [(each.broker_id, each.status) for each in listed] == [(1, "active"), (2, "gone")]
+
+
+async def test_a_broker_that_was_asked_to_stop_is_leaving_whatever_its_mode(pair: Pair, site: Site) -> None:
+    """Broker 2 is drained, and then asked to stop, which it says in its registration. That is true only while
+    a majority confirms it, and while the broker is a member."""
+    one, two = pair
+    mode = BrokerMode(mode=Mode.DRAINED)
+    await site.world.metadata.put(records.mode_key(2), specs.encode(mode))
+    leaving = msgspec.structs.replace(two.view.brokers[2], is_leaving=True)
+    await site.world.metadata.put(records.registration_key(2), specs.encode(leaving))
+    await one.view.wait(lambda: one.view.brokers[2].is_leaving, timeout=PATIENCE_S)
+    assert one.node.core_status is not None
+    one.node.core_status.membership = members(1, 2)
+
+    async def status() -> list[str]:
+        answer = await one.brokers("ListBrokers", pb.ListBrokersRequest())
+        return [each.status for each in answer.brokers]
+
+    assert await status() == ["active", "leaving"]
+    one.node.barrier.failure = "no majority confirmed the read within 1.5 s"
+    assert await status() == ["unknown", "unknown"]
+    one.node.barrier.failure = ""
+    await create(one)
+    await one.view.wait(partial(_has_topics, one.view, 2, 1), timeout=PATIENCE_S)
+    one.node.core_status.membership = members(1)
+    assert await status() == ["active", "gone"]
 
 
 async def test_topics_of_a_broker_as_danube_lists_them(pair: Pair) -> None:

@@ -5,12 +5,13 @@ committed: in between, every decision needs two majorities, and an operator who 
 that moment may take the cluster with it. A transfer is complete when this node no longer leads.
 
 Neither can be repeated blindly, so when leadership goes while a change is open, its outcome is unknown to
-this node.
+this node. So is that of a transfer which took longer than an election timeout: the request to campaign may
+arrive yet.
 """
 
 from __future__ import annotations
 
-from sava.metadata.errors import OutcomeUnknown, Unavailable
+from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.peer import Changed, ChangeMembership, Failed, TransferLeadership, Transferred
 from sava.metadata.replica.requests import Desk, Pending
 from sava.raft.core import RaftCore, Role, Status
@@ -90,8 +91,10 @@ class Steering:
         if status.role is not Role.LEADER:
             self._desk.answer(pending, Transferred(status.leader or to))
         elif status.transferring_to == NO_NODE:
-            pending.open_attempts = 0
-            self._desk.refuse(pending, Unavailable(f"node {to} did not take over within an election timeout"))
+            # The request to campaign may be on its way: a node that was slow, or cut off, takes over when it
+            # arrives, although this leader has stopped waiting for it.
+            message = f"node {to} has not taken over within an election timeout, and may do so yet"
+            self._desk.answer(pending, Failed(OutcomeUnknown.code, message, 0, maybe_applied=True))
 
 
 def _holds(core: RaftCore, status: Status, index: int, term: int) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from sava.client.backoff import Backoff
 from sava.client.connection import Connection
 from sava.client.errors import ClientError, Unavailable
 from sava.client.loop_thread import LoopThread
-from sava.client.stream import STATUS_S, Route, Stream
+from sava.client.stream import STATUS_S, Route, Stream, open_stream
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.tasks import cancelled
@@ -114,7 +115,10 @@ class Chain:
         self._connection = connection
         self._owners = owners
         self._opening = pb.AppendRequest(open=pb.OpenChain(topic=topic, source=source))
+        self._streams = AsyncExitStack()
+        """Ends the stream that is open."""
         self._stream: Stream | None = None
+        self._is_opening = False
         self._reading: asyncio.Task[None] | None = None
         self._unanswered: deque[Stretch] = deque()
         self._unanswered_bytes = 0
@@ -170,10 +174,19 @@ class Chain:
                 await asyncio.sleep(delay)
 
     async def _open_at(self, address: str, life_until: float) -> pb.ChainOpened:
-        stub = self._connection.stub(address, rpc.ReplicaStub)
-        call = stub.Append(timeout=self._left(life_until), metadata=await self._connection.metadata())
-        self._stream = Stream(call, address)
+        self._is_opening = True
+        self._stream = await self._streams.enter_async_context(
+            open_stream(
+                self._connection,
+                "Append",
+                address,
+                owes=lambda: self._is_opening or bool(self._unanswered),
+                service=rpc.ReplicaStub,
+                timeout=self._left(life_until),
+            )
+        )
         opened: pb.ChainOpened = (await self._stream.open(self._opening)).opened
+        self._is_opening = False
         self._failure = None
         self.progress.is_known, self.progress.position = opened.is_known, opened.position
         self.progress.kept_position = opened.kept_position
@@ -250,6 +263,5 @@ class Chain:
 
     async def _close(self) -> None:
         await cancelled(self._reading)
-        if self._stream is not None:
-            self._stream.cancel()
+        await self._streams.aclose()
         self._reading = self._stream = None

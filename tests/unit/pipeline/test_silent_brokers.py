@@ -1,0 +1,112 @@
+"""Brokers that fall silent under the calls of pipelines and replication, with their connections open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from sava.client.connection import Connection
+from sava.client.errors import Unavailable
+from sava.client.loop_thread import LoopThread
+from sava.pipeline import several
+from sava.pipeline.calls import Calls
+from sava.pipeline.replicate.chains import Chain, Owners, Stretch
+from sava.proto import replica_pb2 as pb
+from sava.proto import replica_pb2_grpc as rpc
+from tests.lost_answers import LostAnswers
+from tests.patience import PATIENCE_S
+
+TOPIC = "/default/t"
+
+
+class Replica(rpc.ReplicaServicer):
+    """Takes calls and stretches, and answers only the opening of a chain."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def ReadEach(self, request: Any, context: Any) -> AsyncIterator[pb.ReadEachResponse]:  # noqa: N802
+        self.asked.set()
+        await asyncio.Event().wait()
+        yield pb.ReadEachResponse()
+
+    async def Append(self, requests: Any, context: Any) -> AsyncIterator[pb.AppendResponse]:  # noqa: N802
+        async for request in requests:
+            if request.HasField("open"):
+                yield pb.AppendResponse(opened=pb.ChainOpened())
+            else:
+                self.asked.set()
+
+
+@pytest.fixture
+async def replica() -> AsyncIterator[tuple[Replica, LostAnswers]]:
+    servicer, server = Replica(), aio.server()
+    rpc.add_ReplicaServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with LostAnswers(f"127.0.0.1:{port}") as proxy:
+        yield servicer, proxy
+    await server.stop(None)
+
+
+def connection_to(proxy: LostAnswers) -> Connection:
+    return Connection(proxy.address, token=None, tls=None, timeout=PATIENCE_S)
+
+
+async def test_a_read_of_several_partitions_leaves_a_silent_broker(
+    replica: tuple[Replica, LostAnswers], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker has taken the call when its network is cut. The client's second connection gets no answer
+    either, and the read ends with that, long before gRPC's keepalive or the deadline."""
+    servicer, proxy = replica
+    caplog.set_level(logging.INFO, "sava.pipeline.several")
+    connection = connection_to(proxy)
+    calls = Calls(connection)
+    calls.owner(TOPIC).answered(proxy.address)
+    reading = asyncio.create_task(
+        several.read(calls, proxy.address, {TOPIC: (0, 1)}, timeout=PATIENCE_S, max_bytes=1000)
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        await servicer.asked.wait()
+        proxy.forward_nothing()
+        assert await reading == {}
+    assert "has fallen silent" in caplog.text
+    assert calls.owner(TOPIC).target == "", "the next call looks the partition up"
+    await connection.close()
+
+
+async def test_a_chain_leaves_a_silent_target(replica: tuple[Replica, LostAnswers]) -> None:
+    """A stretch is on its way when the target's network is cut. Whoever waits for its receipt learns of the
+    silence, and opens the chain at another broker."""
+    servicer, proxy = replica
+    loop, connection = LoopThread("chain"), connection_to(proxy)
+    owners = Owners()
+    until = time.monotonic() + PATIENCE_S
+
+    async def learn() -> None:
+        owners.learn(TOPIC, proxy.address)
+
+    def copy() -> None:
+        loop.run(learn())
+        chain = Chain(loop, connection, owners, TOPIC, pb.Source())
+        try:
+            chain.open(until=until, life_until=until)
+            chain.put(Stretch(0, 1, True, b"bytes", (0,), 0), until=until)
+            chain.settle(until=until)
+        finally:
+            chain.close()
+
+    copying = asyncio.create_task(asyncio.to_thread(copy))
+    async with asyncio.timeout(PATIENCE_S):
+        await servicer.asked.wait()
+        proxy.forward_nothing()
+        with pytest.raises(Unavailable, match="has fallen silent"):
+            await copying
+    await asyncio.to_thread(loop.run, connection.close())
+    await asyncio.to_thread(loop.close)
