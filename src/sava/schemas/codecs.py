@@ -25,11 +25,18 @@ from fastavro.types import Schema as FastavroSchema
 from google.protobuf import json_format
 from google.protobuf.message import EncodeError, Message
 
-from sava.schemas.bounded_json import decode_payload
-from sava.schemas.definition import AvroSchema, JsonSchema, ProtobufSchema, read_schema
+from sava.schemas.bounds import decode_payload
+from sava.schemas.definition import (
+    BINARY_NUMBER_BYTES,
+    NUMBER_TEXT,
+    AvroSchema,
+    JsonSchema,
+    ProtobufSchema,
+    Validator,
+    read_schema,
+)
 from sava.schemas.errors import PayloadInvalid
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import BINARY_NUMBER_BYTES, NUMBER_TEXT, Validator
 
 
 class Codec(Protocol):

@@ -1,4 +1,4 @@
-"""What the registry keeps in the metadata store, and under which keys.
+"""The records of the registry: what it keeps in the metadata store, under which keys, and what it answers.
 
     /schemas/next_id                               the counter of schema ids
     /schemas/ids/{schema id}                       the subject, as text
@@ -6,10 +6,10 @@
     /schemas/versions/{subject}/{version}          VersionRecord: small, so that a list of versions is cheap
     /schemas/definitions/{subject}/{version}       DefinitionRecord: up to some hundred KiB each
 
-One key for each version keeps every value far below the store's limit, however many versions a subject has.
-Subjects are quoted as in URLs: whatever is in a name, it is one segment of a key. Versions have ten digits,
-so that the order of keys is the order of versions. Values are JSON, readable by an operator; definitions are
-in base64 there, since they may be any bytes.
+One key for each version keeps every value far below the store's limit, however many versions a subject
+has. Subjects are quoted as in URLs: whatever is in a name, it is one segment of a key. Versions have ten
+digits, so that the order of keys is the order of versions. Values are JSON, readable by an operator;
+definitions are in base64 there, since they may be any bytes.
 """
 
 from __future__ import annotations
@@ -90,3 +90,49 @@ def decode(key: str, value: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RegistryCorrupt(f"the record {key} cannot be read: {error}") from error
+
+
+class Registered(msgspec.Struct, frozen=True):
+    schema_id: int
+    version: int
+    is_new_version: bool
+    fingerprint: str
+
+
+class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A version with all that is known about it. ``definition`` is exactly what was registered."""
+
+    schema_id: int
+    subject: str
+    type: SchemaType
+    mode: Mode
+    version: int
+    fingerprint: str
+    created_ms: int
+    created_by: str
+    description: str
+    tags: tuple[str, ...]
+    definition: bytes
+    compiled: bytes = b""
+
+
+class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    schema_id: int
+    version: int
+    fingerprint: str
+    created_ms: int
+    created_by: str
+    description: str
+    tags: tuple[str, ...]
+
+
+class SubjectInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """``latest`` is 0 when all versions are deleted."""
+
+    subject: str
+    schema_id: int
+    type: SchemaType
+    mode: Mode
+    latest: int
+    versions: int
+    tags: tuple[str, ...]

@@ -33,8 +33,7 @@ from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Re
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.store import MetadataStore
 from sava.schemas import records, types
-from sava.schemas.compatibility import find_problems
-from sava.schemas.definition import Schema, fingerprint, read_schema
+from sava.schemas.definition import Schema, Validator, find_problems, fingerprint, read_schema
 from sava.schemas.errors import (
     RegistryBusy,
     RegistryCorrupt,
@@ -45,11 +44,16 @@ from sava.schemas.errors import (
     TooManyVersions,
     VersionUnknown,
 )
-from sava.schemas.records import DefinitionRecord, SubjectRecord, VersionRecord
-from sava.schemas.topic import Reference, Resolved, choose_version
-from sava.schemas.types import DEFAULT_MODE, Mode, SchemaType
-from sava.schemas.validation import Validator
-from sava.schemas.views import Registered, SchemaVersion, SubjectInfo, VersionInfo
+from sava.schemas.records import (
+    DefinitionRecord,
+    Registered,
+    SchemaVersion,
+    SubjectInfo,
+    SubjectRecord,
+    VersionInfo,
+    VersionRecord,
+)
+from sava.schemas.types import DEFAULT_MODE, Mode, Reference, Resolved, SchemaType, choose_version
 
 T = TypeVar("T")
 

@@ -1,15 +1,27 @@
-"""The words of the registry: schema types, compatibility modes, validation policies, and their limits.
+"""The vocabulary of the registry: schema types, compatibility modes, validation policies, their limits, and
+how a topic and a producer name a schema.
 
-Input is case-insensitive and knows the aliases that Danube's broker knows; what is stored and shown is the
-one lower-case name.
+Input is case-insensitive and knows the aliases that Danube's broker knows; Sava stores and shows the one
+lower-case name. ``TopicSchema`` is the record under ``/topics/{namespace}/{topic}/schema``. The broker
+writes it; it is defined here so that the registry, the services and replication read the same one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from sava.schemas.errors import ModeUnknown, PolicyUnknown, SchemaTooLarge, SubjectInvalid, TypeUnknown
+import msgspec
+
+from sava.schemas.errors import (
+    ModeUnknown,
+    PolicyUnknown,
+    SchemaTooLarge,
+    SubjectInvalid,
+    TypeUnknown,
+    VersionUnknown,
+)
 
 MAX_DEFINITION_BYTES: Final = 256 << 10
 MAX_SUBJECT_BYTES: Final = 255
@@ -132,3 +144,50 @@ def check_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
     if len(tags) > MAX_TAGS:
         raise SchemaTooLarge(f"{len(tags)} tags; the limit is {MAX_TAGS}")
     return tuple(check_text("tag", tag, MAX_TAG_BYTES) for tag in tags)
+
+
+class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
+    subject: str
+    policy: Policy = Policy.WARN
+    """What happens to a message that names another subject or an unknown version, or whose payload is
+    invalid."""
+    validate_payload: bool = False
+    """Whether the broker looks into payloads at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A subject, and which version of it: exactly ``pinned_version``, or the latest if it is at least
+    ``min_version``, or the latest."""
+
+    subject: str
+    pinned_version: int | None = None
+    min_version: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pinned_version is not None and self.min_version is not None:
+            raise ValueError("a reference either pins a version or names the least one")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    schema_id: int
+    version: int
+
+
+def choose_version(reference: Reference, versions: list[int]) -> int:
+    """The version that a reference means, of those that exist; raises VersionUnknown."""
+    if not versions:
+        raise VersionUnknown(reference.subject, None)
+    latest = max(versions)
+    if reference.pinned_version is not None:
+        if reference.pinned_version not in versions:
+            raise VersionUnknown(reference.subject, reference.pinned_version)
+        return reference.pinned_version
+    if reference.min_version is not None and latest < reference.min_version:
+        raise VersionUnknown(
+            reference.subject,
+            reference.min_version,
+            f"the latest version is {latest}, and at least {reference.min_version} is asked for",
+        )
+    return latest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastavro.schema import to_parsing_canonical_form
 
-from sava.schemas.avro import model
+from sava.schemas import avro as model
 from sava.schemas.definition import fingerprint, read_schema
 from sava.schemas.errors import SchemaInvalid
 from sava.schemas.types import SchemaType

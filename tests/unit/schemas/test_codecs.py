@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sava.schemas.codecs import BytesCodec, ProtobufCodec, codec_for
-from sava.schemas.definition import read_schema
+from sava.schemas.definition import MAX_PAYLOAD_BYTES, Refusal, Validator, read_schema
 from sava.schemas.errors import PayloadInvalid
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import MAX_PAYLOAD_BYTES, Refusal, Validator
 
 PERSON_JSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 PERSON_AVRO = {

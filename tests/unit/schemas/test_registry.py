@@ -31,10 +31,17 @@ from sava.schemas.errors import (
     TypeUnknown,
     VersionUnknown,
 )
+from sava.schemas.records import Registered
 from sava.schemas.registry import SchemaRegistry
-from sava.schemas.topic import Reference, Resolved, TopicSchema
-from sava.schemas.types import MAX_DEFINITION_BYTES, Mode, Policy, SchemaType
-from sava.schemas.views import Registered
+from sava.schemas.types import (
+    MAX_DEFINITION_BYTES,
+    Mode,
+    Policy,
+    Reference,
+    Resolved,
+    SchemaType,
+    TopicSchema,
+)
 
 
 def schema(*optional: str, required: Sequence[str] = (), **types: str) -> bytes:

@@ -115,7 +115,7 @@ def test_the_default_mode_is_backward() -> None:
 
 def test_a_client_uses_schemas_without_the_metadata_store() -> None:
     program = (
-        "import sys, sava.schemas.codecs, sava.schemas.compatibility, sava.schemas.validation;"
+        "import sys, sava.schemas.codecs, sava.schemas.definition;"
         "heavy = ('sava.metadata', 'sava.raft', 'grpc', 'asyncio');"
         "print([name for name in sys.modules if name.startswith(heavy)])"
     )

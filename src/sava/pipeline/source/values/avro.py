@@ -2,7 +2,7 @@
 
 Data can only be read with the schema that it was written with; that of another version is resolved to the
 reader's, by the rules of the specification. A payload is checked before it is decoded
-(``sava.schemas.avro.payload``): the decoder trusts what it is given, as deep as that goes.
+(``sava.schemas.avro_payload``): the decoder trusts what it is given, as deep as that goes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from pyspark.sql.types import (
 )
 
 from sava.pipeline.source.values.reading import Convert, Read, Reading, of_fields, of_items, of_values
-from sava.schemas.avro.model import Array, Enum, Fixed, Map, Node, Primitive, Record, Union
-from sava.schemas.definition import AvroSchema, read_schema
+from sava.schemas.avro import Array, Enum, Fixed, Map, Node, Primitive, Record, Union
+from sava.schemas.definition import AvroSchema, Validator, read_schema
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import Validator
 
 _PRIMITIVES: Final[dict[str, DataType]] = {
     "null": StringType(),

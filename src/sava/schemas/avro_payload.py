@@ -5,9 +5,9 @@ value is built. It is stricter than decoding (an int beyond 32 bits, a boolean o
 block of a wrong size are refused) and it is what makes decoding safe: the decoder that the codec uses
 recurses in C as deep as the data tells it to, and ends the process when that is too deep.
 
-Bounded by construction: every item of an array or map takes at least one byte (``model`` refuses others), and
-fields that take none are not looked at, so the work is in proportion to the payload; ``depth`` bounds
-recursion.
+Bounded by construction: every item of an array or map takes at least one byte (``avro.read`` refuses
+others), and fields that take none are not looked at, so the work is in proportion to the payload;
+``depth`` bounds recursion.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from sava.schemas.avro.model import Array, Enum, Fixed, Map, Node, Primitive, Record, Union, empty_weight
+from sava.schemas.avro import Array, Enum, Fixed, Map, Node, Primitive, Record, Union, empty_weight
 
 MAX_DEPTH: Final = 128
 """Arrays, maps, unions and records within each other."""
