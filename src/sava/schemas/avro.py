@@ -7,9 +7,15 @@ version that adds one is a new version. Without any of them it is exactly the pa
 
 ``find_problems`` is schema resolution: can data that was written with one schema be read with another? The
 rules are those of the Avro specification. A writer's union must be readable in each of its branches, since
-any of them may be in the data. Named types match by unqualified name, or because the reader has the
-writer's full name as an alias. Beyond the specification, two logical types that differ are reported (the
-specification compares decimals only): milliseconds read as microseconds are read without an error.
+any of them may be in the data. Named types match by unqualified name, or because the reader has the writer's
+full name as an alias. Beyond the specification, two logical types that differ are reported (the specification
+compares decimals only): milliseconds read as microseconds are read without an error.
+
+Apache's package ``avro`` has such a checker, and ``tests/unit/schemas/test_avro_apache.py`` holds this one
+against it. Sava does not use it, for three reasons: in recursive types it keeps what it concluded from an
+assumption that failed later, and then accepts a version that consumers cannot read; it does not compare
+logical types, decimals included; and nothing bounds its work: two unions of 400 records, 35 KB of definition
+where 256 KiB are allowed, take it 19 s of CPU, and the time grows faster than the square of the size.
 """
 
 from __future__ import annotations
