@@ -31,14 +31,14 @@ PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "doubl
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NO_DEFAULT: Final = object()
 _MAX_EMPTY: Final = 1000
-"""Values that one value without bytes may hold."""
+"""The most values that one value without bytes may hold."""
 
 
 @dataclass(eq=False, slots=True)
 class Primitive:
     name: str
     logical: dict[str, Any] = field(default_factory=dict)
-    """``logicalType``, and for decimals ``precision`` and ``scale``."""
+    """Holds ``logicalType``, and for decimals ``precision`` and ``scale``."""
 
 
 @dataclass(eq=False, slots=True)
@@ -85,19 +85,19 @@ class Field:
 
 
 @dataclass(eq=False, slots=True)
-class Record:
+class AvroRecord:
     name: str
     aliases: tuple[str, ...]
     fields: tuple[Field, ...] = ()
 
 
-Node = Primitive | Array | Map | Union | Enum | Fixed | Record
-Named = Enum | Fixed | Record
+Node = Primitive | Array | Map | Union | Enum | Fixed | AvroRecord
+Named = Enum | Fixed | AvroRecord
 
 
 def read(schema: Any) -> Node:
-    """The graph of a decoded schema; raises SchemaInvalid. ``schema`` is nested as deep as ``bounded_json``
-    lets it be."""
+    """The graph of a decoded schema; raises SchemaInvalid. ``bounds.decode_definition`` has bounded the depth
+    of ``schema``."""
     try:
         node = _Reader().read(schema, "")
         _check_whole(node)
@@ -159,9 +159,9 @@ class _Reader:
             raise SchemaInvalid("a union has no branch: no value could have it")
         return Union(branches)
 
-    def _record(self, schema: dict[str, Any], namespace: str) -> Record:
+    def _record(self, schema: dict[str, Any], namespace: str) -> AvroRecord:
         name, inner = self._name(schema, namespace)
-        record = Record(name, _aliases(schema, inner))
+        record = AvroRecord(name, _aliases(schema, inner))
         self._named[name] = record
         entries = _need(schema, "fields")
         if not isinstance(entries, list):
@@ -229,13 +229,10 @@ class _Reader:
         return full, full.rpartition(".")[0]
 
 
-# -- what is asked of a node -------------------------------------------------------------------------------
-
-
 def branch_name(node: Node) -> str:
-    """What tells the branches of a union apart: the full name, or the name of the unnamed type."""
+    """The name by which a union distinguishes its branches: the full name, or the kind of an unnamed type."""
     match node:
-        case Primitive(name) | Enum(name) | Fixed(name) | Record(name):
+        case Primitive(name) | Enum(name) | Fixed(name) | AvroRecord(name):
             return name
         case Array():
             return "array"
@@ -251,7 +248,7 @@ def empty_weight(node: Node, known: dict[int, int]) -> int:
     match node:
         case Primitive("null") | Fixed(size=0):
             return 1
-        case Record(fields=fields):
+        case AvroRecord(fields=fields):
             if id(node) not in known:
                 known[id(node)] = 0
                 weights = [empty_weight(each.type, known) for each in fields]
@@ -263,7 +260,7 @@ def empty_weight(node: Node, known: dict[int, int]) -> int:
 
 def canonical(node: Node, written: set[str] | None = None) -> Any:
     """The schema as plain lists and dictionaries in canonical order: named types in full where they come
-    first, by name afterwards. It is also what ``fastavro`` is given."""
+    first, by name afterwards. The codec gives this form to ``fastavro``."""
     written = set() if written is None else written
     match node:
         case Primitive(name, logical):
@@ -277,9 +274,12 @@ def canonical(node: Node, written: set[str] | None = None) -> Any:
     if node.name in written:
         return node.name
     written.add(node.name)
-    plain: dict[str, Any] = {"name": node.name, "type": type(node).__name__.lower()}
+    plain: dict[str, Any] = {
+        "name": node.name,
+        "type": "record" if isinstance(node, AvroRecord) else type(node).__name__.lower(),
+    }
     match node:
-        case Record(fields=fields):
+        case AvroRecord(fields=fields):
             plain["fields"] = [_canonical_field(each, written) for each in fields]
         case Enum(symbols=symbols, default=default):
             plain["symbols"] = list(symbols)
@@ -301,11 +301,8 @@ def _canonical_field(each: Field, written: set[str]) -> dict[str, Any]:
     return plain
 
 
-# -- the schema as a whole ---------------------------------------------------------------------------------
-
-
 def _check_whole(root: Node) -> None:
-    """What can be told only once every type is complete: defaults, and types whose values take no bytes."""
+    """Checks that need every type to be complete: defaults, and types whose values take no bytes."""
     pending, seen = [root], set[int]()
     weights: dict[int, int] = {}
     while pending:
@@ -326,14 +323,14 @@ def _check_whole(root: Node) -> None:
                 pending.append(values)
             case Union(branches):
                 pending.extend(branches)
-            case Record():
+            case AvroRecord():
                 _check_defaults(node)
                 pending.extend(each.type for each in node.fields)
             case _:
                 pass
 
 
-def _check_defaults(record: Record) -> None:
+def _check_defaults(record: AvroRecord) -> None:
     for each in record.fields:
         if each.has_default and not _fits(each.default, each.type, {}):
             raise SchemaInvalid(
@@ -364,7 +361,7 @@ def _fits_composite(value: Any, node: Node, known: dict[tuple[int, int], bool]) 
             return isinstance(value, str) and value in symbols
         case Fixed(size=size):
             return _is_bytes(value) and len(value) == size
-        case Record(fields=fields):
+        case AvroRecord(fields=fields):
             return isinstance(value, dict) and all(
                 _fits(value[each.name], each.type, known) if each.name in value else each.has_default
                 for each in fields
@@ -396,9 +393,6 @@ def _is_bytes(value: Any) -> bool:
     return isinstance(value, str) and all(ord(char) < 256 for char in value)
 
 
-# -- small things of reading -------------------------------------------------------------------------------
-
-
 def _need(schema: dict[str, Any], key: str) -> Any:
     try:
         return schema[key]
@@ -407,7 +401,7 @@ def _need(schema: dict[str, Any], key: str) -> Any:
 
 
 def _aliases(schema: dict[str, Any], namespace: str) -> tuple[str, ...]:
-    """In full; a short alias is in the namespace of the name."""
+    """The full aliases; a short alias is in the namespace of the name."""
     aliases = schema.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
         raise SchemaInvalid(f"the aliases {_shown(aliases)} are not a list of names")
@@ -439,11 +433,11 @@ _PROMOTIONS: Final = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
-"""What a reader may have where the writer has the key."""
+"""By the writer's type: the types that a reader may have instead."""
 
 
 def find_problems(reader: Node, writer: Node) -> list[str]:
-    """Why ``reader`` cannot read all that ``writer`` can write, in words; empty when it can."""
+    """The reasons why ``reader`` cannot read all that ``writer`` can write; empty when it can."""
     comparison = _Resolution()
     return comparison.fixpoint.solve(lambda: comparison.resolve(reader, writer, "$"))
 
@@ -478,12 +472,12 @@ class _Resolution:
                 return _compare_names(reader, writer, path) or _compare_symbols(reader, writer, path)
             case Fixed(), Fixed():
                 return _compare_names(reader, writer, path) or _compare_fixed(reader, writer, path)
-            case Record(), Record():
+            case AvroRecord(), AvroRecord():
                 return _compare_names(reader, writer, path) or self._compare_fields(reader, writer, path)
             case _:
                 return [f"{path}: {branch_name(writer)} cannot be read as {branch_name(reader)}"]
 
-    def _compare_fields(self, reader: Record, writer: Record, path: str) -> list[str]:
+    def _compare_fields(self, reader: AvroRecord, writer: AvroRecord, path: str) -> list[str]:
         written = {each.name: each for each in writer.fields}
         problems = []
         for each in reader.fields:

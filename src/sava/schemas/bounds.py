@@ -42,12 +42,12 @@ import msgspec
 from sava.schemas.errors import SchemaInvalid
 
 MAX_DEPTH: Final = 64
-"""Levels of arrays and objects within each other; documents for people have fewer than ten."""
+"""The most levels of arrays and objects within each other; documents for people have fewer than ten."""
 
 
 def decode_definition(text: bytes) -> Any:
-    """A schema: strict, and slower than a payload. A key that comes twice is refused, since two readers would
-    take a different one of them."""
+    """Decodes a schema: strict, and slower than a payload. A key that comes twice is refused, since two
+    readers would take a different one of them."""
     _check_depth(text)
     try:
         return json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
@@ -56,6 +56,7 @@ def decode_definition(text: bytes) -> Any:
 
 
 def decode_payload(text: bytes) -> Any:
+    """Decodes the payload of a message; raises ValueError."""
     _check_depth(text)
     try:
         return msgspec.json.decode(text)
@@ -72,7 +73,7 @@ def canonical(value: Any, *, sort_keys: bool = True) -> bytes:
 
 
 def comparable(value: Any) -> Any:
-    """Hashable, and equal exactly for values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
+    """A hashable form, equal exactly for values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, dict):
         return ("object", frozenset((key, comparable(item)) for key, item in value.items()))
     if isinstance(value, list):
@@ -118,7 +119,7 @@ def _refuse_constant(name: str) -> Any:
 
 MAX_PATTERN_CHARS: Final = 1000
 _MAX_WAYS: Final = 2e7
-"""About a second of matching, at worst."""
+"""Matching takes about a second, at worst."""
 _MAX_TEXT: Final = 1 << 20
 _MAX_FACTOR: Final = 1e6
 
@@ -137,7 +138,7 @@ class _Cost(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def longest_text(pattern: str) -> int:
-    """How many characters a text may have to be tried against the pattern; raises SchemaInvalid."""
+    """The most characters of a text that is tried against the pattern; raises SchemaInvalid."""
     if len(pattern) > MAX_PATTERN_CHARS:
         raise SchemaInvalid(f"a pattern of {len(pattern)} characters; the limit is {MAX_PATTERN_CHARS}")
     try:
@@ -214,16 +215,18 @@ def _too_many_ways(pattern: str) -> SchemaInvalid:
 
 MAX_STEPS: Final = 200_000
 MAX_LEVELS: Final = 100
-"""Below the interpreter's limit of recursion, with the few frames that a level takes."""
+"""This is below the interpreter's limit of recursion, with the few frames that a level takes."""
 MAX_PROBLEMS: Final = 50
 
 
 class TooComplex(Exception):
-    """Only used between ``Fixpoint`` and what runs in it: becomes a problem, since 'unknown' is not
+    """A comparison exceeds its bounds. ``Fixpoint`` reports it as a problem, since 'unknown' is not
     'fits'."""
 
 
 class Fixpoint:
+    """A comparison of recursive structures with bounded steps and depth."""
+
     def __init__(self) -> None:
         self._refuted: dict[Hashable, list[str]] = {}
         self._assumed: set[Hashable] = set()
@@ -231,7 +234,7 @@ class Fixpoint:
         self._level = 0
 
     def solve(self, compare: Callable[[], list[str]]) -> list[str]:
-        """Problems in words; none if the structures fit."""
+        """The problems that the comparison finds; none if the structures fit."""
         while True:
             self._assumed.clear()
             known = len(self._refuted)

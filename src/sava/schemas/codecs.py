@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import Any, Protocol
+from typing import Any
 
 import fastavro
 import msgspec
@@ -39,14 +39,9 @@ from sava.schemas.errors import PayloadInvalid
 from sava.schemas.types import SchemaType
 
 
-class Codec(Protocol):
-    def encode(self, value: Any) -> bytes: ...
-
-    def decode(self, payload: bytes) -> Any: ...
-
-
-def codec_for(kind: SchemaType, definition: bytes) -> Codec:
-    """Raises SchemaInvalid, SchemaTooLarge. Compiling Protobuf source blocks and needs grpcio-tools."""
+def codec_for(kind: SchemaType, definition: bytes) -> SchemaCodec:
+    """The codec of a definition. Raises SchemaInvalid, SchemaTooLarge. Compiling Protobuf source blocks and
+    needs grpcio-tools."""
     schema = read_schema(kind, definition)
     match schema:
         case AvroSchema():
@@ -191,3 +186,6 @@ class ProtobufCodec:
             return json_format.ParseDict(value, self.message_class(), descriptor_pool=self._descriptors.pool)
         except (json_format.ParseError, TypeError, ValueError, RecursionError) as error:
             raise PayloadInvalid(f"not a {name}: {error}") from None
+
+
+SchemaCodec = BytesCodec | StringCodec | NumberCodec | JsonCodec | AvroCodec | ProtobufCodec

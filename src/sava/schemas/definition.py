@@ -27,12 +27,12 @@ from sava.schemas.bounds import MAX_PROBLEMS, canonical, decode_definition, deco
 from sava.schemas.errors import PayloadInvalid, SchemaInvalid
 from sava.schemas.json_schema import Document, Evaluator
 from sava.schemas.protobuf import Descriptors, compile_definition, descriptors_of
-from sava.schemas.types import Mode, SchemaType, check_definition_size
+from sava.schemas.types import CompatibilityMode, SchemaType, check_definition_size
 
 
 @dataclass(frozen=True, slots=True)
 class PrimitiveSchema:
-    """bytes, string and number: the type says it all, the definition is not looked at."""
+    """A schema of type bytes, string or number: the type says it all, and the definition is ignored."""
 
     type: SchemaType
 
@@ -47,7 +47,7 @@ class PrimitiveSchema:
 class AvroSchema:
     root: avro.Node
     plain: Any
-    """Canonical, as lists and dictionaries."""
+    """The canonical form as lists and dictionaries."""
     type = SchemaType.AVRO
     compiled = b""
 
@@ -71,7 +71,7 @@ class JsonSchema:
 @dataclass(frozen=True, slots=True)
 class ProtobufSchema:
     compiled: bytes
-    """Canonical ``FileDescriptorSet``; kept with the version so that nobody compiles it again."""
+    """The canonical ``FileDescriptorSet``; the registry keeps it with the version, so it is compiled once."""
     type = SchemaType.PROTOBUF
 
     @property
@@ -87,8 +87,8 @@ Schema = PrimitiveSchema | AvroSchema | JsonSchema | ProtobufSchema
 
 
 def read_schema(kind: SchemaType, definition: bytes, compiled: bytes = b"") -> Schema:
-    """Raises SchemaInvalid, SchemaTooLarge. ``compiled``: of this definition, as an earlier reading gave
-    it."""
+    """Reads a definition; raises SchemaInvalid, SchemaTooLarge. ``compiled`` is the compiled form that an
+    earlier reading of this definition gave."""
     check_definition_size(definition)
     match kind:
         case SchemaType.AVRO:
@@ -122,15 +122,15 @@ def _avro_json(definition: bytes) -> Any:
 
 
 MAX_PAYLOAD_BYTES: Final = 64 << 20
-"""Nothing larger is looked at. Brokers have a lower limit of their own for messages."""
+"""Larger payloads are invalid. Brokers have a lower limit of their own for messages."""
 NUMBER_TEXT: Final = re.compile(rb"-?(?:0|[1-9][0-9]{0,308})(?:\.[0-9]{1,308})?(?:[eE][+-]?[0-9]{1,4})?")
 """A number as JSON writes it."""
 BINARY_NUMBER_BYTES: Final = (4, 8)
-"""What Danube's broker takes for a number: the bytes of a 32 or 64 bit integer or floating point number."""
+"""Danube's broker takes this many bytes for a number: a 32 or 64 bit integer or floating point number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PayloadRefusal:
     """The first payload of several that does not fit."""
 
     index: int
@@ -148,7 +148,7 @@ class Validator:
             raise PayloadInvalid(f"a payload of {len(payload)} bytes; the limit is {MAX_PAYLOAD_BYTES}")
         self._check(payload)
 
-    def validate_many(self, payloads: Sequence[bytes]) -> Refusal | None:
+    def validate_many(self, payloads: Sequence[bytes]) -> PayloadRefusal | None:
         """None when all fit. A batch of raw bytes costs nothing."""
         if self.type is SchemaType.BYTES:
             return None
@@ -156,7 +156,7 @@ class Validator:
             try:
                 self.validate(payload)
             except PayloadInvalid as error:
-                return Refusal(index, error.reason)
+                return PayloadRefusal(index, error.reason)
         return None
 
 
@@ -204,7 +204,7 @@ def _json_check(schema: JsonSchema) -> Callable[[bytes], None]:
 
 
 def _accept(payload: bytes) -> None:
-    """Bytes are bytes."""
+    """Every payload is valid."""
 
 
 def _check_string(payload: bytes) -> None:
@@ -219,9 +219,9 @@ def _check_number(payload: bytes) -> None:
         raise PayloadInvalid("neither the text of a number nor 4 or 8 bytes of one")
 
 
-def find_problems(new: Schema, older: Iterable[tuple[int, Schema]], mode: Mode) -> list[str]:
-    """What stands against ``new``, in words. ``older``: the versions that count, with their numbers; of a
-    mode that is not transitive, that is the latest only."""
+def find_problems(new: Schema, older: Iterable[tuple[int, Schema]], mode: CompatibilityMode) -> list[str]:
+    """The problems of ``new`` beside the versions before it. ``older`` has the versions that count, with
+    their numbers; under a mode that is not transitive, only the latest one."""
     problems: list[str] = []
     for version, old in older:
         if mode.is_backward:

@@ -32,7 +32,7 @@ from sava.schemas.json_schema import Alternative, Document, Evaluator, Subschema
 
 
 def find_problems(reader: Document, writer: Document) -> list[str]:
-    """Why a value of ``writer`` may not be a value of ``reader``, in words; empty when all are."""
+    """The reasons why a value of ``writer`` may not be a value of ``reader``; empty when all are."""
     comparison = Containment(reader, writer)
     return comparison.fixpoint.solve(lambda: comparison.contains(reader.root, (writer.root,), "$"))
 
@@ -68,7 +68,7 @@ class Containment:
         return self._expanded[key]
 
     def _holds_whole(self, reader: Subschema, alternative: Alternative, path: str) -> list[str]:
-        """With the rules that need to see the whole of the reader, not one part of its ``allOf``."""
+        """Adds the rules that need the whole of the reader, not one part of its ``allOf``."""
         parts = json_schema.parts(self.reader, reader)
         problems = [
             f"{path}.{name}: required by the writer, and not declared by the reader"
@@ -103,7 +103,7 @@ class Containment:
         return problems + _compare_keywords(self, reader, alternative, path)
 
     def _holds_again(self, reader: Subschema, alternative: Alternative, path: str) -> list[str]:
-        """Through the memory of pairs: a reference may lead back to where it came from."""
+        """``_holds`` through the memory of pairs: a reference may lead back to where it came from."""
         key = (id(reader), "holds", id(alternative))
         return self.fixpoint.pair(key, lambda: self._holds(reader, alternative, path))
 
@@ -119,7 +119,7 @@ class Containment:
     def _holds_values(
         self, reader: dict[str, Any], alternative: Alternative, values: list[Any], path: str
     ) -> list[str]:
-        """A list of values needs no theory: each one is tried."""
+        """Tries each value of a finite list."""
         problems = []
         for value in values:
             self.fixpoint.step()
@@ -356,7 +356,7 @@ def _compare_patterns(
 def _compare_others(
     comparison: Containment, reader: dict[str, Any], alternative: Alternative, path: str
 ) -> list[str]:
-    """Properties that neither side names."""
+    """Compares the properties that neither side names."""
     allowed = reader.get("additionalProperties", True)
     if allowed is True or allowed == {}:
         return []

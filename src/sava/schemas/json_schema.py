@@ -46,7 +46,7 @@ DIALECTS: Final[dict[str, type[Validator]]] = {
 }
 DEFAULT_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _REF_STANDS_ALONE: Final = ("draft-04", "draft-06", "draft-07")
-"""In these, whatever stands beside a ``$ref`` is ignored."""
+"""In these dialects, keywords beside a ``$ref`` are ignored."""
 
 _ONE: Final = (
     "additionalItems",
@@ -70,7 +70,7 @@ MAX_SUBSCHEMAS: Final = 10_000
 
 
 class Document:
-    """Checked when it is made: raises SchemaInvalid."""
+    """A document that is checked when it is made: raises SchemaInvalid."""
 
     def __init__(self, root: Any) -> None:
         if not isinstance(root, dict | bool):
@@ -262,9 +262,6 @@ ALL_TYPES: Final = frozenset(("null", "boolean", "object", "array", "integer", "
 """'number' is an integer or a fraction, so that types are a plain set."""
 
 
-# -- taking schemas apart ------------------------------------------------------------------------------------
-
-
 def expand(document: Document, schemas: Iterable[Subschema]) -> list[Alternative]:
     """All alternatives of schemas that hold together; none if no value is allowed."""
     combined: list[Alternative] = [()]
@@ -316,9 +313,6 @@ def parts(document: Document, schema: Subschema) -> list[dict[str, Any]]:
         for key in ("allOf", "anyOf", "oneOf"):
             pending.extend(each.get(key, ()))
     return found
-
-
-# -- questions -----------------------------------------------------------------------------------------------
 
 
 def undeclared(reader: Sequence[dict[str, Any]], alternative: Alternative) -> list[str]:
@@ -394,13 +388,13 @@ def _are_disjoint(left: Alternative, right: Alternative) -> bool:
 
 
 def _property(alternative: Alternative, name: str) -> Alternative:
-    """Only what is said in place; a reference there tells nothing, which is the safe side."""
+    """What is said in place about a property; a reference is left out, which is the safe side."""
     found = (part.get("properties", {}).get(name) for part in alternative)
     return tuple(schema for schema in found if isinstance(schema, dict) and "$ref" not in schema)
 
 
 def is_same(one: Document, left: Any, other: Document, right: Any) -> bool:
-    """The same text, and all references in it lead to the same."""
+    """Whether the text is the same and all references in it lead to the same."""
     pending, seen = [(left, right)], set[tuple[int, int]]()
     while pending:
         first, second = pending.pop()
@@ -414,7 +408,7 @@ def is_same(one: Document, left: Any, other: Document, right: Any) -> bool:
 
 
 def _is_equal(left: Any, right: Any) -> bool:
-    """Of plain values; Python takes True for 1."""
+    """Equality of plain values; Python takes True for 1."""
     return bool(left == right) and canonical(left) == canonical(right)
 
 
@@ -429,7 +423,7 @@ def _all_references(schema: Any) -> set[str]:
 
 
 MAX_STEPS: Final = 50_000
-"""Keywords evaluated for one value: a second or two."""
+"""The most keywords that are evaluated for one value, which take a second or two."""
 _NAME_KEYWORDS: Final = ("patternProperties", "additionalProperties", "unevaluatedProperties")
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
@@ -454,13 +448,13 @@ class Evaluator:
         self._whole = _bounded_class(document.dialect)(document.root, registry=referencing.Registry())
 
     def check(self, value: Any) -> None:
-        """Raises PayloadInvalid with where and why."""
+        """Raises PayloadInvalid, which says where and why."""
         error = self._first_error(self._whole, value)
         if error is not None:
             raise PayloadInvalid(f"{error.json_path}: {error.message}")
 
     def is_valid(self, schema: Subschema, value: Any) -> bool:
-        """False also when that could not be found out within the limits."""
+        """Whether the value is valid; False also when the limits end the evaluation."""
         try:
             return self._first_error(self._whole.evolve(schema=schema), value) is None
         except PayloadInvalid:

@@ -124,7 +124,7 @@ def load(compiled: bytes) -> descriptor_pool.DescriptorPool:
 
 
 def _add_well_known(pool: descriptor_pool.DescriptorPool, name: str, added: set[str]) -> None:
-    """With what it imports itself, which must be there first."""
+    """Adds a well-known file after the files that it imports."""
     known = WELL_KNOWN.get(name)
     if known is None or name in added:
         return
@@ -137,8 +137,8 @@ def _add_well_known(pool: descriptor_pool.DescriptorPool, name: str, added: set[
 
 
 def _as_descriptor_set(definition: bytes) -> descriptor_pb2.FileDescriptorSet | None:
-    """None when it is something else. Source text can begin with the same byte (a line feed), but its next
-    bytes are not the length of a file that has a name."""
+    """The definition as a descriptor set; None when it is something else. Source text can begin with the same
+    byte (a line feed), but its next bytes are not the length of a file that has a name."""
     if not definition or definition[0] != _LENGTH_DELIMITED_FIELD_1:
         return None
     files = descriptor_pb2.FileDescriptorSet()
@@ -194,7 +194,7 @@ def _run_protoc(source: bytes) -> bytes:
 
 
 def _refusal(complaints: str) -> SchemaInvalid | CompilerMissing:
-    """In the words of the compiler about the source, without its warnings and the name of our file."""
+    """The error in the words of the compiler, without its warnings and the name of our file."""
     place = f"{MAIN_FILE}:"
     found = [line.removeprefix(place) for line in complaints.splitlines() if line.startswith(place)]
     if not found and "No module named" in complaints:
@@ -206,7 +206,7 @@ CACHED_SCHEMAS: Final = 64
 
 
 class Descriptors:
-    """Raises SchemaInvalid when the main file has no message."""
+    """The messages of a compiled schema. Raises SchemaInvalid when the main file has no message."""
 
     def __init__(self, compiled: bytes) -> None:
         self.pool: DescriptorPool = load(compiled)
@@ -239,7 +239,7 @@ def descriptors_of(compiled: bytes) -> Descriptors:
 
 
 def _first_message(file: FileDescriptor) -> Descriptor:
-    """In the order of the source; a dictionary of descriptors keeps it."""
+    """The first message in the order of the source, which the dictionary of descriptors keeps."""
     first = next(iter(file.message_types_by_name.values()), None)
     if first is None:
         raise SchemaInvalid("the file defines no message")
@@ -286,7 +286,7 @@ def find_problems(old: Descriptors, new: Descriptors, *, new_reads_old: bool) ->
 
 
 class _Comparison:
-    """Of pairs (old, new); who reads is the same for all of them."""
+    """A comparison of pairs (old, new); the reader is on the same side in all of them."""
 
     def __init__(self, new_reads_old: bool) -> None:
         self.fixpoint = Fixpoint()
@@ -341,7 +341,7 @@ class _Comparison:
 
 
 def _fields(message: Descriptor) -> dict[int, FieldDescriptor]:
-    """By number, with the extensions that the schema itself declares."""
+    """The fields by number, with the extensions that the schema itself declares."""
     extensions = message.file.pool.FindAllExtensions(message)
     return {field.number: field for field in (*message.fields, *extensions)}
 

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from sava.schemas.errors import RegistryCorrupt
-from sava.schemas.types import Mode, SchemaType
+from sava.schemas.types import CompatibilityMode, SchemaType
 
 T = TypeVar("T")
 
@@ -29,18 +29,19 @@ SUBJECTS: Final = "/schemas/subjects/"
 
 
 class SubjectRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Written by every change of the subject, so that it stands for all of it in a compare-and-swap."""
+    """A subject. Every change of the subject writes it, so one compare-and-swap on it covers all of the
+    subject."""
 
     schema_id: int
     type: SchemaType
-    mode: Mode
+    mode: CompatibilityMode
     next_version: int
     """Only grows: the number of a deleted version is never given to another schema."""
     latest: int
     """The highest version that exists; 0 when all are deleted."""
     count: int
     tags: tuple[str, ...] = ()
-    """Of the latest version."""
+    """The tags of the latest version."""
 
 
 class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ def decode(key: str, value: bytes, kind: type[T]) -> T:
         raise RegistryCorrupt(f"the record {key} cannot be read: {error}") from error
 
 
-class Registered(msgspec.Struct, frozen=True):
+class RegisteredVersion(msgspec.Struct, frozen=True):
     schema_id: int
     version: int
     is_new_version: bool
@@ -100,12 +101,12 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A version with all that is known about it. ``definition`` is exactly what was registered."""
+    """A version with its definition, exactly as it was registered."""
 
     schema_id: int
     subject: str
     type: SchemaType
-    mode: Mode
+    mode: CompatibilityMode
     version: int
     fingerprint: str
     created_ms: int
@@ -127,12 +128,12 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubjectInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """``latest`` is 0 when all versions are deleted."""
+    """A subject as the registry's callers see it. ``latest`` is 0 when all versions are deleted."""
 
     subject: str
     schema_id: int
     type: SchemaType
-    mode: Mode
+    mode: CompatibilityMode
     latest: int
     versions: int
     tags: tuple[str, ...]

@@ -51,9 +51,10 @@ _TYPE_ALIASES: Final = {
 }
 
 
-class Mode(StrEnum):
-    """What a new version owes to the versions before it. 'Backward': who has the new schema can read what was
-    written with the old one. 'Forward': who has the old one can read what is written with the new one."""
+class CompatibilityMode(StrEnum):
+    """What a new version must keep of the versions before it. 'Backward': a consumer with the new schema can
+    read what was written with the old one. 'Forward': a consumer with the old one can read what is written
+    with the new one."""
 
     NONE = "none"
     BACKWARD = "backward"
@@ -65,11 +66,21 @@ class Mode(StrEnum):
 
     @property
     def is_backward(self) -> bool:
-        return self in (Mode.BACKWARD, Mode.FULL, Mode.BACKWARD_TRANSITIVE, Mode.FULL_TRANSITIVE)
+        return self in (
+            CompatibilityMode.BACKWARD,
+            CompatibilityMode.FULL,
+            CompatibilityMode.BACKWARD_TRANSITIVE,
+            CompatibilityMode.FULL_TRANSITIVE,
+        )
 
     @property
     def is_forward(self) -> bool:
-        return self in (Mode.FORWARD, Mode.FULL, Mode.FORWARD_TRANSITIVE, Mode.FULL_TRANSITIVE)
+        return self in (
+            CompatibilityMode.FORWARD,
+            CompatibilityMode.FULL,
+            CompatibilityMode.FORWARD_TRANSITIVE,
+            CompatibilityMode.FULL_TRANSITIVE,
+        )
 
     @property
     def is_transitive(self) -> bool:
@@ -77,7 +88,7 @@ class Mode(StrEnum):
         return self.value.endswith("_transitive")
 
 
-DEFAULT_MODE: Final = Mode.BACKWARD
+DEFAULT_MODE: Final = CompatibilityMode.BACKWARD
 
 
 class Policy(StrEnum):
@@ -99,11 +110,13 @@ def parse_type(text: str) -> SchemaType:
         raise TypeUnknown(f"{text[:80]!a} is not a schema type; known are {known}") from None
 
 
-def parse_mode(text: str) -> Mode:
+def parse_mode(text: str) -> CompatibilityMode:
     try:
-        return Mode(text.strip().lower())
+        return CompatibilityMode(text.strip().lower())
     except ValueError:
-        raise ModeUnknown(f"{text[:80]!a} is not a compatibility mode; known are {', '.join(Mode)}") from None
+        raise ModeUnknown(
+            f"{text[:80]!a} is not a compatibility mode; known are {', '.join(CompatibilityMode)}"
+        ) from None
 
 
 def parse_policy(text: str) -> Policy:
@@ -116,7 +129,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def check_subject(subject: str) -> str:
-    """Any printable name, so that whatever Danube's clients use goes on working; raises SubjectInvalid."""
+    """Any printable name, so that every name of Danube's clients works; raises SubjectInvalid."""
     if not subject or not subject.isprintable() or subject != subject.strip():
         raise SubjectInvalid(
             f"{subject[:80]!a} cannot be a subject: it must be printable, not empty, without spaces around"
@@ -152,7 +165,7 @@ class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
     """What happens to a message that names another subject or an unknown version, or whose payload is
     invalid."""
     validate_payload: bool = False
-    """Whether the broker looks into payloads at all."""
+    """Whether the broker validates payloads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def is_recursive(root: avro.Node) -> bool:
                 return leads_back(inner, above)
             case avro.Union(branches):
                 return any(leads_back(each, above) for each in branches)
-            case avro.Record(fields=fields):
+            case avro.AvroRecord(fields=fields):
                 return id(node) in above or any(leads_back(each.type, above | {id(node)}) for each in fields)
         return False
 

@@ -43,7 +43,7 @@ def test_a_named_type_can_be_used_by_its_name_and_within_itself() -> None:
             namespace="io.sava",
         )
     )
-    assert isinstance(tree, model.Record)
+    assert isinstance(tree, model.AvroRecord)
     left, right = (each.type for each in tree.fields)
     assert isinstance(left, model.Union)
     assert isinstance(right, model.Union)

@@ -16,7 +16,7 @@ from sava.schemas.errors import (
     TypeUnknown,
 )
 from sava.schemas.types import (
-    Mode,
+    CompatibilityMode,
     Policy,
     SchemaType,
     check_subject,
@@ -110,7 +110,7 @@ def test_an_incompatibility_names_its_problems() -> None:
 def test_the_default_mode_is_backward() -> None:
     from sava.schemas.types import DEFAULT_MODE
 
-    assert DEFAULT_MODE is Mode.BACKWARD
+    assert DEFAULT_MODE is CompatibilityMode.BACKWARD
 
 
 def test_a_client_uses_schemas_without_the_metadata_store() -> None:

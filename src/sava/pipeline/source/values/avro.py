@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 from sava.pipeline.source.values.reading import Convert, Read, Reading, of_fields, of_items, of_values
-from sava.schemas.avro import Array, Enum, Fixed, Map, Node, Primitive, Record, Union
+from sava.schemas.avro import Array, AvroRecord, Enum, Fixed, Map, Node, Primitive, Union
 from sava.schemas.definition import AvroSchema, Validator, read_schema
 from sava.schemas.types import SchemaType
 
@@ -106,7 +106,7 @@ class _Mapping:
                 return MapType(StringType(), data_type), of_values(convert)
             case Union(branches):
                 return self._union(branches)
-            case Record():
+            case AvroRecord():
                 return self._record(node)
 
     def _union(self, branches: tuple[Node, ...]) -> Typed:
@@ -123,7 +123,7 @@ class _Mapping:
             return DoubleType(), None
         return StringType(), _as_json
 
-    def _record(self, record: Record) -> Typed:
+    def _record(self, record: AvroRecord) -> Typed:
         if id(record) in self._within or not record.fields:
             return StringType(), _as_json
         self._within.add(id(record))
