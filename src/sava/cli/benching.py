@@ -23,12 +23,11 @@ from sava.client import Client
 from sava.client.consumer import SubscriptionType
 from sava.errors import RetryableError, SavaError
 from sava.load import runs
-from sava.load.consuming import Consumption
+from sava.load.consuming import Consumption, Subscription
 from sava.load.figures import Flow, Outcome
 from sava.load.metadata import Calls, Operation
 from sava.load.payload import HEADER_BYTES, draw_run
 from sava.load.producing import Production
-from sava.load.subscription import Subscription
 from sava.services.admin_client import AdminClient
 
 LARGEST: Final = 8 << 20

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from sava.errors import Outcome, RetryableError, SavaError
 from sava.load.figures import Meter
-from sava.load.pace import Pace
+from sava.load.producing import Pace
 from sava.metadata.errors import OutcomeUnknown
 from sava.proto import admin_pb2 as pb
 from sava.services.admin_client import AdminClient

@@ -11,11 +11,10 @@ from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 from sava.client import Client
-from sava.load.consuming import Consumption, Receivers, Silent
+from sava.load.consuming import Consumption, Receivers, Silent, Subscription
 from sava.load.figures import Meter, Outcome
 from sava.load.metadata import Callers, Calls
 from sava.load.producing import Production, produce
-from sava.load.subscription import Subscription
 from sava.load.tally import Tally
 from sava.services.admin_client import AdminClient
 

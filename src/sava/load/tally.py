@@ -1,21 +1,26 @@
-"""Tally: what came, against what was sent.
+"""The tally of a load: the messages that came, against the messages that were sent.
 
 Each message has its producer's sequence. So the tally knows, without keeping messages,
 
 * **duplicates**: a sequence that had come before;
 * **reordered**: a first arrival behind a later message of the same producer in the same lane. A lane is where
   the order is promised: a partition, or one consumer's share of it, or one key of it;
-* **lost**: a sequence that never came, below the end that the producer told, and that was owed;
-* **unread**: the same, when nobody can know that it should have come.
+* **lost**: a sequence that never came, below the end that the producer reported, and that was owed;
+* **unread**: the same, when it is unknown whether it should have come.
 
 What is owed depends on where consuming began (``Owed``) and on whether everything was read. Consumers that
 were stopped before have not been at the same place in all partitions, so what is missing may just not have
 had its turn.
 
-Which sequences came is kept in pages of one byte for each. A page that is full is let go, and so are all of a
-producer of whom nothing is missing. So memory grows with what is missing, not with what came; if that is too
-much, the oldest pages are given up: what comes for them later is counted as *late*, since nobody can tell any
-more whether it came before.
+Which sequences came is kept in pages of one byte for each. The tally drops a page that is full, and all pages
+of a producer of which nothing is missing. So memory grows with what is missing, not with what came. Above the
+limit the tally gives up the oldest pages: what comes for them later is counted as *late*, since it may have
+come before.
+
+``KeyOrder`` keeps the position of each key, for each producer and partition, where the order of a key is what
+is promised. A topic that grows spreads its keys again, and the messages of a key in its old partition and in
+its new one have no order. It keeps one number for each key. Above the limit it forgets the oldest keys: later
+messages are compared with each other only.
 """
 
 from __future__ import annotations
@@ -29,7 +34,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sava.load.key_order import KeyOrder
 from sava.load.payload import Kind, Source, Stretch, stretches
 
 PAGE: Final = 1 << 12
@@ -374,3 +378,39 @@ def _note(ranges: list[Range], new: Range) -> None:
     """Add a range to those that are there, unless it is; a message that comes twice tells it twice."""
     if new not in ranges:
         ranges.append(new)
+
+
+MAX_CELLS: Final = 1 << 23
+"""64 MiB."""
+
+
+class KeyOrder:
+    """Owned by one event loop."""
+
+    def __init__(self, max_cells: int = MAX_CELLS) -> None:
+        self._max_cells = max_cells
+        self._cells = 0
+        self._ends: dict[Hashable, NDArray[np.int64]] = {}
+        """By place and key: the end of what came in order."""
+
+    def is_behind(self, place: Hashable, keys: int, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of them come behind a later one of the same key."""
+        ends = self._ends.get(place)
+        if ends is None:
+            ends = self._begin(place, keys)
+        chosen = sequences % keys
+        is_behind = sequences < ends[chosen]
+        if not is_behind.any() and bool((sequences[1:] > sequences[:-1]).all()):
+            ends[chosen] = sequences + 1  # of several of one key the last stays, which is the highest
+            return is_behind
+        for row, (key, sequence) in enumerate(zip(chosen.tolist(), sequences.tolist(), strict=True)):
+            is_behind[row] = sequence < ends[key]
+            ends[key] = max(int(ends[key]), sequence + 1)
+        return is_behind
+
+    def _begin(self, place: Hashable, keys: int) -> NDArray[np.int64]:
+        self._cells += keys
+        while self._cells > self._max_cells and self._ends:
+            self._cells -= len(self._ends.pop(next(iter(self._ends))))
+        ends = self._ends[place] = np.zeros(keys, np.int64)
+        return ends

@@ -4,8 +4,7 @@ import asyncio
 import itertools
 import time
 
-from sava.load.pace import NANOSECONDS, Pace
-from sava.load.producing import Production
+from sava.load.producing import NANOSECONDS, Pace, Production
 
 
 async def test_messages_are_due_at_even_distances_whenever_they_are_asked_for() -> None:

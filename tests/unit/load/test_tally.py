@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.load.key_order import KeyOrder
 from sava.load.payload import HEADER_BYTES, MAX_KEYS, Kind, Maker, Source, stretches
-from sava.load.tally import MAX_PAGES, PAGE, Count, Owed, Tally
+from sava.load.tally import MAX_PAGES, PAGE, Count, KeyOrder, Owed, Tally
 
 RUN = 7
 SOURCE = Source(RUN, 0, 0)
