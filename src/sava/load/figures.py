@@ -21,7 +21,7 @@ from sava.load.tally import Count
 _BITS: Final = 7
 _WIDTH: Final = 1 << _BITS
 _MANY: Final = 50
-"""From so many on it is worth to treat them as an array."""
+"""From this number on an array is faster."""
 _LARGEST: Final = (1 << 40) - 1
 """Microseconds: twelve days. What takes longer counts as that."""
 
@@ -29,7 +29,7 @@ PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 99.99)
 
 
 class Histogram:
-    """Of microseconds. Owned by one event loop."""
+    """A histogram of microseconds. Owned by one event loop."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(int(_indexes(np.array([_LARGEST]))[0]) + 1, np.int64)
@@ -73,7 +73,7 @@ class Histogram:
         return self._sum / self.count if self.count else 0.0
 
     def percentile(self, percent: float) -> int:
-        """So many percent are not above it; nearest rank."""
+        """The value that this percentage of all values does not exceed; nearest rank."""
         if not self.count:
             return 0
         rank = max(1, math.ceil(self.count * percent / 100))
@@ -143,8 +143,8 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Of one run."""
+class LoadOutcome:
+    """The outcome of one run."""
 
     load: str
     """produce, consume, latency or metadata."""
@@ -154,7 +154,7 @@ class Outcome:
     """By what was done: published, consumed, …"""
     count: Count | None = None
     trouble: str = ""
-    """Why it ended before all was read, if nobody had asked for that."""
+    """Why the run ended before all was read, if that was not asked for."""
     note: str = ""
     """What to know of the figures."""
 
