@@ -1,9 +1,9 @@
 """RecordBatch: the one form that messages have in memory, on the wire and in the journal.
 
 A batch is its bytes. Everything else is a view of them that is made when first asked for: the header is read
-at once (88 bytes), the columns when a value is wanted, messages when somebody iterates. A batch never
+at once (88 bytes), the columns when a value is wanted, messages when a caller iterates. A batch never
 changes; a slice shares its parent's columns, an assigned batch all of its parent's bytes but the prefix, and
-both get bytes of their own only if somebody asks for these in one piece.
+both get bytes of their own only if a caller asks for these in one piece.
 
 Safe to share between threads: the cached views are computed from immutable bytes, and computing one twice is
 harmless.
@@ -78,7 +78,7 @@ class RecordBatch:
         codec: Codec = Codec.NONE,
     ) -> RecordBatch:
         """A batch from one sequence per column; a single value stands for one that all messages have
-        (the ``producer``'s name, usually). Producer id 0 is nobody: such a batch has no part in
+        (the ``producer``'s name, usually). Producer id 0 is no producer: such a batch has no part in
         deduplication. Raises InvalidMessage, BatchTooLarge."""
         if (
             len(payloads) == 1

@@ -128,8 +128,8 @@ class Column(NamedTuple):
 
 
 def join(parts: Sequence[Column], counts: Sequence[int]) -> Column:
-    """The columns of several row sets, of so many rows each, as one. What none has, or all have alike, stays
-    that cheap."""
+    """The columns of several row sets, of ``counts`` rows each, as one. What none has, or all have alike,
+    stays that cheap."""
     first = parts[0]
     if all(part.encoding is Encoding.ABSENT for part in parts):
         return first
