@@ -22,7 +22,14 @@ from sava.records import single, values
 from sava.records.columns import PRODUCER, PUBLISH_TIME, STORED_COLUMNS, Column, Encoding, join, schema_of
 from sava.records.compression import decompress
 from sava.records.decoder import publish_time_range, read_columns
-from sava.records.encoder import Body, Place, assemble, encode_arrow, encode_columns, encode_values
+from sava.records.encoder import (
+    BatchPlace,
+    EncodedBody,
+    assemble,
+    encode_arrow,
+    encode_columns,
+    encode_values,
+)
 from sava.records.errors import BatchCorrupt, BatchUnassigned, OffsetOutside
 from sava.records.header import (
     HEADER_BYTES,
@@ -156,9 +163,9 @@ class RecordBatch:
         return cls._of(encode_arrow(rows, publish_time=publish_time), producer_id, base_sequence, codec)
 
     @classmethod
-    def _of(cls, body: Body, producer_id: int, base_sequence: int, codec: Codec) -> RecordBatch:
+    def _of(cls, body: EncodedBody, producer_id: int, base_sequence: int, codec: Codec) -> RecordBatch:
         header, data = assemble(
-            body, producer_id=producer_id, base_sequence=base_sequence, codec=codec, place=Place()
+            body, producer_id=producer_id, base_sequence=base_sequence, codec=codec, place=BatchPlace()
         )
         return cls(header, data, None)
 
@@ -374,7 +381,7 @@ class RecordBatch:
                 producer_id=header.producer_id,
                 base_sequence=header.base_sequence,
                 codec=header.codec,
-                place=Place(header.topic_id, header.epoch, header.base_offset),
+                place=BatchPlace(header.topic_id, header.epoch, header.base_offset),
             )
         return self._data
 
