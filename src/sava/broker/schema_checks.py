@@ -30,8 +30,7 @@ from sava.records import RecordBatch
 from sava.schemas import records
 from sava.schemas.errors import SchemaError
 from sava.schemas.registry import SchemaRegistry
-from sava.schemas.topic import TopicSchema
-from sava.schemas.types import Policy
+from sava.schemas.types import Policy, TopicSchema
 
 log = logging.getLogger(__name__)
 

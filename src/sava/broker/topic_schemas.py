@@ -13,8 +13,7 @@ from sava.broker.names import TopicName
 from sava.broker.registry import Registry
 from sava.metadata.commands import Put
 from sava.metadata.store import MetadataStore
-from sava.schemas.topic import TopicSchema
-from sava.schemas.types import Policy
+from sava.schemas.types import Policy, TopicSchema
 
 
 class TopicSchemas:

@@ -23,12 +23,11 @@ from sava.client import Client
 from sava.client.consumer import SubscriptionType
 from sava.errors import RetryableError, SavaError
 from sava.load import runs
-from sava.load.consuming import Consumption
-from sava.load.figures import Flow, Outcome
-from sava.load.metadata import Calls, Operation
+from sava.load.consuming import Consumption, LoadSubscription
+from sava.load.figures import Flow, LoadOutcome
+from sava.load.metadata import MetadataCalls, Operation
 from sava.load.payload import HEADER_BYTES, draw_run
 from sava.load.producing import Production
-from sava.load.subscription import Subscription
 from sava.services.admin_client import AdminClient
 
 LARGEST: Final = 8 << 20
@@ -115,7 +114,7 @@ def _consume(
             AdminClient(admin, auth_from_environment()) as asked,
             Client(service, tls=tls_for(service)) as client,
         ):
-            subscription = Subscription(asked, load.topic, load.subscription)
+            subscription = LoadSubscription(asked, load.topic, load.subscription)
             async with nullcontext() if is_kept else _forgetting(subscription):
                 await run.go(client, subscription, progress)
 
@@ -132,7 +131,7 @@ def metadata(
     value_size: int,
     output: Output,
 ) -> None:
-    load = Calls(
+    load = MetadataCalls(
         run=draw_run(),
         operation=operation,
         callers=callers,
@@ -151,7 +150,7 @@ def metadata(
     _carry_out(run, work, output)
 
 
-def _carry_out(run: runs.Run, work: Work, output: Output) -> None:
+def _carry_out(run: runs.LoadRun, work: Work, output: Output) -> None:
     """Raises LoadNotBorne when all has been shown. Whatever ends a run before, KeyboardInterrupt too, is
     raised when what was found until then has been shown."""
     try:
@@ -171,7 +170,7 @@ def _carry_out(run: runs.Run, work: Work, output: Output) -> None:
 
 
 @asynccontextmanager
-async def _forgetting(subscription: Subscription) -> AsyncIterator[None]:
+async def _forgetting(subscription: LoadSubscription) -> AsyncIterator[None]:
     """A subscription that nobody consumes keeps its topic from being trimmed, so a run leaves none."""
     try:
         yield
@@ -180,7 +179,7 @@ async def _forgetting(subscription: Subscription) -> AsyncIterator[None]:
             await _forget(subscription)
 
 
-async def _forget(subscription: Subscription) -> None:
+async def _forget(subscription: LoadSubscription) -> None:
     topic, name = subscription.topic, subscription.name
     try:
         await subscription.delete()
@@ -208,7 +207,7 @@ def _sizes(text: str) -> tuple[int, int]:
 # -- telling ---------------------------------------------------------------------------------
 
 
-def _show(outcome: Outcome, output: Output) -> None:
+def _show(outcome: LoadOutcome, output: Output) -> None:
     if outcome.note:
         print_progress(f"sava: {outcome.note}")
     if output is Output.JSON:
@@ -222,7 +221,7 @@ def _show(outcome: Outcome, output: Output) -> None:
         _show_tables(outcome)
 
 
-def _show_tables(outcome: Outcome) -> None:
+def _show_tables(outcome: LoadOutcome) -> None:
     print_table(
         ("", "COUNT", "FAILED", "SECONDS", "PER_SECOND", "BYTES_PER_SECOND"),
         [

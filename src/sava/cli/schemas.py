@@ -23,7 +23,7 @@ from sava.cli.output import (
 from sava.cli.positions import instant
 from sava.errors import CallerError
 from sava.proto import danube_schema_pb2 as pb
-from sava.schemas.types import Mode, Policy, SchemaType
+from sava.schemas.types import CompatibilityMode, Policy, SchemaType
 from sava.services.admin_client import AdminClient
 
 app = typer.Typer(help="Register schemas, check them, bind them to topics.", no_args_is_help=True)
@@ -132,7 +132,8 @@ def check(
     type_: TypeOption,
     file: File = None,
     mode: Annotated[
-        Mode | None, typer.Option("--mode", help="Check under this mode instead of the subject's own.")
+        CompatibilityMode | None,
+        typer.Option("--mode", help="Check under this mode instead of the subject's own."),
     ] = None,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
@@ -155,7 +156,7 @@ def check(
 @app.command()
 def mode(
     subject: Subject,
-    wanted: Annotated[Mode | None, typer.Argument(help="The mode to set.")] = None,
+    wanted: Annotated[CompatibilityMode | None, typer.Argument(help="The mode to set.")] = None,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:

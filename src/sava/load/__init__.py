@@ -1,17 +1,13 @@
-"""Loads for a running cluster, through its public clients alone: what it bears, how long it takes, and
-whether anything was lost, came twice or came out of order.
+"""Loads for a running cluster, through its public clients alone: the rate that it sustains, how long calls
+take, and whether messages were lost, duplicated or reordered.
 
-================  =====================================================================================
-``payload``       what each message carries to be recognized by: run, producer, sequence, time
-``tally``         what came, against what was sent
-``key_order``     how far each key has come
-``histogram``     durations in a bounded number of buckets
-``pace``          when messages are due
-``producing``     producers, as fast as they can or at a rate
-``consuming``     consumers of one subscription
-``subscription``  what the cluster says of it
-``metadata``      calls to the metadata store
-``runs``          these together: what ``sava bench`` does
-``figures``       what a run has found
-================  =====================================================================================
+==============  =====================================================================================
+``payload``     the header by which a load recognizes its messages: run, producer, sequence, time
+``tally``       the messages that came, against those that were sent; the order of keys
+``figures``     histogram, meters and the outcome of a run
+``producing``   producers, as fast as they can or at a rate
+``consuming``   consumers of one subscription
+``metadata``    calls to the metadata store
+``runs``        these together, as ``sava bench`` runs them
+==============  =====================================================================================
 """

@@ -1,4 +1,7 @@
-"""Consumers of a load: all of one subscription, a batch at a time, each batch acked as a whole."""
+"""Consumers of a load: all of one subscription, a batch at a time, each batch acked as a whole.
+
+``LoadSubscription`` asks the cluster the two things that messages do not say: what should come, and whether
+more is to come. A pause says neither: a broker may be gone, and another one about to take over."""
 
 from __future__ import annotations
 
@@ -13,9 +16,67 @@ from sava.client import Batch, Client, Consumer
 from sava.client.consumer import SubscriptionType
 from sava.errors import RetryableError, SavaError
 from sava.load.figures import Meter
-from sava.load.payload import Kind
-from sava.load.subscription import Subscription
-from sava.load.tally import Tally
+from sava.load.payload import PayloadKind
+from sava.load.tally import DeliveryTally, Owed
+from sava.proto import topics_admin_pb2 as pb
+from sava.services.admin_client import AdminClient
+
+
+class TopicUnserved(RetryableError):
+    """No broker serves the topic, or all of it, at the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where consuming begins."""
+
+    owed: Owed
+    partitions: int
+    removed: int = 0
+    """Messages that retention has removed before."""
+
+
+class LoadSubscription:
+    def __init__(self, admin: AdminClient, topic: str, name: str) -> None:
+        self._admin = admin
+        self.topic = topic
+        self.name = name
+        self.is_used = False
+        """Whether a consumer has started: the subscription may exist since then."""
+
+    async def beginning(self, type_: SubscriptionType, start: Literal["earliest", "latest"]) -> Beginning:
+        """Before the first consumer is there. Raises what the broker refuses, or RetryableError."""
+        described = await self._describe(self.topic)
+        parts = [await self._describe(name) for name in described.partitions] or [described]
+        count = len(parts)
+        if any(each.subscription == self.name for each in described.subscriptions):
+            # Earlier consumers have acked everything up to some place, unless several shared it.
+            is_in_order = type_ in ("exclusive", "failover")
+            return Beginning(Owed.REST if is_in_order else Owed.SOME, count)
+        removed = sum(each.start_offset for each in parts)
+        is_kept = all(each.HasField("start_offset") for each in parts)
+        if start == "earliest" and is_kept and not removed:
+            return Beginning(Owed.ALL, count)
+        return Beginning(Owed.REST, count, removed)
+
+    async def left(self) -> int:
+        """Messages that are not acked. Raises RetryableError if no broker knows."""
+        described = await self._describe(self.topic)
+        if described.reason:
+            raise TopicUnserved(f"topic {self.topic} is not served as a whole: {described.reason}")
+        found = (each.backlog for each in described.subscriptions if each.subscription == self.name)
+        return sum(found)
+
+    async def delete(self) -> None:
+        request = pb.DeleteSubscriptionRequest(topic=self.topic, subscription=self.name)
+        await self._admin.call(self._admin.subscriptions.DeleteSubscription, request)
+
+    async def _describe(self, name: str) -> pb.TopicDescription:
+        described: pb.TopicDescription = await self._admin.call(
+            self._admin.topics.DescribeTopic, pb.DescribeTopicRequest(name=name)
+        )
+        return described
+
 
 POLL_S: Final = 0.05
 """How soon an end is noticed while nothing comes."""
@@ -26,7 +87,7 @@ PATIENCE_S: Final = 30.0
 
 
 class Silent(RetryableError):
-    """Nothing came for long, although there is more, or nobody knows whether there is."""
+    """No message arrived for long, although the subscription has more or its backlog is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +100,7 @@ class Consumption:
     count: int | None = None
     seconds: float | None = None
     idle_s: float = 3.0
-    """End when nothing has come for so long and the subscription has nothing left."""
+    """The run ends after this time without messages, if the subscription has none left."""
     receive_queue: int = 10_000
 
 
@@ -47,7 +108,12 @@ class Receivers:
     """Open when entered. Owned by one event loop."""
 
     def __init__(
-        self, client: Client, subscription: Subscription, load: Consumption, tally: Tally, meter: Meter
+        self,
+        client: Client,
+        subscription: LoadSubscription,
+        load: Consumption,
+        tally: DeliveryTally,
+        meter: Meter,
     ) -> None:
         self._subscription = subscription
         self._load = load
@@ -95,7 +161,7 @@ class Receivers:
         try:
             done, _ = await asyncio.wait((watching, *receiving), return_when=asyncio.FIRST_COMPLETED)
             for task in done - {watching}:
-                task.result()  # it ends by itself when it has enough, or cannot go on
+                task.result()  # it ends by itself when it has enough, or fails
             return watching in done and watching.result()
         finally:
             for task in (watching, *receiving):
@@ -135,14 +201,14 @@ class Receivers:
             left = await self._subscription.left()
             trouble = f"{left} messages of subscription {self._subscription.name} are not acked"
         except SavaError as error:
-            left, trouble = -1, f"nobody can say whether there is more: {error}"
+            left, trouble = -1, f"the backlog is unknown: {error}"
         if self._last > last:
             return False  # something came meanwhile
         if left == 0:
             return True
         patience = max(PATIENCE_S, self._load.idle_s)
         if time.perf_counter() - last >= patience:
-            raise Silent(f"nothing came for {patience:g} s, and {trouble}")
+            raise Silent(f"no message arrived for {patience:g} s, and {trouble}")
         return False
 
     def _left(self) -> int | None:
@@ -158,11 +224,11 @@ class Receivers:
             is_again=self._is_again(number, batch),
         )
         others = 0
-        for stretch in taken:
-            if stretch.kind is Kind.MESSAGE:
-                self._meter.latency.record_since(stretch.times, now)
+        for each in taken:
+            if each.kind is PayloadKind.MESSAGE:
+                self._meter.latency.record_since(each.times, now)
             else:
-                others += len(stretch.sequences)
+                others += len(each.sequences)
         self._last = time.perf_counter()
         self._meter.add(len(payloads) - others, sum(map(len, payloads)))
 

@@ -1,13 +1,106 @@
-"""What a run has found, ready to be shown."""
+"""The figures of a run: durations in a histogram, flows while they run, and the outcome, ready to be shown.
+
+``Histogram`` has buckets whose width grows with the duration, so that every duration is known to within one
+percent, from a microsecond to days, in a bounded number of buckets. Within each power of two there are 128
+buckets of equal width, as in HdrHistogram.
+"""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from sava.load.histogram import Histogram
+import numpy as np
+from numpy.typing import NDArray
+
 from sava.load.tally import Count
+
+_BITS: Final = 7
+_WIDTH: Final = 1 << _BITS
+_MANY: Final = 50
+"""From this number on an array is faster."""
+_LARGEST: Final = (1 << 40) - 1
+"""Microseconds: twelve days. What takes longer counts as that."""
+
+PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 99.99)
+
+
+class Histogram:
+    """A histogram of microseconds. Owned by one event loop."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(int(_indexes(np.array([_LARGEST]))[0]) + 1, np.int64)
+        self.count = 0
+        self._sum = 0
+        self._least = _LARGEST
+        self._most = 0
+
+    def record(self, microseconds: int) -> None:
+        value = min(max(microseconds, 0), _LARGEST)
+        shift = max(value.bit_length() - _BITS - 1, 0)
+        self._counts[shift * _WIDTH + (value >> shift)] += 1
+        self._note(1, value, value, value)
+
+    def record_since(self, times: Sequence[int], now: int) -> None:
+        """What has passed since each of these times, all in nanoseconds."""
+        if len(times) < _MANY:
+            for time in times:
+                self.record((now - time) // 1000)
+            return
+        values = np.clip((now - np.array(times, np.int64)) // 1000, 0, _LARGEST)
+        np.add.at(self._counts, _indexes(values), 1)
+        self._note(len(values), int(values.sum()), int(values.min()), int(values.max()))
+
+    def _note(self, count: int, total: int, least: int, most: int) -> None:
+        self.count += count
+        self._sum += total
+        self._least = min(self._least, least)
+        self._most = max(self._most, most)
+
+    @property
+    def least(self) -> int:
+        return self._least if self.count else 0
+
+    @property
+    def most(self) -> int:
+        return self._most
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self.count if self.count else 0.0
+
+    def percentile(self, percent: float) -> int:
+        """The value that this percentage of all values does not exceed; nearest rank."""
+        if not self.count:
+            return 0
+        rank = max(1, math.ceil(self.count * percent / 100))
+        index = int(np.searchsorted(np.cumsum(self._counts), rank))
+        return min(max(_highest(index), self._least), self._most)
+
+    def summary(self) -> dict[str, float]:
+        """In milliseconds, as people think of them."""
+        named = {f"p{percent:g}": self.percentile(percent) for percent in PERCENTILES}
+        values = {"min": self.least, "mean": self.mean, **named, "max": self.most}
+        return {name: round(value / 1000, 3) for name, value in values.items()}
+
+
+def _indexes(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Exact below 2 * _WIDTH; above, the exponent and the first bits behind the leading one."""
+    bits = np.frexp(values.astype(np.float64))[1].astype(np.int64)
+    shifts = np.maximum(bits - _BITS - 1, 0)
+    indexes: NDArray[np.int64] = shifts * _WIDTH + (values >> shifts)
+    return indexes
+
+
+def _highest(index: int) -> int:
+    """The largest value in a bucket."""
+    if index < 2 * _WIDTH:
+        return index
+    shift = index // _WIDTH - 1
+    return ((index - shift * _WIDTH + 1) << shift) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +143,8 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Of one run."""
+class LoadOutcome:
+    """The outcome of one run."""
 
     load: str
     """produce, consume, latency or metadata."""
@@ -61,7 +154,7 @@ class Outcome:
     """By what was done: published, consumed, …"""
     count: Count | None = None
     trouble: str = ""
-    """Why it ended before all was read, if nobody had asked for that."""
+    """Why the run ended before all was read, if that was not asked for."""
     note: str = ""
     """What to know of the figures."""
 

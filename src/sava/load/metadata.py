@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from sava.errors import Outcome, RetryableError, SavaError
 from sava.load.figures import Meter
-from sava.load.pace import Pace
+from sava.load.producing import LoadPace
 from sava.metadata.errors import OutcomeUnknown
 from sava.proto import admin_pb2 as pb
 from sava.services.admin_client import AdminClient
@@ -30,7 +30,7 @@ class KeysLeft(RetryableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class MetadataCalls:
     run: int
     operation: Operation = "put"
     callers: int = 16
@@ -48,7 +48,7 @@ class Calls:
 class Callers:
     """Owned by one event loop."""
 
-    def __init__(self, client: AdminClient, load: Calls, meter: Meter) -> None:
+    def __init__(self, client: AdminClient, load: MetadataCalls, meter: Meter) -> None:
         self._client = client
         self._load = load
         self._meter = meter
@@ -79,7 +79,7 @@ class Callers:
 
     async def _call_all(self) -> None:
         load = self._load
-        pace = Pace(load.rate, load.seconds)
+        pace = LoadPace(load.rate, load.seconds)
         self._meter.begin()
         await asyncio.gather(*(self._call(pace) for _ in range(load.callers)))
 
@@ -92,7 +92,7 @@ class Callers:
 
         await asyncio.gather(*(fill() for _ in range(self._load.callers)))
 
-    async def _call(self, pace: Pace) -> None:
+    async def _call(self, pace: LoadPace) -> None:
         operation = self._operation()
         while self._left != 0 and not self._is_hopeless(pace):
             if self._left is not None:
@@ -110,7 +110,7 @@ class Callers:
                 self._meter.latency.record((time.time_ns() - due[0]) // 1000)
                 self._failures_in_a_row = 0
 
-    def _is_hopeless(self, pace: Pace) -> bool:
+    def _is_hopeless(self, pace: LoadPace) -> bool:
         """Nothing is answered, and the time is over, or there is none: what was due would fail one call after
         the other, each when its time is up."""
         if not self._failures_in_a_row:
@@ -149,6 +149,6 @@ class Callers:
         except NotReached:
             raise
         except (RetryableError, OutcomeUnknown, asyncio.CancelledError):
-            self._may_have_written = True  # nobody can say
+            self._may_have_written = True  # the outcome is unknown
             raise
         self._may_have_written = True

@@ -7,10 +7,10 @@
 
 Four little-endian words, and never read one by one: a batch's headers are joined and become columns.
 
-When a producer has sent its messages, it tells consumers what to expect. A GAP names messages that it could
-not get acknowledged, of which nobody knows whether they are there: the sequence is the first of them, and
-instead of a time it has their number. The END is its last message, with the next sequence and the number of
-all such messages: more than the gaps name, if one of these did not arrive.
+When a producer has sent its messages, it announces to consumers what to expect. A GAP names messages that it
+could not get acknowledged, which may or may not be there: the sequence is the first of them, and instead of a
+time it has their number. The END is its last message, with the next sequence and the number of all such
+messages: more than the gaps name, if one of these did not arrive.
 
 The key of a message is its sequence modulo the number of keys, so that it need not be looked at either.
 """
@@ -34,13 +34,13 @@ _FILLING_BYTES: Final = 8 << 20
 """More than a batch has, so that no batch has the same bytes twice."""
 
 
-class Kind(IntEnum):
+class PayloadKind(IntEnum):
     MESSAGE = 0
     END = 1
     GAP = 2
 
 
-class Source(NamedTuple):
+class LoadSource(NamedTuple):
     """Who made a message: the run, and the producer of that run."""
 
     run: int
@@ -49,11 +49,11 @@ class Source(NamedTuple):
     """How many the producer has; 0: none."""
 
 
-class Stretch(NamedTuple):
+class Arrivals(NamedTuple):
     """Messages of one source and one kind, in the order in which they came."""
 
-    source: Source
-    kind: Kind
+    source: LoadSource
+    kind: PayloadKind
     sequences: array[int]
     times: array[int]
 
@@ -71,7 +71,7 @@ def _filling(size: int) -> bytes:
 class Maker:
     """Makes the payloads of one producer, of ``low`` to ``high`` bytes each."""
 
-    def __init__(self, source: Source, low: int, high: int) -> None:
+    def __init__(self, source: LoadSource, low: int, high: int) -> None:
         self._first = source.run << 32 | _MAGIC
         self._second = source.producer << 36 | source.keys << 4
         self._keys = source.keys
@@ -83,12 +83,12 @@ class Maker:
     def payloads(self, first: int, times: Sequence[int]) -> list[bytes]:
         """The messages from sequence ``first`` on, due at these times."""
         count = len(times)
-        headers = self._headers(Kind.MESSAGE, range(first, first + count), times)
+        headers = self._headers(PayloadKind.MESSAGE, range(first, first + count), times)
         if self._low == self._high:
             sizes = [self._low] * count
         else:
             sizes = self._random.choices(range(self._low, self._high + 1), k=count)
-        # Each goes on where the one before ended: bytes that came again within a batch would be compressed
+        # Each continues where the one before ended: bytes that came again within a batch would be compressed
         # away, and a compressed load would look like hardly any.
         filling, around = self._filling, len(self._filling) - self._high
         *starts, self._at = accumulate(sizes, lambda at, size: (at + size) % around, initial=self._at)
@@ -96,10 +96,10 @@ class Maker:
         return [header + filling[start : start + size] for header, start, size in places]
 
     def end(self, sequence: int, unacknowledged: int) -> bytes:
-        return self._headers(Kind.END, [sequence], [unacknowledged])[0]
+        return self._headers(PayloadKind.END, [sequence], [unacknowledged])[0]
 
     def gap(self, first: int, count: int) -> bytes:
-        return self._headers(Kind.GAP, [first], [count])[0]
+        return self._headers(PayloadKind.GAP, [first], [count])[0]
 
     def keys(self, first: int, count: int) -> list[str] | None:
         """Of the messages from sequence ``first`` on."""
@@ -107,7 +107,7 @@ class Maker:
             [f"key-{number % self._keys}" for number in range(first, first + count)] if self._keys else None
         )
 
-    def _headers(self, kind: Kind, sequences: Sequence[int], times: Sequence[int]) -> list[bytes]:
+    def _headers(self, kind: PayloadKind, sequences: Sequence[int], times: Sequence[int]) -> list[bytes]:
         count = len(times)
         words = array("Q", bytes(count * HEADER_BYTES))
         words[0::4] = array("Q", [self._first]) * count
@@ -120,8 +120,8 @@ class Maker:
         return [raw[at : at + HEADER_BYTES] for at in range(0, len(raw), HEADER_BYTES)]
 
 
-def stretches(payloads: Sequence[bytes]) -> tuple[list[Stretch], int]:
-    """The messages by source and kind, and how many were made by somebody else."""
+def arrivals(payloads: Sequence[bytes]) -> tuple[list[Arrivals], int]:
+    """The messages by source and kind, and how many are not of a load."""
     if not payloads:
         return [], 0
     own = [payload[:HEADER_BYTES] for payload in payloads if len(payload) >= HEADER_BYTES]
@@ -131,7 +131,7 @@ def stretches(payloads: Sequence[bytes]) -> tuple[list[Stretch], int]:
     firsts, seconds, sequences, times = (words[word::4] for word in range(4))
     if own and firsts.count(firsts[0]) == len(own) and seconds.count(seconds[0]) == len(own):
         # As it is nearly always: a batch has one producer.
-        found = [_stretch(firsts[0], seconds[0], sequences, times)]
+        found = [_arrivals(firsts[0], seconds[0], sequences, times)]
     else:
         found = _sorted_out(firsts, seconds, sequences, times)
     known = [each for each in found if each is not None]
@@ -140,12 +140,12 @@ def stretches(payloads: Sequence[bytes]) -> tuple[list[Stretch], int]:
 
 def _sorted_out(
     firsts: array[int], seconds: array[int], sequences: array[int], times: array[int]
-) -> list[Stretch | None]:
+) -> list[Arrivals | None]:
     rows: dict[tuple[int, int], list[int]] = {}
     for row, pair in enumerate(zip(firsts, seconds, strict=True)):
         rows.setdefault(pair, []).append(row)
     return [
-        _stretch(
+        _arrivals(
             first,
             second,
             array("Q", [sequences[row] for row in chosen]),
@@ -155,11 +155,11 @@ def _sorted_out(
     ]
 
 
-def _stretch(first: int, second: int, sequences: array[int], times: array[int]) -> Stretch | None:
-    """None: somebody else made them."""
-    source, kind = Source(first >> 32, second >> 36, second >> 4 & 0xFFFF_FFFF), second & 0xF
-    if first & 0xFFFF_FFFF != _MAGIC or source.keys > MAX_KEYS or kind > max(Kind):
+def _arrivals(first: int, second: int, sequences: array[int], times: array[int]) -> Arrivals | None:
+    """None if no load made them."""
+    source, kind = LoadSource(first >> 32, second >> 36, second >> 4 & 0xFFFF_FFFF), second & 0xF
+    if first & 0xFFFF_FFFF != _MAGIC or source.keys > MAX_KEYS or kind > max(PayloadKind):
         return None
     if max(sequences) >= MAX_SEQUENCE or max(times) >= 1 << 63:
         return None
-    return Stretch(source, Kind(kind), sequences, times)
+    return Arrivals(source, PayloadKind(kind), sequences, times)

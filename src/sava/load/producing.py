@@ -1,8 +1,11 @@
-"""Producers of a load. Each has a window of chunks under way; a chunk is what was due at the same time.
+"""Producers of a load, and the pace that they keep.
 
-Chunks of one producer are handed over in the order of their sequences, and the producer has room for all that
-may be under way: a chunk that waited for room while its successor found some would make an order wrong that
-nobody else had touched.
+``LoadPace`` says when messages are due. They are due whether or not the earlier ones were answered: a load
+that waits for a slow cluster before it sends the next message would not notice that the cluster is slow.
+
+Each producer has a window of chunks in flight; a chunk is what was due at the same time. A producer hands its
+chunks over in the order of their sequences, and has room for all that may be in flight: a chunk that waited
+for room while its successor found some would change the order, and the tally would blame the cluster for it.
 """
 
 from __future__ import annotations
@@ -15,15 +18,67 @@ from typing import Final, Literal
 
 from sava.client import Client, ClientError, OutcomeUnknown, Producer, Timeout, Unavailable
 from sava.load.figures import Meter
-from sava.load.pace import Pace
-from sava.load.payload import Maker, Source
+from sava.load.payload import LoadSource, Maker
 from sava.load.tally import Range
+
+TURN_S: Final = 0.001
+"""How finely a rate is kept. What is due in between goes together."""
+NANOSECONDS: Final = 1_000_000_000
+
+
+class LoadPace:
+    """The moments, in nanoseconds since 1970, from now on. Without a rate everything is due when asked.
+
+    rate     a second; None: no bound.
+    seconds  for how long; None: without an end.
+    delay    of the first, in seconds: several that keep a rate together take turns."""
+
+    def __init__(self, rate: float | None, seconds: float | None = None, *, delay: float = 0.0) -> None:
+        self._rate = rate
+        began = time.time_ns()
+        self._began = began + int(delay * NANOSECONDS)
+        self._end = None if seconds is None else began + int(seconds * NANOSECONDS)
+        self._given = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._end is not None and time.time_ns() >= self._end
+
+    async def due(self, most: int) -> list[int]:
+        """The next moments: at least one, at most ``most``, when they have come; none if the time is over.
+        Each caller gets moments of its own, so several can ask at the same time."""
+        if self._rate is None:
+            return [] if self.is_over else [time.time_ns()] * most
+        first = self._given
+        if self._is_behind_the_end(self._moment(first)):
+            return []
+        self._given += 1
+        left = self._moment(first) - time.time_ns()
+        if left > 0:
+            await asyncio.sleep(max(left / NANOSECONDS, TURN_S))
+        times = [self._moment(first)]
+        now = time.time_ns()
+        while len(times) < most:
+            moment = self._moment(self._given)
+            if moment > now or self._is_behind_the_end(moment):
+                break
+            times.append(moment)
+            self._given += 1
+        return times
+
+    def _is_behind_the_end(self, moment: int) -> bool:
+        return self._end is not None and moment >= self._end
+
+    def _moment(self, number: int) -> int:
+        assert self._rate is not None
+        return self._began + int(number / self._rate * NANOSECONDS)
+
 
 CHUNK_MESSAGES: Final = 1000
 CHUNK_BYTES: Final = 1 << 20
 CHUNKS_IN_FLIGHT: Final = 16
 MAX_FAILURES: Final = 1000
-"""Chunks of one producer: after so many there is no use in going on."""
+"""A producer stops after this number of failed chunks."""
 FAILURES: Final = (Timeout, OutcomeUnknown, Unavailable)
 """What may pass, and is counted. Anything else ends the run: repeating it would not help."""
 
@@ -46,21 +101,21 @@ class Production:
     linger_ms: float = 5
     in_flight: int = CHUNKS_IN_FLIGHT
 
-    def source(self, number: int) -> Source:
-        return Source(self.run, number, self.keys)
+    def source(self, number: int) -> LoadSource:
+        return LoadSource(self.run, number, self.keys)
 
-    def pace(self, number: int) -> Pace:
+    def pace(self, number: int) -> LoadPace:
         """Of one producer. They take turns: all at the same moment would be a burst, and not a rate."""
         if self.rate is None:
-            return Pace(None, self.seconds)
-        return Pace(self.rate / self.producers, self.seconds, delay=number / self.rate)
+            return LoadPace(None, self.seconds)
+        return LoadPace(self.rate / self.producers, self.seconds, delay=number / self.rate)
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class ProducerReport:
     """What one producer did."""
 
-    source: Source
+    source: LoadSource
     end: int
     unacknowledged: Sequence[Range]
 
@@ -84,13 +139,13 @@ class Sender:
         self._failures_in_a_row = 0
         self._error: ClientError | None = None
 
-    async def run(self) -> Sent:
+    async def run(self) -> ProducerReport:
         if await self._send_all(self._load.pace(self._number)):
             await self._send_end()
-        return Sent(self._source, self._next, tuple(self._unacknowledged))
+        return ProducerReport(self._source, self._next, tuple(self._unacknowledged))
 
-    async def _send_all(self, pace: Pace) -> bool:
-        """False: there is no use in going on."""
+    async def _send_all(self, pace: LoadPace) -> bool:
+        """Returns False when the producer gave up."""
         async with asyncio.TaskGroup() as group:
             while self._left != 0:
                 await self._window.acquire()
@@ -104,7 +159,7 @@ class Sender:
                 self._next += len(times)
         return True
 
-    def _is_hopeless(self, pace: Pace) -> bool:
+    def _is_hopeless(self, pace: LoadPace) -> bool:
         """What was due while the cluster was away is sent when it is back, after the end too. But with a
         cluster that does not come back, a run of a minute would wait for each chunk of it in turn."""
         is_enough = pace.is_over or (
@@ -112,13 +167,13 @@ class Sender:
         )
         return self._failures >= MAX_FAILURES or (self._failures_in_a_row > 0 and is_enough)
 
-    async def _give_up(self, pace: Pace) -> None:
+    async def _give_up(self, pace: LoadPace) -> None:
         """What was due until the end has not been published either."""
         assert self._error is not None
         while pace.is_over and self._left != 0 and (times := await self._due(pace)):
             self._meter.fail(len(times), self._error)
 
-    async def _due(self, pace: Pace) -> list[int]:
+    async def _due(self, pace: LoadPace) -> list[int]:
         times = await pace.due(self._chunk if self._left is None else min(self._chunk, self._left))
         if self._left is not None:
             self._left -= len(times)
@@ -162,7 +217,7 @@ class Sender:
             ranges.append((first, first + 1))
 
 
-async def produce(client: Client, load: Production, meter: Meter) -> list[Sent]:
+async def produce(client: Client, load: Production, meter: Meter) -> list[ProducerReport]:
     """Returns what each producer did. The time that is measured is from the first message to the last
     receipt."""
     producers = [

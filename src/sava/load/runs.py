@@ -1,5 +1,5 @@
 """The loads as a user asks for them: each from its parameters to its outcome, which is there at any time,
-so that whoever breaks a run off still learns what it has found."""
+so that a run that is interrupted still shows what it has found."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 from sava.client import Client
-from sava.load.consuming import Consumption, Receivers, Silent
-from sava.load.figures import Meter, Outcome
-from sava.load.metadata import Callers, Calls
+from sava.load.consuming import Consumption, LoadSubscription, Receivers, Silent
+from sava.load.figures import LoadOutcome, Meter
+from sava.load.metadata import Callers, MetadataCalls
 from sava.load.producing import Production, produce
-from sava.load.subscription import Subscription
-from sava.load.tally import Tally
+from sava.load.tally import DeliveryTally
 from sava.services.admin_client import AdminClient
 
 TELL_S: Final = 0.2
 
 
-class Progress(Protocol):
+class LoadProgress(Protocol):
     """Takes a line about how far it is."""
 
     @property
@@ -32,8 +31,8 @@ class Progress(Protocol):
     def tell(self, line: str) -> None: ...
 
 
-class Run(Protocol):
-    def outcome(self) -> Outcome:
+class LoadRun(Protocol):
+    def outcome(self) -> LoadOutcome:
         """What has been found so far; also when the run was broken off."""
 
 
@@ -42,13 +41,13 @@ class ProduceRun:
         self._load = load
         self._meter = Meter()
 
-    async def go(self, client: Client, progress: Progress) -> None:
+    async def go(self, client: Client, progress: LoadProgress) -> None:
         meter = self._meter
         async with _telling(progress, lambda rate: f"published {_progress(meter, rate)}", meter):
             await produce(client, self._load, meter)
 
-    def outcome(self) -> Outcome:
-        return Outcome(
+    def outcome(self) -> LoadOutcome:
+        return LoadOutcome(
             load="produce",
             run=f"{self._load.run:08x}",
             parameters=_parameters(self._load),
@@ -61,16 +60,16 @@ class ConsumeRun:
         self._load = load
         self._run = run
         self._meter = Meter()
-        self._tally = Tally()
+        self._tally = DeliveryTally()
         self._is_all_read = False
         self._removed = 0
         self._trouble = ""
 
-    async def go(self, client: Client, subscription: Subscription, progress: Progress) -> None:
+    async def go(self, client: Client, subscription: LoadSubscription, progress: LoadProgress) -> None:
         load, meter = self._load, self._meter
         began = await subscription.beginning(load.type, load.start)
         self._removed = began.removed
-        self._tally = tally = Tally(
+        self._tally = tally = DeliveryTally(
             by_key=load.type == "key_shared", owed=began.owed, partitions=began.partitions
         )
         async with (
@@ -82,16 +81,16 @@ class ConsumeRun:
             except Silent as error:
                 self._trouble = str(error)
 
-    def outcome(self) -> Outcome:
-        return Outcome(
+    def outcome(self) -> LoadOutcome:
+        return LoadOutcome(
             load="consume",
             run=f"{self._run:08x}",
             parameters=_parameters(self._load),
             flows={"consumed": self._meter.flow()},
             count=self._tally.count(is_all_read=self._is_all_read),
             trouble=self._trouble,
-            note=f"retention removed {self._removed} messages before this run: of what was before those that "
-            "are left nobody knows whether it is missing"
+            note=f"retention removed {self._removed} messages before this run: whether any message before "
+            "those that are left is missing is unknown"
             if self._removed
             else "",
         )
@@ -104,11 +103,11 @@ class LatencyRun:
         self._load = load
         self._consumption = consumption
         self._published, self._consumed = Meter(), Meter()
-        self._tally = Tally(by_key=consumption.type == "key_shared", run=load.run)
+        self._tally = DeliveryTally(by_key=consumption.type == "key_shared", run=load.run)
         self._is_published = self._is_all_read = False
         self._trouble = ""
 
-    async def go(self, client: Client, subscription: Subscription, progress: Progress) -> None:
+    async def go(self, client: Client, subscription: LoadSubscription, progress: LoadProgress) -> None:
         load = self._load
         async with client.producer(load.topic, reliable=load.reliable, partitions=load.partitions):
             pass  # now there is such a topic to subscribe to
@@ -129,7 +128,7 @@ class LatencyRun:
         try:
             await asyncio.wait((receiving, producing), return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():
-                receiving.result()  # it ends by itself only when it cannot go on
+                receiving.result()  # it ends by itself only when it fails
             for each in await producing:
                 self._tally.sent(each.source, each.end, each.unacknowledged)
             self._is_published = True
@@ -146,8 +145,8 @@ class LatencyRun:
         so_far = f"published {_progress(self._published, rate)}, consumed {self._consumed.count:,}"
         return f"{so_far}, p99 {p99:.1f} ms{_faults(self._tally)}"
 
-    def outcome(self) -> Outcome:
-        return Outcome(
+    def outcome(self) -> LoadOutcome:
+        return LoadOutcome(
             load="latency",
             run=f"{self._load.run:08x}",
             # How much there is to consume is said by what is published.
@@ -159,17 +158,17 @@ class LatencyRun:
 
 
 class MetadataRun:
-    def __init__(self, load: Calls) -> None:
+    def __init__(self, load: MetadataCalls) -> None:
         self._load = load
         self._meter = Meter()
 
-    async def go(self, client: AdminClient, progress: Progress) -> None:
+    async def go(self, client: AdminClient, progress: LoadProgress) -> None:
         meter, operation = self._meter, self._load.operation
         async with _telling(progress, lambda rate: f"{operation}: {_progress(meter, rate, 'calls')}", meter):
             await Callers(client, self._load, meter).run()
 
-    def outcome(self) -> Outcome:
-        return Outcome(
+    def outcome(self) -> LoadOutcome:
+        return LoadOutcome(
             load="metadata",
             run=f"{self._load.run:08x}",
             parameters=_parameters(self._load),
@@ -178,10 +177,10 @@ class MetadataRun:
 
 
 @asynccontextmanager
-async def _telling(progress: Progress, line: Callable[[float], str], meter: Meter) -> AsyncIterator[None]:
+async def _telling(progress: LoadProgress, line: Callable[[float], str], meter: Meter) -> AsyncIterator[None]:
     """Tell while the body runs, with the rate since the last time."""
 
-    async def go_on() -> None:
+    async def tell() -> None:
         at, count = time.perf_counter(), 0
         while True:
             await asyncio.sleep(TELL_S)
@@ -190,7 +189,7 @@ async def _telling(progress: Progress, line: Callable[[float], str], meter: Mete
                 progress.tell(line((meter.count - count) / (now - at)))
                 at, count = now, meter.count
 
-    task = asyncio.create_task(go_on(), name="bench: telling")
+    task = asyncio.create_task(tell(), name="bench: telling")
     try:
         yield
     finally:
@@ -204,12 +203,12 @@ def _progress(meter: Meter, rate: float, what: str = "messages") -> str:
     return f"{meter.count:,} {what}, {rate:,.0f}/s now{failed}"
 
 
-def _faults(tally: Tally) -> str:
+def _faults(tally: DeliveryTally) -> str:
     found = {"duplicates": tally.duplicates, "reordered": tally.reordered}
     return "".join(f", {count:,} {name}" for name, count in found.items() if count)
 
 
-def _parameters(load: Production | Consumption | Calls) -> dict[str, Any]:
+def _parameters(load: Production | Consumption | MetadataCalls) -> dict[str, Any]:
     given = asdict(load)
     del given["run" if "run" in given else "idle_s"]
     if "size" in given:

@@ -1,21 +1,26 @@
-"""Tally: what came, against what was sent.
+"""The tally of a load: the messages that came, against the messages that were sent.
 
 Each message has its producer's sequence. So the tally knows, without keeping messages,
 
 * **duplicates**: a sequence that had come before;
 * **reordered**: a first arrival behind a later message of the same producer in the same lane. A lane is where
   the order is promised: a partition, or one consumer's share of it, or one key of it;
-* **lost**: a sequence that never came, below the end that the producer told, and that was owed;
-* **unread**: the same, when nobody can know that it should have come.
+* **lost**: a sequence that never came, below the end that the producer reported, and that was owed;
+* **unread**: the same, when it is unknown whether it should have come.
 
 What is owed depends on where consuming began (``Owed``) and on whether everything was read. Consumers that
 were stopped before have not been at the same place in all partitions, so what is missing may just not have
 had its turn.
 
-Which sequences came is kept in pages of one byte for each. A page that is full is let go, and so are all of a
-producer of whom nothing is missing. So memory grows with what is missing, not with what came; if that is too
-much, the oldest pages are given up: what comes for them later is counted as *late*, since nobody can tell any
-more whether it came before.
+Which sequences came is kept in pages of one byte for each. The tally drops a page that is full, and all pages
+of a producer of which nothing is missing. So memory grows with what is missing, not with what came. Above the
+limit the tally gives up the oldest pages: what comes for them later is counted as *late*, since it may have
+come before.
+
+``KeyOrder`` keeps the position of each key, for each producer and partition, where the order of a key is what
+is promised. A topic that grows spreads its keys again, and the messages of a key in its old partition and in
+its new one have no order. It keeps one number for each key. Above the limit it forgets the oldest keys: later
+messages are compared with each other only.
 """
 
 from __future__ import annotations
@@ -29,8 +34,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sava.load.key_order import KeyOrder
-from sava.load.payload import Kind, Source, Stretch, stretches
+from sava.load.payload import Arrivals, LoadSource, PayloadKind, arrivals
 
 PAGE: Final = 1 << 12
 """Small: of thousands of producers each has some that are not full."""
@@ -64,7 +68,7 @@ class Count:
     """All of the load's messages, duplicates too; without those that tell where a producer has ended."""
     lost: int = 0
     unread: int = 0
-    """Did not come, and nobody knows whether it should have."""
+    """Messages that did not come, where it is unknown whether they should have."""
     duplicates: int = 0
     reordered: int = 0
     late: int = 0
@@ -72,7 +76,7 @@ class Count:
     foreign: int = 0
     """Not of this load."""
     uncertain: int = 0
-    """Not acknowledged, and not there: nobody promised anything."""
+    """Messages that were neither acknowledged nor there: no promise covers them."""
     open_ended: int = 0
     """Producers whose last message did not come: what is behind the last that did is not counted as lost."""
 
@@ -89,7 +93,7 @@ class _Page:
 
 @dataclass(slots=True)
 class _Account:
-    """Of one producer."""
+    """The sequences of one producer."""
 
     settled: int = 0
     """Everything below has come."""
@@ -122,7 +126,7 @@ class _Account:
         return end - start - came
 
 
-class Tally:
+class DeliveryTally:
     """Owned by one event loop."""
 
     def __init__(
@@ -134,15 +138,15 @@ class Tally:
         run: int | None = None,
         max_pages: int = MAX_PAGES,
     ) -> None:
-        """by_key      order is promised for each key, whoever consumes it.
+        """by_key      order is promised for each key, across consumers.
         partitions  that there were when consuming began.
         run         only this one's messages count."""
         self._owed = owed
         self._partitions = partitions
         self._run = run
         self._max_pages = max_pages
-        self._accounts: dict[Source, _Account] = {}
-        self._pages: dict[tuple[Source, int], None] = {}
+        self._accounts: dict[LoadSource, _Account] = {}
+        self._pages: dict[tuple[LoadSource, int], None] = {}
         """Those that are not full, the oldest first."""
         self._highest: dict[Hashable, int] = {}
         """By source and lane: the end of what came in order."""
@@ -153,30 +157,30 @@ class Tally:
 
     def take(
         self, topic: str, payloads: Sequence[bytes], *, consumer: int = 0, is_again: bool = False
-    ) -> list[Stretch]:
+    ) -> list[Arrivals]:
         """Messages that came from a topic or partition, in this order. Returns those of the load.
 
         consumer  where each of several has an order of its own.
         is_again  they may have been on their way to another one: only their own order counts."""
-        found, foreign = stretches(payloads)
+        found, foreign = arrivals(payloads)
         own = [each for each in found if self._run is None or each.source.run == self._run]
-        for stretch in own:
-            self._take(topic, None if is_again else (topic, consumer), stretch)
+        for batch in own:
+            self._take(topic, None if is_again else (topic, consumer), batch)
         others = sum(len(each.sequences) for each in found) - sum(len(each.sequences) for each in own)
         self._foreign += foreign + others
         return own
 
-    def _take(self, topic: str, lane: Hashable | None, stretch: Stretch) -> None:
-        sequences, source = stretch.sequences, stretch.source
+    def _take(self, topic: str, lane: Hashable | None, batch: Arrivals) -> None:
+        sequences, source = batch.sequences, batch.source
         account = self._accounts.get(source)
         if account is None:
             account = self._accounts[source] = _Account()
-        if stretch.kind is Kind.GAP:
-            for first, count in zip(sequences, stretch.times, strict=True):
+        if batch.kind is PayloadKind.GAP:
+            for first, count in zip(sequences, batch.times, strict=True):
                 _note(account.unacknowledged, (first, first + count))
             return
         count, lowest, highest = len(sequences), min(sequences), max(sequences)
-        if stretch.kind is Kind.MESSAGE:
+        if batch.kind is PayloadKind.MESSAGE:
             self.received += count
         account.firsts[topic] = min(account.firsts.get(topic, lowest), lowest)
         account.next_sequence = max(account.next_sequence, highest + 1)
@@ -185,13 +189,13 @@ class Tally:
             self._take_run(account, source, lane, lowest, highest + 1)
         else:
             self._take_any(account, source, topic, lane, np.array(sequences, np.int64))
-        if stretch.kind is Kind.END:
-            account.end, account.failed = sequences[-1] + 1, stretch.times[-1]
+        if batch.kind is PayloadKind.END:
+            account.end, account.failed = sequences[-1] + 1, batch.times[-1]
         if account.came == account.end:
             self._settle(account, source)
 
     def _take_run(
-        self, account: _Account, source: Source, lane: Hashable | None, start: int, end: int
+        self, account: _Account, source: LoadSource, lane: Hashable | None, start: int, end: int
     ) -> None:
         """Sequences one behind the other, as they come where there are no keys; without a look at each."""
         place = (source, lane)
@@ -202,7 +206,7 @@ class Tally:
         if lane is not None and end > highest:
             self._highest[place] = end
 
-    def _mark_run(self, account: _Account, source: Source, start: int, end: int) -> int:
+    def _mark_run(self, account: _Account, source: LoadSource, start: int, end: int) -> int:
         """Note that they came. Returns how many came for the first time."""
         new = 0
         while start < end:
@@ -223,7 +227,7 @@ class Tally:
         return new
 
     def _take_any(
-        self, account: _Account, source: Source, topic: str, lane: Hashable | None, sequences: Sequences
+        self, account: _Account, source: LoadSource, topic: str, lane: Hashable | None, sequences: Sequences
     ) -> None:
         """Sequences with gaps, as one of several partitions has them, or not in order, or again."""
         is_new = np.zeros(len(sequences), np.bool_)
@@ -247,7 +251,7 @@ class Tally:
         self.reordered += int(np.count_nonzero(is_new & is_behind))
 
     def _is_behind(
-        self, source: Source, topic: str, lane: Hashable | None, sequences: Sequences
+        self, source: LoadSource, topic: str, lane: Hashable | None, sequences: Sequences
     ) -> NDArray[np.bool_]:
         """Which of them come behind a later one."""
         if self._key_order is not None and source.keys:
@@ -259,8 +263,8 @@ class Tally:
             self._highest[place] = int(ends[-1])
         return sequences < ends[:-1]
 
-    def _page(self, account: _Account, source: Source, number: int, count: int) -> _Page | None:
-        """To note so many in; None if there is none any more, and they are counted."""
+    def _page(self, account: _Account, source: LoadSource, number: int, count: int) -> _Page | None:
+        """The page to note ``count`` sequences in; None, after counting them, if it is full or given up."""
         if number in account.full:
             self.duplicates += count
             return None
@@ -270,7 +274,7 @@ class Tally:
         return account.pages.get(number) or self._open(account, source, number)
 
     def _noted(
-        self, account: _Account, source: Source, number: int, page: _Page, new: int, again: int
+        self, account: _Account, source: LoadSource, number: int, page: _Page, new: int, again: int
     ) -> int:
         """Returns how many are new."""
         self.duplicates += again
@@ -283,14 +287,14 @@ class Tally:
                 account.settled = (next_page + 1) * PAGE
         return new
 
-    def _settle(self, account: _Account, source: Source) -> None:
+    def _settle(self, account: _Account, source: LoadSource) -> None:
         """Nothing of this producer is missing."""
         account.settled = account.came
         account.full.clear()
         for number in list(account.pages):
             self._let_go(account, source, number)
 
-    def _open(self, account: _Account, source: Source, number: int) -> _Page:
+    def _open(self, account: _Account, source: LoadSource, number: int) -> _Page:
         if len(self._pages) >= self._max_pages:
             oldest, oldest_number = next(iter(self._pages))
             self._let_go(self._accounts[oldest], oldest, oldest_number)
@@ -301,20 +305,20 @@ class Tally:
         self._pages[source, number] = None
         return page
 
-    def _let_go(self, account: _Account, source: Source, number: int) -> None:
+    def _let_go(self, account: _Account, source: LoadSource, number: int) -> None:
         del account.pages[number], self._pages[source, number]
 
     # -- what was sent ---------------------------------------------------------------------------
 
-    def sent(self, source: Source, end: int, unacknowledged: Sequence[Range] = ()) -> None:
-        """A producer's own word: it has sent the sequences below ``end``, and was not told of these that they
-        are durable."""
+    def sent(self, source: LoadSource, end: int, unacknowledged: Sequence[Range] = ()) -> None:
+        """A producer's own word: it has sent the sequences below ``end``, and got no acknowledgement
+        for these."""
         account = self._accounts.setdefault(source, _Account())
         account.end, account.unacknowledged = end, list(unacknowledged)
         account.failed = sum(stop - start for start, stop in unacknowledged)
 
     def has_all(self) -> bool:
-        """Whether nothing that producers were told to be durable is missing."""
+        """Whether no acknowledged message is missing."""
         return not any(self._missing(account).lost for account in self._accounts.values())
 
     def count(self, *, is_all_read: bool = True) -> Count:
@@ -374,3 +378,39 @@ def _note(ranges: list[Range], new: Range) -> None:
     """Add a range to those that are there, unless it is; a message that comes twice tells it twice."""
     if new not in ranges:
         ranges.append(new)
+
+
+MAX_CELLS: Final = 1 << 23
+"""64 MiB."""
+
+
+class KeyOrder:
+    """Owned by one event loop."""
+
+    def __init__(self, max_cells: int = MAX_CELLS) -> None:
+        self._max_cells = max_cells
+        self._cells = 0
+        self._ends: dict[Hashable, NDArray[np.int64]] = {}
+        """By place and key: the end of what came in order."""
+
+    def is_behind(self, place: Hashable, keys: int, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of them come behind a later one of the same key."""
+        ends = self._ends.get(place)
+        if ends is None:
+            ends = self._begin(place, keys)
+        chosen = sequences % keys
+        is_behind = sequences < ends[chosen]
+        if not is_behind.any() and bool((sequences[1:] > sequences[:-1]).all()):
+            ends[chosen] = sequences + 1  # of several of one key the last stays, which is the highest
+            return is_behind
+        for row, (key, sequence) in enumerate(zip(chosen.tolist(), sequences.tolist(), strict=True)):
+            is_behind[row] = sequence < ends[key]
+            ends[key] = max(int(ends[key]), sequence + 1)
+        return is_behind
+
+    def _begin(self, place: Hashable, keys: int) -> NDArray[np.int64]:
+        self._cells += keys
+        while self._cells > self._max_cells and self._ends:
+            self._cells -= len(self._ends.pop(next(iter(self._ends))))
+        ends = self._ends[place] = np.zeros(keys, np.int64)
+        return ends

@@ -1,7 +1,7 @@
 """Bytes of configurations, and what a message must be like.
 
 A membership entry holds an encoded ``Membership``. Messages travel in envelopes that are not the core's
-(``metadata.peer``); whoever decodes them calls ``check_message``, which checks, besides the types, what the
+(``metadata.peer``); the receiver calls ``check_message``, which checks, besides the types, what the
 core takes for granted about its peers (ids, contiguous entries, bounds). So hostile or damaged bytes end
 there, in ``MalformedMessage``: neither as an ``InvariantError`` that stops the node, nor as entries in a log
 that cannot be read back.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
     election_ticks: int = 10
-    """T: a follower campaigns after T..2T-1 silent ticks, drawn anew each time. Ten heartbeats may be lost
+    """T: a follower campaigns after T..2T-1 silent ticks, drawn again each time. Ten heartbeats may be lost
     before that."""
     heartbeat_ticks: int = 1
     max_append_bytes: int = 1 << 20

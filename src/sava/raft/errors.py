@@ -55,7 +55,7 @@ class MalformedMessage(CallerError):
 
 
 class InvariantError(SavaError):
-    """The core found a state that cannot be. The node stops: going on could destroy what other nodes rely
+    """The core found a state that cannot be. The node stops: to continue could destroy what other nodes rely
     on."""
 
     outcome = Outcome.UNKNOWN

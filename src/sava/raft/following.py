@@ -15,7 +15,7 @@ __all__ = ["on_append", "on_heartbeat", "on_snapshot"]
 
 
 def _recognise_leader(state: CoreState, leader: NodeId) -> None:
-    """A message that only a term's leader sends: follow it, and start waiting for it anew."""
+    """A message that only a term's leader sends: follow it, and restart the election timer."""
     if state.role is Role.LEADER or state.leader not in (NO_NODE, leader):
         other = state.node if state.role is Role.LEADER else state.leader
         raise InvariantError(f"nodes {other} and {leader} both lead term {state.term}")

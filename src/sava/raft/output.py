@@ -33,7 +33,7 @@ class ChunkSend(msgspec.Struct, frozen=True):
 
 
 class ChunkWrite(msgspec.Struct, frozen=True):
-    """Write received bytes of a snapshot. ``offset == 0`` starts the file anew."""
+    """Write received bytes of a snapshot. ``offset == 0`` starts a new file."""
 
     meta: SnapshotMeta
     offset: int

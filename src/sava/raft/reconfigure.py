@@ -107,7 +107,7 @@ def _dismiss(state: CoreState) -> None:
 
 
 def after_commit(state: CoreState) -> None:
-    """Commit has moved: go on with the change whose entry it has passed, if any."""
+    """Commit has moved: continue the change whose entry it has passed, if any."""
     if state.history.current_index > state.log.commit or not has_committed_own_term(state):
         # The second condition matters for a joint configuration inherited from an earlier leader: before our
         # own no-op is committed, "committed" may rest on the old leader's word alone.

@@ -58,8 +58,8 @@ class Incoming:
         self.next_offset = 0
 
     def is_same(self, meta: SnapshotMeta) -> bool:
-        """(index, term, digest) names the content, whoever sends it: a new leader resumes the old one's
-        transfer."""
+        """(index, term, digest) names the content, whichever node sends it: a new leader resumes the old
+        one's transfer."""
         mine = self.meta
         return (mine.index, mine.term, mine.digest) == (meta.index, meta.term, meta.digest)
 
@@ -250,8 +250,8 @@ class CoreState:
     # -- roles -----------------------------------------------------------------------------------------------
 
     def become_follower(self, term: int, leader: NodeId) -> None:
-        """Follow ``leader`` (or nobody yet) in ``term``. A new term forgets the vote, the same term never
-        does."""
+        """Follow ``leader`` (NO_NODE while unknown) in ``term``. A new term forgets the vote, the same term
+        never does."""
         if term > self.term:
             self.term = term
             self.vote = NO_NODE

@@ -1,9 +1,9 @@
 """RecordBatch: the one form that messages have in memory, on the wire and in the journal.
 
 A batch is its bytes. Everything else is a view of them that is made when first asked for: the header is read
-at once (88 bytes), the columns when a value is wanted, messages when somebody iterates. A batch never
+at once (88 bytes), the columns when a value is wanted, messages when a caller iterates. A batch never
 changes; a slice shares its parent's columns, an assigned batch all of its parent's bytes but the prefix, and
-both get bytes of their own only if somebody asks for these in one piece.
+both get bytes of their own only if a caller asks for these in one piece.
 
 Safe to share between threads: the cached views are computed from immutable bytes, and computing one twice is
 harmless.
@@ -22,7 +22,14 @@ from sava.records import single, values
 from sava.records.columns import PRODUCER, PUBLISH_TIME, STORED_COLUMNS, Column, Encoding, join, schema_of
 from sava.records.compression import decompress
 from sava.records.decoder import publish_time_range, read_columns
-from sava.records.encoder import Body, Place, assemble, encode_arrow, encode_columns, encode_values
+from sava.records.encoder import (
+    BatchPlace,
+    EncodedBody,
+    assemble,
+    encode_arrow,
+    encode_columns,
+    encode_values,
+)
 from sava.records.errors import BatchCorrupt, BatchUnassigned, OffsetOutside
 from sava.records.header import (
     HEADER_BYTES,
@@ -78,7 +85,7 @@ class RecordBatch:
         codec: Codec = Codec.NONE,
     ) -> RecordBatch:
         """A batch from one sequence per column; a single value stands for one that all messages have
-        (the ``producer``'s name, usually). Producer id 0 is nobody: such a batch has no part in
+        (the ``producer``'s name, usually). Producer id 0 is no producer: such a batch has no part in
         deduplication. Raises InvalidMessage, BatchTooLarge."""
         if (
             len(payloads) == 1
@@ -156,9 +163,9 @@ class RecordBatch:
         return cls._of(encode_arrow(rows, publish_time=publish_time), producer_id, base_sequence, codec)
 
     @classmethod
-    def _of(cls, body: Body, producer_id: int, base_sequence: int, codec: Codec) -> RecordBatch:
+    def _of(cls, body: EncodedBody, producer_id: int, base_sequence: int, codec: Codec) -> RecordBatch:
         header, data = assemble(
-            body, producer_id=producer_id, base_sequence=base_sequence, codec=codec, place=Place()
+            body, producer_id=producer_id, base_sequence=base_sequence, codec=codec, place=BatchPlace()
         )
         return cls(header, data, None)
 
@@ -374,7 +381,7 @@ class RecordBatch:
                 producer_id=header.producer_id,
                 base_sequence=header.base_sequence,
                 codec=header.codec,
-                place=Place(header.topic_id, header.epoch, header.base_offset),
+                place=BatchPlace(header.topic_id, header.epoch, header.base_offset),
             )
         return self._data
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sava.records.columns import TEXT, ColumnSpec, Encoding, Shape, map_array, validity_bits
+from sava.records.columns import TEXT, ColumnShape, ColumnSpec, Encoding, map_array, validity_bits
 from sava.records.decoder import null_rows_are_empty
 from sava.records.errors import BatchTooLarge, InvalidMessage
 from sava.records.header import MAX_BATCH_BYTES
@@ -45,7 +45,7 @@ def to_array(spec: ColumnSpec, values: Sequence[Any], count: int) -> Any:
     if len(values) != count:
         raise InvalidMessage(f"{len(values)} values of {spec.name} for {count} messages")
     try:
-        if spec.shape is Shape.MAP:
+        if spec.shape is ColumnShape.MAP:
             return _attributes_array(values)
         array = pa.array(values, pa.int64() if pa.types.is_timestamp(spec.type) else spec.type)
     except (pa.ArrowException, OverflowError, TypeError, UnicodeError) as error:
@@ -107,11 +107,11 @@ def _is_constant(array: Any) -> bool:
 
 
 def _buffers(spec: ColumnSpec, array: Any) -> tuple[Any, ...]:
-    if spec.shape is Shape.MAP:
+    if spec.shape is ColumnShape.MAP:
         return _map_buffers(array)
     if array.null_count:
-        array = pc.fill_null(array, 0 if spec.shape is Shape.FIXED else "")
-    if spec.shape is Shape.BINARY:
+        array = pc.fill_null(array, 0 if spec.shape is ColumnShape.FIXED else "")
+    if spec.shape is ColumnShape.BINARY:
         return _binary_buffers(array)
     return (array.buffers()[1].slice(array.offset * spec.width, len(array) * spec.width),)
 

@@ -35,7 +35,7 @@ class Encoding(IntEnum):
     """A validity bitmap, then the buffers of all rows. Null rows are empty, or zero."""
 
 
-class Shape(Enum):
+class ColumnShape(Enum):
     """Which buffers a row set has."""
 
     FIXED = "values"
@@ -46,7 +46,7 @@ class Shape(Enum):
 class ColumnSpec(NamedTuple):
     name: str
     type: Any
-    shape: Shape
+    shape: ColumnShape
     width: int = 0
     encodings: Sequence[Encoding] = tuple(Encoding)
 
@@ -61,15 +61,15 @@ _ENTRY: Final = pa.struct([ATTRIBUTES.key_field, ATTRIBUTES.item_field])
 TIME: Final = pa.timestamp("us", tz="UTC")
 
 COLUMNS: Final = (
-    ColumnSpec("payload", pa.binary(), Shape.BINARY, encodings=(Encoding.DENSE,)),
-    ColumnSpec("publish_time", TIME, Shape.FIXED, 8, encodings=(Encoding.CONSTANT, Encoding.DENSE)),
-    ColumnSpec("key", TEXT, Shape.BINARY),
-    ColumnSpec("attributes", ATTRIBUTES, Shape.MAP),
-    ColumnSpec("schema_id", pa.int64(), Shape.FIXED, 8),
-    ColumnSpec("schema_version", pa.int32(), Shape.FIXED, 4),
-    ColumnSpec("origin_cluster", TEXT, Shape.BINARY),
-    ColumnSpec("origin_offset", pa.int64(), Shape.FIXED, 8),
-    ColumnSpec("producer", TEXT, Shape.BINARY),
+    ColumnSpec("payload", pa.binary(), ColumnShape.BINARY, encodings=(Encoding.DENSE,)),
+    ColumnSpec("publish_time", TIME, ColumnShape.FIXED, 8, encodings=(Encoding.CONSTANT, Encoding.DENSE)),
+    ColumnSpec("key", TEXT, ColumnShape.BINARY),
+    ColumnSpec("attributes", ATTRIBUTES, ColumnShape.MAP),
+    ColumnSpec("schema_id", pa.int64(), ColumnShape.FIXED, 8),
+    ColumnSpec("schema_version", pa.int32(), ColumnShape.FIXED, 4),
+    ColumnSpec("origin_cluster", TEXT, ColumnShape.BINARY),
+    ColumnSpec("origin_offset", pa.int64(), ColumnShape.FIXED, 8),
+    ColumnSpec("producer", TEXT, ColumnShape.BINARY),
 )
 """The order is part of the format: column i has the bits 2i and 2i + 1 of the layout, and the body follows
 it."""
@@ -128,8 +128,8 @@ class Column(NamedTuple):
 
 
 def join(parts: Sequence[Column], counts: Sequence[int]) -> Column:
-    """The columns of several row sets, of so many rows each, as one. What none has, or all have alike, stays
-    that cheap."""
+    """The columns of several row sets, of ``counts`` rows each, as one. What none has, or all have alike,
+    stays that cheap."""
     first = parts[0]
     if all(part.encoding is Encoding.ABSENT for part in parts):
         return first
@@ -140,9 +140,9 @@ def join(parts: Sequence[Column], counts: Sequence[int]) -> Column:
 
 
 def nulls(spec: ColumnSpec, count: int) -> Any:
-    if spec.shape is Shape.MAP:
+    if spec.shape is ColumnShape.MAP:
         return map_array(count, _ZEROS, _ZEROS, _NO_TEXT, _NO_TEXT)
-    buffers = 2 if spec.shape is Shape.FIXED else 3
+    buffers = 2 if spec.shape is ColumnShape.FIXED else 3
     return pa.Array.from_buffers(spec.type, count, [_ZEROS] * buffers, count)
 
 

@@ -22,9 +22,9 @@ from sava.records.columns import (
     PUBLISH_TIME,
     TEXT,
     Column,
+    ColumnShape,
     ColumnSpec,
     Encoding,
-    Shape,
     empty_columns,
     map_array,
 )
@@ -102,9 +102,9 @@ def _read_column(cursor: _Cursor, column: Column, count: int) -> Column:
 
 
 def _read_array(cursor: _Cursor, spec: ColumnSpec, rows: int, validity: Any) -> Any:
-    if spec.shape is Shape.FIXED:
+    if spec.shape is ColumnShape.FIXED:
         return pa.Array.from_buffers(spec.type, rows, [validity, cursor.take(spec.width * rows)])
-    if spec.shape is Shape.BINARY:
+    if spec.shape is ColumnShape.BINARY:
         return _read_binary(cursor, spec.type, rows, validity)
     offsets, entries = cursor.take_offsets(rows)
     keys = _read_binary(cursor, TEXT, entries, None)

@@ -24,9 +24,9 @@ from sava.records.columns import (
     PUBLISH_TIME,
     STORED_COLUMNS,
     Column,
+    ColumnShape,
     ColumnSpec,
     Encoding,
-    Shape,
 )
 from sava.records.compression import compress
 from sava.records.decoder import publish_time_range
@@ -45,7 +45,7 @@ from sava.records.message import Origin
 _PADDING: Final = tuple(bytes(n) for n in range(8))
 
 
-class Place(NamedTuple):
+class BatchPlace(NamedTuple):
     """The broker's part of a header."""
 
     topic_id: int = 0
@@ -53,7 +53,7 @@ class Place(NamedTuple):
     base_offset: int = UNASSIGNED
 
 
-class Body(NamedTuple):
+class EncodedBody(NamedTuple):
     """Everything about a batch that its messages decide."""
 
     rows: int
@@ -71,7 +71,7 @@ def encode_values(
     schema_version: int | Sequence[int | None] | None,
     origins: Sequence[Origin | None] | None,
     producer: str | Sequence[str | None] | None,
-) -> Body:
+) -> EncodedBody:
     """A body from one sequence per column. A single value stands for one that every message has."""
     count = _checked(len(payloads))
     clusters, offsets = (None, None) if origins is None else _origin_arrays(origins, count)
@@ -82,10 +82,10 @@ def encode_values(
         times = publish_time_range(publish_times)
     given = (publish_times, keys, attributes, schema_id, schema_version, clusters, offsets, producer)
     others = [_encode_given(spec, values, count) for spec, values in zip(COLUMNS[1:], given, strict=True)]
-    return Body(count, [encode_payloads(payloads), *others], times)
+    return EncodedBody(count, [encode_payloads(payloads), *others], times)
 
 
-def encode_arrow(rows: Any, *, publish_time: int | None) -> Body:
+def encode_arrow(rows: Any, *, publish_time: int | None) -> EncodedBody:
     """A body from a pa.RecordBatch; ``publish_time`` is that of all messages when the rows have none."""
     names = rows.schema.names
     unknown = [name for name in names if name not in STORED_COLUMNS or names.count(name) > 1]
@@ -101,24 +101,24 @@ def encode_arrow(rows: Any, *, publish_time: int | None) -> Body:
         for spec, array in zip(COLUMNS, arrays, strict=True)
     ]
     if arrays[PUBLISH_TIME] is not None:
-        return Body(count, columns, publish_time_range(arrays[PUBLISH_TIME]))
+        return EncodedBody(count, columns, publish_time_range(arrays[PUBLISH_TIME]))
     if publish_time is None:
         raise InvalidMessage("the messages have no publish_time")
     columns[PUBLISH_TIME] = constant_integer(COLUMNS[PUBLISH_TIME], publish_time)
-    return Body(count, columns, (publish_time, publish_time))
+    return EncodedBody(count, columns, (publish_time, publish_time))
 
 
-def encode_columns(columns: Sequence[Column], count: int) -> Body:
+def encode_columns(columns: Sequence[Column], count: int) -> EncodedBody:
     """A body from decoded columns, or from parts of them."""
     _checked(count)
     encoded = [
         ABSENT if column.array is None else encode_array(column.spec, column.array) for column in columns
     ]
-    return Body(count, encoded, publish_time_range(columns[PUBLISH_TIME].array))
+    return EncodedBody(count, encoded, publish_time_range(columns[PUBLISH_TIME].array))
 
 
 def assemble(
-    body: Body, *, producer_id: int, base_sequence: int, codec: Codec, place: Place
+    body: EncodedBody, *, producer_id: int, base_sequence: int, codec: Codec, place: BatchPlace
 ) -> tuple[Header, bytes]:
     """The batch's bytes, copied once from where the columns' buffers are."""
     count = body.rows
@@ -142,7 +142,7 @@ def assemble(
     return header, b"".join((header.prefix(), sealed, *parts))
 
 
-def _parts(body: Body) -> tuple[list[Any], int, int]:
+def _parts(body: EncodedBody) -> tuple[list[Any], int, int]:
     """All buffers with the padding between them, their size, and the layout that tells what they are."""
     parts: list[Any] = []
     total = layout = 0
@@ -174,7 +174,7 @@ def _encode_given(spec: ColumnSpec, values: Any, count: int) -> Encoded:
         return ABSENT
     if isinstance(values, int):
         return constant_integer(spec, values)
-    if isinstance(values, str) and spec.shape is Shape.BINARY:
+    if isinstance(values, str) and spec.shape is ColumnShape.BINARY:
         return constant_text(spec, values)
     return encode_array(spec, values if isinstance(values, pa.Array) else to_array(spec, values, count))
 

@@ -1,9 +1,8 @@
 """What can be wrong with a batch.
 
-All of them are the fault of whoever handed the bytes or values in, so all are ``CallerError``. ``records``
-cannot know where bytes came from: a layer that reads them from its own disk turns ``BatchCorrupt`` into the
-``HostError`` of that layer, so that no client is blamed for a broken disk.
-"""
+All of them are the fault of the caller that handed the bytes or values in, so all are ``CallerError``.
+``records`` cannot know where bytes came from: a layer that reads them from its own disk turns
+``BatchCorrupt`` into the ``HostError`` of that layer, so that no client is blamed for a broken disk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Message: one message as application code sees it.
 
 Messages exist at the edges only. Between them (wire, journal, cache, dispatch) there are batches, and a batch
-makes its messages when somebody asks for them.
+makes its messages when a caller asks for them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Single: the batch of one plain message, without Arrow.
 
-A message that is sent alone finds caches and branch predictor cold: somebody waited for it. Arrow is built
+A message that is sent alone finds caches and branch predictor cold: the caller waits for it. Arrow is built
 for many rows, and for one it touches so much code that making and checking the batch takes several times as
 long as in a loop. So the one shape that such messages have (a payload, one publish time, perhaps the
 producer's name, nothing compressed) is written and checked here by hand.

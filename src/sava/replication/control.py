@@ -40,7 +40,7 @@ from sava.replication.records import PolicyRecord, RemoteRecord, ReportRecord
 from sava.replication.remotes import Identity, Remotes
 from sava.replication.reports import Reports, Told
 from sava.replication.status import Statuses, TopicStatus
-from sava.schemas.topic import TopicSchema
+from sava.schemas.types import TopicSchema
 
 UNPINNED_S: Final = 3.0
 """For the cursors of links to go after their policy."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import Any, Protocol
+from typing import Any
 
 import fastavro
 import msgspec
@@ -25,21 +25,23 @@ from fastavro.types import Schema as FastavroSchema
 from google.protobuf import json_format
 from google.protobuf.message import EncodeError, Message
 
-from sava.schemas.bounded_json import decode_payload
-from sava.schemas.definition import AvroSchema, JsonSchema, ProtobufSchema, read_schema
+from sava.schemas.bounds import decode_payload
+from sava.schemas.definition import (
+    BINARY_NUMBER_BYTES,
+    NUMBER_TEXT,
+    AvroSchema,
+    JsonSchema,
+    ProtobufSchema,
+    Validator,
+    read_schema,
+)
 from sava.schemas.errors import PayloadInvalid
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import BINARY_NUMBER_BYTES, NUMBER_TEXT, Validator
 
 
-class Codec(Protocol):
-    def encode(self, value: Any) -> bytes: ...
-
-    def decode(self, payload: bytes) -> Any: ...
-
-
-def codec_for(kind: SchemaType, definition: bytes) -> Codec:
-    """Raises SchemaInvalid, SchemaTooLarge. Compiling Protobuf source blocks and needs grpcio-tools."""
+def codec_for(kind: SchemaType, definition: bytes) -> SchemaCodec:
+    """The codec of a definition. Raises SchemaInvalid, SchemaTooLarge. Compiling Protobuf source blocks and
+    needs grpcio-tools."""
     schema = read_schema(kind, definition)
     match schema:
         case AvroSchema():
@@ -184,3 +186,6 @@ class ProtobufCodec:
             return json_format.ParseDict(value, self.message_class(), descriptor_pool=self._descriptors.pool)
         except (json_format.ParseError, TypeError, ValueError, RecursionError) as error:
             raise PayloadInvalid(f"not a {name}: {error}") from None
+
+
+SchemaCodec = BytesCodec | StringCodec | NumberCodec | JsonCodec | AvroCodec | ProtobufCodec

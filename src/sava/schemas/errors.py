@@ -1,4 +1,4 @@
-"""What schemas refuse, by whose fault it is."""
+"""The errors of schemas and their registry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def shortened(text: str, limit: int = SHOWN_CHARS) -> str:
 
 
 class SchemaError(CallerError):
-    """Base of what the caller of a schema operation did wrong."""
+    """Base of the errors that the caller of a schema operation can mend."""
 
 
 class SubjectUnknown(SchemaError):
@@ -29,12 +29,12 @@ class SubjectUnknown(SchemaError):
 
 
 class SubjectInvalid(SchemaError):
-    """A name that no subject can have."""
+    """The name cannot be the name of a subject."""
 
 
 class VersionUnknown(SchemaError):
-    """The subject exists, this version of it does not (any more). ``version`` None: it has no version at
-    all."""
+    """The subject exists, but this version of it does not, or does not any more. ``version`` is None when the
+    subject has no version at all."""
 
     def __init__(self, subject: str, version: int | None, reason: str = "") -> None:
         reason = reason or ("it has no version" if version is None else f"it has no version {version}")
@@ -43,8 +43,7 @@ class VersionUnknown(SchemaError):
 
 
 class VersionInUse(SchemaError):
-    """Topics refuse what does not follow the subject: without this version they would refuse messages that
-    they accept now."""
+    """A topic enforces the subject: without this version it would refuse messages that it accepts now."""
 
     def __init__(self, subject: str, version: int, topics: Sequence[str]) -> None:
         shown = ", ".join(topics[:SHOWN_TOPICS]) + (" and others" if len(topics) > SHOWN_TOPICS else "")
@@ -76,7 +75,7 @@ class SchemaIncompatible(SchemaError):
 
 
 class SubjectTypeMismatch(SchemaError):
-    """A subject has one type for ever; this definition is of another."""
+    """The definition has another type than the subject; the type of a subject never changes."""
 
     def __init__(self, subject: str, expected: str, given: str) -> None:
         super().__init__(f"subject {subject!r} holds schemas of type {expected}, not {given}")
@@ -84,15 +83,15 @@ class SubjectTypeMismatch(SchemaError):
 
 
 class TypeUnknown(SchemaError):
-    """No such schema type."""
+    """The schema type does not exist."""
 
 
 class ModeUnknown(SchemaError):
-    """No such compatibility mode."""
+    """The compatibility mode does not exist."""
 
 
 class PolicyUnknown(SchemaError):
-    """No such validation policy."""
+    """The validation policy does not exist."""
 
 
 class PayloadInvalid(SchemaError):
@@ -111,9 +110,9 @@ class CompilerMissing(HostError):
     """The Protobuf compiler cannot be run on this machine."""
 
 
-class RegistryBusy(RetryableError):
-    """The subject changed under every attempt to change it."""
+class SubjectBusy(RetryableError):
+    """The subject changed during every attempt to read or change it."""
 
 
 class RegistryCorrupt(HostError):
-    """A record of the registry that this version cannot read."""
+    """This version of Sava cannot read a record of the registry."""

@@ -1,4 +1,4 @@
-"""What the registry keeps in the metadata store, and under which keys.
+"""The records of the registry: what it keeps in the metadata store, under which keys, and what it answers.
 
     /schemas/next_id                               the counter of schema ids
     /schemas/ids/{schema id}                       the subject, as text
@@ -6,10 +6,10 @@
     /schemas/versions/{subject}/{version}          VersionRecord: small, so that a list of versions is cheap
     /schemas/definitions/{subject}/{version}       DefinitionRecord: up to some hundred KiB each
 
-One key for each version keeps every value far below the store's limit, however many versions a subject has.
-Subjects are quoted as in URLs: whatever is in a name, it is one segment of a key. Versions have ten digits,
-so that the order of keys is the order of versions. Values are JSON, readable by an operator; definitions are
-in base64 there, since they may be any bytes.
+One key for each version keeps every value far below the store's limit, however many versions a subject
+has. Subjects are quoted as in URLs: whatever is in a name, it is one segment of a key. Versions have ten
+digits, so that the order of keys is the order of versions. Values are JSON, readable by an operator;
+definitions are in base64 there, since they may be any bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from sava.schemas.errors import RegistryCorrupt
-from sava.schemas.types import Mode, SchemaType
+from sava.schemas.types import CompatibilityMode, SchemaType
 
 T = TypeVar("T")
 
@@ -29,18 +29,19 @@ SUBJECTS: Final = "/schemas/subjects/"
 
 
 class SubjectRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Written by every change of the subject, so that it stands for all of it in a compare-and-swap."""
+    """A subject. Every change of the subject writes it, so one compare-and-swap on it covers all of the
+    subject."""
 
     schema_id: int
     type: SchemaType
-    mode: Mode
+    mode: CompatibilityMode
     next_version: int
     """Only grows: the number of a deleted version is never given to another schema."""
     latest: int
     """The highest version that exists; 0 when all are deleted."""
     count: int
     tags: tuple[str, ...] = ()
-    """Of the latest version."""
+    """The tags of the latest version."""
 
 
 class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,3 +91,49 @@ def decode(key: str, value: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RegistryCorrupt(f"the record {key} cannot be read: {error}") from error
+
+
+class RegisteredVersion(msgspec.Struct, frozen=True):
+    schema_id: int
+    version: int
+    is_new_version: bool
+    fingerprint: str
+
+
+class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A version with its definition, exactly as it was registered."""
+
+    schema_id: int
+    subject: str
+    type: SchemaType
+    mode: CompatibilityMode
+    version: int
+    fingerprint: str
+    created_ms: int
+    created_by: str
+    description: str
+    tags: tuple[str, ...]
+    definition: bytes
+    compiled: bytes = b""
+
+
+class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    schema_id: int
+    version: int
+    fingerprint: str
+    created_ms: int
+    created_by: str
+    description: str
+    tags: tuple[str, ...]
+
+
+class SubjectInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A subject as the registry's callers see it. ``latest`` is 0 when all versions are deleted."""
+
+    subject: str
+    schema_id: int
+    type: SchemaType
+    mode: CompatibilityMode
+    latest: int
+    versions: int
+    tags: tuple[str, ...]

@@ -10,11 +10,11 @@ registrations that were both checked against version 7, one becomes version 8 an
 against 8.
 
 **Unknown outcomes.** When the answer to a transaction is lost, the subject is read again and the change is
-decided anew: a registration that took effect is found by its fingerprint, a deletion by the version that is
+decided again: a registration that took effect is found by its fingerprint, a deletion by the version that is
 gone. When that cannot be read either, the caller gets ``OutcomeUnknown`` and may repeat the call.
 
 **Ids.** A subject gets its id from the store's counter before the transaction that creates it, so an attempt
-that loses leaves a gap. The id belongs to the subject for ever, also when all versions are deleted.
+that loses leaves a gap. The id always belongs to the subject, also when all versions are deleted.
 
 Reading and comparing schemas takes time and may run a compiler, so it is done in a thread.
 """
@@ -33,38 +33,49 @@ from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Re
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.store import MetadataStore
 from sava.schemas import records, types
-from sava.schemas.compatibility import find_problems
-from sava.schemas.definition import Schema, fingerprint, read_schema
+from sava.schemas.definition import Schema, Validator, find_problems, fingerprint, read_schema
 from sava.schemas.errors import (
-    RegistryBusy,
     RegistryCorrupt,
     SchemaError,
     SchemaIncompatible,
+    SubjectBusy,
     SubjectTypeMismatch,
     SubjectUnknown,
     TooManyVersions,
     VersionUnknown,
 )
-from sava.schemas.records import DefinitionRecord, SubjectRecord, VersionRecord
-from sava.schemas.topic import Reference, Resolved, choose_version
-from sava.schemas.types import DEFAULT_MODE, Mode, SchemaType
-from sava.schemas.validation import Validator
-from sava.schemas.views import Registered, SchemaVersion, SubjectInfo, VersionInfo
+from sava.schemas.records import (
+    DefinitionRecord,
+    RegisteredVersion,
+    SchemaVersion,
+    SubjectInfo,
+    SubjectRecord,
+    VersionInfo,
+    VersionRecord,
+)
+from sava.schemas.types import (
+    DEFAULT_MODE,
+    CompatibilityMode,
+    Reference,
+    Resolved,
+    SchemaType,
+    choose_version,
+)
 
 T = TypeVar("T")
 
 ATTEMPTS: Final = 16
 MAX_VERSIONS: Final = 4096
-"""Of one subject, at a time."""
+"""The most versions that a subject has at a time."""
 PAGE: Final = 500
 DEFINITIONS_PAGE: Final = 16
-"""A definition may have hundreds of KiB."""
+"""This is small because a definition may have hundreds of KiB."""
 CACHED_VALIDATORS: Final = 256
 NO_ANSWER: Final = (Unavailable, NotInitialized)
 
 
-class _Held(NamedTuple):
-    """The subject's record as it was read; revision 0 and no record when there is none."""
+class _StoredSubject(NamedTuple):
+    """The subject's record as it was read; revision 0 and no record when there is no such subject."""
 
     record: SubjectRecord | None
     revision: int
@@ -76,13 +87,13 @@ class _Change(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """What is to be registered, read and checked."""
+    """A definition to register, read and checked."""
 
     subject: str
     type: SchemaType
     schema: Schema
     info: VersionRecord
-    """Without its version number."""
+    """The version number is not set yet."""
     definition: DefinitionRecord
 
 
@@ -96,8 +107,6 @@ class SchemaRegistry:
         self._now_ms = now_ms
         self._validators: OrderedDict[tuple[int, int], tuple[str, Validator]] = OrderedDict()
 
-    # -- changing --------------------------------------------------------------------------------------------
-
     async def register(
         self,
         subject: str,
@@ -107,11 +116,11 @@ class SchemaRegistry:
         description: str = "",
         created_by: str = "",
         tags: Sequence[str] = (),
-    ) -> Registered:
+    ) -> RegisteredVersion:
         """The version that holds this schema: an existing one if it has the same fingerprint, else a new one.
 
         Raises SchemaIncompatible, SubjectTypeMismatch, SchemaInvalid, SchemaTooLarge, TypeUnknown,
-        SubjectInvalid, TooManyVersions, RegistryBusy."""
+        SubjectInvalid, TooManyVersions, SubjectBusy."""
         types.check_subject(subject)
         info = VersionRecord(
             version=0,
@@ -127,10 +136,10 @@ class SchemaRegistry:
         stored = DefinitionRecord(definition=definition, compiled=schema.compiled)
         return await self._register(_Candidate(subject, kind, schema, info, stored))
 
-    async def _register(self, candidate: _Candidate) -> Registered:
+    async def _register(self, candidate: _Candidate) -> RegisteredVersion:
         schema_id = attempted = 0
 
-        async def decide(held: _Held) -> Registered | _Change:
+        async def decide(held: _StoredSubject) -> RegisteredVersion | _Change:
             nonlocal schema_id, attempted
             if held.record is None:
                 schema_id = schema_id or await self._metadata.allocate_id(records.ID_COUNTER)
@@ -140,15 +149,15 @@ class SchemaRegistry:
             known = next((each for each in versions if each.fingerprint == candidate.info.fingerprint), None)
             if known is not None and held.record.type is candidate.type:
                 is_new = known == msgspec.structs.replace(candidate.info, version=attempted)
-                return Registered(held.record.schema_id, known.version, is_new, known.fingerprint)
+                return RegisteredVersion(held.record.schema_id, known.version, is_new, known.fingerprint)
             await self._check_candidate(candidate, held.record)
             attempted = held.record.next_version
             return _addition(candidate, held.record)
 
         result = await self._change(candidate.subject, decide)
-        if isinstance(result, Registered):
+        if isinstance(result, RegisteredVersion):
             return result
-        return Registered(result.schema_id, result.latest, True, candidate.info.fingerprint)
+        return RegisteredVersion(result.schema_id, result.latest, True, candidate.info.fingerprint)
 
     async def _check_candidate(self, candidate: _Candidate, record: SubjectRecord) -> None:
         if record.type is not candidate.type:
@@ -159,11 +168,11 @@ class SchemaRegistry:
         if problems:
             raise SchemaIncompatible(candidate.subject, problems)
 
-    async def set_mode(self, subject: str, mode: Mode | str) -> SubjectInfo:
-        """For registrations from now on. Raises SubjectUnknown, ModeUnknown, RegistryBusy."""
+    async def set_mode(self, subject: str, mode: CompatibilityMode | str) -> SubjectInfo:
+        """Sets the mode of registrations from now on. Raises SubjectUnknown, ModeUnknown, SubjectBusy."""
         wanted = types.parse_mode(mode)
 
-        async def decide(held: _Held) -> SubjectRecord | _Change:
+        async def decide(held: _StoredSubject) -> SubjectRecord | _Change:
             record = _known(subject, held)
             if record.mode is wanted:
                 return record
@@ -173,10 +182,10 @@ class SchemaRegistry:
 
     async def delete_version(self, subject: str, version: int) -> SubjectInfo:
         """Remove a version for good: nothing serves it any more, and its number is not used again. The
-        subject stays, also without any version. Raises SubjectUnknown, VersionUnknown, RegistryBusy."""
+        subject stays, also without any version. Raises SubjectUnknown, VersionUnknown, SubjectBusy."""
         is_attempted = False
 
-        async def decide(held: _Held) -> SubjectRecord | _Change:
+        async def decide(held: _StoredSubject) -> SubjectRecord | _Change:
             nonlocal is_attempted
             record = _known(subject, held)
             versions = await self._versions(subject)
@@ -204,7 +213,7 @@ class SchemaRegistry:
         return _subject_info(subject, await self._change(types.check_subject(subject), decide))
 
     async def _change(
-        self, subject: str, decide: Callable[[_Held], Awaitable[T | _Change]]
+        self, subject: str, decide: Callable[[_StoredSubject], Awaitable[T | _Change]]
     ) -> T | SubjectRecord:
         """``decide`` sees the record and returns a result when there is nothing (more) to do, or what to
         change, or raises."""
@@ -229,16 +238,14 @@ class SchemaRegistry:
                 raise
             if result.succeeded:
                 return decision.record
-        raise RegistryBusy(f"subject {subject!r} changed under {ATTEMPTS} attempts to change it")
-
-    # -- reading ---------------------------------------------------------------------------------------------
+        raise SubjectBusy(f"subject {subject!r} changed under {ATTEMPTS} attempts to change it")
 
     async def latest(self, subject: str) -> SchemaVersion:
-        """Raises SubjectUnknown, VersionUnknown (all are deleted)."""
+        """The latest version. Raises SubjectUnknown, VersionUnknown (all are deleted)."""
         return await self._load(types.check_subject(subject), None)
 
     async def get(self, schema_id: int, version: int | None = None) -> SchemaVersion:
-        """By id; the latest when no version is named. Raises SubjectUnknown, VersionUnknown."""
+        """A version by id; the latest when no version is named. Raises SubjectUnknown, VersionUnknown."""
         return await self._load(await self._subject_by_id(schema_id), version)
 
     async def get_version(self, subject: str, version: int) -> SchemaVersion:
@@ -246,7 +253,7 @@ class SchemaRegistry:
         return await self._load(types.check_subject(subject), version)
 
     async def versions(self, subject: str) -> list[VersionInfo]:
-        """All that exist, oldest first. Raises SubjectUnknown."""
+        """All versions that exist, oldest first. Raises SubjectUnknown."""
         record = _known(subject, await self._read_subject(types.check_subject(subject)))
         return [
             VersionInfo(schema_id=record.schema_id, **msgspec.structs.asdict(each))
@@ -259,7 +266,7 @@ class SchemaRegistry:
         return _subject_info(subject, _known(subject, held))
 
     async def subjects(self) -> list[SubjectInfo]:
-        """All, in the order of their names as keys."""
+        """All subjects, in the order of their names as keys."""
         kvs = await self._range(records.SUBJECTS, PAGE)
         return [
             _subject_info(records.subject_of(kv.key), records.decode(kv.key, kv.value, SubjectRecord))
@@ -271,10 +278,10 @@ class SchemaRegistry:
         subject: str,
         definition: bytes,
         kind: SchemaType | str,
-        mode: Mode | str | None = None,
+        mode: CompatibilityMode | str | None = None,
     ) -> list[str]:
-        """What would stand against registering this, under the subject's mode or another; empty when nothing
-        does. Raises SubjectUnknown, SchemaInvalid, SchemaTooLarge, TypeUnknown, ModeUnknown."""
+        """The problems of registering this, under the subject's mode or another; empty when there are none.
+        Raises SubjectUnknown, SchemaInvalid, SchemaTooLarge, TypeUnknown, ModeUnknown."""
         kind = types.parse_type(kind)
         wanted = None if mode is None else types.parse_mode(mode)
         record = _known(subject, await self._read_subject(types.check_subject(subject)))
@@ -293,8 +300,8 @@ class SchemaRegistry:
         return Resolved(record.schema_id, choose_version(reference, existing))
 
     async def validator(self, schema_id: int, version: int) -> Validator:
-        """For payloads of exactly this version; made once and kept. A version that this node knows to be
-        deleted is not served from memory. Raises SubjectUnknown, VersionUnknown."""
+        """The validator of payloads of exactly this version; made once and kept. A version that this node
+        knows to be deleted is not served from memory. Raises SubjectUnknown, VersionUnknown."""
         cached = self._validators.get((schema_id, version))
         if cached is not None and self._metadata.local.get(cached[0]) is not None:
             self._validators.move_to_end((schema_id, version))
@@ -308,14 +315,12 @@ class SchemaRegistry:
             self._validators.popitem(last=False)
         return validator
 
-    # -- the records -----------------------------------------------------------------------------------------
-
-    async def _read_subject(self, subject: str) -> _Held:
+    async def _read_subject(self, subject: str) -> _StoredSubject:
         kv = await self._metadata.get(records.subject_key(subject))
         return (
-            _Held(None, 0)
+            _StoredSubject(None, 0)
             if kv is None
-            else _Held(records.decode(kv.key, kv.value, SubjectRecord), kv.mod_revision)
+            else _StoredSubject(records.decode(kv.key, kv.value, SubjectRecord), kv.mod_revision)
         )
 
     async def _subject_by_id(self, schema_id: int) -> str:
@@ -351,19 +356,21 @@ class SchemaRegistry:
                 )
             if version is not None:
                 raise VersionUnknown(subject, version)
-        raise RegistryBusy(f"subject {subject!r} changed under {ATTEMPTS} attempts to read it")
+        raise SubjectBusy(f"subject {subject!r} changed under {ATTEMPTS} attempts to read it")
 
-    async def _problems(self, subject: str, record: SubjectRecord, schema: Schema, mode: Mode) -> list[str]:
-        if mode is Mode.NONE or not record.latest:
+    async def _problems(
+        self, subject: str, record: SubjectRecord, schema: Schema, mode: CompatibilityMode
+    ) -> list[str]:
+        if mode is CompatibilityMode.NONE or not record.latest:
             return []
         older = await self._definitions(subject, record, mode)
         return await asyncio.to_thread(_find_problems, schema, older, record.type, mode)
 
     async def _definitions(
-        self, subject: str, record: SubjectRecord, mode: Mode
+        self, subject: str, record: SubjectRecord, mode: CompatibilityMode
     ) -> list[tuple[int, DefinitionRecord]]:
-        """Of the versions that count under the mode, newest first. One that another broker deletes meanwhile
-        may be missing; the transaction that follows notices."""
+        """The definitions of the versions that count under the mode, newest first. One that another broker
+        deletes meanwhile may be missing; the transaction that follows notices."""
         if mode.is_transitive:
             kvs = await self._range(records.definitions_prefix(subject), DEFINITIONS_PAGE)
         else:
@@ -375,7 +382,7 @@ class SchemaRegistry:
         return found[::-1]
 
     async def _range(self, prefix: str, page: int) -> list[KeyValue]:
-        """All of a prefix, a page at a time."""
+        """All keys of a prefix, read a page at a time."""
         kvs: list[KeyValue] = []
         more = True
         while more:
@@ -385,7 +392,7 @@ class SchemaRegistry:
         return kvs
 
 
-def _known(subject: str, held: _Held) -> SubjectRecord:
+def _known(subject: str, held: _StoredSubject) -> SubjectRecord:
     if held.record is None:
         raise SubjectUnknown(subject)
     return held.record
@@ -426,9 +433,9 @@ def _writes(candidate: _Candidate, version: int) -> tuple[Operation, ...]:
 
 
 def _find_problems(
-    schema: Schema, older: list[tuple[int, DefinitionRecord]], kind: SchemaType, mode: Mode
+    schema: Schema, older: list[tuple[int, DefinitionRecord]], kind: SchemaType, mode: CompatibilityMode
 ) -> list[str]:
-    """One old schema is read at a time."""
+    """Compares with the older versions, reading one old schema at a time."""
     return find_problems(
         schema,
         ((version, _read_stored(kind, version, record)) for version, record in older),
@@ -437,7 +444,7 @@ def _find_problems(
 
 
 def _read_stored(kind: SchemaType, version: int, record: DefinitionRecord) -> Schema:
-    """What was accepted once must be readable for ever: if not, it is not the caller's fault."""
+    """A definition that was accepted once must stay readable: if it is not, the caller is not at fault."""
     try:
         return read_schema(kind, record.definition, record.compiled)
     except SchemaError as error:

@@ -1,15 +1,27 @@
-"""The words of the registry: schema types, compatibility modes, validation policies, and their limits.
+"""The vocabulary of the registry: schema types, compatibility modes, validation policies, their limits, and
+how a topic and a producer name a schema.
 
-Input is case-insensitive and knows the aliases that Danube's broker knows; what is stored and shown is the
-one lower-case name.
+Input is case-insensitive and knows the aliases that Danube's broker knows; Sava stores and shows the one
+lower-case name. ``TopicSchema`` is the record under ``/topics/{namespace}/{topic}/schema``. The broker
+writes it; it is defined here so that the registry, the services and replication read the same one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from sava.schemas.errors import ModeUnknown, PolicyUnknown, SchemaTooLarge, SubjectInvalid, TypeUnknown
+import msgspec
+
+from sava.schemas.errors import (
+    ModeUnknown,
+    PolicyUnknown,
+    SchemaTooLarge,
+    SubjectInvalid,
+    TypeUnknown,
+    VersionUnknown,
+)
 
 MAX_DEFINITION_BYTES: Final = 256 << 10
 MAX_SUBJECT_BYTES: Final = 255
@@ -39,9 +51,10 @@ _TYPE_ALIASES: Final = {
 }
 
 
-class Mode(StrEnum):
-    """What a new version owes to the versions before it. 'Backward': who has the new schema can read what was
-    written with the old one. 'Forward': who has the old one can read what is written with the new one."""
+class CompatibilityMode(StrEnum):
+    """What a new version must keep of the versions before it. 'Backward': a consumer with the new schema can
+    read what was written with the old one. 'Forward': a consumer with the old one can read what is written
+    with the new one."""
 
     NONE = "none"
     BACKWARD = "backward"
@@ -53,11 +66,21 @@ class Mode(StrEnum):
 
     @property
     def is_backward(self) -> bool:
-        return self in (Mode.BACKWARD, Mode.FULL, Mode.BACKWARD_TRANSITIVE, Mode.FULL_TRANSITIVE)
+        return self in (
+            CompatibilityMode.BACKWARD,
+            CompatibilityMode.FULL,
+            CompatibilityMode.BACKWARD_TRANSITIVE,
+            CompatibilityMode.FULL_TRANSITIVE,
+        )
 
     @property
     def is_forward(self) -> bool:
-        return self in (Mode.FORWARD, Mode.FULL, Mode.FORWARD_TRANSITIVE, Mode.FULL_TRANSITIVE)
+        return self in (
+            CompatibilityMode.FORWARD,
+            CompatibilityMode.FULL,
+            CompatibilityMode.FORWARD_TRANSITIVE,
+            CompatibilityMode.FULL_TRANSITIVE,
+        )
 
     @property
     def is_transitive(self) -> bool:
@@ -65,7 +88,7 @@ class Mode(StrEnum):
         return self.value.endswith("_transitive")
 
 
-DEFAULT_MODE: Final = Mode.BACKWARD
+DEFAULT_MODE: Final = CompatibilityMode.BACKWARD
 
 
 class Policy(StrEnum):
@@ -87,11 +110,13 @@ def parse_type(text: str) -> SchemaType:
         raise TypeUnknown(f"{text[:80]!a} is not a schema type; known are {known}") from None
 
 
-def parse_mode(text: str) -> Mode:
+def parse_mode(text: str) -> CompatibilityMode:
     try:
-        return Mode(text.strip().lower())
+        return CompatibilityMode(text.strip().lower())
     except ValueError:
-        raise ModeUnknown(f"{text[:80]!a} is not a compatibility mode; known are {', '.join(Mode)}") from None
+        raise ModeUnknown(
+            f"{text[:80]!a} is not a compatibility mode; known are {', '.join(CompatibilityMode)}"
+        ) from None
 
 
 def parse_policy(text: str) -> Policy:
@@ -104,7 +129,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def check_subject(subject: str) -> str:
-    """Any printable name, so that whatever Danube's clients use goes on working; raises SubjectInvalid."""
+    """Any printable name, so that every name of Danube's clients works; raises SubjectInvalid."""
     if not subject or not subject.isprintable() or subject != subject.strip():
         raise SubjectInvalid(
             f"{subject[:80]!a} cannot be a subject: it must be printable, not empty, without spaces around"
@@ -132,3 +157,50 @@ def check_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
     if len(tags) > MAX_TAGS:
         raise SchemaTooLarge(f"{len(tags)} tags; the limit is {MAX_TAGS}")
     return tuple(check_text("tag", tag, MAX_TAG_BYTES) for tag in tags)
+
+
+class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
+    subject: str
+    policy: Policy = Policy.WARN
+    """What happens to a message that names another subject or an unknown version, or whose payload is
+    invalid."""
+    validate_payload: bool = False
+    """Whether the broker validates payloads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A subject, and which version of it: exactly ``pinned_version``, or the latest if it is at least
+    ``min_version``, or the latest."""
+
+    subject: str
+    pinned_version: int | None = None
+    min_version: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pinned_version is not None and self.min_version is not None:
+            raise ValueError("a reference either pins a version or names the least one")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    schema_id: int
+    version: int
+
+
+def choose_version(reference: Reference, versions: list[int]) -> int:
+    """The version that a reference means, of those that exist; raises VersionUnknown."""
+    if not versions:
+        raise VersionUnknown(reference.subject, None)
+    latest = max(versions)
+    if reference.pinned_version is not None:
+        if reference.pinned_version not in versions:
+            raise VersionUnknown(reference.subject, reference.pinned_version)
+        return reference.pinned_version
+    if reference.min_version is not None and latest < reference.min_version:
+        raise VersionUnknown(
+            reference.subject,
+            reference.min_version,
+            f"the latest version is {latest}, and at least {reference.min_version} is asked for",
+        )
+    return latest

@@ -20,7 +20,7 @@ class DirectoryLocked(HostError):
 
 
 class DiskFull(RetryableError):
-    """No space left. Nothing of the refused write remains in the log; it can go on once there is room."""
+    """No space left. Nothing of the refused write remains in the log; it continues once there is room."""
 
 
 class DiskFailed(HostError):
@@ -46,7 +46,7 @@ class LogCorrupt(HostError):
 
 
 class ForeignLog(HostError):
-    """The directory holds the log of somebody else (owner or storage id differs)."""
+    """The directory holds another owner's log (owner or storage id differs)."""
 
     def __init__(self, path: str, *, found: str, expected: str) -> None:
         super().__init__(

@@ -57,7 +57,7 @@ OPENED: Final = 241
 MARK: Final = 242
 
 NEW_FILE: Final = "log.new"
-"""A file is built under this name and renamed when complete: a half-made one never bears a log file's
+"""A file is built under this name and renamed when complete: a half-made one never has a log file's
 name."""
 
 crc32c: Callable[[int, bytes], int] = google_crc32c.extend

@@ -1,5 +1,5 @@
-"""Fullness: what the log of a broker says of a full disk. Whoever is refused is told each time; an operator
-is told once when it begins and once when it is over.
+"""Fullness: what the log of a broker says of a full disk. Each refused caller gets an error; an operator
+reads one line when it begins and one when it is over.
 
 On a nearly full disk small writes pass while large ones are refused, so one that passes is not the end:
 
@@ -19,14 +19,14 @@ from sava.wal.errors import DiskFull
 log = logging.getLogger(__name__)
 
 QUIET_S: Final = 10.0
-"""Without a refusal."""
+"""The disk has room again after this time without a refusal."""
 
 
 class Fullness:
-    """Of one disk; owned by whoever is told of its writes."""
+    """The fullness of one disk; owned by the component that gets the results of its writes."""
 
     def __init__(self, part: str, trouble: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Of which part of the broker, and what that means for it."""
+        """``part`` is the part of the broker, ``trouble`` what a full disk means for it."""
         self._part = part
         self._trouble = trouble
         self._clock = clock
@@ -35,7 +35,7 @@ class Fullness:
 
     @property
     def is_full(self) -> bool:
-        """Nobody has said yet that there is room again."""
+        """Whether the disk is full and ``passed`` has not found room again yet."""
         return self._began is not None
 
     def refused(self, error: DiskFull) -> None:
@@ -48,7 +48,7 @@ class Fullness:
             )
 
     def passed(self) -> None:
-        """A write did."""
+        """A write succeeded."""
         if self._began is not None and (now := self._clock()) - self._refused >= QUIET_S:
             log.info("%s: the disk has room again seconds=%.0f", self._part, now - self._began)
             self._began = None

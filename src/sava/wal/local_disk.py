@@ -195,7 +195,7 @@ class LocalDisk:
 
     @staticmethod
     def _name_holder(fd: int) -> None:
-        """For the message to whoever comes second; the lock itself does not depend on it."""
+        """The text for the process that comes second; the lock itself does not depend on it."""
         with suppress(OSError):
             os.ftruncate(fd, 0)
             os.pwrite(fd, str(os.getpid()).encode(), 0)

@@ -1,4 +1,4 @@
-"""Reader: durable records of a log, read from other threads while the log's one writer goes on.
+"""Reader: durable records of a log, read from other threads while the log's one writer appends.
 
 ``Log`` belongs to one thread. Reading through it would put every catching-up consumer into the queue of the
 fsyncs. A Reader has descriptors of its own and uses nothing but positioned reads, so it shares no file

@@ -60,7 +60,7 @@ class Writer:
     then hands the completions over through ``deliver`` (for asyncio: ``loop.call_soon_threadsafe``), one call
     per group.
 
-    DiskFull completes the affected submissions with that error and the writer goes on. DiskFailed completes
+    DiskFull completes the affected submissions with that error and the writer continues. DiskFailed completes
     everything queued with it, and every later submission too: the owner must stop the process. The queue is
     bounded by ``max_queued_bytes``; ``append`` raises ``LogBusy`` beyond it.
     """

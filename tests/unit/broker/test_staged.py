@@ -18,8 +18,7 @@ from sava.broker.topic_schemas import TopicSchemas
 from sava.config import Config, Policies
 from sava.records import Codec, RecordBatch
 from sava.schemas.registry import SchemaRegistry
-from sava.schemas.topic import TopicSchema
-from sava.schemas.types import Policy
+from sava.schemas.types import Policy, TopicSchema
 from sava.storage import staging
 from sava.storage.errors import ObjectMissing, StagedInvalid
 from sava.storage.staging import Section

@@ -17,8 +17,7 @@ from sava.broker.topic_schemas import TopicSchemas
 from sava.cluster.writer_records import new_producer_id
 from sava.config import Config, Policies
 from sava.schemas.registry import SchemaRegistry
-from sava.schemas.topic import TopicSchema
-from sava.schemas.types import Policy
+from sava.schemas.types import Policy, TopicSchema
 from sava.storage.chains import Progress, is_chain
 from tests.copying import Origins
 from tests.patience import PATIENCE_S

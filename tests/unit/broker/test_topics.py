@@ -30,8 +30,7 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.memory import MemoryStore
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
-from sava.schemas.topic import TopicSchema
-from sava.schemas.types import Policy
+from sava.schemas.types import Policy, TopicSchema
 from sava.storage import deleted, expiry_clock, hold, keys
 from sava.storage.errors import Fenced, ObjectStoreUnavailable
 from sava.storage.objectstore import ObjectStore

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.load.histogram import PERCENTILES, Histogram
+from sava.load.figures import PERCENTILES, Histogram
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200))

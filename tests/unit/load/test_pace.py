@@ -4,12 +4,11 @@ import asyncio
 import itertools
 import time
 
-from sava.load.pace import NANOSECONDS, Pace
-from sava.load.producing import Production
+from sava.load.producing import NANOSECONDS, LoadPace, Production
 
 
 async def test_messages_are_due_at_even_distances_whenever_they_are_asked_for() -> None:
-    pace = Pace(1000, 0.2)
+    pace = LoadPace(1000, 0.2)
     times: list[int] = []
     while due := await pace.due(50):
         times += due
@@ -20,14 +19,14 @@ async def test_messages_are_due_at_even_distances_whenever_they_are_asked_for() 
 
 
 async def test_without_a_rate_everything_is_due_until_the_time_is_over() -> None:
-    assert len(await Pace(None, 60).due(1000)) == 1000
-    assert await Pace(None, 0).due(1000) == []
+    assert len(await LoadPace(None, 60).due(1000)) == 1000
+    assert await LoadPace(None, 0).due(1000) == []
 
 
 async def test_of_many_callers_each_has_a_moment_of_its_own() -> None:
     """And waits for that one alone: if all waited for the next, one would get it and the others would wait
     again, and callers, not calls, would be what takes the time."""
-    pace = Pace(1000, 0.2)
+    pace = LoadPace(1000, 0.2)
     asked = 0
 
     async def call() -> list[int]:

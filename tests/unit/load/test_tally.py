@@ -11,19 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.load.key_order import KeyOrder
-from sava.load.payload import HEADER_BYTES, MAX_KEYS, Kind, Maker, Source, stretches
-from sava.load.tally import MAX_PAGES, PAGE, Count, Owed, Tally
+from sava.load.payload import HEADER_BYTES, MAX_KEYS, LoadSource, Maker, PayloadKind, arrivals
+from sava.load.tally import MAX_PAGES, PAGE, Count, DeliveryTally, KeyOrder, Owed
 
 RUN = 7
-SOURCE = Source(RUN, 0, 0)
+SOURCE = LoadSource(RUN, 0, 0)
 
 
-def messages(count: int, *, source: Source = SOURCE, first: int = 0) -> list[bytes]:
+def messages(count: int, *, source: LoadSource = SOURCE, first: int = 0) -> list[bytes]:
     return Maker(source, HEADER_BYTES, HEADER_BYTES + 8).payloads(first, [1] * count)
 
 
-def end(sequence: int, *, source: Source = SOURCE, failed: int = 0) -> bytes:
+def end(sequence: int, *, source: LoadSource = SOURCE, failed: int = 0) -> bytes:
     return Maker(source, HEADER_BYTES, HEADER_BYTES).end(sequence, failed)
 
 
@@ -31,7 +30,7 @@ def gap(first: int, count: int) -> bytes:
     return Maker(SOURCE, HEADER_BYTES, HEADER_BYTES).gap(first, count)
 
 
-def counted(tally: Tally, *batches: list[bytes], topic: str = "a") -> Count:
+def counted(tally: DeliveryTally, *batches: list[bytes], topic: str = "a") -> Count:
     for batch in batches:
         tally.take(topic, batch)
     return tally.count()
@@ -39,30 +38,30 @@ def counted(tally: Tally, *batches: list[bytes], topic: str = "a") -> Count:
 
 def test_a_stream_as_it_was_sent_is_clean() -> None:
     stream = messages(3 * PAGE)
-    count = counted(Tally(), stream[:1000], stream[1000:], [end(3 * PAGE)])
+    count = counted(DeliveryTally(), stream[:1000], stream[1000:], [end(3 * PAGE)])
     assert count.is_clean
     assert (count.received, count.open_ended) == (3 * PAGE, 0)
 
 
 def test_what_is_missing_is_lost() -> None:
     stream = messages(100)
-    count = counted(Tally(), stream[:10] + stream[13:50], stream[60:], [end(100)])
+    count = counted(DeliveryTally(), stream[:10] + stream[13:50], stream[60:], [end(100)])
     assert (count.lost, count.duplicates, count.reordered) == (13, 0, 0)
 
 
 def test_what_is_missing_at_either_end_is_lost() -> None:
-    count = counted(Tally(), messages(100)[5:90], [end(100)])
+    count = counted(DeliveryTally(), messages(100)[5:90], [end(100)])
     assert count.lost == 15
 
 
 def test_without_the_last_message_nobody_knows_what_is_missing_behind_the_last_that_came() -> None:
-    count = counted(Tally(), messages(100)[:90])
+    count = counted(DeliveryTally(), messages(100)[:90])
     assert (count.lost, count.open_ended) == (0, 1)
 
 
 def test_what_was_not_read_before_the_end_is_not_lost() -> None:
     """Of two partitions one is read to its end, the other is only begun."""
-    tally, stream = Tally(), messages(100)
+    tally, stream = DeliveryTally(), messages(100)
     tally.take("a", [*stream[0::2], end(100)])
     tally.take("b", stream[1:20:2])
     count = tally.count(is_all_read=False)
@@ -72,7 +71,7 @@ def test_what_was_not_read_before_the_end_is_not_lost() -> None:
 
 
 def test_a_subscription_that_was_there_before_owes_nothing_of_before() -> None:
-    tally = Tally(owed=Owed.REST)
+    tally = DeliveryTally(owed=Owed.REST)
     assert counted(tally, messages(100)[40:60], messages(100)[70:], [end(100)]).lost == 10
 
 
@@ -80,7 +79,7 @@ def test_partitions_that_were_consumed_unevenly_before_owe_nothing_of_before() -
     """Somebody read one partition up to 60, the other up to 20, then stopped. Whoever goes on gets 61, 63 …
     of one and 22, 24 … of the other: 23 was read before, and only what is behind 61 can be lost."""
     stream = messages(100)
-    tally = Tally(owed=Owed.REST, partitions=2)
+    tally = DeliveryTally(owed=Owed.REST, partitions=2)
     tally.take("a", stream[61::2])
     tally.take("b", [*stream[22:80:2], *stream[82::2], end(100)])
     assert tally.count().lost == 1
@@ -89,7 +88,7 @@ def test_partitions_that_were_consumed_unevenly_before_owe_nothing_of_before() -
 
 def test_a_partition_of_which_nothing_comes_may_have_been_consumed_before() -> None:
     stream = messages(100)
-    tally = Tally(owed=Owed.REST, partitions=2)
+    tally = DeliveryTally(owed=Owed.REST, partitions=2)
     tally.take("b", [*stream[20::2], end(100)])
     count = tally.count()
     assert (count.lost, count.unread) == (0, 40)
@@ -98,38 +97,38 @@ def test_a_partition_of_which_nothing_comes_may_have_been_consumed_before() -> N
 
 def test_messages_that_others_of_a_shared_subscription_have_acked_are_not_lost() -> None:
     stream = messages(100)
-    count = counted(Tally(owed=Owed.SOME), stream[10:20], stream[50:], [end(100)])
+    count = counted(DeliveryTally(owed=Owed.SOME), stream[10:20], stream[50:], [end(100)])
     assert (count.lost, count.unread) == (0, 30)
 
 
 def test_what_comes_again_is_a_duplicate_and_not_out_of_order() -> None:
     stream = messages(100)
-    count = counted(Tally(), stream[:50], stream[40:60], stream[40:], [end(100)])
+    count = counted(DeliveryTally(), stream[:50], stream[40:60], stream[40:], [end(100)])
     assert (count.lost, count.duplicates, count.reordered) == (0, 30, 0)
 
 
 def test_a_duplicate_of_a_page_that_was_let_go_is_noticed() -> None:
     stream = messages(PAGE + 10)
-    count = counted(Tally(), stream, stream[5:8], [stream[PAGE - 1]], [end(PAGE + 10)])
+    count = counted(DeliveryTally(), stream, stream[5:8], [stream[PAGE - 1]], [end(PAGE + 10)])
     assert (count.lost, count.duplicates, count.reordered) == (0, 4, 0)
 
 
 def test_what_comes_behind_a_later_one_is_out_of_order() -> None:
     stream = messages(100)
-    count = counted(Tally(), [*stream[:10], stream[11], stream[10], *stream[12:]], [end(100)])
+    count = counted(DeliveryTally(), [*stream[:10], stream[11], stream[10], *stream[12:]], [end(100)])
     assert (count.lost, count.duplicates, count.reordered) == (0, 0, 1)
 
 
 def test_two_partitions_have_an_order_each_and_so_have_the_consumers_of_a_shared_subscription() -> None:
     for other in ({"topic": "b"}, {"topic": "a", "consumer": 1}):
-        tally, stream = Tally(), messages(100)
+        tally, stream = DeliveryTally(), messages(100)
         tally.take("a", stream[1::2])
         tally.take(payloads=stream[0::2], **other)
         assert counted(tally, [end(100)]).is_clean
 
 
 def test_what_was_on_its_way_to_another_consumer_is_compared_with_itself_alone() -> None:
-    tally, stream = Tally(), messages(100)
+    tally, stream = DeliveryTally(), messages(100)
     tally.take("a", stream[50:])
     tally.take("a", stream[10:50], is_again=True)
     assert tally.count().reordered == 0
@@ -140,8 +139,8 @@ def test_what_was_on_its_way_to_another_consumer_is_compared_with_itself_alone()
 
 
 def test_a_key_has_its_order_wherever_it_comes() -> None:
-    source = Source(RUN, 0, 10)
-    tally, stream = Tally(by_key=True), messages(100, source=source)
+    source = LoadSource(RUN, 0, 10)
+    tally, stream = DeliveryTally(by_key=True), messages(100, source=source)
     tally.take("a", stream[1::10], consumer=0)
     tally.take("a", stream[0:40:10], consumer=1)
     tally.take("a", stream[50::10], consumer=0)  # the key went to another consumer, and 40 is overtaken
@@ -154,8 +153,8 @@ def test_a_key_has_its_order_wherever_it_comes() -> None:
 
 def test_a_key_that_has_gone_to_a_new_partition_is_in_no_order_to_what_it_left_in_the_old_one() -> None:
     """A topic grows in mid-run. Its new partition is read first, the end of the old one later."""
-    source = Source(RUN, 0, 5)
-    tally, stream = Tally(by_key=True), messages(100, source=source)
+    source = LoadSource(RUN, 0, 5)
+    tally, stream = DeliveryTally(by_key=True), messages(100, source=source)
     tally.take("part-1", stream[50:])
     tally.take("part-0", stream[:50])
     assert counted(tally, [end(100, source=source)]).is_clean
@@ -171,13 +170,15 @@ def test_the_order_of_keys_takes_no_more_memory_than_it_may() -> None:
 
 
 def test_other_messages_and_other_runs_are_foreign() -> None:
-    tally = Tally(run=RUN)
-    count = counted(tally, [*messages(10), b"", b"hello", b"x" * 100], messages(5, source=Source(8, 0, 0)))
+    tally = DeliveryTally(run=RUN)
+    count = counted(
+        tally, [*messages(10), b"", b"hello", b"x" * 100], messages(5, source=LoadSource(8, 0, 0))
+    )
     assert (count.received, count.foreign, count.lost) == (10, 8, 0)
 
 
 def test_what_was_never_acknowledged_may_be_missing() -> None:
-    tally = Tally()
+    tally = DeliveryTally()
     stream = messages(100)
     tally.take("a", stream[:30] + stream[35:80])
     tally.sent(SOURCE, 100, [(30, 40), (80, 90)])
@@ -189,13 +190,13 @@ def test_what_was_never_acknowledged_may_be_missing() -> None:
 
 
 def test_a_producer_of_which_nothing_came_is_missed() -> None:
-    tally = Tally()
+    tally = DeliveryTally()
     tally.sent(SOURCE, 100)
     assert tally.count().lost == 100
 
 
 def test_the_last_message_tells_how_many_were_not_acknowledged() -> None:
-    count = counted(Tally(), messages(100)[:90], [end(100, failed=8)])
+    count = counted(DeliveryTally(), messages(100)[:90], [end(100, failed=8)])
     assert (count.lost, count.uncertain) == (2, 8)
 
 
@@ -203,14 +204,14 @@ def test_messages_that_came_although_they_were_not_acknowledged_excuse_no_others
     """The receipts of ten were lost, and they are there. Ten others were acknowledged, and are not."""
     stream = messages(100)
     told = [gap(20, 10), gap(20, 10), end(100, failed=10)]
-    count = counted(Tally(), stream[:50] + stream[60:], told)
+    count = counted(DeliveryTally(), stream[:50] + stream[60:], told)
     assert (count.lost, count.uncertain, count.received) == (10, 0, 90)
-    count = counted(Tally(), stream[:20] + stream[25:50] + stream[60:], told)
+    count = counted(DeliveryTally(), stream[:20] + stream[25:50] + stream[60:], told)
     assert (count.lost, count.uncertain) == (10, 5)
 
 
 def test_memory_is_bounded_and_what_cannot_be_told_any_more_is_said() -> None:
-    tally = Tally(max_pages=4)
+    tally = DeliveryTally(max_pages=4)
     stream = [messages(1, first=page * PAGE)[0] for page in range(100)]
     tally.take("a", stream)
     assert len(tally._pages) == 4
@@ -222,8 +223,8 @@ def test_memory_is_bounded_and_what_cannot_be_told_any_more_is_said() -> None:
 
 def test_thousands_of_producers_are_told_apart_without_giving_up_any() -> None:
     """Two runs of a thousand producers each, whose messages come in turns."""
-    sources = [Source(run, number, 0) for run in (1, 2) for number in range(1000)]
-    tally = Tally()
+    sources = [LoadSource(run, number, 0) for run in (1, 2) for number in range(1000)]
+    tally = DeliveryTally()
     for sequence in range(4):
         for source in sources:
             tally.take("a", messages(1, source=source, first=sequence))
@@ -237,7 +238,7 @@ def test_thousands_of_producers_are_told_apart_without_giving_up_any() -> None:
 
 
 def test_of_a_long_run_nothing_is_kept_but_its_length() -> None:
-    tally = Tally()
+    tally = DeliveryTally()
     for first in range(0, 100 * PAGE, PAGE):
         tally.take("a", messages(PAGE, first=first))
     tally.take("a", [*messages(10, first=100 * PAGE), end(100 * PAGE + 10)])
@@ -250,8 +251,8 @@ def test_of_a_long_run_nothing_is_kept_but_its_length() -> None:
 
 
 def test_a_header_that_makes_no_sense_is_foreign() -> None:
-    source = Source(RUN, 0, MAX_KEYS + 1)
-    count = counted(Tally(by_key=True), messages(3, source=source), messages(1, first=1 << 60))
+    source = LoadSource(RUN, 0, MAX_KEYS + 1)
+    count = counted(DeliveryTally(by_key=True), messages(3, source=source), messages(1, first=1 << 60))
     assert (count.received, count.foreign) == (0, 4)
 
 
@@ -267,7 +268,7 @@ def test_counts_are_those_of_a_simple_model(
 ) -> None:
     """A stream with messages dropped, repeated and put elsewhere, cut into batches anyhow, against a model
     that looks at each message by itself."""
-    source = Source(RUN, 3, 5 if has_keys else 0)
+    source = LoadSource(RUN, 3, 5 if has_keys else 0)
     stream = list(range(count))
     for _ in range(doctored):
         at, to = chance.randrange(len(stream)), chance.randrange(len(stream))
@@ -278,7 +279,7 @@ def test_counts_are_those_of_a_simple_model(
                 stream.insert(to, stream[at])
             case _:
                 stream.insert(to, stream.pop(at))
-    tally = Tally(by_key=has_keys)
+    tally = DeliveryTally(by_key=has_keys)
     payloads = messages(count, source=source, first=first)
     position = 0
     while position < len(stream):
@@ -305,12 +306,12 @@ def test_counts_are_those_of_a_simple_model(
 
 @pytest.mark.parametrize("size", [(HEADER_BYTES, HEADER_BYTES), (40, 400)])
 def test_a_message_carries_what_it_is_recognized_by(size: tuple[int, int]) -> None:
-    sources = [Source(0xFFFF_FFFF, (1 << 28) - 1, 0), Source(1, 0, 1 << 20)]
+    sources = [LoadSource(0xFFFF_FFFF, (1 << 28) - 1, 0), LoadSource(1, 0, 1 << 20)]
     made = [Maker(source, *size).payloads(1 << 40, [5, 6, 7]) for source in sources]
     assert all(size[0] <= len(payload) <= size[1] for payload in made[0])
-    found, foreign = stretches([*made[0], b"other", *made[1]])
+    found, foreign = arrivals([*made[0], b"other", *made[1]])
     assert [each.source for each in found] == sources
-    assert [each.kind for each in found] == [Kind.MESSAGE] * 2
+    assert [each.kind for each in found] == [PayloadKind.MESSAGE] * 2
     assert list(found[0].sequences) == [1 << 40, (1 << 40) + 1, (1 << 40) + 2]
     assert list(found[1].times) == [5, 6, 7]
     assert foreign == 1
@@ -325,5 +326,5 @@ def test_a_batch_is_not_worth_compressing() -> None:
 
 
 def test_a_thousand_producers_share_what_they_fill_their_messages_with() -> None:
-    makers = [Maker(Source(RUN, number, 0), 1 << 20, 1 << 20) for number in range(1000)]
+    makers = [Maker(LoadSource(RUN, number, 0), 1 << 20, 1 << 20) for number in range(1000)]
     assert len({id(maker._filling) for maker in makers}) == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sava.errors import SavaError
 from sava.records import HEADER_BYTES, InvalidMessage, RecordBatch, peek_header, single
 from sava.records.decoder import read_columns
-from sava.records.encoder import Place, assemble, encode_values
+from sava.records.encoder import BatchPlace, assemble, encode_values
 from sava.records.header import Codec
 from tests.unit.records.samples import seal
 
@@ -31,7 +31,7 @@ def general(
         origins=None,
     )
     _, data = assemble(
-        body, producer_id=producer_id, base_sequence=base_sequence, codec=Codec.NONE, place=Place()
+        body, producer_id=producer_id, base_sequence=base_sequence, codec=Codec.NONE, place=BatchPlace()
     )
     return data
 

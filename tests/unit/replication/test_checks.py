@@ -14,7 +14,7 @@ from sava.replication.matrix import Mismatch
 from sava.replication.policies import Scope
 from sava.replication.records import PolicyRecord
 from sava.replication.remotes import Identity
-from sava.schemas.topic import TopicSchema
+from sava.schemas.types import TopicSchema
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
 TO_WEST = PolicyRecord(remotes=("west",))

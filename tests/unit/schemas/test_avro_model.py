@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastavro.schema import to_parsing_canonical_form
 
-from sava.schemas.avro import model
+from sava.schemas import avro as model
 from sava.schemas.definition import fingerprint, read_schema
 from sava.schemas.errors import SchemaInvalid
 from sava.schemas.types import SchemaType
@@ -43,7 +43,7 @@ def test_a_named_type_can_be_used_by_its_name_and_within_itself() -> None:
             namespace="io.sava",
         )
     )
-    assert isinstance(tree, model.Record)
+    assert isinstance(tree, model.AvroRecord)
     left, right = (each.type for each in tree.fields)
     assert isinstance(left, model.Union)
     assert isinstance(right, model.Union)

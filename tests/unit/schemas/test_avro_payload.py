@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.schemas.definition import read_schema
+from sava.schemas.definition import Validator, read_schema
 from sava.schemas.errors import PayloadInvalid
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import Validator
 
 LIST = {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]}
 EVERYTHING = {

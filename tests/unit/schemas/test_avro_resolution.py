@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sava.schemas.avro import model
-from sava.schemas.avro.resolution import find_problems
+from sava.schemas import avro as model
+from sava.schemas.avro import find_problems
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 PROMOTIONS = {

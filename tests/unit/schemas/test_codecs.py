@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sava.schemas.codecs import BytesCodec, ProtobufCodec, codec_for
-from sava.schemas.definition import read_schema
+from sava.schemas.definition import MAX_PAYLOAD_BYTES, PayloadRefusal, Validator, read_schema
 from sava.schemas.errors import PayloadInvalid
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import MAX_PAYLOAD_BYTES, Refusal, Validator
 
 PERSON_JSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 PERSON_AVRO = {
@@ -154,7 +153,7 @@ def test_the_first_payload_that_does_not_fit_is_named() -> None:
     assert validator.validate_many([]) is None
     assert validator.validate_many([b"a", b"b"]) is None
     refusal = validator.validate_many([b"a", b"\xff", b"\xfe"])
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, PayloadRefusal)
     assert (refusal.index, "UTF-8" in refusal.reason) == (1, True)
     assert Validator(read_schema(SchemaType.BYTES, b"")).validate_many([b"\xff"]) is None
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sava.schemas.errors import PayloadInvalid
-from sava.schemas.json_schema.containment import find_problems
-from sava.schemas.json_schema.document import Document
-from sava.schemas.json_schema.evaluation import Evaluator
+from sava.schemas.json_containment import find_problems
+from sava.schemas.json_schema import Document, Evaluator
 
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from sava.schemas.definition import fingerprint, read_schema
+from sava.schemas.bounds import longest_text
+from sava.schemas.definition import Validator, fingerprint, read_schema
 from sava.schemas.errors import PayloadInvalid, SchemaInvalid, SchemaTooLarge
-from sava.schemas.json_schema.patterns import longest_text
 from sava.schemas.types import MAX_DEFINITION_BYTES, SchemaType
-from sava.schemas.validation import Validator
 
 
 def read(schema: Any) -> object:

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sava.schemas.compatibility import compare
-from sava.schemas.definition import Schema, read_schema
+from sava.schemas.definition import Schema, Validator, compare, read_schema
 from sava.schemas.errors import PayloadInvalid, SchemaError
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import Validator
 
 NAMES = st.sampled_from(["A", "B", "n.C"])
 WORDS = st.sampled_from(

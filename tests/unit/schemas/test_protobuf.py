@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-from sava.schemas.compatibility import compare
-from sava.schemas.definition import ProtobufSchema, fingerprint, read_schema
+from sava.schemas import protobuf as compiler
+from sava.schemas.definition import ProtobufSchema, Validator, compare, fingerprint, read_schema
 from sava.schemas.errors import CompilerBusy, CompilerMissing, PayloadInvalid, SchemaInvalid
-from sava.schemas.protobuf import compiler
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import Validator
 
 PROTO3 = 'syntax = "proto3"; package shop;'
 ORDER = PROTO3 + "message Order { string id = 1; int32 amount = 2; }"

@@ -19,11 +19,11 @@ from sava.schemas import registry as registry_module
 from sava.schemas.errors import (
     ModeUnknown,
     PayloadInvalid,
-    RegistryBusy,
     RegistryCorrupt,
     SchemaIncompatible,
     SchemaInvalid,
     SchemaTooLarge,
+    SubjectBusy,
     SubjectInvalid,
     SubjectTypeMismatch,
     SubjectUnknown,
@@ -31,10 +31,17 @@ from sava.schemas.errors import (
     TypeUnknown,
     VersionUnknown,
 )
+from sava.schemas.records import RegisteredVersion
 from sava.schemas.registry import SchemaRegistry
-from sava.schemas.topic import Reference, Resolved, TopicSchema
-from sava.schemas.types import MAX_DEFINITION_BYTES, Mode, Policy, SchemaType
-from sava.schemas.views import Registered
+from sava.schemas.types import (
+    MAX_DEFINITION_BYTES,
+    CompatibilityMode,
+    Policy,
+    Reference,
+    Resolved,
+    SchemaType,
+    TopicSchema,
+)
 
 
 def schema(*optional: str, required: Sequence[str] = (), **types: str) -> bytes:
@@ -109,7 +116,11 @@ async def test_a_subject_has_one_id_and_versions_from_1(registry: SchemaRegistry
     assert (await store.get(records.id_key(1))).value == b"orders"
 
     latest = await registry.latest("orders")
-    assert (latest.version, latest.definition, latest.mode) == (2, schema("a", "b"), Mode.BACKWARD)
+    assert (latest.version, latest.definition, latest.mode) == (
+        2,
+        schema("a", "b"),
+        CompatibilityMode.BACKWARD,
+    )
     assert (
         latest == await registry.get(1) == await registry.get(1, 2) == await registry.get_version("orders", 2)
     )
@@ -134,7 +145,7 @@ async def test_a_subject_has_one_id_and_versions_from_1(registry: SchemaRegistry
 async def test_the_same_schema_is_the_same_version(registry: SchemaRegistry) -> None:
     first = await registry.register("orders", "json", b'{"type": "string", "title": "t"}')
     again = await registry.register("orders", "json", b'{ "title":"t","type":"string" }')
-    assert again == Registered(first.schema_id, 1, False, first.fingerprint)
+    assert again == RegisteredVersion(first.schema_id, 1, False, first.fingerprint)
     await registry.register("orders", "json", b'{"type": ["string", "null"]}')
     assert (await registry.register("orders", "json", b'{"type": "string", "title": "t"}')).version == 1
 
@@ -194,7 +205,7 @@ async def test_a_new_version_must_keep_what_the_mode_promises(registry: SchemaRe
         await registry.register("orders", "json", schema(required=["name", "email"]))
     assert any("version 1, backward: $.email" in each for each in caught.value.problems)
     await registry.register("orders", "json", schema("email", required=["name"]))
-    assert (await registry.set_mode("orders", "NONE")).mode is Mode.NONE
+    assert (await registry.set_mode("orders", "NONE")).mode is CompatibilityMode.NONE
     assert (await registry.register("orders", "json", schema(required=["name", "email"]))).version == 3
 
 
@@ -287,7 +298,7 @@ async def test_a_subject_without_versions_keeps_its_id_and_type(registry: Schema
         await registry.register("orders", "string", b"string")
     again = await registry.register("orders", "json", b'{"type": "integer"}')
     assert (again.schema_id, again.version) == (1, 2)
-    assert (await registry.subject("orders")).mode is Mode.FULL
+    assert (await registry.subject("orders")).mode is CompatibilityMode.FULL
 
 
 # -- references and validators -------------------------------------------------------------------------------
@@ -390,7 +401,7 @@ async def test_endless_conflicts_end(registry: SchemaRegistry, store: Flaky) -> 
         store.rival = again
 
     store.rival = rival
-    with pytest.raises(RegistryBusy):
+    with pytest.raises(SubjectBusy):
         await registry.register("orders", "json", schema("a", "b"))
 
 
@@ -405,7 +416,7 @@ async def test_a_lost_answer_is_found_out(registry: SchemaRegistry, store: Flaky
     second = await registry.register("orders", "json", schema("a", "b"))
     assert (second.version, second.is_new_version) == (2, True)
     store.lose_answers = 1
-    assert (await registry.set_mode("orders", "full")).mode is Mode.FULL
+    assert (await registry.set_mode("orders", "full")).mode is CompatibilityMode.FULL
     store.lose_answers = 1
     assert (await registry.delete_version("orders", 2)).latest == 1
     assert [each.version for each in await registry.versions("orders")] == [1]

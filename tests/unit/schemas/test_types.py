@@ -16,7 +16,7 @@ from sava.schemas.errors import (
     TypeUnknown,
 )
 from sava.schemas.types import (
-    Mode,
+    CompatibilityMode,
     Policy,
     SchemaType,
     check_subject,
@@ -110,12 +110,12 @@ def test_an_incompatibility_names_its_problems() -> None:
 def test_the_default_mode_is_backward() -> None:
     from sava.schemas.types import DEFAULT_MODE
 
-    assert DEFAULT_MODE is Mode.BACKWARD
+    assert DEFAULT_MODE is CompatibilityMode.BACKWARD
 
 
 def test_a_client_uses_schemas_without_the_metadata_store() -> None:
     program = (
-        "import sys, sava.schemas.codecs, sava.schemas.compatibility, sava.schemas.validation;"
+        "import sys, sava.schemas.codecs, sava.schemas.definition;"
         "heavy = ('sava.metadata', 'sava.raft', 'grpc', 'asyncio');"
         "print([name for name in sys.modules if name.startswith(heavy)])"
     )

@@ -36,7 +36,7 @@ from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.schemas.errors import SubjectUnknown, VersionUnknown
 from sava.schemas.registry import SchemaRegistry
-from sava.schemas.topic import Reference
+from sava.schemas.types import Reference
 from sava.services import faults
 from sava.services.danube.codes import refuse, required, told, topic_name
 from sava.services.danube.figures import Sends

@@ -19,10 +19,9 @@ from sava.broker.topic_schemas import TopicSchemas
 from sava.proto import danube_schema_pb2 as pb
 from sava.proto import danube_schema_pb2_grpc as rpc
 from sava.schemas.errors import VersionInUse
+from sava.schemas.records import SchemaVersion
 from sava.schemas.registry import SchemaRegistry
-from sava.schemas.topic import TopicSchema
-from sava.schemas.types import parse_policy
-from sava.schemas.views import SchemaVersion
+from sava.schemas.types import TopicSchema, parse_policy
 from sava.services.danube.codes import required, told, topic_name
 
 DONE: Final = "done"

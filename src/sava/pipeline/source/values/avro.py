@@ -2,7 +2,7 @@
 
 Data can only be read with the schema that it was written with; that of another version is resolved to the
 reader's, by the rules of the specification. A payload is checked before it is decoded
-(``sava.schemas.avro.payload``): the decoder trusts what it is given, as deep as that goes.
+(``sava.schemas.avro_payload``): the decoder trusts what it is given, as deep as that goes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from pyspark.sql.types import (
 )
 
 from sava.pipeline.source.values.reading import Convert, Read, Reading, of_fields, of_items, of_values
-from sava.schemas.avro.model import Array, Enum, Fixed, Map, Node, Primitive, Record, Union
-from sava.schemas.definition import AvroSchema, read_schema
+from sava.schemas.avro import Array, AvroRecord, Enum, Fixed, Map, Node, Primitive, Union
+from sava.schemas.definition import AvroSchema, Validator, read_schema
 from sava.schemas.types import SchemaType
-from sava.schemas.validation import Validator
 
 _PRIMITIVES: Final[dict[str, DataType]] = {
     "null": StringType(),
@@ -107,7 +106,7 @@ class _Mapping:
                 return MapType(StringType(), data_type), of_values(convert)
             case Union(branches):
                 return self._union(branches)
-            case Record():
+            case AvroRecord():
                 return self._record(node)
 
     def _union(self, branches: tuple[Node, ...]) -> Typed:
@@ -124,7 +123,7 @@ class _Mapping:
             return DoubleType(), None
         return StringType(), _as_json
 
-    def _record(self, record: Record) -> Typed:
+    def _record(self, record: AvroRecord) -> Typed:
         if id(record) in self._within or not record.fields:
             return StringType(), _as_json
         self._within.add(id(record))

@@ -30,12 +30,13 @@ from pyspark.sql.types import (
 )
 
 from sava.pipeline.source.values.reading import Convert, Read, Reading, of_fields, of_items, of_values
+from sava.schemas.bounds import TooComplex
 from sava.schemas.definition import JsonSchema
-from sava.schemas.fixpoint import TooComplex
-from sava.schemas.json_schema.document import Document, Subschema
-from sava.schemas.json_schema.shape import (
+from sava.schemas.json_schema import (
     ALL_TYPES,
     Alternative,
+    Document,
+    Subschema,
     common_types,
     expand,
     finite_values,

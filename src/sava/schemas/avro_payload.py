@@ -1,13 +1,13 @@
-"""Checking that bytes are one value of an Avro schema, to the last byte.
+"""A check that bytes are one value of an Avro schema, to the last byte.
 
 A schema is compiled once into a function for each node: ``(data, position, depth) -> next position``. No
 value is built. It is stricter than decoding (an int beyond 32 bits, a boolean of 7, a negative branch, a
 block of a wrong size are refused) and it is what makes decoding safe: the decoder that the codec uses
-recurses in C as deep as the data tells it to, and ends the process when that is too deep.
+recurses in C as deep as the data is nested, and ends the process when that is too deep.
 
-Bounded by construction: every item of an array or map takes at least one byte (``model`` refuses others), and
-fields that take none are not looked at, so the work is in proportion to the payload; ``depth`` bounds
-recursion.
+Bounded by construction: every item of an array or map takes at least one byte (``avro.read`` refuses
+others), and fields that take none are not looked at, so the work is in proportion to the payload;
+``depth`` bounds recursion.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from sava.schemas.avro.model import Array, Enum, Fixed, Map, Node, Primitive, Record, Union, empty_weight
+from sava.schemas.avro import Array, AvroRecord, Enum, Fixed, Map, Node, Primitive, Union, empty_weight
 
 MAX_DEPTH: Final = 128
-"""Arrays, maps, unions and records within each other."""
+"""The most arrays, maps, unions and records within each other."""
 
 Check = Callable[[bytes, int, int], int]
 
 
 class Malformed(Exception):
-    """Not a value of the schema; the text says why."""
+    """The bytes are not a value of the schema; the text says why."""
 
 
 def compile_check(root: Node) -> Callable[[bytes], None]:
@@ -58,10 +58,10 @@ class _Compiler:
                 return _blocks(_after_key(self.compile(values)))
             case Union(branches):
                 return _union([self.compile(branch) for branch in branches])
-            case Record():
+            case AvroRecord():
                 return self._record(node)
 
-    def _record(self, record: Record) -> Check:
+    def _record(self, record: AvroRecord) -> Check:
         known = self._records.get(id(record))
         if known is not None:
             return known
@@ -80,9 +80,6 @@ class _Compiler:
             self.compile(each.type) for each in record.fields if not empty_weight(each.type, self._weights)
         )
         return check_record
-
-
-# -- numbers -----------------------------------------------------------------------------------------------
 
 
 def _read_long(data: bytes, position: int) -> tuple[int, int]:
@@ -165,9 +162,6 @@ _PRIMITIVES: Final[dict[str, Check]] = {
     "bytes": _check_bytes,
     "string": _check_string,
 }
-
-
-# -- what is made of others --------------------------------------------------------------------------------
 
 
 def _enum(count: int) -> Check:

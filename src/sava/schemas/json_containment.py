@@ -1,34 +1,140 @@
-"""The keywords of one simple schema of the reader, against what the writer promises.
+"""Is every value that one JSON schema allows also allowed by another?
 
-Keywords count only for the types that the writer can write: a bound of numbers means nothing to a string.
+Data written under ``writer`` can be read under ``reader`` exactly if so. The question has no complete
+answer that is quick, so it is answered on the safe side: 'contained' is only said when it follows from the
+structure; what is not understood must be unchanged.
+
+The writer is expanded into alternatives (from ``anyOf``, ``oneOf``), each a list of simple schemas that
+hold together (from ``$ref``, ``allOf``); see ``json_schema.expand``. The reader must hold each
+alternative: all parts of its ``allOf``, one branch of its ``anyOf``, one branch of its ``oneOf`` that
+excludes the others. A simple schema of the reader is compared keyword by keyword with what the alternative
+as a whole promises. Keywords count only for the types that the writer can write: a bound of numbers means
+nothing to a string.
+
+Two rules are about evolution rather than sets:
+
+* Where ``additionalProperties`` is not given, a writer is taken not to write properties that it does not
+  declare. By the letter it may write anything, and then no property could ever be added.
+* A property that the writer requires must be declared by a reader that declares any: to drop a required
+  property, or to add one that old readers do not know, breaks a promise even if the value is valid.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from sava.schemas import json_schema
+from sava.schemas.bounds import Fixpoint
 from sava.schemas.errors import shortened
-from sava.schemas.json_schema import shape
-from sava.schemas.json_schema.document import Document, Subschema
-from sava.schemas.json_schema.shape import Alternative
+from sava.schemas.json_schema import Alternative, Document, Evaluator, Subschema
 
 
-class Comparison(Protocol):
-    """What this module needs of ``containment``, which calls it."""
-
-    reader: Document
-    writer: Document
-
-    def contains(self, reader: Subschema, written: tuple[Subschema, ...], path: str) -> list[str]: ...
+def find_problems(reader: Document, writer: Document) -> list[str]:
+    """The reasons why a value of ``writer`` may not be a value of ``reader``; empty when all are."""
+    comparison = Containment(reader, writer)
+    return comparison.fixpoint.solve(lambda: comparison.contains(reader.root, (writer.root,), "$"))
 
 
-def find_keyword_problems(
-    comparison: Comparison, reader: dict[str, Any], alternative: Alternative, path: str
+class Containment:
+    def __init__(self, reader: Document, writer: Document) -> None:
+        self.fixpoint = Fixpoint()
+        self.reader, self.writer = reader, writer
+        self._reader_values, self._writer_values = Evaluator(reader), Evaluator(writer)
+        self._expanded: dict[tuple[int, ...], list[Alternative]] = {}
+        """Pairs are known by identity, so an alternative must be the same object whenever it is met."""
+
+    def contains(self, reader: Subschema, written: tuple[Subschema, ...], path: str) -> list[str]:
+        """``written``: schemas of the writer that hold together."""
+        key = (id(reader), *map(id, written))
+        return self.fixpoint.pair(key, lambda: self._contains(reader, written, path))
+
+    def _contains(self, reader: Subschema, written: tuple[Subschema, ...], path: str) -> list[str]:
+        if reader is True or reader == {}:
+            return []
+        if len(written) == 1 and json_schema.is_same(self.reader, reader, self.writer, written[0]):
+            return []
+        problems = []
+        for alternative in self._alternatives(written):
+            self.fixpoint.step()
+            problems += self._holds_whole(reader, alternative, path)
+        return problems
+
+    def _alternatives(self, written: tuple[Subschema, ...]) -> list[Alternative]:
+        key = tuple(map(id, written))
+        if key not in self._expanded:
+            self._expanded[key] = json_schema.expand(self.writer, written)
+        return self._expanded[key]
+
+    def _holds_whole(self, reader: Subschema, alternative: Alternative, path: str) -> list[str]:
+        """Adds the rules that need the whole of the reader, not one part of its ``allOf``."""
+        parts = json_schema.parts(self.reader, reader)
+        problems = [
+            f"{path}.{name}: required by the writer, and not declared by the reader"
+            for name in json_schema.undeclared(parts, alternative)
+        ]
+        if json_schema.unknown_keywords(parts) != json_schema.unknown_keywords(alternative):
+            problems.append(f"{path}: keywords of unknown meaning have changed")
+        return problems + self._holds(reader, alternative, path)
+
+    def _holds(self, reader: Subschema, alternative: Alternative, path: str) -> list[str]:
+        if reader is True:
+            return []
+        if reader is False:
+            return [f"{path}: the reader allows no value here"]
+        values = json_schema.finite_values(alternative)
+        if values is not None:
+            return self._holds_values(reader, alternative, values, path)
+        problems: list[str] = []
+        if "$ref" in reader:
+            target = self.reader.resolve(reader["$ref"])
+            problems += self._holds_again(target, alternative, path)
+            if self.reader.ref_stands_alone:
+                return problems
+        for part in reader.get("allOf", ()):
+            problems += self._holds_again(part, alternative, path)
+        if "anyOf" in reader and all(
+            self._holds_again(branch, alternative, path) for branch in reader["anyOf"]
+        ):
+            problems.append(f"{path}: no branch of the reader's anyOf holds all of the writer's values")
+        if "oneOf" in reader and not self._holds_one(reader["oneOf"], alternative, path):
+            problems.append(f"{path}: no branch of the reader's oneOf holds all of the writer's values alone")
+        return problems + _compare_keywords(self, reader, alternative, path)
+
+    def _holds_again(self, reader: Subschema, alternative: Alternative, path: str) -> list[str]:
+        """``_holds`` through the memory of pairs: a reference may lead back to where it came from."""
+        key = (id(reader), "holds", id(alternative))
+        return self.fixpoint.pair(key, lambda: self._holds(reader, alternative, path))
+
+    def _holds_one(self, branches: list[Subschema], alternative: Alternative, path: str) -> bool:
+        for index, branch in enumerate(branches):
+            others = branches[:index] + branches[index + 1 :]
+            if not self._holds_again(branch, alternative, path) and all(
+                json_schema.is_disjoint(self.reader, branch, other) for other in others
+            ):
+                return True
+        return False
+
+    def _holds_values(
+        self, reader: dict[str, Any], alternative: Alternative, values: list[Any], path: str
+    ) -> list[str]:
+        """Tries each value of a finite list."""
+        problems = []
+        for value in values:
+            self.fixpoint.step()
+            if all(self._writer_values.is_valid(part, value) for part in alternative) and not (
+                self._reader_values.is_valid(reader, value)
+            ):
+                problems.append(f"{path}: the reader does not allow {shortened(repr(value), 60)}")
+        return problems
+
+
+def _compare_keywords(
+    comparison: Containment, reader: dict[str, Any], alternative: Alternative, path: str
 ) -> list[str]:
-    written = shape.common_types(alternative)
-    problems = _compare_types(shape.types(reader), written, path)
+    written = json_schema.common_types(alternative)
+    problems = _compare_types(json_schema.types(reader), written, path)
     if "enum" in reader or "const" in reader:
         problems.append(f"{path}: the reader allows listed values only, the writer others too")
     if written & {"integer", "fraction"}:
@@ -51,7 +157,7 @@ def _compare_types(read: frozenset[str], written: frozenset[str], path: str) -> 
     missing = written - read
     if not missing:
         return []
-    if missing == shape.ALL_TYPES - read:
+    if missing == json_schema.ALL_TYPES - read:
         return [f"{path}: the reader allows {_names(read)} only, the writer any type"]
     return [f"{path}: the writer may write {_names(missing)}, the reader allows {_names(read)}"]
 
@@ -120,7 +226,7 @@ def _compare_sizes(reader: dict[str, Any], alternative: Alternative, noun: str, 
     problems = []
     least = max((part.get(f"min{noun}", 0) for part in alternative), default=0)
     if noun == "Properties":
-        least = max(least, len(shape.required(alternative)))
+        least = max(least, len(json_schema.required(alternative)))
     if reader.get(f"min{noun}", 0) > least:
         problems.append(
             f"{path}: the reader needs min{noun} {reader[f'min{noun}']}, the writer keeps {least}"
@@ -172,7 +278,7 @@ def _item(part: dict[str, Any], index: int) -> Subschema:
 
 
 def _compare_items(
-    comparison: Comparison, reader: dict[str, Any], alternative: Alternative, path: str
+    comparison: Containment, reader: dict[str, Any], alternative: Alternative, path: str
 ) -> list[str]:
     most = _least_maximum(alternative, "maxItems")
     places = max(len(_prefix(part)) for part in (reader, *alternative))
@@ -192,11 +298,11 @@ def _compare_items(
 
 
 def _compare_required(reader: dict[str, Any], alternative: Alternative, path: str) -> list[str]:
-    missing = set(reader.get("required", ())) - shape.required(alternative)
+    missing = set(reader.get("required", ())) - json_schema.required(alternative)
     return [f"{path}.{name}: required by the reader, and not by the writer" for name in sorted(missing)]
 
 
-def _property(part: dict[str, Any], name: str) -> list[Subschema]:
+def _said_of(part: dict[str, Any], name: str) -> list[Subschema]:
     """All that a schema says about a property; nothing if it neither names nor limits it."""
     found: list[Subschema] = []
     if name in part.get("properties", {}):
@@ -210,15 +316,15 @@ def _property(part: dict[str, Any], name: str) -> list[Subschema]:
 
 
 def _compare_properties(
-    comparison: Comparison, reader: dict[str, Any], alternative: Alternative, path: str
+    comparison: Containment, reader: dict[str, Any], alternative: Alternative, path: str
 ) -> list[str]:
     problems = []
     names = {name for part in (reader, *alternative) for name in part.get("properties", ())}
     for name in sorted(names):
-        written = tuple(schema for part in alternative for schema in _property(part, name))
+        written = tuple(schema for part in alternative for schema in _said_of(part, name))
         if not written:
             continue
-        for schema in _property(reader, name):
+        for schema in _said_of(reader, name):
             problems += comparison.contains(schema, written, f"{path}.{shortened(name, 60)}")
     return (
         problems
@@ -228,7 +334,7 @@ def _compare_properties(
 
 
 def _compare_patterns(
-    comparison: Comparison, reader: dict[str, Any], alternative: Alternative, path: str
+    comparison: Containment, reader: dict[str, Any], alternative: Alternative, path: str
 ) -> list[str]:
     problems = []
     is_closed = any(part.get("additionalProperties") is False for part in alternative)
@@ -248,9 +354,9 @@ def _compare_patterns(
 
 
 def _compare_others(
-    comparison: Comparison, reader: dict[str, Any], alternative: Alternative, path: str
+    comparison: Containment, reader: dict[str, Any], alternative: Alternative, path: str
 ) -> list[str]:
-    """Properties that neither side names."""
+    """Compares the properties that neither side names."""
     allowed = reader.get("additionalProperties", True)
     if allowed is True or allowed == {}:
         return []
@@ -270,16 +376,16 @@ def _compare_others(
 
 
 def _compare_unchanging(
-    comparison: Comparison, reader: dict[str, Any], alternative: Alternative, path: str
+    comparison: Containment, reader: dict[str, Any], alternative: Alternative, path: str
 ) -> list[str]:
     problems = []
-    for group in shape.UNCHANGING:
+    for group in json_schema.UNCHANGING:
         wanted = {key: reader[key] for key in group if key in reader}
         if not wanted:
             continue
         promised = [{key: part[key] for key in group if key in part} for part in alternative]
-        if shape.BY_SURROUNDINGS & wanted.keys() or not any(
-            shape.is_same(comparison.reader, wanted, comparison.writer, each) for each in promised
+        if json_schema.BY_SURROUNDINGS & wanted.keys() or not any(
+            json_schema.is_same(comparison.reader, wanted, comparison.writer, each) for each in promised
         ):
             problems.append(f"{path}: {', '.join(wanted)} has changed, or stands in what has changed")
     return problems

@@ -1,1 +1,0 @@
-"""Avro: schemas as a graph of nodes, the specification's schema resolution, and checked binary payloads."""

@@ -1,3 +1,0 @@
-"""JSON Schema: documents with local references only, evaluation within a budget, and containment of one
-schema in another.
-"""
