@@ -11,13 +11,12 @@ from msgspec.structs import replace
 
 from sava.client.errors import ClientError
 from sava.pipeline.link import Access, Extent, Link
-from sava.pipeline.positions import Part
+from sava.pipeline.options import Part
 from sava.pipeline.replicate import copying
-from sava.pipeline.replicate.copying import copy
+from sava.pipeline.replicate.copying import copy, copy_together
 from sava.pipeline.replicate.target import Target
-from sava.pipeline.replicate.together import copy_together
 from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
-from sava.pipeline.source.history import History
+from sava.pipeline.source.planning import History
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
 from tests.patience import PATIENCE_S

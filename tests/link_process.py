@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from sava.pipeline.link import Access
-from sava.pipeline.replicate.control import AdminControl
+from sava.pipeline.replicate.background import AdminControl
 from sava.pipeline.replicate.job import Edges, LinkJob
 from tests.patience import PATIENCE_S
 

@@ -24,11 +24,11 @@ from sava.client.errors import ClientError
 from sava.config import Auth
 from sava.logs import MOST
 from sava.pipeline.link import Access
-from sava.pipeline.replicate.control import AdminControl
+from sava.pipeline.replicate.background import AdminControl
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.job import Edges, LinkJob
 from sava.pipeline.replicate.work import Outcome, Share
-from sava.pipeline.runner.admin import AdminControl as RunnerControl
+from sava.pipeline.runner.control import AdminControl as RunnerControl
 from sava.pipeline.runner.control import Status
 from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from sava.pipeline.runner.admin import AdminControl
+from sava.pipeline.runner.control import AdminControl
 from sava.pipeline.runner.runner import Runner
 from sava.proto import pipelines_pb2 as pb
 from tests.cluster.harness import Brokers, until

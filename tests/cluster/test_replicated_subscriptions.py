@@ -20,7 +20,7 @@ import pytest
 
 from sava.client import Client
 from sava.pipeline.link import Access
-from sava.pipeline.replicate.control import AdminControl
+from sava.pipeline.replicate.background import AdminControl
 from sava.pipeline.replicate.job import Edges, LinkJob
 from sava.proto import replication_pb2 as pb
 from sava.proto import topics_admin_pb2

@@ -22,7 +22,7 @@ from sava.blocking import Client
 from sava.client.errors import ClientError
 from sava.pipeline.link import Access
 from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.origins import REPLICATE
+from sava.pipeline.replicate.translation import REPLICATE
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc
 from sava.records import Message, Origin
 from sava.storage.chains import PATH

@@ -14,8 +14,7 @@ import pytest
 
 from sava.cli.main import main
 from sava.client.errors import Refused, Unavailable
-from sava.pipeline.runner.admin import AdminControl
-from sava.pipeline.runner.control import Status
+from sava.pipeline.runner.control import AdminControl, Status
 from sava.pipeline.runner.kinds import Progress
 from sava.pipeline.runner.runner import Runner
 from tests.patience import PATIENCE_S

@@ -16,8 +16,8 @@ from sava.cli import replication_verify
 from sava.cli.replication_verify import question_of
 from sava.client.loop_thread import LoopThread
 from sava.pipeline.link import Access, Link
-from sava.pipeline.replicate.origins import REPLICATE
 from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.translation import REPLICATE
 from sava.pipeline.replicate.verify import FINDINGS, Finding, Question, Side, Verdict, verify
 from sava.records import Message, Origin, RecordBatch
 from sava.services.admin_client import PLAIN, AdminClient

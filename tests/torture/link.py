@@ -12,7 +12,7 @@ import time
 from sava.client import Tls
 from sava.client.errors import ClientError
 from sava.pipeline.link import Access
-from sava.pipeline.replicate.control import AdminControl
+from sava.pipeline.replicate.background import AdminControl
 from sava.pipeline.replicate.job import Edges, LinkJob
 from tests.replicating import ThreadEngine
 

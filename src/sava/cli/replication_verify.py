@@ -50,8 +50,8 @@ def verify(
     """Compare what was copied of TOPIC to a remote with what is there, by content, with Spark. Exit code 1 if
     anything is missing, different, repeated, out of order or too much."""
     spark_home()  # whoever has no Spark is told so, and not which of the imports below fails first
+    from sava.pipeline.launch import open_session
     from sava.pipeline.replicate.verify import verify as compare
-    from sava.pipeline.session import open_session
 
     link, status, service = run(admin, lambda client: ask(client, topic, remote))
     question = question_of(topic, remote, link, status, service, since)

@@ -1,4 +1,6 @@
-"""Link: the cluster, as a process of a Spark application sees it.
+"""Publishing: encoded batches on their way into one partition, some of them at a time.
+
+Link: the cluster, as a process of a Spark application sees it.
 
 Spark's Python workers are plain blocking code, and there are many of them: readers on the driver, tasks on
 executors, commits in processes of their own. Each has one link per cluster, made when first needed, over one
@@ -14,6 +16,8 @@ gives; what a broker refuses is raised at once. Errors are those of ``sava.clien
 from __future__ import annotations
 
 import asyncio
+import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import suppress
@@ -24,15 +28,66 @@ from sava.client.batch import Batch
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
 from sava.client.errors import ClientError, Closed, Refused, Timeout
 from sava.client.loop_thread import LoopThread
+from sava.client.producer import Producer, ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
 from sava.pipeline import several
 from sava.pipeline.calls import SIDE_BY_SIDE, Calls
 from sava.pipeline.per_process import PerProcess
-from sava.pipeline.publishing import Publishing
 from sava.pipeline.tails import Extent, Tails
 from sava.proto import danube_schema_pb2, replica_pb2, replica_pb2_grpc, streams_pb2, writers_pb2
-from sava.records import RecordBatch
+from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
 from sava.tasks import cancelled
+
+UNDER_WAY: Final = 24
+"""Batches without a receipt: a broker's window is full, and some are there when it has room again."""
+
+
+class Publishing:
+    """A producer of its own, under a new name: whoever repeats the work begins anew. Owned by one event
+    loop."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        options = ProducerOptions(
+            name=f"spark-{secrets.token_hex(8)}",
+            is_name_generated=True,
+            reliable=None,
+            partitions=None,
+            exclusive=False,
+            linger_ms=0,
+            max_batch_messages=MAX_COUNT,
+            max_batch_bytes=MAX_BATCH_BYTES,
+            max_pending=UNDER_WAY * MAX_COUNT,
+            compression=None,
+            schema=None,
+            codec=None,
+            timeout=connection.timeout,
+        )
+        self._producer = Producer(connection, name, options)
+        self._is_open = False
+        self._under_way: deque[asyncio.Future[int]] = deque()
+
+    async def put(self, batch: RecordBatch) -> None:
+        """Returns when there is room for the next. Raises what became of an earlier one, if that is an
+        error."""
+        if not self._is_open:
+            await self._producer.open()
+            self._is_open = True
+        while self._under_way and (len(self._under_way) >= UNDER_WAY or self._under_way[0].done()):
+            await self._under_way.popleft()
+        self._under_way.append(await self._producer.send_batch(batch))
+
+    async def settle(self) -> None:
+        """Until everything is durable."""
+        while self._under_way:
+            await self._under_way.popleft()
+
+    async def close(self) -> None:
+        for future in self._under_way:
+            future.cancel()  # the batches go their way or not, and nobody asks what became of them
+        self._under_way.clear()
+        if self._is_open:
+            await self._producer.close(timeout=0)
+
 
 __all__ = ["Access", "Extent", "Link", "OffsetGone", "TopicParts"]
 

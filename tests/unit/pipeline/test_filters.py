@@ -20,8 +20,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from sava.pipeline.positions import Part
-from sava.pipeline.source.filters import Bounds, Conditions, in_time
+from sava.pipeline.options import Part
+from sava.pipeline.source.columns import Bounds, Conditions, in_time
 
 
 def push(*filters: Filter) -> tuple[Conditions, list[Filter]]:

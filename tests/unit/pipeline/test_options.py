@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.pipeline.options import NAMES, Instant, OptionError, SinkOptions, SourceOptions, TopicChoice
-from sava.pipeline.positions import Part
+from sava.pipeline.options import NAMES, Instant, OptionError, Part, SinkOptions, SourceOptions, TopicChoice
 
 ORDERS = {"topic": "/default/orders"}
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sava.pipeline.positions import Part
-from sava.pipeline.source.admission import admit, prorate
-from sava.pipeline.source.planning import TASK_BYTES, Piece, shares
+from sava.pipeline.options import Part
+from sava.pipeline.source.planning import TASK_BYTES, Piece, admit, prorate, shares
 
 
 def piece(number: int, start: int, end: int, message_bytes: float = 100.0) -> Piece:

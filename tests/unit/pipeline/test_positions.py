@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sava.pipeline.positions import Part, part_name, to_offsets, to_positions
+from sava.pipeline.options import Part, part_name, to_offsets, to_positions
 
 
 def test_there_and_back() -> None:

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from sava.client.errors import TopicUnknown
+from sava.pipeline.errors import DataLost, SourceRefused
 from sava.pipeline.link import Extent, Link, TopicParts
-from sava.pipeline.options import OptionError, SourceOptions
-from sava.pipeline.positions import Part
+from sava.pipeline.options import OptionError, Part, SourceOptions
 from sava.pipeline.source import query as query_module
-from sava.pipeline.source import topics as topics_module
-from sava.pipeline.source.errors import DataLost, SourceRefused
 from sava.pipeline.source.query import Query
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
@@ -219,7 +217,7 @@ def test_it_waits_longer_while_nothing_happens_and_less_after_a_batch(
 
 
 def test_new_partitions_begin_at_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics_module, "REFRESH_S", 0.0)
+    monkeypatch.setattr(query_module, "REFRESH_S", 0.0)
     table = Table((0, 0, 5))
     query = begin(monkeypatch, table)
     table.extents_of[f"{TOPIC}-part-1"] = Extent(3, 3, 9)

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from sava.pipeline.errors import DataLost
 from sava.pipeline.link import Access, Link, OffsetGone
-from sava.pipeline.positions import Part
+from sava.pipeline.options import Part
 from sava.pipeline.source.columns import COLUMNS, Choice, SchemaRefused, check_schema
-from sava.pipeline.source.errors import DataLost
 from sava.pipeline.source.planning import Piece, Share
 from sava.pipeline.source.reading import ShareReader
 from sava.records import Message, Origin, RecordBatch

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from sava.pipeline.objects import Objects
-from sava.pipeline.source.filters import Bounds
-from sava.pipeline.source.segments import MappedFile, Source, StoredObject, open_source, read_segment
+from sava.pipeline.per_process import Objects
+from sava.pipeline.source.columns import Bounds
+from sava.pipeline.source.reading import MappedFile, Source, StoredObject, open_source, read_segment
 from sava.records import STORED_COLUMNS, Message, Origin, RecordBatch
 from sava.storage.errors import ObjectMissing, SegmentCorrupt
 from sava.storage.objectstore import ObjectStore

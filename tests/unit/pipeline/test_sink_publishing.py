@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from sava.client.errors import Refused
-from sava.pipeline.sink.publishing import AHEAD, Publisher
+from sava.pipeline.sink.delivery import AHEAD, Publisher
 from sava.records import RecordBatch
 from tests.patience import PATIENCE_S
 

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sava.client.routing import fnv1a, partition_of
+from sava.pipeline.errors import WriteRefused
 from sava.pipeline.link import TopicParts
-from sava.pipeline.sink.errors import WriteRefused
-from sava.pipeline.sink.hashing import FEW, LONG, fnv1a_of
-from sava.pipeline.sink.routing import RUN_ROWS, Router
+from sava.pipeline.sink.routing import FEW, LONG, RUN_ROWS, Router, fnv1a_of
 
 KEYS = st.text(max_size=12) | st.sampled_from(["", "a", "é" * 40, "k" * LONG, "k" * (LONG + 1), "🚂" * 100])
 COUNTS = {"/default/plain": 0, "/default/three": 3, "/default/seven": 7}

@@ -12,9 +12,9 @@ import google_crc32c
 import pyarrow as pa
 import pytest
 
-from sava.pipeline.sink.batching import Batcher
-from sava.pipeline.sink.errors import WriteRefused
-from sava.pipeline.sink.staging import Stage
+from sava.pipeline.errors import WriteRefused
+from sava.pipeline.sink.delivery import Stage
+from sava.pipeline.sink.routing import Batcher
 from sava.proto import writers_pb2 as pb
 from sava.records import Codec, RecordBatch, iter_batches
 

@@ -14,14 +14,13 @@ import pytest
 
 from sava.client.errors import OutcomeUnknown, Refused, TopicUnknown, Unavailable
 from sava.pipeline.link import Link, TopicParts
-from sava.pipeline.objects import Objects
 from sava.pipeline.options import SinkOptions
+from sava.pipeline.per_process import Objects
 from sava.pipeline.sink import BatchWriter, StreamWriter, WriteRefused
 from sava.pipeline.sink import writers as module
-from sava.pipeline.sink.batching import Batcher
-from sava.pipeline.sink.staging import Stage
-from sava.pipeline.sink.task import Task
-from sava.pipeline.sink.writers import Written
+from sava.pipeline.sink.delivery import Stage
+from sava.pipeline.sink.routing import Batcher
+from sava.pipeline.sink.writers import Task, Written
 from sava.proto import writers_pb2 as pb
 from sava.records import RecordBatch
 

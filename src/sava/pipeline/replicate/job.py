@@ -16,6 +16,10 @@ which begins at once. While rounds are under way the next one waits a moment, so
 **The end.** After ``stop`` nothing is planned; rounds that are under way come to their end, or are cancelled.
 What may still happen after the end is harmless: a task that Spark could not stop appends where the chain is,
 or is refused; a topic that was being created is one that was to be created when it was decided.
+
+The kind ``replicate``: a link to another cluster, made by policies.
+
+remote:   the name of the remote
 """
 
 from __future__ import annotations
@@ -26,29 +30,40 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sava.client.connection import Tls
 from sava.client.errors import Unavailable
 from sava.errors import SavaError
+from sava.pipeline.launch import brief
 from sava.pipeline.link import Access, Extent, Link
-from sava.pipeline.replicate.acks import Name, Subscriptions
-from sava.pipeline.replicate.beats import Beat
-from sava.pipeline.replicate.control import Control, ends_of
-from sava.pipeline.replicate.cursors import Cursors
+from sava.pipeline.replicate.acks import Cursors, Name, Subscriptions
+from sava.pipeline.replicate.background import (
+    DESCRIBE_S,
+    AdminControl,
+    Asking,
+    Beat,
+    Control,
+    FollowingControl,
+    Question,
+    Visiting,
+    Watching,
+    ends_of,
+)
 from sava.pipeline.replicate.pace import Throttle
 from sava.pipeline.replicate.partitions import LOOK_AGAIN, PartitionState
-from sava.pipeline.replicate.rounds import Candidate, Done, Engine, Rounds, choose, draft, ration
+from sava.pipeline.replicate.rounds import Candidate, Done, Engine, Rounds, SparkEngine, choose, draft, ration
 from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.topics import Creation, LinkTopicState, there
-from sava.pipeline.replicate.visiting import DESCRIBE_S, Visiting
-from sava.pipeline.replicate.watching import Asking, Question, Watching
 from sava.pipeline.replicate.work import LinkEnds
 from sava.pipeline.runner.control import UNKNOWN_LAG
-from sava.pipeline.runner.kinds import End, Job, Progress
-from sava.pipeline.spark_errors import brief
+from sava.pipeline.runner.kinds import End, Job, Kind, Progress, SettingsInvalid
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import Mismatch, Settings, State
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -469,3 +484,47 @@ def _nothing() -> None:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+SOURCE_S: Final = 5.0
+"""Without a broker, until a question of the driver fails. It is asked again."""
+
+
+class Replicate(Kind):
+    """``admin``: addresses of the admin port; ``service``: those of clients, as far as they are known. Both
+    are asked for again and again: brokers come and go."""
+
+    def __init__(
+        self,
+        spark: Callable[[], SparkSession],
+        service: Callable[[], str],
+        *,
+        runner: str,
+        admin: Callable[[], str],
+        tls: Tls | None,
+    ) -> None:
+        self._spark = spark
+        self._service = service
+        self._runner = runner
+        self._admin = admin
+        self._tls = tls
+
+    def start(self, name: str, settings: Mapping[str, Any]) -> Job:
+        remote = settings.get("remote")
+        if not isinstance(remote, str) or not remote:
+            raise SettingsInvalid("setting remote: the name of a remote is needed")
+        service = self._service()
+        if not service:
+            raise Unavailable("it is not known yet where brokers are")
+        edges = Edges(
+            control=FollowingControl(AdminControl(self._admin(), tls=self._tls), service, self._service),
+            engine=SparkEngine(self._spark, name),
+            source=source_access(service, self._tls),
+        )
+        return LinkJob(name, remote, self._runner, edges)
+
+
+def source_access(service: str, tls: Tls | None) -> Access:
+    files = (tls.ca, tls.cert, tls.key) if tls is not None else (None, None, None)
+    ca, cert, key = (str(file) if file is not None else "" for file in files)
+    return Access(service, "", ca, cert, key, SOURCE_S)

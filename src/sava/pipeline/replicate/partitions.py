@@ -24,8 +24,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from sava.pipeline.link import Extent
-from sava.pipeline.replicate.ages import Age
-from sava.pipeline.replicate.pace import Delays, Rate, Throttle
+from sava.pipeline.replicate.pace import Age, Delays, Rate, Throttle
 from sava.pipeline.replicate.work import Outcome
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import CONNECTED, State

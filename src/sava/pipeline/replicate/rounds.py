@@ -27,17 +27,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from sava.client.errors import Closed
 from sava.errors import CallerError, SavaError
+from sava.pipeline.errors import SourceFailed, at_source
+from sava.pipeline.launch import brief
 from sava.pipeline.link import Link
-from sava.pipeline.positions import Part
+from sava.pipeline.options import Part
 from sava.pipeline.replicate.chains import Stretch
-from sava.pipeline.replicate.errors import SourceFailed, at_source
 from sava.pipeline.replicate.pace import Throttle
 from sava.pipeline.replicate.partitions import PartitionState, Step
 from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
-from sava.pipeline.source.history import History
-from sava.pipeline.source.planning import WORTH_A_TASK, Piece
-from sava.pipeline.spark_errors import brief
+from sava.pipeline.source.planning import WORTH_A_TASK, History, Piece
 from sava.proto.replication_pb2 import LinkTopic
 
 if TYPE_CHECKING:

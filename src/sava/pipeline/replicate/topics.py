@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from sava.pipeline.positions import Part, part_name
+from sava.pipeline.options import Part, part_name
 from sava.pipeline.replicate.pace import Delays, Throttle
 from sava.pipeline.replicate.partitions import PartitionState
 from sava.proto import replica_pb2, replication_pb2

@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from sava.pipeline.link import Access, Link
-from sava.pipeline.replicate.origins import NOWHERE, REPLICATE, listed
+from sava.pipeline.replicate.translation import NOWHERE, REPLICATE, listed
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
 
 IDENTITY: Final = ("partition", "cluster", "origin", "at")

@@ -2,12 +2,27 @@
 
 Calls are answered or fail within CALL_S: whoever waits longer cannot look at the clock meanwhile, and the
 clock is all that tells a runner which the cluster does not hear any more that it must stop.
+
+AdminCalls: the admin port of any broker, for a program that must not wait long.
+
+A call goes to the broker that answered last, and within its time to the next one if that fails. All calls can
+be repeated: what a broker has done and not answered, another one finds done.
+
+AdminControl: what a runner asks of the cluster, by the admin port of any broker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from sava.client.connection import Connection, Tls
+from sava.client.errors import Refused, Unavailable
+from sava.client.loop_thread import LoopThread
+from sava.proto import brokers_pb2, brokers_pb2_grpc, pipelines_pb2, pipelines_pb2_grpc
 
 CALL_S: Final = 1.5
 UNKNOWN_LAG: Final = -1
@@ -83,3 +98,178 @@ class Control(Protocol):
     def report(self, name: str, claim: int, status: Status) -> Answer: ...
 
     def release(self, name: str, claim: int, status: Status) -> None: ...
+
+
+ADDRESSES_S: Final = 2.0
+"""So often it is asked which brokers there are. A broker that takes the place of the only one that is known
+must be heard of before that has gone, and to move its topics takes no longer than a few seconds."""
+ATTEMPT_S: Final = CALL_S / 2
+
+
+class AdminCalls:
+    """Of one thread."""
+
+    def __init__(self, addresses: str, *, tls: Tls | None = None, name: str = "sava runner") -> None:
+        self.service = ""
+        """Client addresses of the brokers, with commas between; empty: not known yet."""
+        self._scheme = "https://" if "https://" in addresses else ""
+        self._connection = Connection(addresses, token=None, tls=tls, timeout=CALL_S)
+        self._known = list(self._connection.targets)
+        self._turn = 0
+        self._ask_addresses_at = 0.0
+        self._loop = LoopThread(name)
+
+    @property
+    def admin(self) -> str:
+        """Admin addresses, with commas between: those that were given, and those that were found since."""
+        return ",".join(f"{self._scheme}{target}" for target in self._known)
+
+    def close(self) -> None:
+        self._loop.run(self._connection.close())
+        self._loop.close()
+
+    def refresh(self) -> None:
+        """Ask where brokers are, if that is due."""
+        if time.monotonic() >= self._ask_addresses_at:
+            with suppress(Unavailable):
+                self.look_up()
+
+    def look_up(self) -> None:
+        """Where brokers are. Raises Unavailable."""
+        response: brokers_pb2.ListBrokersResponse = self.ask(
+            "ListBrokers", brokers_pb2.ListBrokersRequest(local=True), brokers_pb2_grpc.BrokersStub
+        )
+        self._ask_addresses_at = time.monotonic() + ADDRESSES_S
+        there = [broker for broker in response.brokers if broker.client_addr]
+        if not there:
+            return  # they have just begun, and do not know of each other yet
+        self.service = ",".join(broker.client_addr for broker in there)
+        target = self._known[self._turn]
+        # The addresses that were given stay: they may be the only ones that can be reached from here.
+        known = (*self._connection.targets, *(broker.admin_addr for broker in there), target)
+        self._known = list(dict.fromkeys(known))
+        self._turn = self._known.index(target)
+
+    def ask(self, method: str, request: Any, service: Callable[[Any], Any]) -> Any:
+        """Raises Unavailable, Refused."""
+        deadline = time.monotonic() + CALL_S
+        failure = Unavailable("no broker was asked")
+        for _ in range(len(self._known)):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            attempt = left if len(self._known) == 1 else min(left, ATTEMPT_S)
+            try:
+                return self._loop.run(
+                    self._connection.call(
+                        method, request, target=self._known[self._turn], timeout=attempt, service=service
+                    )
+                )
+            except Unavailable as error:
+                failure = error
+                self._turn = (self._turn + 1) % len(self._known)
+        raise failure
+
+
+TTL_S: Final = 10.0
+
+
+class AdminControl:
+    """Of one thread. ``kinds`` and ``only`` are what the runner takes."""
+
+    def __init__(
+        self,
+        addresses: str,
+        runner: str,
+        *,
+        kinds: Sequence[str],
+        only: Sequence[str] = (),
+        tls: Tls | None = None,
+        ttl_s: float = TTL_S,
+    ) -> None:
+        self._runner = runner
+        self._kinds = kinds
+        self._only = only
+        self._ttl_s = ttl_s
+        self._calls = AdminCalls(addresses, tls=tls)
+
+    @property
+    def service(self) -> str:
+        """Client addresses of the brokers, with commas between; empty: not known yet."""
+        return self._calls.service
+
+    @property
+    def admin(self) -> str:
+        """Admin addresses, also of brokers that have come since this was made."""
+        return self._calls.admin
+
+    def close(self) -> None:
+        self._calls.close()
+
+    # -- Control -------------------------------------------------------------------------------
+
+    def join(self) -> Joined:
+        request = pipelines_pb2.JoinRunnerRequest(
+            runner=self._runner, ttl_ms=round(self._ttl_s * 1000), kinds=self._kinds, only=self._only
+        )
+        response: pipelines_pb2.JoinRunnerResponse = self._ask("JoinRunner", request)
+        self._calls.refresh()
+        return Joined(
+            lease=response.lease,
+            ttl_s=response.ttl_ms / 1000,
+            peers=[
+                Peer(each.runner, frozenset(each.kinds), frozenset(each.only), each.claims)
+                for each in response.runners
+            ],
+        )
+
+    def leave(self) -> None:
+        self._ask("LeaveRunner", pipelines_pb2.LeaveRunnerRequest(runner=self._runner))
+
+    def list(self) -> Sequence[Listed]:
+        response: pipelines_pb2.ListPipelinesResponse = self._ask(
+            "ListPipelines", pipelines_pb2.ListPipelinesRequest()
+        )
+        return [
+            Listed(
+                name=each.spec.name,
+                kind=each.spec.kind,
+                settings=json.loads(each.spec.settings),
+                revision=each.revision,
+                is_wanted=not each.is_paused and not each.is_deleting,
+                holder=each.holder,
+                rows=each.status.rows,
+                restarts=each.status.restarts,
+            )
+            for each in response.pipelines
+        ]
+
+    def claim(self, name: str) -> int:
+        request = pipelines_pb2.ClaimPipelineRequest(name=name, runner=self._runner)
+        try:
+            response: pipelines_pb2.ClaimPipelineResponse = self._ask("ClaimPipeline", request)
+        except Refused as error:
+            if error.code != "pipeline_unknown":
+                raise
+            return 0  # deleted since it was listed
+        return response.claim if response.is_granted else 0
+
+    def report(self, name: str, claim: int, status: Status) -> Answer:
+        request = pipelines_pb2.ReportPipelineRequest(
+            name=name, runner=self._runner, claim=claim, status=_status(status)
+        )
+        response: pipelines_pb2.ReportPipelineResponse = self._ask("ReportPipeline", request)
+        return Answer(response.is_held, response.is_wanted, response.revision)
+
+    def release(self, name: str, claim: int, status: Status) -> None:
+        request = pipelines_pb2.ReleasePipelineRequest(
+            name=name, runner=self._runner, claim=claim, status=_status(status)
+        )
+        self._ask("ReleasePipeline", request)
+
+    def _ask(self, method: str, request: Any) -> Any:
+        return self._calls.ask(method, request, pipelines_pb2_grpc.PipelinesStub)
+
+
+def _status(status: Status) -> pipelines_pb2.PipelineStatus:
+    return pipelines_pb2.PipelineStatus(**status._asdict())

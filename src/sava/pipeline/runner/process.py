@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from sava.client.connection import Tls
 from sava.client.errors import ClientError
-from sava.pipeline.launch import DEFAULT_MASTER
-from sava.pipeline.runner.admin import TTL_S, AdminControl
-from sava.pipeline.runner.custom import Custom
+from sava.pipeline.launch import DEFAULT_MASTER, JavaGone, java_of_spark, open_session
+from sava.pipeline.runner.control import TTL_S, AdminControl
 from sava.pipeline.runner.hosted import STUCK_S
-from sava.pipeline.runner.kinds import Kind
+from sava.pipeline.runner.kinds import Custom, Kind
 from sava.pipeline.runner.runner import NotStopped, Runner
-from sava.pipeline.session import JavaGone, java_of_spark, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,7 +107,7 @@ def _kinds(
     options: RunnerOptions, runner: str, spark: SparkSession, control: AdminControl
 ) -> dict[str, Kind]:
     """One for each of KINDS."""
-    from sava.pipeline.replicate.kind import Replicate
+    from sava.pipeline.replicate.job import Replicate
 
     def session() -> SparkSession:
         return spark

@@ -1,4 +1,10 @@
-"""QueryJob: a Spark query, as the runner wants to see it.
+"""Lag: how far a query is behind its topics, in messages and in time.
+
+Brokers say how far topics reach, the query how far it has come. How long it has been behind follows from when
+the topics were first seen to reach beyond that: messages need not be read for it. What came before the first
+look counts from the first look.
+
+QueryJob: a Spark query, as the runner wants to see it.
 
 One thread prepares the query, starts it, looks at it twice a second and sees it end; another asks brokers how
 far the topics reach. What they know is published as one value at a time, so nobody else waits for Spark or
@@ -17,23 +23,72 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sava.errors import SavaError
+from sava.pipeline.launch import brief
 from sava.pipeline.link import Access, Link
-from sava.pipeline.options import TopicChoice
-from sava.pipeline.positions import Part, to_offsets
+from sava.pipeline.options import Part, TopicChoice, to_offsets
+from sava.pipeline.runner.control import UNKNOWN_LAG
 from sava.pipeline.runner.kinds import End, Job, Progress
-from sava.pipeline.runner.lag import Behind, Lag
-from sava.pipeline.source.topics import Topics
-from sava.pipeline.spark_errors import brief
+from sava.pipeline.source.query import Topics
 from sava.pipeline.tails import Extent
 
 log = logging.getLogger(__name__)
+
+MAX_SAMPLES: Final = 512
+
+
+class Behind(NamedTuple):
+    messages: int = UNKNOWN_LAG
+    seconds: float = UNKNOWN_LAG
+
+
+class Lag:
+    """Of one thread. The clock is a parameter."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, Mapping[Part, Extent]]] = deque()
+        self._first: Mapping[Part, Extent] | None = None
+
+    def note(self, extents: Mapping[Part, Extent], now: float) -> None:
+        if self._first is None:
+            self._first = extents
+        if self._samples and self._samples[-1][1] == extents:
+            return
+        self._samples.append((now, extents))
+        if len(self._samples) > MAX_SAMPLES:
+            # Every other one goes: a query that is far behind needs no better resolution.
+            self._samples = deque(
+                sample
+                for index, sample in enumerate(self._samples)
+                if index % 2 == 0 or index == len(self._samples) - 1
+            )
+
+    def behind(self, position: Mapping[Part, int] | None, now: float) -> Behind:
+        """``position`` is None while it is not known."""
+        if position is None or not self._samples:
+            return Behind()
+        while len(self._samples) > 1 and not _beyond(self._samples[0][1], position):
+            self._samples.popleft()
+        messages = _beyond(self._samples[-1][1], position)
+        return Behind(messages, now - self._samples[0][0] if messages else 0.0)
+
+    @property
+    def has_grown(self) -> bool:
+        """There is more than at the first look."""
+        if self._first is None or not self._samples:
+            return False
+        return bool(_beyond(self._samples[-1][1], {part: extent.end for part, extent in self._first.items()}))
+
+
+def _beyond(extents: Mapping[Part, Extent], position: Mapping[Part, int]) -> int:
+    return sum(max(0, extent.end - position.get(part, extent.start)) for part, extent in extents.items())
+
 
 LOOK_S: Final = 0.5
 STOPPING_LOOK_S: Final = 0.1

@@ -17,10 +17,9 @@ from collections.abc import Mapping
 
 from pyspark.sql.types import StructType
 
+from sava.pipeline.errors import WriteRefused
 from sava.pipeline.options import OptionError, SinkOptions
-from sava.pipeline.sink.columns import check_columns
-from sava.pipeline.sink.errors import WriteRefused
-from sava.pipeline.sink.writers import BatchWriter, StreamWriter
+from sava.pipeline.sink.writers import BatchWriter, StreamWriter, check_columns
 
 __all__ = ["BatchWriter", "StreamWriter", "WriteRefused", "stream_writer", "writer"]
 

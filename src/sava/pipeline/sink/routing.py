@@ -6,20 +6,36 @@ even spread within milliseconds. Rows of one destination keep their order.
 
 Every step is an Arrow kernel over all rows. Destinations of all topics are numbered in one row, so several
 topics in a batch cost no more than one.
+
+Hashing: the routing hash of many keys at once.
+
+``sava.client.routing.fnv1a`` takes about 0.1 µs for each byte of a key and remembers keys that repeat. A
+task of Spark sees millions of keys of which many come once, so here the keys advance together, byte by
+byte, through Arrow's kernels, which wrap around at 64 bits as the hash wants it. The result is the same for
+every key; a test holds them together.
+
+Batching: rows that come in pieces, made into record batches of a good size for each partition.
+
+Spark hands over about ten thousand rows at a time, routing cuts them up, and a batch costs about the same
+whether it holds ten messages or ten thousand. So rows wait here, as Arrow slices, until there are enough of
+them for a partition, or too many over all.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sava.client.routing import fnv1a
+from sava.pipeline.errors import WriteRefused
 from sava.pipeline.link import TopicParts
-from sava.pipeline.sink.errors import WriteRefused
-from sava.pipeline.sink.hashing import fnv1a_of
+from sava.records import BatchTooLarge, Codec, InvalidMessage, RecordBatch
 
 RUN_ROWS: Final = 1000
 """Rows without a key that go to one partition before it is the next one's turn."""
@@ -164,3 +180,122 @@ def _column(rows: Any, name: str, kind: pa.DataType) -> Any:
         return column if column.type == kind else column.cast(kind)
     except pa.ArrowInvalid as error:
         raise WriteRefused(f"column {name}: {error}") from None
+
+
+FEW: Final = 256
+"""Up to so many keys Python is faster: each step of the kernels has a price of its own, and few keys are
+remembered."""
+LONG: Final = 256
+"""Bytes after which a key is hashed by itself: one long key among short ones would make steps for hardly
+anything."""
+
+_BASIS: Final = fnv1a("")
+_PRIME: Final = pa.scalar(0x100000001B3, pa.uint64())
+
+
+def fnv1a_of(keys: pa.Array) -> pa.Array:
+    """Of a string array (32-bit positions) without nulls, as uint64."""
+    if len(keys) <= FEW:
+        return pa.array(map(fnv1a, keys.to_pylist()), pa.uint64())
+    lengths = pc.binary_length(keys)
+    order = pc.sort_indices(lengths, sort_keys=[("", "descending")])
+    _, positions, data = keys.buffers()
+    starts = pa.Array.from_buffers(pa.int32(), len(keys), [None, positions], offset=keys.offset).take(order)
+    text = pa.Array.from_buffers(pa.uint8(), data.size if data is not None else 0, [None, data])
+    longer_than = _longer_than(lengths)
+    values = pa.repeat(pa.scalar(_BASIS, pa.uint64()), len(keys))
+    done = []
+    for step, alive in enumerate(longer_than):
+        done.append(values.slice(alive))
+        if step == LONG:
+            values = pa.array(map(fnv1a, keys.take(order.slice(0, alive)).to_pylist()), pa.uint64())
+            break
+        letters = text.take(pc.add(starts.slice(0, alive), pa.scalar(step, pa.int32()))).cast(pa.uint64())
+        values = pc.multiply(pc.bit_wise_xor(values.slice(0, alive), letters), _PRIME)
+    done.append(values)
+    return pa.concat_arrays(reversed(done)).take(pc.sort_indices(order))
+
+
+def _longer_than(lengths: pa.Array) -> list[int]:
+    """How many keys are longer than 0, 1, 2 … bytes, up to LONG, as long as there are any."""
+    counted = pc.value_counts(pc.min_element_wise(lengths, pa.scalar(LONG + 1, pa.int32())))
+    by_length = dict(zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True))
+    at_most = list(accumulate(by_length.get(length, 0) for length in range(LONG + 1)))
+    return [alive for number in at_most if (alive := len(lengths) - number)]
+
+
+BATCH_BYTES: Final = 1 << 20
+WAITING_BYTES: Final = 32 << 20
+"""Of all partitions together. With many partitions each gets its share, and smaller batches."""
+
+Emit = Callable[[str, RecordBatch, int], None]
+"""Gets a partition, its next batch, and the size of the largest payload in it."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    rows: list[Any] = field(default_factory=list)
+    size: int = 0
+
+
+class Batcher:
+    def __init__(
+        self,
+        emit: Emit,
+        *,
+        codec: Codec = Codec.NONE,
+        batch_bytes: int = BATCH_BYTES,
+        waiting_bytes: int = WAITING_BYTES,
+    ) -> None:
+        self._emit = emit
+        self._codec = codec
+        self._batch_bytes = batch_bytes
+        self._waiting_bytes = waiting_bytes
+        self._waiting: dict[str, _Waiting] = {}
+        self._size = 0
+
+    def add(self, name: str, rows: Any) -> None:
+        """Rows (a ``pa.RecordBatch`` of columns that a message has) for a partition."""
+        size = rows.nbytes
+        if size > self._batch_bytes and rows.num_rows > 1:
+            # Halves, not equal shares: one large payload among small ones ends up by itself.
+            middle = rows.num_rows // 2
+            self.add(name, rows.slice(0, middle))
+            self.add(name, rows.slice(middle))
+            return
+        waiting = self._waiting.get(name)
+        if waiting is None:
+            waiting = self._waiting[name] = _Waiting()
+        waiting.rows.append(rows)
+        waiting.size += size
+        self._size += size
+        if waiting.size >= min(self._batch_bytes, self._waiting_bytes // len(self._waiting)):
+            self._encode(name, waiting)
+        elif self._size >= self._waiting_bytes:
+            self.flush()  # those that were alone for long have more than their share
+
+    def flush(self) -> None:
+        for name, waiting in self._waiting.items():
+            if waiting.rows:
+                self._encode(name, waiting)
+
+    def _encode(self, name: str, waiting: _Waiting) -> None:
+        rows = waiting.rows[0] if len(waiting.rows) == 1 else pa.concat_batches(waiting.rows)
+        self._size -= waiting.size
+        waiting.rows, waiting.size = [], 0
+        now = time.time_ns() // 1000
+        try:
+            batch = RecordBatch.from_arrow(_with_times(rows, now), publish_time=now, codec=self._codec)
+        except (InvalidMessage, BatchTooLarge) as error:
+            raise WriteRefused(f"{name}: {error}") from None
+        self._emit(name, batch, pc.max(pc.binary_length(rows.column("payload"))).as_py())
+
+
+def _with_times(rows: Any, now: int) -> Any:
+    """A row without a publish time is published now."""
+    index = rows.schema.get_field_index("publish_time")
+    if index < 0 or not rows.column(index).null_count:
+        return rows
+    times = rows.column(index)
+    filled = pc.fill_null(times, pa.scalar(now, pa.timestamp("us", tz="UTC")).cast(times.type))
+    return rows.set_column(index, "publish_time", filled)

@@ -1,4 +1,16 @@
-"""Writers: the sink as Spark calls it.
+"""Columns: what rows to be written may have, checked when the query is planned and not when the first row
+arrives.
+
+A column that has no place in a message is refused: ignored, it would be data that is lost without a word.
+
+Task: what Spark says of the task that runs, and of the streaming query that it is a part of.
+
+The query's id comes from the checkpoint and stays over restarts; the run's id is new with every start of
+the query, and is what tells two drivers on one checkpoint apart. Spark hands both to its executors as
+properties of the thread that runs the query: the run as the group of its jobs, which is how it cancels
+them.
+
+Writers: the sink as Spark calls it.
 
     planner    a writer is made: options and columns are checked, nothing is asked of the cluster
     executors  ``write``, once for each attempt of a task: routes, encodes, stages or publishes its rows
@@ -28,26 +40,114 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from sava.client.errors import ClientError, OutcomeUnknown, Refused, TopicUnknown
 from sava.errors import SavaError
+from sava.pipeline.errors import WriteRefused
 from sava.pipeline.link import Link, TopicParts
-from sava.pipeline.objects import Objects
 from sava.pipeline.options import SinkOptions
-from sava.pipeline.sink import batching, publishing
-from sava.pipeline.sink.batching import Batcher, Emit
-from sava.pipeline.sink.errors import WriteRefused
-from sava.pipeline.sink.publishing import Publisher
-from sava.pipeline.sink.routing import Router
-from sava.pipeline.sink.staging import Stage
-from sava.pipeline.sink.task import Task
+from sava.pipeline.per_process import Objects
+from sava.pipeline.sink.delivery import PUBLISH_WAITING_BYTES, Publisher, Stage
+from sava.pipeline.sink.routing import WAITING_BYTES, Batcher, Emit, Router
 from sava.proto import writers_pb2 as pb
 from sava.records import Codec
 
 log = logging.getLogger(__name__)
+
+_TEXT: Final = (StringType, BinaryType)
+_WHOLE: Final = (ByteType, ShortType, IntegerType)
+
+_ACCEPTED: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
+    "payload": ("binary or string", _TEXT),
+    "key": ("string, or binary that is UTF-8", _TEXT),
+    "attributes": ("map<string,string>", (MapType,)),
+    "topic": ("string", (StringType,)),
+    "partition": ("int", _WHOLE),
+    "publish_time": ("timestamp", (TimestampType,)),
+    "origin_cluster": ("string", (StringType,)),
+    "origin_offset": ("bigint", (*_WHOLE, LongType)),
+    "schema_id": ("bigint", (*_WHOLE, LongType)),
+    "schema_version": ("int", _WHOLE),
+}
+
+
+def check_columns(schema: StructType, topic: str) -> None:
+    """Raises WriteRefused. ``topic`` is the option, or empty."""
+    names = schema.fieldNames()
+    for field in schema.fields:
+        if field.name not in _ACCEPTED or names.count(field.name) > 1:
+            raise WriteRefused(
+                f'format("sava"): column {field.name} cannot be written; rows have payload and, if wanted,'
+                f" {', '.join(name for name in _ACCEPTED if name != 'payload')}, each once"
+            )
+        wanted, types = _ACCEPTED[field.name]
+        if not isinstance(field.dataType, types) or not _is_text_map(field.dataType):
+            raise WriteRefused(
+                f'format("sava"): column {field.name} is {field.dataType.simpleString()}: {wanted} is needed'
+            )
+    if "payload" not in names:
+        raise WriteRefused('format("sava"): rows to be written need a column payload, binary or string')
+    if not topic and "topic" not in names:
+        raise WriteRefused(
+            'format("sava"): nothing says where to: set the option topic, or add a column topic'
+        )
+    if ("origin_cluster" in names) != ("origin_offset" in names):
+        raise WriteRefused(
+            'format("sava"): origin_cluster and origin_offset go together; one of them is missing'
+        )
+
+
+def _is_text_map(kind: DataType) -> bool:
+    """True also for what is no map."""
+    return not isinstance(kind, MapType) or (
+        isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
+    )
+
+
+_QUERY = "sql.streaming.queryId"
+_RUN = "spark.jobGroup.id"
+_BATCH = "streaming.sql.batchId"
+
+
+class Task(NamedTuple):
+    partition: int
+    attempt: int
+    query: str
+    """Empty outside of a streaming query."""
+    run: str
+    """Empty outside of a streaming query."""
+    batch: int
+    """Of the streaming query; 0 outside of one."""
+
+    @classmethod
+    def current(cls) -> Task:
+        context = TaskContext.get()
+        assert context is not None, "outside of a Spark task"
+        query = context.getLocalProperty(_QUERY) or ""
+        return cls(
+            partition=context.partitionId(),
+            attempt=context.attemptNumber(),
+            query=query,
+            run=(context.getLocalProperty(_RUN) or "") if query else "",
+            batch=int(context.getLocalProperty(_BATCH) or 0) if query else 0,
+        )
+
 
 _CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
@@ -103,7 +203,7 @@ class _Sink:
         self, router: Router, rows: Iterable[Any], where: pb.StagingResponse, stage: Stage
     ) -> tuple[pb.Section, ...]:
         try:
-            _feed(router, self._batcher(stage.add, batching.WAITING_BYTES), rows)
+            _feed(router, self._batcher(stage.add, WAITING_BYTES), rows)
             return tuple(stage.finish())
         except BaseException:
             _forget(where.store_url, stage.abandon())
@@ -111,7 +211,7 @@ class _Sink:
 
     def _publish(self, router: Router, rows: Iterable[Any], link: Link) -> None:
         with Publisher(link.publish) as publisher:
-            _feed(router, self._batcher(publisher.add, publishing.WAITING_BYTES), rows)
+            _feed(router, self._batcher(publisher.add, PUBLISH_WAITING_BYTES), rows)
             publisher.finish()
 
     def _batcher(self, emit: Emit, waiting_bytes: int) -> Batcher:

@@ -23,10 +23,9 @@ from pyspark.sql.types import DataType, StructType
 
 from sava.pipeline.link import Link
 from sava.pipeline.options import OptionError, SourceOptions
-from sava.pipeline.source.batch import BatchReader, FilteringReader
 from sava.pipeline.source.columns import COLUMNS, VALUE, Choice, SchemaRefused, check_schema
-from sava.pipeline.source.stream import StreamReader
-from sava.pipeline.source.topics import Topics
+from sava.pipeline.source.query import Topics
+from sava.pipeline.source.readers import BatchReader, FilteringReader, StreamReader
 
 if TYPE_CHECKING:
     from sava.pipeline.source.decoding import Decoder

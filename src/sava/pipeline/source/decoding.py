@@ -27,8 +27,17 @@ from pyspark.sql.types import BinaryType, DataType, DoubleType, StringType
 
 from sava.client.errors import Refused
 from sava.pipeline.link import Access, Link
-from sava.pipeline.source.values import avro, json, protobuf
-from sava.pipeline.source.values.reading import Read, Reading, arrow_type_of, assemble, refuse, values_of
+from sava.pipeline.source.values import (
+    Read,
+    Reading,
+    arrow_type_of,
+    assemble,
+    avro,
+    json,
+    protobuf,
+    refuse,
+    values_of,
+)
 from sava.proto.streams_pb2 import SchemaResponse
 from sava.schemas.codecs import NumberCodec
 from sava.schemas.definition import AvroSchema, JsonSchema, PrimitiveSchema, ProtobufSchema, read_schema

@@ -7,18 +7,33 @@
 A task of Spark costs some 60 ms whatever it does, and a core that has nothing to do costs more. So a tiny
 batch is one task, whatever it is made of; a larger one has a task for each core; and no task reads more than
 TASK_BYTES. Pieces are cut where that makes tasks equal. A task reads its pieces in their order.
+
+Admission: how much of what is there goes into one micro-batch.
+
+History: where the messages of a range are, as brokers describe it.
+
+Descriptors of segments are kept: a query that is far behind needs thousands of them, a few for each batch.
+One that became wrong (retention deletes objects) is noticed by whoever reads, who then asks the owner.
+
+Beginnings and ends: from what the options say to offsets.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from pyspark.sql.datasource import InputPartition
 
-from sava.pipeline.positions import Part
+from sava.pipeline.link import Link
+from sava.pipeline.options import EARLIEST, LATEST, Instant, OptionError, Part, Position, to_positions
+from sava.pipeline.source.columns import Bounds
+from sava.proto import streams_pb2 as pb
+from sava.storage.keys import parse_object_key
 from sava.storage.types import Segment
 
 TASK_BYTES: Final = 64 << 20
@@ -90,3 +105,192 @@ def _dealt(pieces: Sequence[Piece], weight: float) -> Iterator[list[Piece]]:
             share.append(piece)
             room -= piece.weight
     yield share
+
+
+def admit(
+    available: Mapping[Part, int],
+    *,
+    max_messages: int | None = None,
+    max_bytes: int | None = None,
+    message_bytes: Callable[[Part], float] = lambda part: 1.0,
+) -> dict[Part, int]:
+    """How many messages of each partition. Limits are shared out by what is available, and every partition
+    that has something gets at least one message: none starves behind a large one, and none stands still
+    because a message is larger than the limit."""
+    admitted = {part: count for part, count in available.items() if count > 0}
+    if max_messages is not None:
+        admitted = prorate(admitted, max_messages)
+    if max_bytes is not None:
+        sizes = {part: max(message_bytes(part), 1.0) for part in admitted}
+        wanted = {part: max(1, int(count * sizes[part])) for part, count in admitted.items()}
+        shares = prorate(wanted, max_bytes)
+        admitted = {
+            part: count
+            if shares[part] == wanted[part]
+            else max(1, min(count, int(shares[part] / sizes[part])))
+            for part, count in admitted.items()
+        }
+    return admitted
+
+
+def prorate(wanted: Mapping[Part, int], limit: int) -> dict[Part, int]:
+    """Parts of ``limit`` in proportion to what is wanted, each at least 1; together not more, unless there
+    are more partitions than that."""
+    total = sum(wanted.values())
+    if total <= limit:
+        return dict(wanted)
+    shares = {part: max(1, count * limit // total) for part, count in wanted.items()}
+    left = limit - sum(shares.values())
+    for part in sorted(shares, key=lambda part: (-shares[part], part)):
+        # Rounding left something over, or what is too small for a share of its own was rounded up.
+        change = min(left, 1, wanted[part] - shares[part]) if left > 0 else max(left, 1 - shares[part])
+        shares[part] += change
+        left -= change
+    return shares
+
+
+KEPT_S: Final = 30.0
+MESSAGE_BYTES: Final = 256.0
+"""Of messages that nothing is known of."""
+SAMPLE: Final = 100
+
+
+class _Known(NamedTuple):
+    segments: tuple[Segment, ...]
+    start: int
+    """From where on they are all known."""
+    stored: int
+    asked_at: float
+
+
+class History:
+    """Of one query, on the driver."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._known: dict[str, _Known] = {}
+        self._message_bytes: dict[str, float] = {}
+        self.store_url = ""
+
+    def pieces(
+        self,
+        part: Part,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        stored: int | None = None,
+        times: Bounds | None = None,
+    ) -> list[Piece]:
+        """The range without a gap, but for segments that hold nothing within ``times``. ``stored``: end of
+        what is in segments, when it is known."""
+        segments = () if stored is not None and stored <= start else self._segments(name, start, end, stored)
+        return list(self._cover(part, name, start, end, segments, times))
+
+    def _cover(
+        self, part: Part, name: str, start: int, end: int, segments: tuple[Segment, ...], times: Bounds | None
+    ) -> Iterator[Piece]:
+        at = start
+        for segment in segments:
+            if segment.end <= at:
+                continue
+            if segment.start >= end:
+                break
+            if segment.start > at:
+                yield Piece(part, name, at, segment.start, None, self._guess(name))
+                at = segment.start
+            stop = min(segment.end, end)
+            message_bytes = segment.size / (segment.end - segment.start)
+            self._message_bytes[name] = message_bytes
+            if times is None or (
+                segment.max_publish_time >= times.start and segment.min_publish_time < times.end
+            ):
+                yield Piece(part, name, at, stop, segment, message_bytes)
+            at = stop
+        if at < end:
+            yield Piece(part, name, at, end, None, self._guess(name))
+
+    def message_bytes(self, name: str, start: int, end: int, *, stored: int) -> float:
+        """About how large the messages are that come next: in segments as they are there, compressed. Asks
+        for some if none has been seen yet."""
+        for segment in self._segments(name, start, min(end, stored), stored) if start < stored else ():
+            if segment.start <= start < segment.end:
+                return segment.size / (segment.end - segment.start)
+        if name not in self._message_bytes:
+            for batch in self._link.read(name, start, min(start + SAMPLE, end)):
+                self._message_bytes[name] = batch.header.length / len(batch)
+                break
+        return self._guess(name)
+
+    def _guess(self, name: str) -> float:
+        return self._message_bytes.get(name, MESSAGE_BYTES)
+
+    def _segments(self, name: str, start: int, end: int, stored: int | None) -> tuple[Segment, ...]:
+        known = self._known.get(name)
+        if (
+            known is None
+            or not known.start <= start
+            or (end > known.stored and stored != known.stored)
+            or time.monotonic() > known.asked_at + KEPT_S
+        ):
+            response = self._link.segments(name, start)
+            self.store_url = response.store_url
+            known = _Known(
+                # What a broker keeps in its memory only the broker can read.
+                ()
+                if urlsplit(response.store_url).scheme == "memory"
+                else tuple(map(_segment, response.segments)),
+                start,
+                response.stored_offset,
+                time.monotonic(),
+            )
+            self._known[name] = known
+        return known.segments
+
+
+def _segment(described: pb.Segment) -> Segment:
+    name = parse_object_key(described.key)
+    return Segment(
+        # An object of another name is found out by the check of its footer.
+        topic_id=name.topic.topic_id if name is not None else 0,
+        start=described.start_offset,
+        end=described.end_offset,
+        epoch=described.epoch,
+        key=described.key,
+        size=described.size,
+        crc32c=described.crc32c,
+        footer_size=described.footer_size,
+        footer_crc32c=described.footer_crc32c,
+        min_publish_time=described.min_publish_time,
+        max_publish_time=described.max_publish_time,
+        created_ms=described.created_ms,
+    )
+
+
+def begins_at_end(position: Position) -> bool:
+    """Whether it is another offset with every message that comes."""
+    return position == "latest" or (isinstance(position, Mapping) and LATEST in position.values())
+
+
+def resolve(link: Link, position: Position, names: Mapping[Part, str], option: str) -> dict[Part, int]:
+    """Of every partition. ``option`` is the one that offsets by partition were given by. Raises OptionError
+    when it leaves out a partition, or names one that is not read or an offset that does not exist yet."""
+    if isinstance(position, Instant):
+        return {part: link.offset_at(name, position.publish_time) for part, name in names.items()}
+    extents = link.extents(list(names.values()))
+    if position == "earliest":
+        return {part: extents[name].start for part, name in names.items()}
+    if position == "latest":
+        return {part: extents[name].end for part, name in names.items()}
+    given = str(to_positions(position)).replace("'", '"')
+    if missing := sorted(names.keys() - position.keys()):
+        raise OptionError(option, given, f"{missing[0]} is not in it: all partitions that are read must be")
+    if foreign := sorted(position.keys() - names.keys()):
+        raise OptionError(option, given, f"{foreign[0]} is not one that is read")
+    offsets: dict[Part, int] = {}
+    for part, name in names.items():
+        offset, extent = position[part], extents[name]
+        if offset > extent.end:
+            raise OptionError(option, given, f"{part} ends at {extent.end}")
+        offsets[part] = {EARLIEST: extent.start, LATEST: extent.end}.get(offset, offset)
+    return offsets

@@ -15,7 +15,7 @@ from grpc import aio
 
 from sava.client.loop_thread import LoopThread
 from sava.pipeline.link import Access, Link
-from sava.pipeline.positions import Part
+from sava.pipeline.options import Part
 from sava.pipeline.replicate.target import Target
 from sava.pipeline.replicate.work import Errand, LinkEnds
 from sava.pipeline.source.planning import Piece

@@ -9,8 +9,7 @@ import pytest
 
 from sava.client.errors import ClientError, Unavailable
 from sava.pipeline.link import Access
-from sava.pipeline.replicate.acks import IDLE_S, LONGEST_PAUSE_S, Name, Subscriptions, joined
-from sava.pipeline.replicate.cursors import Cursors
+from sava.pipeline.replicate.acks import IDLE_S, LONGEST_PAUSE_S, Cursors, Name, Subscriptions, joined
 from sava.pipeline.replicate.work import LinkEnds
 from sava.proto import replica_pb2 as pb
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from sava.client.errors import ClientError, Refused, Unavailable
-from sava.pipeline.replicate.cursors import Cursors
+from sava.pipeline.replicate.acks import Cursors
 
 
 class Source:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sava.pipeline.replicate.origins import REPLICATE, Way
+from sava.pipeline.replicate.translation import REPLICATE, Way
 from sava.records import STORED_COLUMNS, Message, Origin, RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH
 

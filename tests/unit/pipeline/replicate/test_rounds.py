@@ -12,7 +12,7 @@ import pytest
 
 from sava.client.errors import Unavailable
 from sava.pipeline.link import Access, Extent, Link
-from sava.pipeline.positions import Part
+from sava.pipeline.options import Part
 from sava.pipeline.replicate import rounds as module
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.pace import Throttle

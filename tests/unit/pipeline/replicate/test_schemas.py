@@ -8,8 +8,8 @@ import pytest
 
 from sava.client.errors import Denied, Refused, Unavailable
 from sava.pipeline.link import Access, Link
-from sava.pipeline.replicate.schemas import NotLearned, SchemaConflict, Schemas
 from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.translation import NotLearned, SchemaConflict, Schemas
 from sava.pipeline.replicate.work import LinkEnds
 from sava.proto import danube_schema_pb2
 from sava.proto import replica_pb2 as pb

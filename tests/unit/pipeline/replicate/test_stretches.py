@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from sava.pipeline.replicate.chains import Stretch
-from sava.pipeline.replicate.origins import Way
-from sava.pipeline.replicate.schemas import SchemaConflict
-from sava.pipeline.replicate.stretches import MessageTooLarge, Stretcher
-from sava.pipeline.source.segments import Rows
+from sava.pipeline.replicate.translation import MessageTooLarge, SchemaConflict, Stretcher, Way
+from sava.pipeline.source.reading import Rows
 from sava.records import STORED_COLUMNS, Message, RecordBatch, iter_batches
 from sava.storage.errors import DataGap
 

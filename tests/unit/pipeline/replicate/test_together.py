@@ -12,7 +12,7 @@ import pytest
 
 from sava.pipeline import several
 from sava.pipeline.link import Link
-from sava.pipeline.replicate import copying, together
+from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.work import Errand, Outcome, Share
 from sava.proto import replica_pb2 as pb
@@ -186,7 +186,7 @@ def test_what_the_source_has_not_at_hand_is_read_one_by_one(world: World, errand
 def test_a_source_that_does_not_answer_such_a_call_is_asked_otherwise(
     world: World, errands: list[Errand], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "READ_S", 0.2)
+    monkeypatch.setattr(copying, "READ_S", 0.2)
     world.source.is_silent = True
     assert {outcome.code for outcome in run(world, errands)} == {""}
     assert world.replica.together == []
@@ -227,7 +227,7 @@ def test_more_than_fits_into_calls_is_copied_all_the_same(
 ) -> None:
     """From the source, what is beyond the limit of a call comes one by one; to the target go more calls."""
     size = sum(each.header.length for each in world.source.topics[NAMES[0]].batches[1:])
-    monkeypatch.setattr(together, "READ_BYTES", 10 * size)
+    monkeypatch.setattr(copying, "READ_BYTES", 10 * size)
     monkeypatch.setattr(several, "PART_BYTES", 3 * size)
     assert {outcome.code for outcome in run(world, errands)} == {""}
     assert len(world.replica.together) > 1

@@ -12,9 +12,8 @@ from pyspark.sql.types import StructType
 from sava.cli import pipeline_files
 from sava.cli.pipeline_files import FileInvalid
 from sava.client.errors import Unavailable
-from sava.pipeline.runner.custom import Custom, Settings
-from sava.pipeline.runner.kinds import SettingsInvalid
-from sava.pipeline.sink.columns import check_columns
+from sava.pipeline.runner.kinds import Custom, Settings, SettingsInvalid
+from sava.pipeline.sink.writers import check_columns
 from sava.pipeline.source.columns import COLUMNS
 
 SOURCE = {"topic": "/default/orders"}

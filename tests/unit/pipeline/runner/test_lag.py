@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sava.pipeline.positions import Part
-from sava.pipeline.runner.lag import MAX_SAMPLES, Behind, Lag
-from sava.pipeline.runner.queries import Seen
+from sava.pipeline.options import Part
+from sava.pipeline.runner.queries import MAX_SAMPLES, Behind, Lag, Seen
 from sava.pipeline.tails import Extent
 
 A, B = Part("/default/a", 0), Part("/default/b", 0)

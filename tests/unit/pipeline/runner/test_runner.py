@@ -6,8 +6,7 @@ import pytest
 
 from sava.pipeline.runner.hosted import FIRST_DELAY_S, LONGEST_DELAY_S, PATIENCE_S, STARTING_S
 from sava.pipeline.runner.kinds import End, Progress
-from sava.pipeline.runner.runner import LEAVE_S, STARTS, NotStopped
-from sava.pipeline.runner.sharing import LEFT_S
+from sava.pipeline.runner.runner import LEAVE_S, LEFT_S, STARTS, NotStopped
 from tests.unit.pipeline.runner.fakes import TTL_S, FakeJob, Hosts
 
 

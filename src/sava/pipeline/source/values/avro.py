@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sava.pipeline.source.values.reading import Convert, Read, Reading, of_fields, of_items, of_values
+from sava.pipeline.source.values import Convert, Read, Reading, of_fields, of_items, of_values
 from sava.schemas.avro.model import Array, Enum, Fixed, Map, Node, Primitive, Record, Union
 from sava.schemas.definition import AvroSchema, read_schema
 from sava.schemas.types import SchemaType

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from sava.pipeline.source.values.reading import Convert, Read, Reading, of_fields, of_items, of_values
+from sava.pipeline.source.values import Convert, Read, Reading, of_fields, of_items, of_values
 from sava.schemas.definition import JsonSchema
 from sava.schemas.fixpoint import TooComplex
 from sava.schemas.json_schema.document import Document, Subschema

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sava.pipeline.source.values.reading import Convert, Reading, of_items, of_values
+from sava.pipeline.source.values import Convert, Reading, of_items, of_values
 from sava.schemas.definition import ProtobufSchema
 
 _FD = FieldDescriptor
