@@ -1,12 +1,8 @@
-"""What the source refuses, each in one line.
+"""Errors of the pipeline that several of its modules raise.
 
-What the sink refuses. Spark shows the text at the end of its own report, so each is one line with the
-way out.
-
-Whose fault it is: what fails at the cluster that sends is not told as a failure of the remote.
-
-Both clusters are asked by the same client, and raise the same errors. Whoever asks the one that sends says so
-(``at_source``); what comes otherwise is the remote's.
+Spark shows the text of an error at the end of its own report, so each is one line with the way out. Both
+clusters of a replication link raise the same client errors: code that calls the source cluster does so inside
+``at_source``, so that its failures are not reported as failures of the remote.
 """
 
 from __future__ import annotations
@@ -16,23 +12,24 @@ from contextlib import contextmanager
 
 from sava.client.errors import Denied
 from sava.errors import CallerError, Outcome, RetryableError, SavaError
-from sava.pipeline.options import Part
+from sava.pipeline.options import TopicPartition
 
 
 class DataLost(CallerError):
-    """Messages that the query has not read are gone. Not skipped unless the user has said so."""
+    """Retention has deleted messages that the query has not read. They are skipped only if the user says
+    so."""
 
-    def __init__(self, part: Part, start: int, end: int, why: str) -> None:
+    def __init__(self, part: TopicPartition, start: int, end: int, why: str) -> None:
         super().__init__(
             f"topic {part.topic}, partition {part.number}: offsets {start} to {end} cannot be read any more: "
-            f"{why}. Set the option failOnDataLoss to false to go on with what is left, or begin anew with "
-            "another checkpoint (and keep messages longer than the query may be behind)"
+            f"{why}. Set the option failOnDataLoss to false to continue with what is left, or start with "
+            "a new checkpoint (and retain messages longer than the query may lag)"
         )
         self.part, self.start, self.end = part, start, end
 
 
 class TopicReplaced(CallerError):
-    """The topic was deleted and created again since its messages were planned."""
+    """The topic was deleted and created again after its messages were planned."""
 
     def __init__(self, name: str, wanted: int, found: int) -> None:
         super().__init__(f"{name} is another topic by now: its id is {found}, and was {wanted}")
@@ -40,7 +37,7 @@ class TopicReplaced(CallerError):
 
 
 class SourceRefused(CallerError):
-    """A query that cannot begin."""
+    """The query cannot start."""
 
 
 DELETED = "they were deleted before they were read (retention)"
@@ -49,11 +46,11 @@ TOPIC_GONE = "the topic was deleted"
 
 
 class WriteRefused(CallerError):
-    """The rows, or the way they are to be written, are wrong; repeating it cannot help."""
+    """The sink cannot write these rows; a retry cannot help."""
 
 
 class SourceFailed(SavaError):
-    """The cluster that sends does not answer, or does not let its own runner in."""
+    """The source cluster does not answer, or denies access to its own runner."""
 
     outcome = Outcome.NOT_DONE
 

@@ -1,12 +1,9 @@
-"""What Spark raises, in one line.
+"""Spark as a program: how it is started, its session, and its errors in one line.
 
-Launch: PySpark's own programs, with everything in place for ``format("sava")``.
-
-The Spark of the ``pyspark`` package is started, by this interpreter, so that driver and workers import the
-same code. What the user has set in the environment stays; what Spark is told on the command line goes through
-untouched.
-
-The Spark session of a program of Sava's own: the driver is this process, and Java a child of it.
+``program`` prepares PySpark's own programs for ``format("sava")``. It starts the Spark of the ``pyspark``
+package with this interpreter, so that driver and workers import the same code. Settings of the user's
+environment win, and arguments for Spark pass through unchanged. ``open_session`` makes the session of Sava's
+own programs: the driver is this process, and Java is its child.
 """
 
 from __future__ import annotations
@@ -31,20 +28,20 @@ if TYPE_CHECKING:
 
 MAX_ERROR: Final = 500
 _PACKAGES: Final = frozenset({"pyspark", "py4j"})
-"""Known by name: whoever asks why Spark does not start may not have it."""
+"""Known by name: they may not be installed when Spark does not start."""
 _AFTER: Final = re.compile(r"^(=== Streaming Query ===|JVM stacktrace:?)$", re.MULTILINE)
-"""From here on: what the query was doing, and where in Java."""
+"""The start of Spark's description of the query and of the Java trace."""
 _BEFORE: Final = re.compile(
     r"^(An error occurred while calling \S+\s+: "
     r"|\[STREAM_FAILED\] Query \[id = \S+, runId = \S+\] terminated with exception: )"
 )
 _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)")
-"""Below the lines of a trace, which are indented, the error."""
+"""The error stands below the indented lines of a trace."""
 
 
 def brief(error: Exception) -> str:
-    """Spark's texts hold the traces of two languages; what was raised last in Python is what the user can do
-    something about. Errors of others are named with their type: a KeyError's text is a mere key."""
+    """The error in one line. Spark's texts hold traces of two languages; the user can act on what Python
+    raised last. Other errors get their type as a prefix: the text of a KeyError is only a key."""
     text = str(error).strip()
     if type(error).__module__.partition(".")[0] in _PACKAGES:
         line = _cause(text)
@@ -74,11 +71,11 @@ USUAL_PLACES: Final = (
 )
 DEFAULT_MASTER: Final = "local[*]"
 _FLAGS: Final = frozenset(("--help", "-h", "--supervise", "--usage-error", "--verbose", "-v", "--version"))
-"""Of spark-submit, those without a value."""
+"""The options of spark-submit without a value."""
 
 
 class JavaMissing(HostError):
-    """Spark runs on Java, and there is none that is new enough."""
+    """No Java is installed that is new enough for Spark."""
 
 
 class SparkMissing(HostError):
@@ -86,14 +83,14 @@ class SparkMissing(HostError):
 
 
 class ValueMissing(CallerError):
-    """An option without what it needs."""
+    """An option has no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
     home: Path
     version: int
-    """0: it does not say."""
+    """0 if Java does not print it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ class Program:
     environment: dict[str, str]
 
     def become(self) -> NoReturn:
-        """This process is that program from here on: its exit code is ours, and so are its signals."""
+        """Replace this process by the program, which then has its signals and its exit code."""
         os.execve(self.path, (str(self.path), *self.arguments), self.environment)
 
 
@@ -122,7 +119,7 @@ def program(
         settings["SAVA_SERVICE"] = service
     master = given.master or environment.get("SPARK_REMOTE", "")
     if (master or DEFAULT_MASTER).startswith("local"):
-        # Otherwise Spark looks for an address that others can reach, which a laptop's name may not even have.
+        # Otherwise Spark resolves the host name, and a laptop's may have no address.
         settings.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     passed_on = given.passed_on if master else ("--master", DEFAULT_MASTER, *given.passed_on)
     return Program(home / "bin" / name, passed_on, settings)
@@ -138,7 +135,7 @@ def spark_home() -> Path:
 
 
 class _Arguments:
-    """Those of spark-submit up to the application; what follows it is the application's own."""
+    """The arguments of spark-submit up to the application; the rest belongs to the application."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.master = ""
@@ -173,10 +170,10 @@ class _Arguments:
 
 
 def find_java(environment: Mapping[str, str], usual: Iterable[str] = USUAL_PLACES) -> Java:
-    """As the user has set it; else as the shell finds it; else the oldest of the usual places that is new
-    enough: Spark is tested with those. Raises JavaMissing."""
+    """JAVA_HOME, else the java of PATH, else the oldest sufficient version in the usual places: Spark is
+    tested with those. Raises JavaMissing."""
     too_old: list[Java] = []
-    for home in _told(environment):
+    for home in _configured(environment):
         java = Java(home, _version(home))
         if java.version >= OLDEST_JAVA:
             return java
@@ -192,7 +189,7 @@ def find_java(environment: Mapping[str, str], usual: Iterable[str] = USUAL_PLACE
     )
 
 
-def _told(environment: Mapping[str, str]) -> Iterator[Path]:
+def _configured(environment: Mapping[str, str]) -> Iterator[Path]:
     if home := environment.get("JAVA_HOME"):
         yield Path(home)
     if path := shutil.which("java", path=environment.get("PATH", os.defpath)):
@@ -225,19 +222,19 @@ ENDING_S: Final = 2.0
 
 
 class JavaGone(HostError):
-    """Java was killed, or ran out of memory."""
+    """Spark's Java process has ended: it was killed or ran out of memory."""
 
     outcome = Outcome.UNKNOWN
 
 
 class SparkRefused(HostError):
-    """Java runs, and there is no Spark as it was asked for."""
+    """Spark does not start with these settings."""
 
 
 def open_session(
     name: str, master: str, *, conf: Mapping[str, str] | None = None, python_path: Sequence[Path] = ()
 ) -> SparkSession:
-    """``conf`` wins over what is set here. ``python_path``: where Python's workers look for modules, too.
+    """``conf`` overrides the settings below. Workers also find modules in ``python_path``.
     Raises JavaMissing, SparkMissing, JavaGone, SparkRefused."""
     _prepare(master, python_path)
     from pyspark.sql import SparkSession
@@ -258,18 +255,19 @@ def open_session(
         session: SparkSession = builder.getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
     except Exception as error:
-        # Whatever was being asked of Java when it ended, or refused: a dozen of types.
+        # A dozen types, depending on the call during which Java ended or refused.
         raise _not_started(master, error) from error
     return session
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    """Py4J tells the root logger, with a trace, of each call that fails; its caller is told, too."""
+    """False for Py4J's log records: it logs a trace of each failed call that its caller also gets as an
+    error."""
     return Path(record.pathname).parent.name != "py4j"
 
 
 def java_of_spark() -> subprocess.Popen[bytes] | None:
-    """None: it has not come up, or is not a child of this process."""
+    """The Java process; None if it has not started or is not a child of this process."""
     from pyspark import SparkContext
 
     return getattr(SparkContext._gateway, "proc", None)
@@ -279,23 +277,22 @@ def _not_started(master: str, error: Exception) -> JavaGone | SparkRefused:
     java = java_of_spark()
     code = None
     if java is not None:
-        # Its connections end before it does.
+        # Java closes its connections before it exits.
         with suppress(subprocess.TimeoutExpired):
             code = java.wait(ENDING_S)
     if java is None or code is not None:
         how = "" if code is None else f" with code {code}"
         return JavaGone(
-            f"Spark's Java has ended{how} while it was being started: it was killed, there was not enough "
-            "memory for it, or it has not taken --master or --conf, which it has said on stderr then; start "
-            "it again"
+            f"Spark's Java has ended{how} during its start: it was killed, ran out of memory, or rejected "
+            "--master or --conf (see stderr); start it again"
         )
-    reason = brief(error)  # Java knows it
+    reason = brief(error)
     java.kill()
-    return SparkRefused(f"Spark does not start with master {master}: {reason}; look at --master and --conf")
+    return SparkRefused(f"Spark does not start with master {master}: {reason}; check --master and --conf")
 
 
 def _prepare(master: str, python_path: Sequence[Path]) -> None:
-    """What Java and Python's workers find in their environment."""
+    """Set the environment of Java and of Python's workers."""
     environment = os.environ
     environment["SPARK_HOME"] = str(spark_home())
     environment["JAVA_HOME"] = str(find_java(environment).home)

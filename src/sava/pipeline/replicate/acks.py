@@ -54,14 +54,14 @@ MISSING: Final = "subscription_unknown"
 
 
 class Advances(Protocol):
-    """``pipeline.link.Link``."""
+    """``pipeline.cluster.ClusterClient``."""
 
     def advance_all(
         self, subscription: str, offsets: Mapping[str, int], *, timeout_s: float
     ) -> dict[str, ClientError]: ...
 
 
-class Cursors:
+class SlotUpdater:
     """Any thread may call; its own thread sends, from the first offset on until ``close``."""
 
     def __init__(self, link: Advances, remote: str, *, every_s: float = EVERY_S) -> None:
@@ -181,7 +181,7 @@ Origin = tuple[str, str]
 
 
 class Reads(Protocol):
-    """``pipeline.link.Link``."""
+    """``pipeline.cluster.ClusterClient``."""
 
     def read_acks(self, request: pb.ReadAcksRequest, *, timeout_s: float) -> pb.ReadAcksResponse: ...
 
@@ -192,7 +192,7 @@ class Applies(Protocol):
     def apply_acks(self, request: pb.ApplyAcksRequest) -> pb.ApplyAcksResponse: ...
 
 
-class Name(NamedTuple):
+class SubscriptionName(NamedTuple):
     """One subscription of one partition. A partition that was created anew is another."""
 
     partition: str
@@ -214,7 +214,7 @@ class _State:
     reason: str = ""
 
 
-class Subscriptions:
+class AckSync:
     """Of one link. ``sync`` is called by one thread at a time."""
 
     def __init__(
@@ -222,7 +222,7 @@ class Subscriptions:
         source: Reads,
         target: Applies,
         ends: LinkEnds,
-        cursors: Cursors | None = None,
+        cursors: SlotUpdater | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -232,7 +232,7 @@ class Subscriptions:
         self._ends = ends
         self._cursors = cursors
         self._clock = clock
-        self._states: dict[Name, _State] = {}
+        self._states: dict[SubscriptionName, _State] = {}
         self._pool = ThreadPoolExecutor(AT_A_TIME, "acks")
         self.sent = 0
         """Calls that had something to say."""
@@ -242,7 +242,7 @@ class Subscriptions:
         self._pool.shutdown()
 
     @property
-    def failures(self) -> dict[Name, str]:
+    def failures(self) -> dict[SubscriptionName, str]:
         """Those that were not brought up to date the last time, and why; tried again by themselves."""
         return {name: state.reason for name, state in self._states.items() if state.reason}
 
@@ -250,7 +250,7 @@ class Subscriptions:
         """Bring the target up to date: of each partition its id, and the subscriptions. What fails is tried
         again in one of the next calls. Takes some seconds at most, and one call to either cluster."""
         wanted = {
-            Name(partition, topic_id, subscription)
+            SubscriptionName(partition, topic_id, subscription)
             for partition, (topic_id, subscriptions) in partitions.items()
             for subscription in subscriptions
             if not is_link_cursor(subscription)
@@ -266,7 +266,7 @@ class Subscriptions:
         for work in [self._pool.submit(self._bring, name, now + BUDGET_S) for _, name in due]:
             work.result()
 
-    def _bring(self, name: Name, deadline: float) -> None:
+    def _bring(self, name: SubscriptionName, deadline: float) -> None:
         state = self._states[name]
         try:
             while self._clock() < deadline and self._step(name, state):
@@ -286,7 +286,7 @@ class Subscriptions:
         else:
             state.reason = ""
 
-    def _step(self, name: Name, state: _State) -> bool:
+    def _step(self, name: SubscriptionName, state: _State) -> bool:
         """Whether there may be more to say at once."""
         known = [EVERYTHING] if state.known is None else state.known
         request = pb.ReadAcksRequest(
@@ -324,7 +324,9 @@ class Subscriptions:
         state.pause = state.due = 0.0
         return found.more
 
-    def _apply(self, name: Name, state: _State, found: pb.ReadAcksResponse) -> pb.ApplyAcksResponse:
+    def _apply(
+        self, name: SubscriptionName, state: _State, found: pb.ReadAcksResponse
+    ) -> pb.ApplyAcksResponse:
         acks = dict(state.left)
         for each in found.acks:
             origin = each.cluster_name, each.topic
@@ -362,10 +364,10 @@ class Subscriptions:
         state.pause = min(1.5 * state.pause + 0.2, IDLE_S)
         state.due = self._clock() + state.pause
 
-    def _said(self, name: Name, state: _State) -> None:
+    def _said(self, name: SubscriptionName, state: _State) -> None:
         self._hold(name, _prefix(state.known or ()))
 
-    def _hold(self, name: Name, offset: int | None) -> None:
+    def _hold(self, name: SubscriptionName, offset: int | None) -> None:
         if self._cursors is not None:
             self._cursors.hold(name.partition, name.subscription, offset)
 

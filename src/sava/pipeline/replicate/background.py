@@ -28,8 +28,8 @@ from typing import Final, NamedTuple, Protocol
 from sava.client.connection import Tls
 from sava.client.errors import ClientError, Closed, Denied, TopicUnknown
 from sava.errors import CallerError, RetryableError, SavaError
-from sava.pipeline.link import Access, Extent, Link
-from sava.pipeline.options import Part, part_name
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
+from sava.pipeline.options import TopicPartition, partition_name
 from sava.pipeline.replicate.pace import Delays
 from sava.pipeline.replicate.partitions import PartitionState
 from sava.pipeline.replicate.topics import Creation
@@ -46,7 +46,7 @@ TARGET_S: Final = 5.0
 """Without a broker of the remote, until a task gives up."""
 
 
-class Control(Protocol):
+class LinkControl(Protocol):
     """Of one thread. Raises Unavailable when nobody answers in time, and Refused."""
 
     def link(self, remote: str) -> pb.Link: ...
@@ -56,7 +56,7 @@ class Control(Protocol):
     def close(self) -> None: ...
 
 
-class AdminControl:
+class AdminLinkControl:
     """By the admin port of any broker."""
 
     def __init__(self, addresses: str, *, tls: Tls | None = None) -> None:
@@ -83,7 +83,7 @@ class FollowingControl:
     others, but processes that are started for its tasks know the addresses that it began with, and no more:
     it is to be begun again with new ones."""
 
-    def __init__(self, control: Control, service: str, now: Callable[[], str]) -> None:
+    def __init__(self, control: LinkControl, service: str, now: Callable[[], str]) -> None:
         """Client addresses, with commas between: of the beginning, and ``now``; empty: not known."""
         self._control = control
         self._service = service
@@ -101,14 +101,14 @@ class FollowingControl:
         return self._control.link(remote)
 
 
-def ends_of(link: pb.Link, source: Access) -> LinkEnds:
+def ends_of(link: pb.Link, source: ClusterAccess) -> LinkEnds:
     remote = link.remote
     files = (remote.tls_ca, remote.tls_cert, remote.tls_key)
     return LinkEnds(
         source=source,
         source_name=link.cluster_name,
         source_id=link.cluster_id,
-        target=Access(remote.service, remote.token, *files, TARGET_S),
+        target=ClusterAccess(remote.service, remote.token, *files, TARGET_S),
         target_name=remote.cluster_name,
         target_id=remote.cluster_id,
     )
@@ -117,7 +117,7 @@ def ends_of(link: pb.Link, source: Access) -> LinkEnds:
 LONGEST_S: Final = 60.0
 
 
-class Beat:
+class PeriodicThread:
     """``work`` says in how many seconds it wants to be done again. What it does not expect goes to
     ``failed``, and it is not done any more. ``ended`` is the last that the thread does."""
 
@@ -178,11 +178,13 @@ GONE_S: Final = 2.0
 ASK_S: Final = 1.0
 
 
-class Watching:
+class SourceWatcher:
     """The ends of partitions, as soon as one of them has grown."""
 
     def __init__(
-        self, link: Link, tell: Callable[[Mapping[str, Extent], Mapping[str, PartitionState]], None]
+        self,
+        link: ClusterClient,
+        tell: Callable[[Mapping[str, PartitionExtent], Mapping[str, PartitionState]], None],
     ) -> None:
         self.watched: Mapping[str, PartitionState] = {}
         """By name. Set by the thread of the link."""
@@ -221,7 +223,7 @@ class Watching:
             log.info("replication: topics are not known error=%s", error)
             return
         there_are = {
-            part_name(Part(each.topic, number), partitioned=each.partition_count > 0)
+            partition_name(TopicPartition(each.topic, number), partitioned=each.partition_count > 0)
             for each in listed
             for number in range(each.partition_count or 1)
         }
@@ -232,7 +234,7 @@ class Watching:
                 self._ends.pop(name, None)
 
 
-class Question(NamedTuple):
+class OffsetQuestion(NamedTuple):
     """About a partition: when an offset was published; or, if ``publish_us`` is given, which one was then."""
 
     partition: PartitionState
@@ -240,11 +242,11 @@ class Question(NamedTuple):
     publish_us: int | None = None
 
 
-class Asking:
+class OffsetLookup:
     """Questions about single messages, a few at a time."""
 
-    def __init__(self, link: Link, post: Post) -> None:
-        self.questions: Sequence[Question] = ()
+    def __init__(self, link: ClusterClient, post: Post) -> None:
+        self.questions: Sequence[OffsetQuestion] = ()
         """Set by the thread of the link when there are none."""
         self._link = link
         self._post = post
@@ -258,7 +260,7 @@ class Asking:
         self.questions = ()
         return ASK_S
 
-    def _answer(self, question: Question) -> None:
+    def _answer(self, question: OffsetQuestion) -> None:
         partition, offset = question.partition, question.offset
         if question.publish_us is not None:
             found = self._link.offset_at(partition.name, question.publish_us)
@@ -301,10 +303,12 @@ class RemoteReplaced(ClientError, CallerError):
     """Another cluster answers in the remote's place."""
 
 
-class Visiting:
+class RemoteVisitor:
     """The work of one beat."""
 
-    def __init__(self, remote: str, target: Callable[[Access], _Target], post: Post, listener: Listener):
+    def __init__(
+        self, remote: str, target: Callable[[ClusterAccess], _Target], post: Post, listener: Listener
+    ):
         self.ends: LinkEnds | None = None
         self.topics: Sequence[str] = ()
         self._remote = remote

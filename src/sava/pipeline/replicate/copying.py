@@ -46,12 +46,17 @@ from typing import Final
 
 from sava.client.errors import ClientError, Denied, Unavailable
 from sava.errors import RetryableError, SavaError
+from sava.pipeline.cluster import ClusterClient, OffsetGone
 from sava.pipeline.errors import SourceFailed, TopicReplaced, at_source
-from sava.pipeline.link import Link, OffsetGone
 from sava.pipeline.replicate.chains import Chain, Progress, Stretch
-from sava.pipeline.replicate.target import Target
-from sava.pipeline.replicate.translation import MessageTooLarge, SchemaConflict, Schemas, Stretcher
-from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
+from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.translation import (
+    MessageTooLargeForTarget,
+    RangeBuilder,
+    SchemaConflict,
+    Schemas,
+)
+from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
 from sava.pipeline.source.reading import Rows, rows_in, rows_of
 from sava.proto import replica_pb2 as pb
 from sava.records import STORED_COLUMNS, RecordBatch
@@ -71,10 +76,10 @@ def copy_together(ends: LinkEnds, errands: Sequence[Errand], *, until: float) ->
     ``time.monotonic``). Those that are missing are to be copied one by one."""
     tails = {errand.name: errand for errand in errands if _is_tail(errand)}
     wanted = {name: (errand.pieces[0].start, errand.end) for name, errand in tails.items()}
-    target = Target.of(ends.target)
+    target = TargetCluster.of(ends.target)
     sendings: list[tuple[dict[str, Stretch], Future[Answers]]] = []
     timeout_s = min(READ_S, until - time.monotonic())
-    for found in Link.of(ends.source).read_each(wanted, timeout_s=timeout_s, max_bytes=READ_BYTES):
+    for found in ClusterClient.of(ends.source).read_each(wanted, timeout_s=timeout_s, max_bytes=READ_BYTES):
         stretches = {
             name: stretch
             for name, batches in found.items()
@@ -107,7 +112,7 @@ def _stretch(ends: LinkEnds, errand: Errand, batches: Sequence[RecordBatch]) -> 
     itself."""
     start = errand.pieces[0].start
     # How large a message may be, the target knows, and refuses what is larger.
-    stretcher = Stretcher.of(ends, errand, max_message_size=0, may_ask=False)
+    stretcher = RangeBuilder.of(ends, errand, max_message_size=0, may_ask=False)
     try:
         rows = rows_in(batches, errand.name, start, STORED_COLUMNS, topic_id=errand.topic_id)
         return next(stretcher.stretches(rows, start, begin=False), None)
@@ -138,7 +143,7 @@ SOURCE_S: Final = 5.0
 BROKEN: Final = "chain_broken"
 
 
-def copy(share: Share) -> list[Outcome]:
+def copy(share: CopyShare) -> list[CopyOutcome]:
     """The outcome of each errand, in their order, within the budget and some ten seconds."""
     times = _Times.of(share.budget_s)
     source = replace(share.ends.source, timeout_s=min(share.ends.source.timeout_s, SOURCE_S))
@@ -207,7 +212,7 @@ class _Copy:
         self._is_reading = False
         """The source is waited for, and not the target."""
         self._guard = threading.Lock()
-        self._outcome: Outcome | None = None
+        self._outcome: CopyOutcome | None = None
 
     def run(self) -> None:
         self._has_begun = True
@@ -227,7 +232,7 @@ class _Copy:
             reason = f"{self.errand.name}: the target has not answered in time"
             self._outcome = self._told("unavailable", reason, may_pass=True)
 
-    def give_up(self) -> Outcome:
+    def give_up(self) -> CopyOutcome:
         """What became of it, or of what of it is known by now."""
         with self._guard:
             if self._outcome is None:
@@ -248,9 +253,9 @@ class _Copy:
 
     # -- one errand --------------------------------------------------------------------------
 
-    def _copied(self) -> Outcome:
+    def _copied(self) -> CopyOutcome:
         ends, errand = self._ends, self.errand
-        chain = Target.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
+        chain = TargetCluster.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
         self._progress = chain.progress
         try:
             until = min(time.monotonic() + OPEN_S, self._times.settle)
@@ -270,7 +275,7 @@ class _Copy:
         finally:
             chain.close()
 
-    def _sent(self, chain: Chain, opened: pb.ChainOpened) -> Outcome:
+    def _sent(self, chain: Chain, opened: pb.ChainOpened) -> CopyOutcome:
         failure: Exception | None = None
         try:
             self._send(chain, opened)
@@ -291,7 +296,7 @@ class _Copy:
         assert start is not None
         if start >= errand.end or not errand.pieces or start < errand.pieces[0].start:
             return  # done already, or planned for another position than this
-        stretcher = Stretcher.of(self._ends, errand, max_message_size=opened.max_message_size)
+        stretcher = RangeBuilder.of(self._ends, errand, max_message_size=opened.max_message_size)
         with closing(stretcher.stretches(self._rows(start), start, begin=not opened.is_known)) as stretches:
             for stretch in stretches:
                 if not chain.put(stretch, until=self._times.settle):
@@ -318,9 +323,9 @@ class _Copy:
 
     # -- outcomes ----------------------------------------------------------------------------
 
-    def _told(self, code: str = "", reason: str = "", *, may_pass: bool = False) -> Outcome:
+    def _told(self, code: str = "", reason: str = "", *, may_pass: bool = False) -> CopyOutcome:
         progress = self._progress
-        return Outcome(
+        return CopyOutcome(
             name=self.errand.name,
             is_known=progress.is_known,
             position=progress.position,
@@ -334,7 +339,7 @@ class _Copy:
             may_pass=may_pass,
         )
 
-    def _ended(self, ended: pb.ChainEnded) -> Outcome:
+    def _ended(self, ended: pb.ChainEnded) -> CopyOutcome:
         if ended.code == BROKEN:
             return self._told()  # somebody else copies too, and was faster
         if ended.code == "schema_refused":
@@ -343,7 +348,7 @@ class _Copy:
             return self._told(ended.code, f"{subject}the target says: {ended.reason}")
         return self._told(ended.code, ended.reason, may_pass=ended.may_pass)
 
-    def _failed(self, error: Exception) -> Outcome:
+    def _failed(self, error: Exception) -> CopyOutcome:
         match error:
             case OffsetGone():
                 gone = f"{error.name}: offsets {error.start} to {error.first} were deleted before they were "
@@ -352,7 +357,7 @@ class _Copy:
                 return self._told(error.code, str(error), may_pass=error.may_pass)
             case TopicReplaced():
                 return self._told("source_replaced", str(error), may_pass=True)
-            case MessageTooLarge():
+            case MessageTooLargeForTarget():
                 return self._told("message_too_large", str(error))
             case SchemaConflict():
                 return self._told("schema_refused", str(error))

@@ -1,9 +1,9 @@
 """Target: the cluster that is copied into, as a process of a Spark application sees it.
 
-As ``pipeline.link.Link`` is for the cluster that is copied from: blocking, one per process and cluster, over
-one event loop in a thread. It asks the service ``Replica``, which any broker of the target answers, itself or
-by passing the call on. Questions are asked of one broker after the other for a few seconds only: whoever
-copies has other work, and comes again.
+As ``pipeline.cluster.ClusterClient`` is for the cluster that is copied from: blocking, one per process and
+cluster, over one event loop in a thread. It asks the service ``Replica``, which any broker of the target
+answers, itself or by passing the call on. Questions are asked of one broker after the other for a few seconds
+only: whoever copies has other work, and comes again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from sava.client.loop_thread import LoopThread
 from sava.pipeline import several
-from sava.pipeline.calls import Calls
-from sava.pipeline.link import Access
+from sava.pipeline.calls import ClusterCalls
+from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.per_process import PerProcess
 from sava.pipeline.replicate.chains import Chain, Owners
 from sava.proto import replica_pb2 as pb
@@ -31,19 +31,19 @@ MAX_DESCRIBED: Final = 1000
 """Topics that one call describes."""
 
 
-class Target:
+class TargetCluster:
     """Any thread may call. Everything raises Unavailable, Denied and Refused of ``sava.client.errors``."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: ClusterAccess) -> None:
         """For ``of``."""
         self._access = access
         self._connection = access.connection()
         self._loop = LoopThread("sava target")
-        self._calls = Calls(self._connection)
+        self._calls = ClusterCalls(self._connection)
         self._owners = Owners()
 
     @staticmethod
-    def of(access: Access) -> Target:
+    def of(access: ClusterAccess) -> TargetCluster:
         """The one of this process."""
         return _targets.of(access)
 
@@ -102,4 +102,4 @@ class Target:
         return self._loop.run(asked)
 
 
-_targets: Final = PerProcess[Access, Target](Target)
+_targets: Final = PerProcess[ClusterAccess, TargetCluster](TargetCluster)

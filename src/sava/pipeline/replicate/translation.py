@@ -50,10 +50,10 @@ import pyarrow.compute as pc
 
 from sava.client.errors import Denied, Refused
 from sava.errors import CallerError, Outcome, SavaError
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.errors import at_source
-from sava.pipeline.link import Access, Link
 from sava.pipeline.replicate.chains import Stretch
-from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.target import TargetCluster
 from sava.pipeline.replicate.work import Errand, LinkEnds
 from sava.pipeline.source.reading import Rows
 from sava.proto import replica_pb2 as pb
@@ -104,7 +104,7 @@ class _Said(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CopyRoute:
     """From one partition to one cluster."""
 
     source: str
@@ -298,10 +298,10 @@ class Named(NamedTuple):
     version: int | None
 
 
-class _Asked(NamedTuple):
-    source: Access
+class _SchemaKey(NamedTuple):
+    source: ClusterAccess
     source_id: str
-    target: Access
+    target: ClusterAccess
     target_topic_id: int
     topic: str
     subject: str
@@ -352,7 +352,7 @@ class Schemas:
 
     def _there(self, named: Named) -> Named:
         ends = self._ends
-        asked = _Asked(
+        asked = _SchemaKey(
             ends.source,
             ends.source_id,
             ends.target,
@@ -383,14 +383,14 @@ class Schemas:
 
 
 _guard: Final = threading.Lock()
-_known: Final[OrderedDict[_Asked, Named]] = OrderedDict()
+_known: Final[OrderedDict[_SchemaKey, Named]] = OrderedDict()
 
 
-def _ensured(asked: _Asked) -> Named:
+def _ensured(asked: _SchemaKey) -> Named:
     schema_id, version = asked.named
     try:
         with at_source():
-            found = Link.of(asked.source).schema_of(schema_id, version)
+            found = ClusterClient.of(asked.source).schema_of(schema_id, version)
     except Refused as error:
         which = f"schema {schema_id}" + ("" if version is None else f", version {version}")
         raise SchemaConflict(f"{which}, which messages name", f"the source says: {error}") from error
@@ -401,7 +401,7 @@ def _ensured(asked: _Asked) -> Named:
         topic=asked.topic if found.subject == asked.subject else "",
     )
     try:
-        there = Target.of(asked.target).ensure_schema(request)
+        there = TargetCluster.of(asked.target).ensure_schema(request)
     except Denied:
         raise
     except Refused as error:
@@ -414,7 +414,7 @@ def _ensured(asked: _Asked) -> Named:
 _SCHEMA: Final = schema_of(STORED_COLUMNS)
 
 
-class MessageTooLarge(CallerError):
+class MessageTooLargeForTarget(CallerError):
     """The target takes no message of this size."""
 
     def __init__(self, name: str, offset: int, size: int, limit: int) -> None:
@@ -425,10 +425,12 @@ class MessageTooLarge(CallerError):
         self.name, self.offset, self.size, self.limit = name, offset, size, limit
 
 
-class Stretcher:
+class RangeBuilder:
     """Of one partition."""
 
-    def __init__(self, name: str, way: Way, schemas: Callable[[Any], Any], *, max_message_size: int) -> None:
+    def __init__(
+        self, name: str, way: CopyRoute, schemas: Callable[[Any], Any], *, max_message_size: int
+    ) -> None:
         """``schemas``: the same rows with the target's schemas. ``max_message_size``: 0 for no limit."""
         self._name = name
         self._way = way
@@ -436,16 +438,18 @@ class Stretcher:
         self._limit = max_message_size
 
     @classmethod
-    def of(cls, ends: LinkEnds, errand: Errand, *, max_message_size: int, may_ask: bool = True) -> Stretcher:
+    def of(
+        cls, ends: LinkEnds, errand: Errand, *, max_message_size: int, may_ask: bool = True
+    ) -> RangeBuilder:
         """``may_ask``: as of ``Schemas``."""
         schemas = Schemas(ends, errand.name, errand.target_topic_id, errand.subject, may_ask=may_ask)
         topic = origin_topic(ends.source_id, errand.topic_id)
-        way = Way(ends.source_name, topic, ends.target_name, errand.forward)
+        way = CopyRoute(ends.source_name, topic, ends.target_name, errand.forward)
         return cls(errand.name, way, schemas.translate, max_message_size=max_message_size)
 
     def stretches(self, rows: Iterable[Rows], start: int, *, begin: bool) -> Generator[Stretch, None, None]:
-        """Raises MessageTooLarge, SchemaConflict, DataGap; what is before the message in question has been
-        yielded then. And what else ``schemas`` raises."""
+        """Yield what comes before a message that cannot be copied, then raise MessageTooLargeForTarget,
+        SchemaConflict, DataGap or what ``schemas`` raises."""
         for at, portion in self._portions(rows, start):
             for stretch in self._stretches(at, portion):
                 yield stretch._replace(begin=begin)
@@ -460,7 +464,7 @@ class Stretcher:
             translated = self._way.translate(portion.slice(0, end - at), at)
             try:
                 stretch = self._stretch(at, end, translated)
-            except MessageTooLarge as error:
+            except MessageTooLargeForTarget as error:
                 end, trouble = error.offset, error
             except SchemaConflict as error:
                 end, trouble = translated.offsets[error.row].as_py(), error
@@ -479,7 +483,7 @@ class Stretcher:
                 batches = RecordBatch.from_arrow(rows).to_bytes()
             except BatchTooLarge as error:  # a portion is that large only if it is one message
                 size = rows.column("payload").nbytes
-                raise MessageTooLarge(self._name, start, size, error.limit) from error
+                raise MessageTooLargeForTarget(self._name, start, size, error.limit) from error
         return Stretch(start, end, False, batches, translated.ranges(), translated.skipped)
 
     def _check_sizes(self, translated: Translated) -> None:
@@ -487,7 +491,9 @@ class Stretcher:
         if not self._limit or pc.max(sizes).as_py() <= self._limit:
             return
         row = pc.index(pc.greater(sizes, self._limit), True).as_py()
-        raise MessageTooLarge(self._name, translated.offsets[row].as_py(), sizes[row].as_py(), self._limit)
+        raise MessageTooLargeForTarget(
+            self._name, translated.offsets[row].as_py(), sizes[row].as_py(), self._limit
+        )
 
     def _portions(self, rows: Iterable[Rows], at: int) -> Iterator[tuple[int, Any]]:
         """With the offset of the first row of each."""

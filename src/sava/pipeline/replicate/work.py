@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sava.pipeline.link import Access
+from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.source.planning import Piece
 from sava.proto import replica_pb2 as pb
 
@@ -13,10 +13,10 @@ from sava.proto import replica_pb2 as pb
 class LinkEnds:
     """The two clusters of a link."""
 
-    source: Access
+    source: ClusterAccess
     source_name: str
     source_id: str
-    target: Access
+    target: ClusterAccess
     target_name: str
     target_id: str
 
@@ -51,7 +51,7 @@ class Errand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class CopyShare:
     """What one task does: several errands, side by side."""
 
     ends: LinkEnds
@@ -63,7 +63,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CopyOutcome:
     """What became of an errand. Everything before ``position`` is durable at the target."""
 
     name: str

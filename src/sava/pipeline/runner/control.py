@@ -27,10 +27,10 @@ from sava.proto import brokers_pb2, brokers_pb2_grpc, pipelines_pb2, pipelines_p
 CALL_S: Final = 1.5
 UNKNOWN_LAG: Final = -1
 
-State = Literal["starting", "running", "failing", "stopped"]
+JobState = Literal["starting", "running", "failing", "stopped"]
 
 
-class Listed(NamedTuple):
+class ListedPipeline(NamedTuple):
     """A pipeline, as the cluster knows it."""
 
     name: str
@@ -52,11 +52,11 @@ class Peer(NamedTuple):
     only: frozenset[str]
     claims: int
 
-    def takes(self, listed: Listed) -> bool:
+    def takes(self, listed: ListedPipeline) -> bool:
         return listed.kind in self.kinds and (not self.only or listed.name in self.only)
 
 
-class Joined(NamedTuple):
+class RunnerLease(NamedTuple):
     lease: int
     """Another one than before: all claims are lost."""
     ttl_s: float
@@ -64,14 +64,14 @@ class Joined(NamedTuple):
     peers: Sequence[Peer]
 
 
-class Answer(NamedTuple):
+class ReportAnswer(NamedTuple):
     is_held: bool
     is_wanted: bool
     revision: int
 
 
-class Status(NamedTuple):
-    state: State
+class JobStatus(NamedTuple):
+    state: JobState
     rows: int = 0
     rate: float = 0.0
     lag_messages: int = UNKNOWN_LAG
@@ -82,22 +82,22 @@ class Status(NamedTuple):
     batch: int = 0
 
 
-class Control(Protocol):
+class RunnerControl(Protocol):
     """Raises Unavailable when nobody answers in time, and Refused; both of ``sava.client.errors``."""
 
-    def join(self) -> Joined: ...
+    def join(self) -> RunnerLease: ...
 
     def leave(self) -> None: ...
 
-    def list(self) -> Sequence[Listed]: ...
+    def list(self) -> Sequence[ListedPipeline]: ...
 
     def claim(self, name: str) -> int:
         """The number of the claim; 0: it is another's, or to be nobody's."""
         ...
 
-    def report(self, name: str, claim: int, status: Status) -> Answer: ...
+    def report(self, name: str, claim: int, status: JobStatus) -> ReportAnswer: ...
 
-    def release(self, name: str, claim: int, status: Status) -> None: ...
+    def release(self, name: str, claim: int, status: JobStatus) -> None: ...
 
 
 ADDRESSES_S: Final = 2.0
@@ -174,7 +174,7 @@ class AdminCalls:
 TTL_S: Final = 10.0
 
 
-class AdminControl:
+class AdminRunnerControl:
     """Of one thread. ``kinds`` and ``only`` are what the runner takes."""
 
     def __init__(
@@ -208,13 +208,13 @@ class AdminControl:
 
     # -- Control -------------------------------------------------------------------------------
 
-    def join(self) -> Joined:
+    def join(self) -> RunnerLease:
         request = pipelines_pb2.JoinRunnerRequest(
             runner=self._runner, ttl_ms=round(self._ttl_s * 1000), kinds=self._kinds, only=self._only
         )
         response: pipelines_pb2.JoinRunnerResponse = self._ask("JoinRunner", request)
         self._calls.refresh()
-        return Joined(
+        return RunnerLease(
             lease=response.lease,
             ttl_s=response.ttl_ms / 1000,
             peers=[
@@ -226,12 +226,12 @@ class AdminControl:
     def leave(self) -> None:
         self._ask("LeaveRunner", pipelines_pb2.LeaveRunnerRequest(runner=self._runner))
 
-    def list(self) -> Sequence[Listed]:
+    def list(self) -> Sequence[ListedPipeline]:
         response: pipelines_pb2.ListPipelinesResponse = self._ask(
             "ListPipelines", pipelines_pb2.ListPipelinesRequest()
         )
         return [
-            Listed(
+            ListedPipeline(
                 name=each.spec.name,
                 kind=each.spec.kind,
                 settings=json.loads(each.spec.settings),
@@ -254,14 +254,14 @@ class AdminControl:
             return 0  # deleted since it was listed
         return response.claim if response.is_granted else 0
 
-    def report(self, name: str, claim: int, status: Status) -> Answer:
+    def report(self, name: str, claim: int, status: JobStatus) -> ReportAnswer:
         request = pipelines_pb2.ReportPipelineRequest(
             name=name, runner=self._runner, claim=claim, status=_status(status)
         )
         response: pipelines_pb2.ReportPipelineResponse = self._ask("ReportPipeline", request)
-        return Answer(response.is_held, response.is_wanted, response.revision)
+        return ReportAnswer(response.is_held, response.is_wanted, response.revision)
 
-    def release(self, name: str, claim: int, status: Status) -> None:
+    def release(self, name: str, claim: int, status: JobStatus) -> None:
         request = pipelines_pb2.ReleasePipelineRequest(
             name=name, runner=self._runner, claim=claim, status=_status(status)
         )
@@ -271,5 +271,5 @@ class AdminControl:
         return self._calls.ask(method, request, pipelines_pb2_grpc.PipelinesStub)
 
 
-def _status(status: Status) -> pipelines_pb2.PipelineStatus:
+def _status(status: JobStatus) -> pipelines_pb2.PipelineStatus:
     return pipelines_pb2.PipelineStatus(**status._asdict())

@@ -22,8 +22,8 @@ from collections.abc import Hashable
 from typing import Final
 
 from sava.errors import SavaError
-from sava.pipeline.runner.control import Listed, State, Status
-from sava.pipeline.runner.kinds import Job, Kind, Progress
+from sava.pipeline.runner.control import JobState, JobStatus, ListedPipeline
+from sava.pipeline.runner.kinds import JobProgress, PipelineJob, PipelineKind
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,9 @@ PATIENCE_S: Final = 30.0
 
 
 class Hosted:
-    def __init__(self, listed: Listed, claim: int, kind: Kind, *, stuck_s: float = STUCK_S) -> None:
+    def __init__(
+        self, listed: ListedPipeline, claim: int, kind: PipelineKind, *, stuck_s: float = STUCK_S
+    ) -> None:
         self.listed = listed
         self.claim = claim
         self.is_wanted = True
@@ -51,14 +53,14 @@ class Hosted:
         """Since when the claim is known to be gone."""
         self._kind = kind
         self._stuck_s = stuck_s
-        self._job: Job | None = None
+        self._job: PipelineJob | None = None
         self._started_at = 0.0
         self._is_stopping = False
         self._stops_now = False
         self._stop_by = 0.0
         self._retry_at = 0.0
         self._delay = FIRST_DELAY_S
-        self._state: State = "starting"
+        self._state: JobState = "starting"
         self._since_ms = _now_ms()
         self._rows = listed.rows
         """Of the jobs that have ended, and of other runners before."""
@@ -66,7 +68,7 @@ class Hosted:
         self._error = ""
         self._cause = ""
         """Why the job is being stopped, if that is an error."""
-        self._progress = Progress()
+        self._progress = JobProgress()
         self._pulse: Hashable = None
         self._pulse_at = 0.0
         self._told = (0.0, listed.rows)
@@ -86,9 +88,9 @@ class Hosted:
         return self._job is not None and not self._progress.is_running and now < self._started_at + STARTING_S
 
     @property
-    def status(self) -> Status:
+    def status(self) -> JobStatus:
         progress = self._progress
-        return Status(
+        return JobStatus(
             state=self._state,
             rows=self._rows + progress.rows,
             rate=progress.rate,
@@ -102,7 +104,7 @@ class Hosted:
 
     # -- what is to be done --------------------------------------------------------------------
 
-    def follow(self, listed: Listed) -> None:
+    def follow(self, listed: ListedPipeline) -> None:
         """What the cluster says about it now. A changed one is begun again, after the current batch."""
         if listed.revision == self.listed.revision:
             return
@@ -173,7 +175,7 @@ class Hosted:
 
     def _start(self, now: float) -> None:
         self._enter("starting" if not self._error else "failing")
-        self._progress = Progress(batch=self._progress.batch)
+        self._progress = JobProgress(batch=self._progress.batch)
         self._started_at, self._pulse, self._pulse_at = now, None, now
         self._is_stopping, self._stops_now, self._stop_by, self._cause = False, False, 0.0, ""
         try:
@@ -203,7 +205,7 @@ class Hosted:
     def _ended(self, error: str, now: float) -> None:
         self._job = None
         self._rows += self._progress.rows
-        self._progress = Progress(batch=self._progress.batch)
+        self._progress = JobProgress(batch=self._progress.batch)
         error = error or self._cause
         if not self.is_wanted:
             self._error = error or self._error
@@ -221,7 +223,7 @@ class Hosted:
         self._enter("failing")
         log.warning("pipelines: failing name=%s again_in_s=%.1f error=%s", self.name, delay, error)
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: JobState) -> None:
         if state == self._state:
             return
         self._state, self._since_ms, self.report_at = state, _now_ms(), 0.0

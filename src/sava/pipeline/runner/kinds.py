@@ -43,7 +43,7 @@ class SettingsInvalid(CallerError):
     """Settings that a kind cannot work with, in one line."""
 
 
-class Progress(NamedTuple):
+class JobProgress(NamedTuple):
     is_running: bool = False
     """False: it is still being prepared."""
     has_worked: bool = False
@@ -60,14 +60,14 @@ class Progress(NamedTuple):
     """Something else whenever anything was done."""
 
 
-class Job(Protocol):
+class PipelineJob(Protocol):
     """A pipeline at work. Everything returns at once."""
 
     @property
-    def progress(self) -> Progress: ...
+    def progress(self) -> JobProgress: ...
 
     @property
-    def end(self) -> End | None:
+    def end(self) -> JobEnd | None:
         """None: it has not ended, and may still write."""
         ...
 
@@ -76,13 +76,13 @@ class Job(Protocol):
         ...
 
 
-class End(NamedTuple):
+class JobEnd(NamedTuple):
     error: str = ""
     """Empty: it was stopped."""
 
 
-class Kind(Protocol):
-    def start(self, name: str, settings: Mapping[str, Any]) -> Job:
+class PipelineKind(Protocol):
+    def start(self, name: str, settings: Mapping[str, Any]) -> PipelineJob:
         """``name`` is the pipeline's: what it writes exactly once, it writes in this name. Raises
         SettingsInvalid."""
         ...
@@ -105,7 +105,7 @@ class FunctionInvalid(CallerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CustomSettings:
     source: dict[str, str]
     function: str
     format: str
@@ -115,7 +115,7 @@ class Settings:
     checkpoint: str
 
     @classmethod
-    def parse(cls, settings: Mapping[str, Any]) -> Settings:
+    def parse(cls, settings: Mapping[str, Any]) -> CustomSettings:
         """Raises SettingsInvalid."""
         if unknown := sorted(settings.keys() - set(SETTINGS)):
             raise SettingsInvalid(
@@ -143,7 +143,7 @@ class Settings:
         return parsed
 
 
-class Custom(Kind):
+class Custom(PipelineKind):
     """``spark`` and ``service`` are asked for when something starts: the first is made late, and brokers come
     and go. ``access`` are options for certificates."""
 
@@ -160,10 +160,10 @@ class Custom(Kind):
         self._checkpoints = checkpoints
         self._access = access or {}
 
-    def start(self, name: str, settings: Mapping[str, Any]) -> Job:
+    def start(self, name: str, settings: Mapping[str, Any]) -> PipelineJob:
         from sava.pipeline.runner.queries import QueryJob
 
-        parsed = Settings.parse(settings)
+        parsed = CustomSettings.parse(settings)
         service = self._service()
         if not service:
             raise Unavailable("it is not known yet where the brokers are")
@@ -180,7 +180,7 @@ class Custom(Kind):
         self,
         spark: SparkSession,
         name: str,
-        settings: Settings,
+        settings: CustomSettings,
         source: Mapping[str, str],
         reach: Mapping[str, str],
     ) -> DataStreamWriter:
@@ -244,7 +244,7 @@ def _text(settings: Mapping[str, Any], name: str, form: re.Pattern[str], allowed
     return str(value)
 
 
-CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {"custom": Settings.parse}
+CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {"custom": CustomSettings.parse}
 BY_POLICY: Final[Mapping[str, str]] = {"replicate": "sava replication set"}
 """Kinds that policies make, and what makes them."""
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from sava.client.connection import Tls
 from sava.client.errors import ClientError
 from sava.pipeline.launch import DEFAULT_MASTER, JavaGone, java_of_spark, open_session
-from sava.pipeline.runner.control import TTL_S, AdminControl
+from sava.pipeline.runner.control import TTL_S, AdminRunnerControl
 from sava.pipeline.runner.hosted import STUCK_S
-from sava.pipeline.runner.kinds import Custom, Kind
-from sava.pipeline.runner.runner import NotStopped, Runner
+from sava.pipeline.runner.kinds import Custom, PipelineKind
+from sava.pipeline.runner.runner import NotStopped, PipelineRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,10 +69,10 @@ def run(options: RunnerOptions) -> int:
     except JavaGone as error:
         return _code_without_java(error, was_told=told.is_set())
     name = f"{_host()}-{os.getpid()}-{secrets.token_hex(3)}"
-    control = AdminControl(
+    control = AdminRunnerControl(
         options.admin, name, kinds=KINDS, only=options.only, tls=options.tls, ttl_s=options.ttl_s
     )
-    runner = Runner(
+    runner = PipelineRunner(
         name, control, _kinds(options, name, spark, control), only=options.only, stuck_s=options.stuck_s
     )
 
@@ -104,8 +104,8 @@ def run(options: RunnerOptions) -> int:
 
 
 def _kinds(
-    options: RunnerOptions, runner: str, spark: SparkSession, control: AdminControl
-) -> dict[str, Kind]:
+    options: RunnerOptions, runner: str, spark: SparkSession, control: AdminRunnerControl
+) -> dict[str, PipelineKind]:
     """One for each of KINDS."""
     from sava.pipeline.replicate.job import Replicate
 

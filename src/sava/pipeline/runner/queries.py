@@ -30,13 +30,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sava.errors import SavaError
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.launch import brief
-from sava.pipeline.link import Access, Link
-from sava.pipeline.options import Part, TopicChoice, to_offsets
+from sava.pipeline.options import TopicChoice, TopicPartition, to_offsets
 from sava.pipeline.runner.control import UNKNOWN_LAG
-from sava.pipeline.runner.kinds import End, Job, Progress
-from sava.pipeline.source.query import Topics
-from sava.pipeline.tails import Extent
+from sava.pipeline.runner.kinds import JobEnd, JobProgress, PipelineJob
+from sava.pipeline.source.query import QueryTopics
+from sava.pipeline.tails import PartitionExtent
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ class Lag:
     """Of one thread. The clock is a parameter."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, Mapping[Part, Extent]]] = deque()
-        self._first: Mapping[Part, Extent] | None = None
+        self._samples: deque[tuple[float, Mapping[TopicPartition, PartitionExtent]]] = deque()
+        self._first: Mapping[TopicPartition, PartitionExtent] | None = None
 
-    def note(self, extents: Mapping[Part, Extent], now: float) -> None:
+    def note(self, extents: Mapping[TopicPartition, PartitionExtent], now: float) -> None:
         if self._first is None:
             self._first = extents
         if self._samples and self._samples[-1][1] == extents:
@@ -69,7 +69,7 @@ class Lag:
                 if index % 2 == 0 or index == len(self._samples) - 1
             )
 
-    def behind(self, position: Mapping[Part, int] | None, now: float) -> Behind:
+    def behind(self, position: Mapping[TopicPartition, int] | None, now: float) -> Behind:
         """``position`` is None while it is not known."""
         if position is None or not self._samples:
             return Behind()
@@ -86,7 +86,7 @@ class Lag:
         return bool(_beyond(self._samples[-1][1], {part: extent.end for part, extent in self._first.items()}))
 
 
-def _beyond(extents: Mapping[Part, Extent], position: Mapping[Part, int]) -> int:
+def _beyond(extents: Mapping[TopicPartition, PartitionExtent], position: Mapping[TopicPartition, int]) -> int:
     return sum(max(0, extent.end - position.get(part, extent.start)) for part, extent in extents.items())
 
 
@@ -98,30 +98,30 @@ Prepare = Callable[[SparkSession], DataStreamWriter]
 """All but the start. May wait for brokers, and may take long."""
 
 
-class QueryJob(Job):
+class QueryJob(PipelineJob):
     def __init__(
-        self, name: str, spark: SparkSession, prepare: Prepare, *, access: Access, topics: TopicChoice
+        self, name: str, spark: SparkSession, prepare: Prepare, *, access: ClusterAccess, topics: TopicChoice
     ) -> None:
         self._name = name
         self._spark = spark
         self._prepare = prepare
         self._ends = TopicEnds(name, access, topics)
         self._query: StreamingQuery | None = None
-        self._progress = Progress()
-        self._end: End | None = None
+        self._progress = JobProgress()
+        self._end: JobEnd | None = None
         self._stop_wanted = threading.Event()
         self._stop_now = threading.Event()
         self._is_begun = False
         self._guard = threading.Lock()
-        self._seen = Seen()
+        self._seen = BatchesSeen()
         threading.Thread(target=self._run, name=f"pipeline {name}", daemon=True).start()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> JobProgress:
         return self._progress
 
     @property
-    def end(self) -> End | None:
+    def end(self) -> JobEnd | None:
         return self._end
 
     def stop(self, *, now: bool) -> None:
@@ -132,7 +132,7 @@ class QueryJob(Job):
             query = self._query
             if not self._is_begun:
                 # What still prepares waits for brokers, maybe, and finds out that it is not to begin.
-                self._end = End()
+                self._end = JobEnd()
         if now and query is not None:
             threading.Thread(
                 target=self._interrupt, args=(query,), name=f"stopping {self._name}", daemon=True
@@ -150,17 +150,17 @@ class QueryJob(Job):
     def _run(self) -> None:
         try:
             self._work()
-            end = End()
+            end = JobEnd()
         except SavaError as error:
-            end = End(str(error))
+            end = JobEnd(str(error))
         except Exception as error:
-            end = End(brief(error))
+            end = JobEnd(brief(error))
             if not self._stop_wanted.is_set():
                 log.exception("pipelines: the query has failed name=%s", self._name)
         finally:
             self._ends.close()
         self._progress = self._progress._replace(rate=0.0)
-        self._end = End() if self._stop_wanted.is_set() else end
+        self._end = JobEnd() if self._stop_wanted.is_set() else end
 
     def _work(self) -> None:
         session = self._spark.newSession()
@@ -206,7 +206,7 @@ class QueryJob(Job):
         has_backlog = behind.messages > 0
         if seen.position is None:
             has_backlog = self._ends.has_grown or bool(query.status["isDataAvailable"])
-        self._progress = Progress(
+        self._progress = JobProgress(
             is_running=not query.status["message"].startswith("Initializing"),
             has_worked=seen.batch >= 0,  # Spark tells of batches that have ended, and now and then of none
             rows=seen.rows,
@@ -230,13 +230,13 @@ class QueryJob(Job):
         return max(jobs), tuple(stage.numCompletedTasks for stage in done if stage is not None)
 
 
-class Seen:
+class BatchesSeen:
     """What Spark has told about the batches of one run. Of one thread."""
 
     def __init__(self) -> None:
         self.batch = -1
         self.rows = 0
-        self.position: Mapping[Part, int] | None = None
+        self.position: Mapping[TopicPartition, int] | None = None
         self._recent: deque[tuple[float, int]] = deque()
 
     def note(self, progress: Mapping[str, Any], now: float) -> None:
@@ -265,7 +265,7 @@ class TopicEnds:
 
     EVERY_S: Final = 1.0
 
-    def __init__(self, name: str, access: Access, topics: TopicChoice) -> None:
+    def __init__(self, name: str, access: ClusterAccess, topics: TopicChoice) -> None:
         self._name = name
         self._access = access
         self._choice = topics
@@ -279,7 +279,7 @@ class TopicEnds:
     def close(self) -> None:
         self._closed.set()
 
-    def behind(self, position: Mapping[Part, int] | None) -> Behind:
+    def behind(self, position: Mapping[TopicPartition, int] | None) -> Behind:
         with self._guard:
             return self._lag.behind(position, time.monotonic())
 
@@ -289,18 +289,18 @@ class TopicEnds:
             return self._lag.has_grown
 
     def _run(self) -> None:
-        topics: Topics | None = None
+        topics: QueryTopics | None = None
         reason = ""
         while not self._closed.wait(self.EVERY_S):
             try:
-                link = Link.of(self._access)
+                cluster = ClusterClient.of(self._access)
                 if topics is None:
-                    chosen = Topics(link, self._choice)
+                    chosen = QueryTopics(cluster, self._choice)
                     chosen.look_up()
                     topics = chosen
                 topics.refresh()
                 names = topics.names
-                found = link.extents(list(names.values()))
+                found = cluster.extents(list(names.values()))
             except SavaError as error:
                 if str(error) != reason:
                     reason = str(error)
@@ -309,7 +309,7 @@ class TopicEnds:
             reason = ""
             self._note({part: found[name] for part, name in names.items()})
 
-    def _note(self, extents: Mapping[Part, Extent]) -> None:
+    def _note(self, extents: Mapping[TopicPartition, PartitionExtent]) -> None:
         with self._guard:
             self._lag.note(extents, time.monotonic())
 
@@ -319,7 +319,7 @@ def _is_at_work(query: StreamingQuery) -> bool:
     return bool(status["isTriggerActive"] and status["isDataAvailable"])
 
 
-def _position(text: str | Mapping[str, Any] | None) -> Mapping[Part, int] | None:
+def _position(text: str | Mapping[str, Any] | None) -> Mapping[TopicPartition, int] | None:
     """None: it is the position of something else than topics."""
     try:
         return to_offsets(json.loads(text) if isinstance(text, str) else text or {}) or None

@@ -33,9 +33,9 @@ from typing import Final
 
 from sava.client.errors import ClientError, Refused
 from sava.errors import HostError, Outcome
-from sava.pipeline.runner.control import Control, Listed, Peer
+from sava.pipeline.runner.control import ListedPipeline, Peer, RunnerControl
 from sava.pipeline.runner.hosted import STUCK_S, Hosted
-from sava.pipeline.runner.kinds import Kind
+from sava.pipeline.runner.kinds import PipelineKind
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ LEFT_S: Final = 3.0
 """So long a free pipeline is left to runners that have less."""
 
 
-class Free:
+class FreePipelines:
     """Since when pipelines are free, as this runner has seen it."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def look(self, listed: Sequence[Listed], now: float) -> None:
+    def look(self, listed: Sequence[ListedPipeline], now: float) -> None:
         free = {each.name for each in listed if each.is_wanted and not each.holder}
         self._since = {name: self._since.get(name, now) for name in free}
 
@@ -58,8 +58,8 @@ class Free:
 
 
 def to_claim(
-    me: Peer, peers: Sequence[Peer], listed: Sequence[Listed], free: Free, now: float
-) -> list[Listed]:
+    me: Peer, peers: Sequence[Peer], listed: Sequence[ListedPipeline], free: FreePipelines, now: float
+) -> list[ListedPipeline]:
     """What to claim now, in this order."""
     wanted = [each for each in listed if each.is_wanted and me.takes(each)]
     # What is said to be this runner's, and is not known here, is a claim whose answer was lost.
@@ -73,7 +73,7 @@ def to_claim(
 
 
 def to_give(
-    me: Peer, peers: Sequence[Peer], listed: Sequence[Listed], claims: Mapping[str, int]
+    me: Peer, peers: Sequence[Peer], listed: Sequence[ListedPipeline], claims: Mapping[str, int]
 ) -> str | None:
     """Which of the claims (by name, with their numbers) to give away: the youngest that another can take."""
     if me.only:
@@ -90,7 +90,7 @@ def to_give(
     return None
 
 
-def _share(me: Peer, peers: Sequence[Peer], listed: Sequence[Listed]) -> int:
+def _share(me: Peer, peers: Sequence[Peer], listed: Sequence[ListedPipeline]) -> int:
     runners = len({peer.name for peer in _general(peers)} | {me.name})
     wanted = sum(each.is_wanted and not _is_reserved(each, peers) for each in listed)
     return -(-wanted // runners)
@@ -100,7 +100,7 @@ def _general(peers: Collection[Peer]) -> list[Peer]:
     return [peer for peer in peers if not peer.only]
 
 
-def _is_reserved(listed: Listed, peers: Sequence[Peer]) -> bool:
+def _is_reserved(listed: ListedPipeline, peers: Sequence[Peer]) -> bool:
     """By a runner that is there for it alone, and has it."""
     return any(peer.only and peer.name == listed.holder for peer in peers)
 
@@ -122,14 +122,14 @@ class NotStopped(HostError):
     outcome = Outcome.UNKNOWN
 
 
-class Runner:
+class PipelineRunner:
     """``step`` is called again and again, by one thread; ``stop`` by any."""
 
     def __init__(
         self,
         name: str,
-        control: Control,
-        kinds: Mapping[str, Kind],
+        control: RunnerControl,
+        kinds: Mapping[str, PipelineKind],
         *,
         only: Sequence[str] = (),
         stuck_s: float = STUCK_S,
@@ -147,7 +147,7 @@ class Runner:
         """Until then the claims are this runner's."""
         self._ttl_s = 0.0
         self._peers: Sequence[Peer] = ()
-        self._free = Free()
+        self._free = FreePipelines()
         self._poll_at = 0.0
         self._tell_at = 0.0
         """When it is said again that the cluster does not answer."""
@@ -259,7 +259,7 @@ class Runner:
 
     # -- which pipelines -----------------------------------------------------------------------
 
-    def _look(self, listed: Sequence[Listed]) -> None:
+    def _look(self, listed: Sequence[ListedPipeline]) -> None:
         now = self._clock()
         by_name = {each.name: each for each in listed}
         for name, hosted in self._hosted.items():
@@ -282,14 +282,14 @@ class Runner:
     def _me(self) -> Peer:
         return Peer(self.name, frozenset(self._kinds), self._only, len(self._hosted))
 
-    def _claim(self, listed: Listed) -> None:
+    def _claim(self, listed: ListedPipeline) -> None:
         claim = self._control.claim(listed.name)
         if claim:
             log.info("pipelines: claimed name=%s claim=%d", listed.name, claim)
             kind = self._kinds[listed.kind]
             self._hosted[listed.name] = Hosted(listed, claim, kind, stuck_s=self._stuck_s)
 
-    def _give(self, listed: Sequence[Listed]) -> None:
+    def _give(self, listed: Sequence[ListedPipeline]) -> None:
         if any(not hosted.is_wanted for hosted in self._hosted.values()):
             return
         claims = {name: hosted.claim for name, hosted in self._hosted.items()}
@@ -297,7 +297,7 @@ class Runner:
         if name is not None:
             self._hosted[name].dismiss("another runner has less to do", now=False)
 
-    def _note_unknown(self, listed: Sequence[Listed]) -> None:
+    def _note_unknown(self, listed: Sequence[ListedPipeline]) -> None:
         for each in listed:
             if each.kind not in self._kinds and each.name not in self._unknown:
                 self._unknown.add(each.name)

@@ -40,7 +40,7 @@ OBJECT_BYTES: Final = 64 << 20
 
 
 @dataclass(slots=True)
-class _Part:
+class _StagedSection:
     batches: list[bytes] = field(default_factory=list)
     size: int = 0
     messages: int = 0
@@ -48,7 +48,7 @@ class _Part:
     crc32c: int = 0
 
 
-class Stage:
+class TaskStage:
     """For one attempt of a task."""
 
     def __init__(self, where: pb.StagingResponse, name: str, *, object_bytes: int = OBJECT_BYTES) -> None:
@@ -56,7 +56,7 @@ class Stage:
         self._url = where.store_url
         self._key = f"{where.prefix.rstrip('/')}/{name}-{uuid.uuid4().hex}"
         self._object_bytes = object_bytes
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, _StagedSection] = {}
         self._size = 0
         self._objects = 0
         self._sections: list[pb.Section] = []
@@ -68,7 +68,7 @@ class Stage:
             self._close_object()
         part = self._parts.get(topic)
         if part is None:
-            part = self._parts[topic] = _Part()
+            part = self._parts[topic] = _StagedSection()
         part.batches.append(data)
         part.size += len(data)
         part.messages += len(batch)
@@ -134,7 +134,7 @@ class _Stopped(Exception):
     """The task has failed: what was not published yet need not be."""
 
 
-class _Lane:
+class _PartitionThread:
     """A partition. The error, if there is one, is set by the thread before it ends, and read by the task."""
 
     def __init__(self, publish: Publish, name: str) -> None:
@@ -189,13 +189,13 @@ class _Lane:
         raise _Stopped
 
 
-class Publisher:
+class TaskPublisher:
     """For one attempt of a task. What is inside of the ``with`` is published completely, or the error is
     raised."""
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _PartitionThread] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -209,7 +209,7 @@ class Publisher:
     def add(self, name: str, batch: RecordBatch, largest: int) -> None:
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = _Lane(self._publish, name)
+            lane = self._lanes[name] = _PartitionThread(self._publish, name)
         lane.put(batch)
 
     def finish(self) -> int:

@@ -33,8 +33,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.client.routing import fnv1a
+from sava.pipeline.cluster import TopicPartitions
 from sava.pipeline.errors import WriteRefused
-from sava.pipeline.link import TopicParts
 from sava.records import BatchTooLarge, Codec, InvalidMessage, RecordBatch
 
 RUN_ROWS: Final = 1000
@@ -59,10 +59,10 @@ class _Place:
         return self.taken // RUN_ROWS % self.count
 
 
-class Router:
+class RowRouter:
     """For one task. ``first`` says where runs begin: tasks with few rows each begin elsewhere."""
 
-    def __init__(self, look_up: Callable[[str], TopicParts], *, topic: str = "", first: int = 0) -> None:
+    def __init__(self, look_up: Callable[[str], TopicPartitions], *, topic: str = "", first: int = 0) -> None:
         """``topic`` is that of all rows; without it the column says."""
         self._look_up = look_up
         self._topic = topic
@@ -233,7 +233,7 @@ Emit = Callable[[str, RecordBatch, int], None]
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingRows:
     rows: list[Any] = field(default_factory=list)
     size: int = 0
 
@@ -251,7 +251,7 @@ class Batcher:
         self._codec = codec
         self._batch_bytes = batch_bytes
         self._waiting_bytes = waiting_bytes
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _PendingRows] = {}
         self._size = 0
 
     def add(self, name: str, rows: Any) -> None:
@@ -265,7 +265,7 @@ class Batcher:
             return
         waiting = self._waiting.get(name)
         if waiting is None:
-            waiting = self._waiting[name] = _Waiting()
+            waiting = self._waiting[name] = _PendingRows()
         waiting.rows.append(rows)
         waiting.size += size
         self._size += size
@@ -279,7 +279,7 @@ class Batcher:
             if waiting.rows:
                 self._encode(name, waiting)
 
-    def _encode(self, name: str, waiting: _Waiting) -> None:
+    def _encode(self, name: str, waiting: _PendingRows) -> None:
         rows = waiting.rows[0] if len(waiting.rows) == 1 else pa.concat_batches(waiting.rows)
         self._size -= waiting.size
         waiting.rows, waiting.size = [], 0

@@ -59,12 +59,12 @@ from pyspark.sql.types import (
 
 from sava.client.errors import ClientError, OutcomeUnknown, Refused, TopicUnknown
 from sava.errors import SavaError
+from sava.pipeline.cluster import ClusterClient, TopicPartitions
 from sava.pipeline.errors import WriteRefused
-from sava.pipeline.link import Link, TopicParts
 from sava.pipeline.options import SinkOptions
 from sava.pipeline.per_process import Objects
-from sava.pipeline.sink.delivery import PUBLISH_WAITING_BYTES, Publisher, Stage
-from sava.pipeline.sink.routing import WAITING_BYTES, Batcher, Emit, Router
+from sava.pipeline.sink.delivery import PUBLISH_WAITING_BYTES, TaskPublisher, TaskStage
+from sava.pipeline.sink.routing import WAITING_BYTES, Batcher, Emit, RowRouter
 from sava.proto import writers_pb2 as pb
 from sava.records import Codec
 
@@ -125,7 +125,7 @@ _RUN = "spark.jobGroup.id"
 _BATCH = "streaming.sql.batchId"
 
 
-class Task(NamedTuple):
+class SparkTask(NamedTuple):
     partition: int
     attempt: int
     query: str
@@ -136,7 +136,7 @@ class Task(NamedTuple):
     """Of the streaming query; 0 outside of one."""
 
     @classmethod
-    def current(cls) -> Task:
+    def current(cls) -> SparkTask:
         context = TaskContext.get()
         assert context is not None, "outside of a Spark task"
         query = context.getLocalProperty(_QUERY) or ""
@@ -153,7 +153,7 @@ _CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class TaskOutput(WriterCommitMessage):
     """What a task has done."""
 
     partition: int
@@ -178,29 +178,29 @@ class _Sink:
 
     # -- on executors ----------------------------------------------------------------------
 
-    def _write(self, batches: Iterator[Any], task: Task, writer: str) -> Written:
+    def _write(self, batches: Iterator[Any], task: SparkTask, writer: str) -> TaskOutput:
         filled = (rows for rows in batches if rows.num_rows)
         first = next(filled, None)
         if first is None:
             # Nothing is asked of the cluster: an idle stream costs it nothing.
-            return Written(task.partition, task.query, task.run, "", ())
-        link = Link.of(self._options.access)
-        router = Router(
-            lambda topic: self._parts(link, topic),
+            return TaskOutput(task.partition, task.query, task.run, "", ())
+        cluster = ClusterClient.of(self._options.access)
+        router = RowRouter(
+            lambda topic: self._parts(cluster, topic),
             topic=self._options.topic,
             first=task.partition + task.batch,
         )
         rows = chain((first,), filled)
         if not self._options.exactly_once:
-            self._publish(router, rows, link)
-            return Written(task.partition, task.query, task.run, "", ())
-        where = link.staging(writer)
-        stage = Stage(where, f"{task.batch}-{task.partition}-{task.attempt}")
+            self._publish(router, rows, cluster)
+            return TaskOutput(task.partition, task.query, task.run, "", ())
+        where = cluster.staging(writer)
+        stage = TaskStage(where, f"{task.batch}-{task.partition}-{task.attempt}")
         sections = self._stage(router, rows, where, stage)
-        return Written(task.partition, task.query, task.run, where.store_url, sections)
+        return TaskOutput(task.partition, task.query, task.run, where.store_url, sections)
 
     def _stage(
-        self, router: Router, rows: Iterable[Any], where: pb.StagingResponse, stage: Stage
+        self, router: RowRouter, rows: Iterable[Any], where: pb.StagingResponse, stage: TaskStage
     ) -> tuple[pb.Section, ...]:
         try:
             _feed(router, self._batcher(stage.add, WAITING_BYTES), rows)
@@ -209,19 +209,19 @@ class _Sink:
             _forget(where.store_url, stage.abandon())
             raise
 
-    def _publish(self, router: Router, rows: Iterable[Any], link: Link) -> None:
-        with Publisher(link.publish) as publisher:
+    def _publish(self, router: RowRouter, rows: Iterable[Any], cluster: ClusterClient) -> None:
+        with TaskPublisher(cluster.publish) as publisher:
             _feed(router, self._batcher(publisher.add, PUBLISH_WAITING_BYTES), rows)
             publisher.finish()
 
     def _batcher(self, emit: Emit, waiting_bytes: int) -> Batcher:
         return Batcher(emit, codec=_CODECS[self._options.compression], waiting_bytes=waiting_bytes)
 
-    def _parts(self, link: Link, topic: str) -> TopicParts:
+    def _parts(self, cluster: ClusterClient, topic: str) -> TopicPartitions:
         try:
-            parts = link.parts(topic)
+            parts = cluster.partitions(topic)
         except TopicUnknown:
-            parts = link.parts(topic, create=True)
+            parts = cluster.partitions(topic, create=True)
         if self._options.exactly_once and not parts.reliable:
             raise WriteRefused(
                 f"topic {topic} keeps no messages, so they cannot be published exactly once:"
@@ -231,13 +231,13 @@ class _Sink:
 
     # -- on the driver ---------------------------------------------------------------------
 
-    def _commit(self, writer: str, run: str, query: str, batch: int, parts: Sequence[Written]) -> None:
+    def _commit(self, writer: str, run: str, query: str, batch: int, parts: Sequence[TaskOutput]) -> None:
         sections = [section for part in parts for section in part.sections]
         if not sections:
             return
         request = pb.CommitRequest(writer=writer, run=run, query=query, batch=batch, sections=sections)
         try:
-            answer = Link.of(self._options.access).commit(request)
+            answer = ClusterClient.of(self._options.access).commit(request)
         except Refused as error:
             raise WriteRefused(f"batch {batch} of writer {writer} is not published: {error}") from None
         except ClientError as error:
@@ -274,8 +274,8 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
     def _writer(self) -> str:
         return self._options.writer_id or self._job
 
-    def write(self, iterator: Iterator[Any]) -> Written:
-        return self._write(iterator, Task.current(), self._writer)
+    def write(self, iterator: Iterator[Any]) -> TaskOutput:
+        return self._write(iterator, SparkTask.current(), self._writer)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         parts = _parts_of(messages)
@@ -294,8 +294,8 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     """Batches of a streaming query. The query is the writer, unless the options name one."""
 
-    def write(self, iterator: Iterator[Any]) -> Written:
-        task = Task.current()
+    def write(self, iterator: Iterator[Any]) -> TaskOutput:
+        task = SparkTask.current()
         if not (task.query and task.run):
             raise WriteRefused(
                 "Spark does not say which streaming query this is a task of, and which run of it:"
@@ -316,16 +316,16 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
         return self._options.writer_id or query
 
 
-def _feed(router: Router, batcher: Batcher, batches: Iterable[Any]) -> None:
+def _feed(router: RowRouter, batcher: Batcher, batches: Iterable[Any]) -> None:
     for rows in batches:
         for name, part in router.route(rows):
             batcher.add(name, part)
     batcher.flush()
 
 
-def _parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+def _parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskOutput]:
     """In the order of Spark's partitions, which is the order of the rows where they have one."""
-    parts = [message for message in messages if isinstance(message, Written)]
+    parts = [message for message in messages if isinstance(message, TaskOutput)]
     return sorted(parts, key=lambda part: part.partition)
 
 

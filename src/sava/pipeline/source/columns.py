@@ -1,14 +1,12 @@
-"""Columns: what a query sees of a message, and which of it must be read.
+"""Columns of a message as a query sees them, and conditions on them that the source applies itself.
 
-Spark tells a Python source nothing of the columns that a query uses. Whoever wants few says so by
-``.schema(…)``; then only those are read. What Spark receives must have exactly the types that it derives from
-the schema itself.
+Spark does not tell a Python source which columns a query uses. A user who wants few says so by
+``.schema(…)``; then only those are read. The batches must have exactly the types that Spark derives from the
+schema.
 
-Filters: conditions of a query that the source applies itself, so that what they exclude is never read.
-
-Spark trusts the source: a condition that was accepted is not checked again. Accepted are comparisons of
-columns that are never null with values of their own type. They become bounds; topic, partition and offset
-narrow what is planned, publish time leaves out segments and row groups, and rows.
+Spark trusts the source with filters: it does not check an accepted condition again. The source accepts
+comparisons of columns that are never null with values of their own type, and turns them into bounds. Topic,
+partition and offset narrow the plan; publish time leaves out segments, row groups and rows.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from pyspark.sql.types import (
 
 from sava.client.position import microseconds
 from sava.errors import CallerError
-from sava.pipeline.options import Part
+from sava.pipeline.options import TopicPartition
 from sava.records import STORED_COLUMNS
 
 VALUE: Final = "value"
@@ -72,8 +70,8 @@ COLUMNS: Final = StructType(
 DECODED_FROM: Final = ("payload", "schema_id", "schema_version")
 
 
-class SchemaRefused(CallerError):
-    """A schema that was asked for and that messages do not have, in one line."""
+class ColumnsRefused(CallerError):
+    """The query asks for columns or types that messages do not have."""
 
 
 def check_schema(schema: StructType, *, decode: bool) -> None:
@@ -84,23 +82,23 @@ def check_schema(schema: StructType, *, decode: bool) -> None:
             continue
         if field.name not in types:
             hint = "; value needs the option decode=true" if field.name == VALUE else ""
-            raise SchemaRefused(f'format("sava") has no column {field.name}: {", ".join(types)}{hint}')
+            raise ColumnsRefused(f'format("sava") has no column {field.name}: {", ".join(types)}{hint}')
         if field.dataType != types[field.name]:
-            raise SchemaRefused(
+            raise ColumnsRefused(
                 f'format("sava"): column {field.name} is {types[field.name].simpleString()}, '
                 f"and {field.dataType.simpleString()} was asked for"
             )
 
 
 class Choice:
-    """The columns of one query. Travels to executors as the schema alone."""
+    """The columns of one query. Pickled as the schema alone."""
 
     def __init__(self, schema: StructType) -> None:
         self.spark = schema
         self.names: tuple[str, ...] = tuple(schema.fieldNames())
         wanted = {*self.names, *(DECODED_FROM if VALUE in self.names else ())}
         self.stored: tuple[str, ...] = tuple(name for name in STORED_COLUMNS if name in wanted)
-        """Those that must be read; topic, partition and offset are known without."""
+        """The columns to read; topic, partition and offset are known without."""
         self.arrow: Any = to_arrow_schema(schema, timezone="UTC")
 
     def __reduce__(self) -> tuple[Any, tuple[StructType]]:
@@ -130,22 +128,24 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
+    """The conditions of one query that the source applies."""
+
     topics: frozenset[str] | None = None
-    """None: all."""
+    """None accepts all."""
     partition: Bounds = Bounds()
     offset: Bounds = Bounds()
     publish_time: Bounds = Bounds()
 
-    def accept(self, part: Part) -> bool:
+    def accept(self, part: TopicPartition) -> bool:
         return (self.topics is None or part.topic in self.topics) and part.number in self.partition
 
     @property
     def times(self) -> Bounds | None:
-        """Of publish, if they matter."""
+        """The bounds of the publish time, or None without a condition on it."""
         return self.publish_time if self.publish_time != Bounds() else None
 
     def push(self, filters: Iterable[Filter]) -> tuple[Conditions, list[Filter]]:
-        """These conditions and those of the filters that can be applied; and the filters that cannot."""
+        """These conditions narrowed by the filters, and the filters that the source cannot apply."""
         conditions, left = self, []
         for each in filters:
             narrower = conditions._and(each)
@@ -184,7 +184,7 @@ class Conditions:
 
 
 def _number(name: str, value: Any) -> int | None:
-    """None for what is of another type than the column: how Spark would compare them is Spark's to know."""
+    """None if the value has another type than the column: only Spark knows how to compare them."""
     if name != "publish_time":
         return value if type(value) is int else None
     return microseconds(value) if isinstance(value, datetime) and value.tzinfo is not None else None
@@ -208,7 +208,7 @@ def _bounds(condition: Filter, value: int | None) -> Bounds | None:
 
 
 def in_time(batches: Iterator[Any], times: Bounds) -> Iterator[Any]:
-    """The rows that were published within these bounds."""
+    """The rows that were published within the bounds."""
     for batch in batches:
         published = batch.column("publish_time").cast(pa.int64())
         mask = None

@@ -1,21 +1,18 @@
-"""Planning: a range of offsets of each partition becomes pieces, and pieces become tasks.
+"""Planning: offset ranges of partitions become pieces, and pieces become tasks.
 
     offsets     start ──────────────────────── stored ────────── end
     where       segment │ segment │ segment            tail
                 executors read the object store         … the owner of the partition
 
-A task of Spark costs some 60 ms whatever it does, and a core that has nothing to do costs more. So a tiny
-batch is one task, whatever it is made of; a larger one has a task for each core; and no task reads more than
-TASK_BYTES. Pieces are cut where that makes tasks equal. A task reads its pieces in their order.
+``resolve`` turns the options into offsets, ``admit`` limits a micro-batch, ``SegmentHistory`` finds out where
+messages are, and ``read_tasks`` deals pieces to tasks.
 
-Admission: how much of what is there goes into one micro-batch.
+A Spark task costs about 60 ms, and an idle core costs more. So a tiny batch is one task, a larger one has a
+task for each core, and no task reads more than TASK_BYTES. Pieces are cut where that makes tasks equal. A
+task reads its pieces in order.
 
-History: where the messages of a range are, as brokers describe it.
-
-Descriptors of segments are kept: a query that is far behind needs thousands of them, a few for each batch.
-One that became wrong (retention deletes objects) is noticed by whoever reads, who then asks the owner.
-
-Beginnings and ends: from what the options say to offsets.
+The driver keeps segment descriptors: a query that lags needs thousands of them, a few for each batch. A
+descriptor becomes stale when retention deletes its object; the task that reads it then asks the owner.
 """
 
 from __future__ import annotations
@@ -29,33 +26,41 @@ from urllib.parse import urlsplit
 
 from pyspark.sql.datasource import InputPartition
 
-from sava.pipeline.link import Link
-from sava.pipeline.options import EARLIEST, LATEST, Instant, OptionError, Part, Position, to_positions
+from sava.pipeline.cluster import ClusterClient
+from sava.pipeline.options import (
+    EARLIEST,
+    LATEST,
+    Instant,
+    OptionError,
+    Position,
+    TopicPartition,
+    to_positions,
+)
 from sava.pipeline.source.columns import Bounds
 from sava.proto import streams_pb2 as pb
 from sava.storage.keys import parse_object_key
 from sava.storage.types import Segment
 
 TASK_BYTES: Final = 64 << 20
-"""Compressed, at most for one task."""
+"""The largest task, in compressed bytes."""
 WORTH_A_TASK: Final = 1 << 20
-"""With less, another task costs more than it saves."""
+"""With fewer bytes another task costs more than it saves."""
 ROW_BYTES: Final = 16
-"""A row is worth at least this, however well it is compressed."""
+"""The least weight of a row, however well it is compressed."""
 
 
 class Piece(NamedTuple):
-    """Offsets ``start .. end`` of a partition, which are all in one place."""
+    """Offsets ``start .. end`` of a partition, all in one segment or all at the owner."""
 
-    part: Part
+    part: TopicPartition
     name: str
-    """Of the partition, as brokers call it."""
+    """The partition's name at the brokers."""
     start: int
     end: int
     segment: Segment | None
-    """None: the owner has them."""
+    """None if the owner has them."""
     message_bytes: float
-    """About."""
+    """The estimated size of a message."""
 
     @property
     def row_weight(self) -> float:
@@ -67,16 +72,16 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class Share(InputPartition):
-    """What one task reads."""
+class ReadTask(InputPartition):
+    """The pieces that one Spark task reads."""
 
     pieces: tuple[Piece, ...]
     store_url: str
 
 
-def shares(
+def read_tasks(
     pieces: Sequence[Piece], store_url: str, *, min_partitions: int = 0, cores: int = 0
-) -> list[Share]:
+) -> list[ReadTask]:
     """Tasks of about equal weight."""
     rows = sum(piece.end - piece.start for piece in pieces)
     if not rows:
@@ -84,11 +89,11 @@ def shares(
     total = sum(piece.weight for piece in pieces)
     cores = cores or os.cpu_count() or 1
     count = max(min(cores, int(total / WORTH_A_TASK)), -int(-total // TASK_BYTES), min_partitions, 1)
-    return [Share(tuple(share), store_url) for share in _dealt(pieces, total / min(count, rows)) if share]
+    return [ReadTask(tuple(share), store_url) for share in _dealt(pieces, total / min(count, rows)) if share]
 
 
 def _dealt(pieces: Sequence[Piece], weight: float) -> Iterator[list[Piece]]:
-    """In order, ``weight`` for each; what rounding to whole rows takes from one, the next one gets."""
+    """Deal in order, ``weight`` to each task; a rounding error passes to the next task."""
     share: list[Piece] = []
     room = weight
     for each in pieces:
@@ -108,15 +113,15 @@ def _dealt(pieces: Sequence[Piece], weight: float) -> Iterator[list[Piece]]:
 
 
 def admit(
-    available: Mapping[Part, int],
+    available: Mapping[TopicPartition, int],
     *,
     max_messages: int | None = None,
     max_bytes: int | None = None,
-    message_bytes: Callable[[Part], float] = lambda part: 1.0,
-) -> dict[Part, int]:
-    """How many messages of each partition. Limits are shared out by what is available, and every partition
-    that has something gets at least one message: none starves behind a large one, and none stands still
-    because a message is larger than the limit."""
+    message_bytes: Callable[[TopicPartition], float] = lambda part: 1.0,
+) -> dict[TopicPartition, int]:
+    """The number of messages of each partition for the next batch. Limits are shared in proportion to what is
+    available, and every partition with messages gets at least one: none starves behind a large partition, and
+    none stalls because a message exceeds the limit."""
     admitted = {part: count for part, count in available.items() if count > 0}
     if max_messages is not None:
         admitted = prorate(admitted, max_messages)
@@ -133,16 +138,16 @@ def admit(
     return admitted
 
 
-def prorate(wanted: Mapping[Part, int], limit: int) -> dict[Part, int]:
-    """Parts of ``limit`` in proportion to what is wanted, each at least 1; together not more, unless there
-    are more partitions than that."""
+def prorate(wanted: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
+    """Shares of ``limit`` in proportion to ``wanted``, at least 1 each. Their sum exceeds the limit only if
+    there are more partitions than that."""
     total = sum(wanted.values())
     if total <= limit:
         return dict(wanted)
     shares = {part: max(1, count * limit // total) for part, count in wanted.items()}
     left = limit - sum(shares.values())
     for part in sorted(shares, key=lambda part: (-shares[part], part)):
-        # Rounding left something over, or what is too small for a share of its own was rounded up.
+        # Correct the sum: rounding down left a rest, or shares below 1 were rounded up.
         change = min(left, 1, wanted[part] - shares[part]) if left > 0 else max(left, 1 - shares[part])
         shares[part] += change
         left -= change
@@ -151,30 +156,30 @@ def prorate(wanted: Mapping[Part, int], limit: int) -> dict[Part, int]:
 
 KEPT_S: Final = 30.0
 MESSAGE_BYTES: Final = 256.0
-"""Of messages that nothing is known of."""
+"""The assumed size of a message before one is seen."""
 SAMPLE: Final = 100
 
 
-class _Known(NamedTuple):
+class _KnownSegments(NamedTuple):
     segments: tuple[Segment, ...]
     start: int
-    """From where on they are all known."""
+    """All segments from this offset on are known."""
     stored: int
     asked_at: float
 
 
-class History:
-    """Of one query, on the driver."""
+class SegmentHistory:
+    """The segments of the topics of one query, on the driver."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._known: dict[str, _Known] = {}
+    def __init__(self, cluster: ClusterClient) -> None:
+        self._cluster = cluster
+        self._known: dict[str, _KnownSegments] = {}
         self._message_bytes: dict[str, float] = {}
         self.store_url = ""
 
     def pieces(
         self,
-        part: Part,
+        part: TopicPartition,
         name: str,
         start: int,
         end: int,
@@ -182,13 +187,19 @@ class History:
         stored: int | None = None,
         times: Bounds | None = None,
     ) -> list[Piece]:
-        """The range without a gap, but for segments that hold nothing within ``times``. ``stored``: end of
-        what is in segments, when it is known."""
+        """Pieces that cover the range without a gap, except segments without messages within ``times``.
+        ``stored`` is the end of the segments, if known."""
         segments = () if stored is not None and stored <= start else self._segments(name, start, end, stored)
         return list(self._cover(part, name, start, end, segments, times))
 
     def _cover(
-        self, part: Part, name: str, start: int, end: int, segments: tuple[Segment, ...], times: Bounds | None
+        self,
+        part: TopicPartition,
+        name: str,
+        start: int,
+        end: int,
+        segments: tuple[Segment, ...],
+        times: Bounds | None,
     ) -> Iterator[Piece]:
         at = start
         for segment in segments:
@@ -211,13 +222,13 @@ class History:
             yield Piece(part, name, at, end, None, self._guess(name))
 
     def message_bytes(self, name: str, start: int, end: int, *, stored: int) -> float:
-        """About how large the messages are that come next: in segments as they are there, compressed. Asks
-        for some if none has been seen yet."""
+        """The estimated size of the next messages, compressed as in their segment. Reads a few if none has
+        been seen yet."""
         for segment in self._segments(name, start, min(end, stored), stored) if start < stored else ():
             if segment.start <= start < segment.end:
                 return segment.size / (segment.end - segment.start)
         if name not in self._message_bytes:
-            for batch in self._link.read(name, start, min(start + SAMPLE, end)):
+            for batch in self._cluster.read(name, start, min(start + SAMPLE, end)):
                 self._message_bytes[name] = batch.header.length / len(batch)
                 break
         return self._guess(name)
@@ -233,10 +244,10 @@ class History:
             or (end > known.stored and stored != known.stored)
             or time.monotonic() > known.asked_at + KEPT_S
         ):
-            response = self._link.segments(name, start)
+            response = self._cluster.segments(name, start)
             self.store_url = response.store_url
-            known = _Known(
-                # What a broker keeps in its memory only the broker can read.
+            known = _KnownSegments(
+                # Only the broker itself can read a store in its memory.
                 ()
                 if urlsplit(response.store_url).scheme == "memory"
                 else tuple(map(_segment, response.segments)),
@@ -251,7 +262,7 @@ class History:
 def _segment(described: pb.Segment) -> Segment:
     name = parse_object_key(described.key)
     return Segment(
-        # An object of another name is found out by the check of its footer.
+        # The check of the footer detects an object with another name.
         topic_id=name.topic.topic_id if name is not None else 0,
         start=described.start_offset,
         end=described.end_offset,
@@ -268,26 +279,28 @@ def _segment(described: pb.Segment) -> Segment:
 
 
 def begins_at_end(position: Position) -> bool:
-    """Whether it is another offset with every message that comes."""
+    """Whether the position moves with every published message."""
     return position == "latest" or (isinstance(position, Mapping) and LATEST in position.values())
 
 
-def resolve(link: Link, position: Position, names: Mapping[Part, str], option: str) -> dict[Part, int]:
-    """Of every partition. ``option`` is the one that offsets by partition were given by. Raises OptionError
-    when it leaves out a partition, or names one that is not read or an offset that does not exist yet."""
+def resolve(
+    cluster: ClusterClient, position: Position, names: Mapping[TopicPartition, str], option: str
+) -> dict[TopicPartition, int]:
+    """The offset of every partition. ``option`` names the option in errors. Raises OptionError when offsets
+    by partition leave out a partition, or name a partition that is not read or an offset beyond the end."""
     if isinstance(position, Instant):
-        return {part: link.offset_at(name, position.publish_time) for part, name in names.items()}
-    extents = link.extents(list(names.values()))
+        return {part: cluster.offset_at(name, position.publish_time) for part, name in names.items()}
+    extents = cluster.extents(list(names.values()))
     if position == "earliest":
         return {part: extents[name].start for part, name in names.items()}
     if position == "latest":
         return {part: extents[name].end for part, name in names.items()}
     given = str(to_positions(position)).replace("'", '"')
     if missing := sorted(names.keys() - position.keys()):
-        raise OptionError(option, given, f"{missing[0]} is not in it: all partitions that are read must be")
+        raise OptionError(option, given, f"{missing[0]} is missing; name every partition that is read")
     if foreign := sorted(position.keys() - names.keys()):
-        raise OptionError(option, given, f"{foreign[0]} is not one that is read")
-    offsets: dict[Part, int] = {}
+        raise OptionError(option, given, f"{foreign[0]} is not read by this query")
+    offsets: dict[TopicPartition, int] = {}
     for part, name in names.items():
         offset, extent = position[part], extents[name]
         if offset > extent.end:

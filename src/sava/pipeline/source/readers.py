@@ -1,15 +1,15 @@
-"""BatchReader: a range of offsets as a table. The range is fixed when Spark plans the query.
+"""The readers of the source, as Spark calls them.
 
-StreamReader: topics as an unbounded table.
+A ``BatchReader`` reads a range of offsets that is fixed when Spark plans the query.
 
-Spark makes two of them. One lives on the driver, in a process of its own, for as long as the query: it is
-asked for offsets and partitions and keeps a ``Query``. The other is made for its ``read`` only, which is all
-that goes to executors.
+Spark makes two ``StreamReader``s. One lives on the driver, in a process of its own, for as long as the query:
+it answers for offsets and partitions and keeps a ``Query``. Executors get the other one for its ``read``
+only.
 
-Spark asks for the latest offset all the time, a hundred times a second when nothing comes. So the answer is
-held back until there is something, or the patience is over; patience grows while nothing happens and is short
-after a batch, because with several sources in a query each one waits while the others have something. Spark
-stops a query without asking whether it waits.
+Spark asks for the latest offset a hundred times a second when nothing comes. So the answer waits until there
+are messages, or until a timeout. The timeout grows while nothing happens and is short after a batch: with
+several sources in a query each one waits while the others have messages. Spark stops a query without regard
+to that wait.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.errors import DELETED, DataLost
-from sava.pipeline.link import Link
-from sava.pipeline.options import Part, Positions, SourceOptions, to_offsets, to_positions
+from sava.pipeline.options import Positions, SourceOptions, TopicPartition, to_offsets, to_positions
 from sava.pipeline.source.columns import Choice, Conditions
-from sava.pipeline.source.planning import History, Piece, Share, resolve, shares
-from sava.pipeline.source.query import Query, Topics
-from sava.pipeline.source.reading import ShareReader
+from sava.pipeline.source.planning import Piece, ReadTask, SegmentHistory, read_tasks, resolve
+from sava.pipeline.source.query import Query, QueryTopics
+from sava.pipeline.source.reading import TaskReader
 
 if TYPE_CHECKING:
     from sava.pipeline.source.decoding import Decoder
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class BatchReader(DataSourceReader):
-    """Pickled before ``partitions`` is called: it holds nothing but values."""
+    """A range of offsets as a table. Spark pickles it before ``partitions``: it holds only values."""
 
     def __init__(self, options: SourceOptions, choice: Choice, decoder: Decoder | None) -> None:
         self._options = options
@@ -52,12 +52,12 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options, conditions = self._options, self._conditions
-        link = Link.of(options.access)
-        names = Topics(link, options.topics).look_up()
-        starts = resolve(link, options.start, names, "startingOffsets")
-        ends = resolve(link, options.end, names, "endingOffsets")
-        extents = link.extents(list(names.values()))
-        history = History(link)
+        cluster = ClusterClient.of(options.access)
+        names = QueryTopics(cluster, options.topics).look_up()
+        starts = resolve(cluster, options.start, names, "startingOffsets")
+        ends = resolve(cluster, options.end, names, "endingOffsets")
+        extents = cluster.extents(list(names.values()))
+        history = SegmentHistory(cluster)
         pieces: list[Piece] = []
         for part, name in names.items():
             if not conditions.accept(part):
@@ -67,10 +67,12 @@ class BatchReader(DataSourceReader):
             if start < end:
                 pieces += history.pieces(part, name, start, end, times=conditions.times)
         # Spark makes one task of an empty list, with a partition of its own.
-        return [*shares(pieces, history.store_url, min_partitions=options.min_partitions)] or [Share((), "")]
+        return [*read_tasks(pieces, history.store_url, min_partitions=options.min_partitions)] or [
+            ReadTask((), "")
+        ]
 
-    def _kept(self, part: Part, start: int, end: int, kept: int) -> int:
-        """Where to begin. Only offsets that were asked for by number can be lost."""
+    def _kept(self, part: TopicPartition, start: int, end: int, kept: int) -> int:
+        """The first offset to read. Only offsets that the user gave by number can be lost."""
         if start >= kept or start >= end:
             return start
         lost = min(kept, end)
@@ -82,8 +84,8 @@ class BatchReader(DataSourceReader):
         return kept
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Share)
-        reader = ShareReader(
+        assert isinstance(partition, ReadTask)
+        reader = TaskReader(
             self._options.access,
             self._choice,
             fail_on_data_loss=self._options.fail_on_data_loss,
@@ -94,8 +96,8 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """Spark refuses a reader that knows of filters unless ``spark.sql.python.filterPushdown.enabled`` is set,
-    so that this is a class of its own."""
+    """A BatchReader with filters. It is a class of its own because Spark refuses a reader with
+    ``pushFilters`` unless ``spark.sql.python.filterPushdown.enabled`` is set."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         self._conditions, left = self._conditions.push(filters)
@@ -103,6 +105,8 @@ class FilteringReader(BatchReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Topics as an unbounded table."""
+
     def __init__(self, options: SourceOptions, choice: Choice, decoder: Decoder | None) -> None:
         self._options = options
         self._choice = choice
@@ -124,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query.stop_at_present_end()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Of two limits Spark carries one, and the query knows the other."""
+        """Spark passes one limit to ``latestOffset``; the options hold the other."""
         options = self._options
         if options.max_messages is not None:
             return ReadMaxRows(options.max_messages)
@@ -153,8 +157,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- on executors ----------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Share)
-        reader = ShareReader(
+        assert isinstance(partition, ReadTask)
+        reader = TaskReader(
             self._options.access,
             self._choice,
             fail_on_data_loss=self._options.fail_on_data_loss,

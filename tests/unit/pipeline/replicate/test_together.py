@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from sava.pipeline import several
-from sava.pipeline.link import Link
+from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.work import Errand, Outcome, Share
+from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
 from sava.proto import replica_pb2 as pb
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
 from tests.unit.pipeline.replicate.memory import MemoryChain, Remote, Source, World
@@ -23,8 +23,8 @@ NAMES = [f"/default/t{number}" for number in range(20)]
 BEFORE, NEWS = 100, 50
 
 
-def run(world: World, errands: Sequence[Errand], *, budget: float = 5.0) -> list[Outcome]:
-    return copy(Share(ends=world.ends, errands=tuple(errands), budget_s=budget, is_light=True))
+def run(world: World, errands: Sequence[Errand], *, budget: float = 5.0) -> list[CopyOutcome]:
+    return copy(CopyShare(ends=world.ends, errands=tuple(errands), budget_s=budget, is_light=True))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_round_that_is_repeated_copies_nothing_twice(world: World, errands: li
 
 
 def test_the_same_twice_at_once(world: World, errands: list[Errand]) -> None:
-    found: list[Outcome] = []
+    found: list[CopyOutcome] = []
     threads = [threading.Thread(target=lambda: found.extend(run(world, errands))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -248,7 +248,7 @@ def test_errands_of_other_shapes_are_left_alone(world: World, errands: list[Erra
 
 
 def test_the_ends_of_many_are_asked_for_by_one_call(world: World) -> None:
-    link = Link.of(world.ends.source)
+    link = ClusterClient.of(world.ends.source)
     for name in NAMES:
         world.publish(name, BEFORE)
     ends = {
@@ -267,6 +267,6 @@ def test_an_end_that_the_broker_does_not_tell_so_is_asked_for_by_itself(world: W
     for name in NAMES:
         world.publish(name, BEFORE)
     world.source.gone.add(NAMES[3])
-    found = Link.of(world.ends.source).wait_beyond(dict.fromkeys(NAMES, -1), timeout_s=5)
+    found = ClusterClient.of(world.ends.source).wait_beyond(dict.fromkeys(NAMES, -1), timeout_s=5)
     assert {name: extent.end for name, extent in found.items()} == dict.fromkeys(NAMES, BEFORE)
     assert [asked.topic for asked in world.source.offsets_asked] == [NAMES[3]]

@@ -1,11 +1,8 @@
-"""Payloads as values of Spark's types: one file for each language of schemas, and what they have in
-common.
+"""Payloads as values of Spark's types: what the schema languages (``avro``, ``json``, ``protobuf``) share.
 
-Reading: a Spark type, and the function that makes values of it from payloads.
-
-Payloads are anybody's bytes. A function may raise whatever its library raises on them, and a value may turn
-out not to fit where it is put into Arrow: either way this one row is null, and the rows beside it are not
-touched.
+A ``Reading`` is a Spark type and the function that makes its values from payloads. A payload is any bytes:
+the function may raise whatever its library raises, and a value may not fit into Arrow. Then this one row is
+null, and the rows beside it are not affected.
 """
 
 from __future__ import annotations
@@ -24,20 +21,22 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
+    """A Spark type and the functions that read its values."""
+
     data_type: DataType
     read: Read
-    """Of a payload that was written with the reader's version; raises anything when that is not so."""
+    """Reads a payload of the reader's version; raises any error for other payloads."""
     read_other: Callable[[bytes], Read]
-    """The function for payloads of another version, of which it is given the definition."""
+    """Makes the function for payloads of another version from its definition."""
 
 
 def arrow_type_of(data_type: DataType) -> pa.DataType:
-    """Exactly what Spark asks of a Python source."""
+    """The Arrow type that Spark requires of a Python source."""
     return to_arrow_schema(StructType([StructField("value", data_type)]), timezone="UTC").field(0).type
 
 
 def refuse(payload: bytes) -> Any:
-    """The ``Read`` of payloads that nothing is known of."""
+    """The ``Read`` of payloads with an unknown schema."""
     raise ValueError("written with a schema that is not known")
 
 
@@ -48,7 +47,7 @@ def values_of(rows: Iterable[tuple[Read, bytes | None]]) -> list[Any]:
             values.append(None if payload is None else read(payload))
         except MemoryError:
             raise
-        except Exception:  # noqa: BLE001 - whatever a decoder says to somebody's bytes, it is not a value
+        except Exception:  # noqa: BLE001 - any error of a decoder means that the payload has no value
             values.append(None)
     return values
 
@@ -57,8 +56,8 @@ NOT_FITTING: Final = (pa.ArrowException, TypeError, ValueError, ArithmeticError,
 
 
 def assemble(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """All at once when they fit, and nearly always they do; otherwise by halves, until those that do not are
-    alone."""
+    """The values as an array. If some do not fit, which is rare, the list is halved until these stand alone
+    as nulls."""
     try:
         return pa.array(values, kind)
     except NOT_FITTING:
@@ -68,8 +67,8 @@ def assemble(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.concat_arrays([assemble(values[:middle], kind), assemble(values[middle:], kind)])
 
 
-# -- conversions of what is made of others -------------------------------------------------------------------
-# None stands for "as it is": only the path to a value that must be changed costs anything.
+# -- conversions of composite values -------------------------------------------------------------------------
+# None stands for "unchanged": only the path to a value that must change has a cost.
 
 
 def of_items(convert: Convert | None) -> Convert | None:
@@ -85,7 +84,7 @@ def of_values(convert: Convert | None) -> Convert | None:
 
 
 def of_fields(converts: dict[str, Convert | None], needed: Container[str] = ()) -> Convert | None:
-    """Of a record that is a dictionary, in place. Those of ``needed`` that are converted must be there."""
+    """Converts a record (a dictionary) in place. Converted fields in ``needed`` must be present."""
     changed = [(name, convert) for name, convert in converts.items() if convert is not None]
     if not changed:
         return None
