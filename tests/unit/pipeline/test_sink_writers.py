@@ -192,7 +192,7 @@ def test_abort_after_a_commit_of_unknown_outcome_removes_nothing(cluster: Cluste
     writer = StreamWriter(options_of())
     messages: list[Any] = [writer.write(iter([rows_of(b"x")]))]
     cluster.error = Unavailable("no answer")
-    with pytest.raises(OutcomeUnknown, match=r"batch 7 of writer q: nobody knows yet .*: no answer"):
+    with pytest.raises(OutcomeUnknown, match=r"batch 7 of writer q: it is unknown whether .*: no answer"):
         writer.commit(messages, 7)
     writer.abort(messages, 7)
     assert cluster.staged == set(messages[0].keys)

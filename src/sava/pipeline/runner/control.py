@@ -1,14 +1,10 @@
-"""Control: what a runner asks of the cluster.
+"""RunnerControl: what a runner asks of the cluster, through the admin port of any broker.
 
-Calls are answered or fail within CALL_S: whoever waits longer cannot look at the clock meanwhile, and the
-clock is all that tells a runner which the cluster does not hear any more that it must stop.
+A call is answered or fails within CALL_S. A runner that waits longer cannot look at the clock meanwhile, and
+only the clock tells a runner without contact to the cluster that it must stop.
 
-AdminCalls: the admin port of any broker, for a program that must not wait long.
-
-A call goes to the broker that answered last, and within its time to the next one if that fails. All calls can
-be repeated: what a broker has done and not answered, another one finds done.
-
-AdminControl: what a runner asks of the cluster, by the admin port of any broker.
+A call goes to the broker that answered last, and within its time to the next one after a failure. All calls
+are idempotent: what one broker has done without an answer, another one finds done.
 """
 
 from __future__ import annotations
@@ -31,21 +27,21 @@ JobState = Literal["starting", "running", "failing", "stopped"]
 
 
 class ListedPipeline(NamedTuple):
-    """A pipeline, as the cluster knows it."""
+    """A pipeline as the cluster lists it."""
 
     name: str
     kind: str
     settings: Mapping[str, Any]
     revision: int
     is_wanted: bool = True
-    """False: paused, or about to be deleted."""
+    """False if it is paused or being deleted."""
     holder: str = ""
     rows: int = 0
     restarts: int = 0
 
 
 class Peer(NamedTuple):
-    """A runner that is there, this one included."""
+    """A live runner, this one included."""
 
     name: str
     kinds: frozenset[str]
@@ -57,20 +53,26 @@ class Peer(NamedTuple):
 
 
 class RunnerLease(NamedTuple):
+    """The lease of this runner, and the runners beside it."""
+
     lease: int
-    """Another one than before: all claims are lost."""
+    """A new id means that all claims are lost."""
     ttl_s: float
-    """How long claims live from the moment at which this was asked."""
+    """Claims live this long from the moment of the request."""
     peers: Sequence[Peer]
 
 
 class ReportAnswer(NamedTuple):
+    """The answer to a status report: whether the claim holds, and whether the pipeline is wanted."""
+
     is_held: bool
     is_wanted: bool
     revision: int
 
 
 class JobStatus(NamedTuple):
+    """The status of a pipeline that a runner reports."""
+
     state: JobState
     rows: int = 0
     rate: float = 0.0
@@ -83,7 +85,8 @@ class JobStatus(NamedTuple):
 
 
 class RunnerControl(Protocol):
-    """Raises Unavailable when nobody answers in time, and Refused; both of ``sava.client.errors``."""
+    """The calls of a runner. The tests of the clock implement it without a cluster. Raises Unavailable
+    when no broker answers in time, and Refused, both of ``sava.client.errors``."""
 
     def join(self) -> RunnerLease: ...
 
@@ -92,7 +95,7 @@ class RunnerControl(Protocol):
     def list(self) -> Sequence[ListedPipeline]: ...
 
     def claim(self, name: str) -> int:
-        """The number of the claim; 0: it is another's, or to be nobody's."""
+        """The number of the claim; 0 if another runner has it or the pipeline is not wanted."""
         ...
 
     def report(self, name: str, claim: int, status: JobStatus) -> ReportAnswer: ...
@@ -101,17 +104,17 @@ class RunnerControl(Protocol):
 
 
 ADDRESSES_S: Final = 2.0
-"""So often it is asked which brokers there are. A broker that takes the place of the only one that is known
-must be heard of before that has gone, and to move its topics takes no longer than a few seconds."""
+"""The interval between broker listings. The runner must learn of a broker that replaces the only known one
+before that one leaves, and moving its topics takes only a few seconds."""
 ATTEMPT_S: Final = CALL_S / 2
 
 
 class AdminCalls:
-    """Of one thread."""
+    """Calls to the admin port of any broker, for one thread."""
 
     def __init__(self, addresses: str, *, tls: Tls | None = None, name: str = "sava runner") -> None:
         self.service = ""
-        """Client addresses of the brokers, with commas between; empty: not known yet."""
+        """Client addresses of the brokers, separated by commas; empty until known."""
         self._scheme = "https://" if "https://" in addresses else ""
         self._connection = Connection(addresses, token=None, tls=tls, timeout=CALL_S)
         self._known = list(self._connection.targets)
@@ -121,7 +124,7 @@ class AdminCalls:
 
     @property
     def admin(self) -> str:
-        """Admin addresses, with commas between: those that were given, and those that were found since."""
+        """Admin addresses, separated by commas: the given ones, and those found since."""
         return ",".join(f"{self._scheme}{target}" for target in self._known)
 
     def close(self) -> None:
@@ -129,23 +132,23 @@ class AdminCalls:
         self._loop.close()
 
     def refresh(self) -> None:
-        """Ask where brokers are, if that is due."""
+        """List the brokers again if that is due."""
         if time.monotonic() >= self._ask_addresses_at:
             with suppress(Unavailable):
                 self.look_up()
 
     def look_up(self) -> None:
-        """Where brokers are. Raises Unavailable."""
+        """List the brokers. Raises Unavailable."""
         response: brokers_pb2.ListBrokersResponse = self.ask(
             "ListBrokers", brokers_pb2.ListBrokersRequest(local=True), brokers_pb2_grpc.BrokersStub
         )
         self._ask_addresses_at = time.monotonic() + ADDRESSES_S
         there = [broker for broker in response.brokers if broker.client_addr]
         if not there:
-            return  # they have just begun, and do not know of each other yet
+            return  # brokers that have just started do not know each other yet
         self.service = ",".join(broker.client_addr for broker in there)
         target = self._known[self._turn]
-        # The addresses that were given stay: they may be the only ones that can be reached from here.
+        # The given addresses stay: they may be the only ones that are reachable from here.
         known = (*self._connection.targets, *(broker.admin_addr for broker in there), target)
         self._known = list(dict.fromkeys(known))
         self._turn = self._known.index(target)
@@ -175,7 +178,7 @@ TTL_S: Final = 10.0
 
 
 class AdminRunnerControl:
-    """Of one thread. ``kinds`` and ``only`` are what the runner takes."""
+    """The admin port as RunnerControl, for one thread. ``kinds`` and ``only`` are what the runner takes."""
 
     def __init__(
         self,
@@ -195,18 +198,16 @@ class AdminRunnerControl:
 
     @property
     def service(self) -> str:
-        """Client addresses of the brokers, with commas between; empty: not known yet."""
+        """Client addresses of the brokers, separated by commas; empty until known."""
         return self._calls.service
 
     @property
     def admin(self) -> str:
-        """Admin addresses, also of brokers that have come since this was made."""
+        """Admin addresses, also of brokers that joined later."""
         return self._calls.admin
 
     def close(self) -> None:
         self._calls.close()
-
-    # -- Control -------------------------------------------------------------------------------
 
     def join(self) -> RunnerLease:
         request = pipelines_pb2.JoinRunnerRequest(

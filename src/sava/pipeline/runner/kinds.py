@@ -1,23 +1,21 @@
-"""Kinds: what a pipeline does. A runner knows some, by name, and takes pipelines of these only.
+"""Kinds: what a pipeline does. A runner takes only pipelines of kinds that it knows by name.
 
-The runner's loop must never wait, so nothing here does: work is begun in a thread of its own, asked how far
-it is, told to stop, and asked whether it has.
+The runner's loop never waits, so no method of a job does: a job works in its own thread, is polled for its
+progress, and is asked to stop.
 
-The kind ``custom``: a user's function from DataFrame to DataFrame, from topics to topics or to any sink of
-Spark.
+The kind ``custom`` is a user's function from DataFrame to DataFrame, from topics to topics or to any sink of
+Spark:
 
     from:       options of format("sava"): topic, topics or topicPattern, startingOffsets, …
-    function:   module:function; without it rows go on as they are, to topics those columns that a message
+    function:   module:function; without it rows pass unchanged, to topics with the columns that a message
                 has from its writer
     to:         options of format("sava"): topic, … or format: with the options of that
-    trigger:    how often a batch begins, such as "1 second"; by default as soon as there is something
+    trigger:    how often a batch begins, such as "1 second"; by default as soon as there are messages
     outputMode: append, update or complete
     checkpoint: directory; by default below that of the runner
 
-What goes to topics goes there exactly once, in the name of the pipeline: the pipeline may stop, move to
-another runner and be begun again at any moment.
-
-Which kinds there are, for those who make pipelines: settings are checked before anything is stored.
+Topics get each result exactly once, in the name of the pipeline: the pipeline may stop, move to another
+runner and start again at any moment.
 """
 
 from __future__ import annotations
@@ -40,57 +38,62 @@ if TYPE_CHECKING:
 
 
 class SettingsInvalid(CallerError):
-    """Settings that a kind cannot work with, in one line."""
+    """The settings of a pipeline are invalid for its kind."""
 
 
 class JobProgress(NamedTuple):
+    """The progress of a job since it started."""
+
     is_running: bool = False
-    """False: it is still being prepared."""
+    """False while the job prepares."""
     has_worked: bool = False
-    """Since the job began a batch has ended well, or there was nothing to do."""
+    """Whether a batch of this job has succeeded, or there was no backlog."""
     rows: int = 0
-    """Since the job began."""
     rate: float = 0.0
     batch: int = 0
     lag_messages: int = UNKNOWN_LAG
     lag_seconds: float = UNKNOWN_LAG
     has_backlog: bool = False
-    """There is something to do, as far as is known."""
+    """Whether messages wait, as far as is known."""
     pulse: Hashable = None
-    """Something else whenever anything was done."""
+    """A value that changes with every piece of work done."""
 
 
 class PipelineJob(Protocol):
-    """A pipeline at work. Everything returns at once."""
+    """A running pipeline. Every method returns at once."""
 
     @property
     def progress(self) -> JobProgress: ...
 
     @property
     def end(self) -> JobEnd | None:
-        """None: it has not ended, and may still write."""
+        """None while the job runs and may still write."""
         ...
 
     def stop(self, *, now: bool) -> None:
-        """After the current batch, or in the midst of it. May be asked again, in either way."""
+        """Stop after the current batch, or now. May be called repeatedly."""
         ...
 
 
 class JobEnd(NamedTuple):
+    """The end of a job."""
+
     error: str = ""
-    """Empty: it was stopped."""
+    """Empty after a stop request."""
 
 
 class PipelineKind(Protocol):
+    """Starts jobs for pipelines of one kind."""
+
     def start(self, name: str, settings: Mapping[str, Any]) -> PipelineJob:
-        """``name`` is the pipeline's: what it writes exactly once, it writes in this name. Raises
+        """Start a job. ``name`` is the pipeline's, and its writer id for exactly-once writes. Raises
         SettingsInvalid."""
         ...
 
 
 COPIED: Final = ("key", "payload", "attributes", "publish_time", "schema_id", "schema_version")
-"""What a copy of a message has of it. The rest is of its place: the copy gets another topic and offset, and
-where its original came from, replication must not take for its own origin."""
+"""The columns that a copied message keeps. The copy has its own topic and offset, and replication must not
+take the origin of the original for that of the copy."""
 
 SETTINGS: Final = ("from", "function", "to", "trigger", "outputMode", "checkpoint")
 OUTPUT_MODES: Final = ("append", "update", "complete")
@@ -101,11 +104,13 @@ TOPICS: Final = "sava"
 
 
 class FunctionInvalid(CallerError):
-    """The user's function cannot be found, or does not do what it should."""
+    """The user's function does not exist or returns no DataFrame."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomSettings:
+    """The parsed settings of a custom pipeline."""
+
     source: dict[str, str]
     function: str
     format: str
@@ -144,8 +149,8 @@ class CustomSettings:
 
 
 class Custom(PipelineKind):
-    """``spark`` and ``service`` are asked for when something starts: the first is made late, and brokers come
-    and go. ``access`` are options for certificates."""
+    """The kind ``custom``. It calls ``spark`` and ``service`` at each start: the session is made late, and
+    brokers change. ``access`` holds options for certificates."""
 
     def __init__(
         self,
@@ -166,7 +171,7 @@ class Custom(PipelineKind):
         parsed = CustomSettings.parse(settings)
         service = self._service()
         if not service:
-            raise Unavailable("it is not known yet where the brokers are")
+            raise Unavailable("the addresses of the brokers are not known yet")
         reach = {"service": service, **self._access}
         source = {**reach, **parsed.source}
         options = SourceOptions.parse({**source, "timeout": str(LAG_TIMEOUT_S)}, stream=True)
@@ -202,7 +207,7 @@ class Custom(PipelineKind):
 
 
 def applied(function: str, rows: DataFrame) -> DataFrame:
-    """Raises FunctionInvalid, and what the function raises."""
+    """Call the user's function. Raises FunctionInvalid, and what the function raises."""
     from pyspark.sql import DataFrame as AnyDataFrame
 
     module, _, name = function.partition(":")
@@ -217,7 +222,7 @@ def applied(function: str, rows: DataFrame) -> DataFrame:
     result = found(rows)
     if not isinstance(result, AnyDataFrame):
         raise FunctionInvalid(
-            f"function {function} has returned {type(result).__name__}; it is to return a DataFrame"
+            f"function {function} has returned {type(result).__name__}; it must return a DataFrame"
         )
     return result
 
@@ -246,11 +251,11 @@ def _text(settings: Mapping[str, Any], name: str, form: re.Pattern[str], allowed
 
 CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {"custom": CustomSettings.parse}
 BY_POLICY: Final[Mapping[str, str]] = {"replicate": "sava replication set"}
-"""Kinds that policies make, and what makes them."""
+"""Kinds that a policy creates, and its command."""
 
 
 def check(name: str, kind: str, settings: Mapping[str, Any]) -> None:
-    """Raises SettingsInvalid."""
+    """Check a pipeline before it is stored. Raises SettingsInvalid."""
     if kind in BY_POLICY:
         raise SettingsInvalid(f"pipeline {name}: those of kind {kind} are made by `{BY_POLICY[kind]}`")
     if kind not in CHECKS:

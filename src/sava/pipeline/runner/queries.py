@@ -1,18 +1,16 @@
-"""Lag: how far a query is behind its topics, in messages and in time.
+"""QueryJob: a Spark query as a pipeline job, with its lag.
 
-Brokers say how far topics reach, the query how far it has come. How long it has been behind follows from when
-the topics were first seen to reach beyond that: messages need not be read for it. What came before the first
-look counts from the first look.
+One thread prepares the query, starts it, looks at it twice a second and sees its end; another asks brokers
+for the ends of the topics. Each publishes its knowledge as one value, so the runner's loop waits for neither
+Spark nor a broker.
 
-QueryJob: a Spark query, as the runner wants to see it.
+**After the current batch.** Spark itself knows only "now" and interrupts the current batch. So a job that is
+to stop gently is watched until a batch has ended, or none is active, and stopped then. If the next batch has
+begun by then it is interrupted in its first moments, and the next runner of the pipeline does it again.
 
-One thread prepares the query, starts it, looks at it twice a second and sees it end; another asks brokers how
-far the topics reach. What they know is published as one value at a time, so nobody else waits for Spark or
-for a broker.
-
-**After the current batch.** Spark itself knows only "now": what is under way is interrupted. So a job that is
-to end gently is watched until a batch has ended, or none is under way, and stopped then. If the next one has
-begun by then it is given up in its first moments, and done again by whoever goes on.
+**Lag.** Brokers report the ends of topics, the query its position. The lag in time follows from when an end
+was first seen beyond the position, without reading messages. Messages from before the first look count from
+then.
 """
 
 from __future__ import annotations
@@ -44,12 +42,14 @@ MAX_SAMPLES: Final = 512
 
 
 class Behind(NamedTuple):
+    """The lag of a query."""
+
     messages: int = UNKNOWN_LAG
     seconds: float = UNKNOWN_LAG
 
 
 class Lag:
-    """Of one thread. The clock is a parameter."""
+    """The lag of one query, for one thread. The clock is a parameter."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Mapping[TopicPartition, PartitionExtent]]] = deque()
@@ -62,7 +62,7 @@ class Lag:
             return
         self._samples.append((now, extents))
         if len(self._samples) > MAX_SAMPLES:
-            # Every other one goes: a query that is far behind needs no better resolution.
+            # Drop every other sample: a query that lags far needs no better resolution.
             self._samples = deque(
                 sample
                 for index, sample in enumerate(self._samples)
@@ -70,7 +70,7 @@ class Lag:
             )
 
     def behind(self, position: Mapping[TopicPartition, int] | None, now: float) -> Behind:
-        """``position`` is None while it is not known."""
+        """The lag at ``position``, which is None while unknown."""
         if position is None or not self._samples:
             return Behind()
         while len(self._samples) > 1 and not _beyond(self._samples[0][1], position):
@@ -80,7 +80,7 @@ class Lag:
 
     @property
     def has_grown(self) -> bool:
-        """There is more than at the first look."""
+        """Whether there are more messages than at the first look."""
         if self._first is None or not self._samples:
             return False
         return bool(_beyond(self._samples[-1][1], {part: extent.end for part, extent in self._first.items()}))
@@ -95,10 +95,12 @@ STOPPING_LOOK_S: Final = 0.1
 RATE_S: Final = 10.0
 
 Prepare = Callable[[SparkSession], DataStreamWriter]
-"""All but the start. May wait for brokers, and may take long."""
+"""Builds the query without starting it. It may wait for brokers."""
 
 
 class QueryJob(PipelineJob):
+    """A streaming query in its own thread."""
+
     def __init__(
         self, name: str, spark: SparkSession, prepare: Prepare, *, access: ClusterAccess, topics: TopicChoice
     ) -> None:
@@ -131,7 +133,7 @@ class QueryJob(PipelineJob):
                 self._stop_now.set()
             query = self._query
             if not self._is_begun:
-                # What still prepares waits for brokers, maybe, and finds out that it is not to begin.
+                # A preparation may still wait for brokers; it sees the stop request before the start.
                 self._end = JobEnd()
         if now and query is not None:
             threading.Thread(
@@ -142,7 +144,7 @@ class QueryJob(PipelineJob):
         try:
             query.stop()
         except Exception:
-            # Either it has ended, which the other thread sees, or it has not, which the runner sees.
+            # If it has ended, the other thread sees it; if not, the runner sees a job that does not stop.
             log.exception("pipelines: stopping failed name=%s", self._name)
 
     # -- its own thread ------------------------------------------------------------------------
@@ -164,10 +166,9 @@ class QueryJob(PipelineJob):
 
     def _work(self) -> None:
         session = self._spark.newSession()
-        # By the session of the thread Spark finds sources that are written in Python, and a thread other than
-        # the first has none.
+        # Spark finds Python data sources by the thread's active session, which only the first thread has.
         SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
-        # Queries of one application have equal shares of its cores, whatever they have to do.
+        # Queries of one application get equal shares of its cores.
         session.sparkContext.setLocalProperty("spark.scheduler.pool", self._name)
         writer = self._prepare(session)
         with self._guard:
@@ -208,7 +209,7 @@ class QueryJob(PipelineJob):
             has_backlog = self._ends.has_grown or bool(query.status["isDataAvailable"])
         self._progress = JobProgress(
             is_running=not query.status["message"].startswith("Initializing"),
-            has_worked=seen.batch >= 0,  # Spark tells of batches that have ended, and now and then of none
+            has_worked=seen.batch >= 0,  # Spark reports ended batches, and sometimes an idle trigger
             rows=seen.rows,
             rate=seen.rate(now),
             batch=max(seen.batch, 0),
@@ -219,7 +220,7 @@ class QueryJob(PipelineJob):
         )
 
     def _pulse(self, query: StreamingQuery) -> Hashable:
-        """Which tasks of its last Spark job are done: a long batch moves by these."""
+        """The finished tasks of its last Spark job, which show progress within a long batch."""
         tracker = self._spark.sparkContext.statusTracker()
         jobs = tracker.getJobIdsForGroup(str(query.runId))
         if not jobs:
@@ -231,7 +232,7 @@ class QueryJob(PipelineJob):
 
 
 class BatchesSeen:
-    """What Spark has told about the batches of one run. Of one thread."""
+    """The batches that Spark has reported of one run. One thread owns it."""
 
     def __init__(self) -> None:
         self.batch = -1
@@ -240,7 +241,7 @@ class BatchesSeen:
         self._recent: deque[tuple[float, int]] = deque()
 
     def note(self, progress: Mapping[str, Any], now: float) -> None:
-        """In the order of batches; one that was noted before changes nothing."""
+        """Note a report, in the order of batches; a repeated report changes nothing."""
         batch = progress["batchId"]
         if batch <= self.batch:
             return
@@ -260,8 +261,8 @@ class BatchesSeen:
 
 
 class TopicEnds:
-    """How far the topics of a query reach, asked every second in a thread of its own: a broker that does not
-    answer keeps nobody waiting."""
+    """The ends of a query's topics, asked every second in a thread of its own: a silent broker blocks
+    nothing."""
 
     EVERY_S: Final = 1.0
 
@@ -304,7 +305,7 @@ class TopicEnds:
             except SavaError as error:
                 if str(error) != reason:
                     reason = str(error)
-                    log.info("pipelines: the lag is not known name=%s error=%s", self._name, reason)
+                    log.info("pipelines: unknown lag name=%s error=%s", self._name, reason)
                 continue
             reason = ""
             self._note({part: found[name] for part, name in names.items()})
@@ -320,7 +321,7 @@ def _is_at_work(query: StreamingQuery) -> bool:
 
 
 def _position(text: str | Mapping[str, Any] | None) -> Mapping[TopicPartition, int] | None:
-    """None: it is the position of something else than topics."""
+    """None for the position of another source than topics."""
     try:
         return to_offsets(json.loads(text) if isinstance(text, str) else text or {}) or None
     except (ValueError, AttributeError):

@@ -1,20 +1,20 @@
-"""Staging: what a task of the exactly-once sink leaves in the object store for the commit.
+"""Delivery: what a task of the sink does with its batches.
+
+**Exactly once** (``TaskStage``). A task leaves objects in the store for the commit:
 
     object   | batches for orders-part-0 | batches for orders-part-1 | …
     section    ^ start .. end, checksum
 
-A task collects encoded batches by partition and puts them as one object with a section for each partition;
-one that writes more than OBJECT_BYTES puts several, so that memory stays bounded, no disk is needed, and no
-object passes what a store takes in one request. Nothing in them is visible before the commit names it.
-Names are new for every attempt of a task: attempts of the same task can run side by side, and the one that
-Spark chooses is named by its commit message.
+The task collects encoded batches by partition and puts them as one object with a section for each partition.
+Beyond OBJECT_BYTES it starts another object, so that memory stays bounded, no disk is needed, and no object
+exceeds what a store takes in one request. Readers see nothing of it before the commit names it. Object names
+are new for every attempt of a task: attempts can run concurrently, and Spark's choice names its own objects
+in its commit message.
 
-Publishing: what a task of the at-least-once sink does with its batches.
-
-Each partition has a thread that publishes what it is handed, a few batches ahead of the receipts; the task
-goes on encoding meanwhile, and waits when a partition is behind. The task has succeeded when every batch
-has its receipt. One that fails, or whose process dies, is repeated by Spark from its beginning: hence at
-least once.
+**At least once** (``TaskPublisher``). A thread for each partition publishes a few batches ahead of the
+receipts; the task encodes meanwhile and waits when a partition is behind. The task succeeds when every batch
+has its receipt. Spark repeats a task that fails, or whose process dies, from its beginning: hence at least
+once.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class _StagedSection:
 
 
 class TaskStage:
-    """For one attempt of a task."""
+    """The staged objects of one attempt of a task."""
 
     def __init__(self, where: pb.StagingResponse, name: str, *, object_bytes: int = OBJECT_BYTES) -> None:
-        """``name`` is for people who look into the store."""
+        """``name`` helps people who look into the store."""
         self._url = where.store_url
         self._key = f"{where.prefix.rstrip('/')}/{name}-{uuid.uuid4().hex}"
         self._object_bytes = object_bytes
@@ -77,14 +77,14 @@ class TaskStage:
         self._size += len(data)
 
     def finish(self) -> list[pb.Section]:
-        """Everything is in the store; what it is, in the order of the messages for each topic."""
+        """Put the rest and return all sections, in the order of messages for each partition."""
         if self._size:
             self._close_object()
         self._wait()
         return self._sections
 
     def abandon(self) -> list[str]:
-        """The keys of what may be in the store, when nothing is on its way any more."""
+        """Wait for the last put and return the keys of objects that may exist."""
         with suppress(SavaError):
             self._wait()
         return [f"{self._key}-{number}" for number in range(self._objects)]
@@ -113,29 +113,30 @@ class TaskStage:
         self._parts, self._size = {}, 0
 
     def _wait(self) -> None:
-        """One object is on its way while the next is filled, no more: memory is bounded."""
+        """Wait for the put in flight. Only one is in flight while the next object fills: memory is
+        bounded."""
         put, self._put = self._put, None
         if put is not None:
             put.result()
 
 
 AHEAD: Final = 4
-"""Batches of a partition that wait for their turn."""
+"""Batches of a partition that wait for its thread."""
 PUBLISH_WAITING_BYTES: Final = 8 << 20
-"""Rows that wait to be encoded. Batches follow from it (``batching``), and from these how much can be on
-its way: a partition has AHEAD of them here, and a few more with its producer."""
+"""Bytes of rows that wait for encoding. It bounds the batch size (``Batcher``) and so the bytes in flight: a
+partition has AHEAD batches here, and a few more at its producer."""
 LOOK_S: Final = 0.5
-"""How often somebody who waits for room looks whether the other side still takes anything."""
+"""A thread that waits for the queue checks this often whether the other side has failed."""
 
 Publish = Callable[[str, Iterator[RecordBatch]], int]
 
 
 class _Stopped(Exception):
-    """The task has failed: what was not published yet need not be."""
+    """The task has failed; the thread stops publishing."""
 
 
 class _PartitionThread:
-    """A partition. The error, if there is one, is set by the thread before it ends, and read by the task."""
+    """The thread that publishes to one partition. It sets the error before it ends; the task reads it."""
 
     def __init__(self, publish: Publish, name: str) -> None:
         self._publish = publish
@@ -148,7 +149,7 @@ class _PartitionThread:
         self._thread.start()
 
     def put(self, batch: RecordBatch | None) -> None:
-        """None is the end."""
+        """Queue a batch; None marks the end."""
         while True:
             self._check()
             try:
@@ -190,8 +191,7 @@ class _PartitionThread:
 
 
 class TaskPublisher:
-    """For one attempt of a task. What is inside of the ``with`` is published completely, or the error is
-    raised."""
+    """Publishes the batches of one attempt of a task: completely, or it raises the error."""
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
@@ -213,7 +213,7 @@ class TaskPublisher:
         lane.put(batch)
 
     def finish(self) -> int:
-        """How many messages were published."""
+        """Wait until everything is published and return the number of messages."""
         for lane in self._lanes.values():
             lane.put(None)
         return sum(lane.join() for lane in self._lanes.values())

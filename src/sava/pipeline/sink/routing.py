@@ -1,24 +1,14 @@
-"""Routing: which partition of which topic a row goes to, for whole Arrow batches.
+"""Routing: rows go to partitions of topics and become record batches, whole Arrow batches at a time.
 
-A row goes where its ``partition`` says, else where its key belongs (as in ``sava.client.routing``), else to
-the partition whose turn it is: rows without a key go in runs, since full batches are worth more than an
-even spread within milliseconds. Rows of one destination keep their order.
+A row goes to its ``partition`` if it has one, else to the partition of its key (as in
+``sava.client.routing``), else to the partition whose turn it is: rows without a key go in runs, since full
+batches are worth more than an even spread within milliseconds. Rows of one destination keep their order.
+Every step is an Arrow kernel over all rows. Destinations of all topics share one numbering, so several topics
+in a batch cost no more than one.
 
-Every step is an Arrow kernel over all rows. Destinations of all topics are numbered in one row, so several
-topics in a batch cost no more than one.
-
-Hashing: the routing hash of many keys at once.
-
-``sava.client.routing.fnv1a`` takes about 0.1 µs for each byte of a key and remembers keys that repeat. A
-task of Spark sees millions of keys of which many come once, so here the keys advance together, byte by
-byte, through Arrow's kernels, which wrap around at 64 bits as the hash wants it. The result is the same for
-every key; a test holds them together.
-
-Batching: rows that come in pieces, made into record batches of a good size for each partition.
-
-Spark hands over about ten thousand rows at a time, routing cuts them up, and a batch costs about the same
-whether it holds ten messages or ten thousand. So rows wait here, as Arrow slices, until there are enough of
-them for a partition, or too many over all.
+Spark hands over about ten thousand rows at a time, and routing cuts them up. A record batch costs about the
+same with ten messages or ten thousand. So rows wait in the ``Batcher``, as Arrow slices, until a partition
+has enough of them, or all partitions together have too many.
 """
 
 from __future__ import annotations
@@ -38,21 +28,21 @@ from sava.pipeline.errors import WriteRefused
 from sava.records import BatchTooLarge, Codec, InvalidMessage, RecordBatch
 
 RUN_ROWS: Final = 1000
-"""Rows without a key that go to one partition before it is the next one's turn."""
+"""Rows without a key that go to one partition before the next."""
 
 ROUTING_COLUMNS: Final = ("topic", "partition")
-"""Say where a row goes, and are not part of the message."""
+"""Columns that name the destination and are not part of the message."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """A topic among the destinations."""
+    """A topic and the range of its destinations."""
 
     topic: str
     base: int
     count: int
     taken: int
-    """Rows without a key so far; says whose turn it is."""
+    """The number of rows without a key so far, which decides whose turn it is."""
 
     @property
     def turn(self) -> int:
@@ -60,10 +50,11 @@ class _Place:
 
 
 class RowRouter:
-    """For one task. ``first`` says where runs begin: tasks with few rows each begin elsewhere."""
+    """Routes the rows of one task. ``first`` decides where runs start: tasks with few rows start at different
+    partitions."""
 
     def __init__(self, look_up: Callable[[str], TopicPartitions], *, topic: str = "", first: int = 0) -> None:
-        """``topic`` is that of all rows; without it the column says."""
+        """``topic`` applies to all rows; if empty, the column ``topic`` decides."""
         self._look_up = look_up
         self._topic = topic
         self._first = first
@@ -71,8 +62,7 @@ class RowRouter:
         self._places: dict[str, _Place] = {}
 
     def route(self, rows: Any) -> Iterator[tuple[str, Any]]:
-        """Parts of a ``pa.RecordBatch`` with the partition that each is for; messages only, without the
-        columns that say where they go."""
+        """Yield slices of a ``pa.RecordBatch`` with the partition of each, without the routing columns."""
         if not rows.num_rows:
             return
         places, topic_of = self._topics(rows)
@@ -112,8 +102,8 @@ class RowRouter:
         counts = _per_row([place.count for place in places], topic_of)
         turns = _per_row([place.base + place.turn for place in places], topic_of)
         for place in places:
-            # By whole batches here: those with a key are among them, and a turn more or less makes no
-            # difference.
+            # Counted by whole batches here, although rows with a key are among them: one turn more or less
+            # makes no difference.
             place.taken += RUN_ROWS
         chosen = turns
         if keys is not None:
@@ -140,7 +130,7 @@ class RowRouter:
     # -- topics ----------------------------------------------------------------------------
 
     def _topics(self, rows: Any) -> tuple[list[_Place], Any]:
-        """The topics of these rows and, unless it is one, which of them each row has."""
+        """The topics of these rows, and the topic's index for each row if there are several."""
         if self._topic:
             return [self._place(self._topic)], None
         encoded = rows.column("topic").dictionary_encode()
@@ -163,14 +153,14 @@ class RowRouter:
 
 
 def _per_row(values: list[int], topic_of: Any) -> Any:
-    """What each row's topic has: one value for all, or an array."""
+    """The value of each row's topic: a scalar for one topic, otherwise an array."""
     if topic_of is None:
         return pa.scalar(values[0], pa.int64())
     return pa.array(values, pa.int64()).take(topic_of)
 
 
 def _column(rows: Any, name: str, kind: pa.DataType) -> Any:
-    """None for a column that is not there, or has no value in any row."""
+    """The column as ``kind``; None if it is missing or null in every row."""
     if name not in rows.schema.names:
         return None
     column = rows.column(name)
@@ -183,18 +173,21 @@ def _column(rows: Any, name: str, kind: pa.DataType) -> Any:
 
 
 FEW: Final = 256
-"""Up to so many keys Python is faster: each step of the kernels has a price of its own, and few keys are
-remembered."""
+"""Up to this number of keys Python is faster, since each kernel call has a fixed cost."""
 LONG: Final = 256
-"""Bytes after which a key is hashed by itself: one long key among short ones would make steps for hardly
-anything."""
+"""A longer key is hashed by itself: one long key among short ones would cause many kernel calls."""
 
 _BASIS: Final = fnv1a("")
 _PRIME: Final = pa.scalar(0x100000001B3, pa.uint64())
 
 
 def fnv1a_of(keys: pa.Array) -> pa.Array:
-    """Of a string array (32-bit positions) without nulls, as uint64."""
+    """The routing hashes (uint64) of a string array with 32-bit positions and without nulls.
+
+    ``sava.client.routing.fnv1a`` takes about 0.1 µs for each byte of a key and caches repeated keys. A Spark
+    task sees millions of keys, many of them once, so here all keys advance together, byte by byte, through
+    Arrow's kernels, which wrap around at 64 bits as the hash demands. A test compares both for equal results.
+    """
     if len(keys) <= FEW:
         return pa.array(map(fnv1a, keys.to_pylist()), pa.uint64())
     lengths = pc.binary_length(keys)
@@ -217,7 +210,7 @@ def fnv1a_of(keys: pa.Array) -> pa.Array:
 
 
 def _longer_than(lengths: pa.Array) -> list[int]:
-    """How many keys are longer than 0, 1, 2 … bytes, up to LONG, as long as there are any."""
+    """The number of keys longer than 0, 1, 2 … bytes, up to LONG or the longest key."""
     counted = pc.value_counts(pc.min_element_wise(lengths, pa.scalar(LONG + 1, pa.int32())))
     by_length = dict(zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True))
     at_most = list(accumulate(by_length.get(length, 0) for length in range(LONG + 1)))
@@ -226,10 +219,10 @@ def _longer_than(lengths: pa.Array) -> list[int]:
 
 BATCH_BYTES: Final = 1 << 20
 WAITING_BYTES: Final = 32 << 20
-"""Of all partitions together. With many partitions each gets its share, and smaller batches."""
+"""The limit of all partitions together. With many partitions each has a smaller share and smaller batches."""
 
 Emit = Callable[[str, RecordBatch, int], None]
-"""Gets a partition, its next batch, and the size of the largest payload in it."""
+"""Takes a partition, its next batch, and the size of the largest payload in it."""
 
 
 @dataclass(slots=True)
@@ -239,6 +232,8 @@ class _PendingRows:
 
 
 class Batcher:
+    """Collects rows of each partition and emits record batches."""
+
     def __init__(
         self,
         emit: Emit,
@@ -255,10 +250,10 @@ class Batcher:
         self._size = 0
 
     def add(self, name: str, rows: Any) -> None:
-        """Rows (a ``pa.RecordBatch`` of columns that a message has) for a partition."""
+        """Add rows (a ``pa.RecordBatch`` of message columns) for a partition."""
         size = rows.nbytes
         if size > self._batch_bytes and rows.num_rows > 1:
-            # Halves, not equal shares: one large payload among small ones ends up by itself.
+            # Halves, not equal shares: one large payload among small ones ends in a batch by itself.
             middle = rows.num_rows // 2
             self.add(name, rows.slice(0, middle))
             self.add(name, rows.slice(middle))
@@ -272,7 +267,7 @@ class Batcher:
         if waiting.size >= min(self._batch_bytes, self._waiting_bytes // len(self._waiting)):
             self._encode(name, waiting)
         elif self._size >= self._waiting_bytes:
-            self.flush()  # those that were alone for long have more than their share
+            self.flush()  # early partitions hold more than their share
 
     def flush(self) -> None:
         for name, waiting in self._waiting.items():
@@ -292,7 +287,7 @@ class Batcher:
 
 
 def _with_times(rows: Any, now: int) -> Any:
-    """A row without a publish time is published now."""
+    """Set the publish time of rows without one to ``now``."""
     index = rows.schema.get_field_index("publish_time")
     if index < 0 or not rows.column(index).null_count:
         return rows

@@ -1,27 +1,20 @@
-"""Columns: what rows to be written may have, checked when the query is planned and not when the first row
-arrives.
+"""Writers: the sink as Spark calls it.
 
-A column that has no place in a message is refused: ignored, it would be data that is lost without a word.
-
-Task: what Spark says of the task that runs, and of the streaming query that it is a part of.
-
-The query's id comes from the checkpoint and stays over restarts; the run's id is new with every start of
-the query, and is what tells two drivers on one checkpoint apart. Spark hands both to its executors as
-properties of the thread that runs the query: the run as the group of its jobs, which is how it cancels
-them.
-
-Writers: the sink as Spark calls it.
-
-    planner    a writer is made: options and columns are checked, nothing is asked of the cluster
+    planner    makes a writer: options and columns are checked without a call to the cluster
     executors  ``write``, once for each attempt of a task: routes, encodes, stages or publishes its rows
-    driver     ``commit`` with what the tasks returned, or ``abort``
+    driver     ``commit`` with the results of the tasks, or ``abort``
 
-These are different processes. A stream's writer is made anew in each of them, so whatever the commit must
-know comes with the tasks' messages: the query, its run, what was staged.
+These are different processes. Each makes its own writer of a stream, so everything that the commit must know
+comes with the tasks' messages: the query, its run, what was staged. Spark hands query and run to executors as
+properties of the thread that runs the query. The query's id comes from the checkpoint and survives restarts;
+the run's id is new with every start and tells two drivers on one checkpoint apart.
 
-**Exactly once.** Tasks stage; nothing can be seen. The commit names the staged parts to the brokers
-together with writer, run and batch, and the brokers publish a batch of a writer once, whoever asks and
-however often:
+The check of columns happens in the planner, not at the first row. A column without a place in a message is
+refused: ignored, it would be data that is lost silently.
+
+**Exactly once.** Tasks stage; no reader sees the data. The commit names the staged parts to the brokers
+together with writer, run and batch, and the brokers publish a batch of a writer once, however often it is
+committed:
 
     driver dies before the commit    Spark repeats the batch after the restart; what was staged expires
     in it, or its answer is lost     the brokers finish the batch; the repeated one changes nothing
@@ -88,7 +81,7 @@ _ACCEPTED: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
 
 
 def check_columns(schema: StructType, topic: str) -> None:
-    """Raises WriteRefused. ``topic`` is the option, or empty."""
+    """Check the columns of the rows. ``topic`` is the option, or empty. Raises WriteRefused."""
     names = schema.fieldNames()
     for field in schema.fields:
         if field.name not in _ACCEPTED or names.count(field.name) > 1:
@@ -114,7 +107,7 @@ def check_columns(schema: StructType, topic: str) -> None:
 
 
 def _is_text_map(kind: DataType) -> bool:
-    """True also for what is no map."""
+    """False for a map with other types than text; True for any other type."""
     return not isinstance(kind, MapType) or (
         isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
     )
@@ -126,6 +119,8 @@ _BATCH = "streaming.sql.batchId"
 
 
 class SparkTask(NamedTuple):
+    """The task that runs, and the streaming query that it belongs to."""
+
     partition: int
     attempt: int
     query: str
@@ -133,7 +128,7 @@ class SparkTask(NamedTuple):
     run: str
     """Empty outside of a streaming query."""
     batch: int
-    """Of the streaming query; 0 outside of one."""
+    """The batch of the streaming query; 0 outside of one."""
 
     @classmethod
     def current(cls) -> SparkTask:
@@ -154,7 +149,7 @@ _CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
 @dataclass(frozen=True, slots=True)
 class TaskOutput(WriterCommitMessage):
-    """What a task has done."""
+    """The result of a task for the commit."""
 
     partition: int
     query: str
@@ -168,10 +163,10 @@ class TaskOutput(WriterCommitMessage):
 
 
 class _Sink:
-    """What batch and stream have in common. Pickled: it holds nothing but values."""
+    """The common part of both writers. It is pickled and holds only values."""
 
     _advice = "start the query again: it writes the batch again, and it is there once"
-    """What to do when nobody knows whether a batch is published."""
+    """The way out when the outcome of a commit is unknown."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -182,7 +177,7 @@ class _Sink:
         filled = (rows for rows in batches if rows.num_rows)
         first = next(filled, None)
         if first is None:
-            # Nothing is asked of the cluster: an idle stream costs it nothing.
+            # No call to the cluster: an idle stream costs it nothing.
             return TaskOutput(task.partition, task.query, task.run, "", ())
         cluster = ClusterClient.of(self._options.access)
         router = RowRouter(
@@ -242,13 +237,12 @@ class _Sink:
             raise WriteRefused(f"batch {batch} of writer {writer} is not published: {error}") from None
         except ClientError as error:
             raise OutcomeUnknown(
-                f"batch {batch} of writer {writer}: nobody knows yet whether it is published; {self._advice}:"
+                f"batch {batch} of writer {writer}: it is unknown whether it is published; {self._advice}:"
                 f" {error}",
                 error.code,
             ) from None
         if not answer.decided_now:
-            # It is in the topics by now, as an earlier commit named it. These parts are a second copy, or
-            # gone already.
+            # An earlier commit has published the batch. These parts are a second copy, or gone already.
             for part in parts:
                 _forget(part.store_url, part.keys)
 
@@ -259,8 +253,8 @@ class _Sink:
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
-    """One job. It is its own writer, unless the options name one, and the batch: then the same batch can be
-    written by any number of jobs and is published once."""
+    """The writer of one job. The job is its own writer unless the options name a writer and a batch: then any
+    number of jobs can write the same batch, and it is published once."""
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options)
@@ -280,9 +274,8 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         parts = _parts_of(messages)
         if parts:
-            # Inside of foreachBatch the query is known, and so that batches of another one are others.
-            # Brokers soon forget a writer without a query: right for a job that is its own writer, not for
-            # a named one.
+            # Inside of foreachBatch the query tells batches of different queries apart. Brokers soon forget a
+            # writer without a query: right for a job that is its own writer, wrong for a named one.
             named = self._options.writer_id
             query = (parts[0].query or named) if named else ""
             self._commit(self._writer, parts[0].run or self._job, query, self._options.batch_id or 0, parts)
@@ -292,7 +285,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
-    """Batches of a streaming query. The query is the writer, unless the options name one."""
+    """The writer of a stream. Its id is the query's unless the options name a writer."""
 
     def write(self, iterator: Iterator[Any]) -> TaskOutput:
         task = SparkTask.current()
@@ -324,14 +317,13 @@ def _feed(router: RowRouter, batcher: Batcher, batches: Iterable[Any]) -> None:
 
 
 def _parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskOutput]:
-    """In the order of Spark's partitions, which is the order of the rows where they have one."""
+    """The results in the order of Spark's partitions, which is the order of sorted rows."""
     parts = [message for message in messages if isinstance(message, TaskOutput)]
     return sorted(parts, key=lambda part: part.partition)
 
 
 def _forget(url: str, keys: Sequence[str]) -> None:
-    """Staged objects that nobody needs. They would expire; that this fails is no reason for anything else
-    to fail."""
+    """Delete staged objects that no commit names. They would expire anyway, so a failure is only logged."""
     if keys:
         try:
             Objects.of(url).delete(keys)
