@@ -1,30 +1,26 @@
-"""Cursors: tells the source what it needs not keep for a link any more.
+"""Replicated subscriptions and the replication slot: what the target learns, and what the source may delete.
 
-The source keeps from retention what is not below the link's cursor (made and removed by its leader, see
-``sava.replication.cursors``). Two things hold it: messages that the target may still have to be sent, and
-messages of which it has not heard that they are acked, where subscriptions are replicated, for what is acked
-of a copy is read off the copy.
+**Acks.** What is acknowledged at the source is acknowledged at the target, message by message.
 
-Nobody waits for this: a cursor that is late keeps a little more for a little longer. So a thread sends the
-latest offsets once a second, those that have changed, and what fails is sent again.
-
-Replicated subscriptions: what is acked at the source is acked at the target, message by message.
-
-    source   ReadAcks: what is acked that was not said yet, by origin    (``sava.broker.origin_acks``)
+    source   ReadAcks: new acks by origin                                (``sava.broker.origin_acks``)
     target   ApplyAcks: looks the messages up in its own log, and acks them
 
-Only news travels. What was said is remembered here as offsets of the source (``known``), and the source looks
-at nothing else: a subscription that is a million messages behind costs as much as one that is at the end. The
-target has on record up to where it was told everything (``told``), with the acks themselves, so that a driver
-that starts anew need not say it all again; if the subscription there was deleted, that is gone with it, and
-the driver is told so.
+Only news travels. The driver remembers the acks that it has sent as offsets of the source (``known``), and
+the source looks at nothing else: a subscription that lags a million messages costs as much as one at the end.
+The target records the offset up to which it knows everything (``told``) together with the acks, so that a new
+driver need not repeat them; if the subscription there is deleted, the record goes with it, and the driver
+sees that. Acks of messages that the target does not have yet come back (``left``); the driver sends them
+again with the next news, or after a pause.
 
-What is acked of messages that the target does not have yet comes back (``left``), and is said again with the
-next news, or after a while.
+Acks are only ever added, at both ends. So links in both directions, and several drivers at once, converge:
+what is acked anywhere is acked everywhere. A message that a consumer has not acked stays unacked at both
+ends, also if messages behind it are acked.
 
-Acks are only ever added, at both ends. So links in both directions, and several drivers at once, come to the
-same: whatever was acked anywhere is acked everywhere. A message that somebody has and has not acked stays
-unacked at both ends, also if others behind it are acked.
+**The slot.** Retention at the source keeps what is not below the link's cursor (its leader makes and removes
+it, see ``sava.replication.cursors``). Two things hold it: messages that the target may still need, and
+messages whose acks it may still need where subscriptions are replicated, since acks of a copy are read off
+the copy. A late cursor only keeps a little more for a little longer. So a thread sends the changed offsets
+once a second and repeats what fails.
 """
 
 from __future__ import annotations
@@ -48,9 +44,10 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 AGAIN_S: Final = 60.0
-"""When nothing has changed for so long, all is sent again: a cursor may have been removed and made anew."""
+"""Without changes everything is sent again after this time: the cursor may have been removed and made
+again."""
 MISSING: Final = "subscription_unknown"
-"""The leader has not made it yet, or has removed it by now."""
+"""The leader has not made the cursor yet, or has removed it."""
 
 
 class Advances(Protocol):
@@ -62,7 +59,7 @@ class Advances(Protocol):
 
 
 class SlotUpdater:
-    """Any thread may call; its own thread sends, from the first offset on until ``close``."""
+    """Moves the link's cursor. Any thread may call; its own thread sends, until ``close``."""
 
     def __init__(self, link: Advances, remote: str, *, every_s: float = EVERY_S) -> None:
         self._link = link
@@ -78,7 +75,7 @@ class SlotUpdater:
         self._thread: threading.Thread | None = None
 
     def advance(self, name: str, offset: int) -> None:
-        """Everything of the partition before the offset is kept at the target. Returns at once."""
+        """The target holds everything of the partition before the offset. Returns at once."""
         with self._guard:
             if offset <= self._copied.get(name, 0):
                 return
@@ -86,8 +83,7 @@ class SlotUpdater:
             self._wake()
 
     def hold(self, name: str, subscription: str, offset: int | None) -> None:
-        """What the subscription has acked from this offset on may not have been said at the target. None:
-        nothing is to be said any more."""
+        """The target may not know the subscription's acks from this offset on. None releases the hold."""
         with self._guard:
             holds = self._holds.setdefault(name, {})
             if offset is None:
@@ -97,19 +93,19 @@ class SlotUpdater:
             self._wake()
 
     def begin_again(self, name: str) -> None:
-        """It is copied once more: what was kept at the target counts no longer."""
+        """The partition is copied again: what the target held does not count."""
         with self._guard:
             for known in (self._copied, self._sent):
                 known.pop(name, None)
 
     def forget(self, name: str) -> None:
-        """The partition is not copied any more; one of the same name is another."""
+        """The partition is no longer copied; another one may have its name."""
         with self._guard:
             for known in (self._copied, self._holds, self._sent, self._failing):
                 known.pop(name, None)
 
     def close(self) -> None:
-        """What was not sent is sent by whoever copies next."""
+        """Stop. The next driver sends what was not sent."""
         self._is_closed.set()
         self._changed.set()
         if self._thread is not None:
@@ -134,7 +130,7 @@ class SlotUpdater:
             self._is_closed.wait(self._every_s)
 
     def send(self) -> bool:
-        """What has changed, now; whether nothing is left."""
+        """Send what has changed. Returns whether nothing is left."""
         with self._guard:
             due = {
                 name: offset
@@ -158,7 +154,7 @@ class SlotUpdater:
                     level = logging.INFO if failed[name].code == MISSING else logging.WARNING
                     log.log(
                         level,
-                        "replication: what is copied stays for now topic=%s remote=%s error=%s",
+                        "replication: slot not advanced topic=%s remote=%s error=%s",
                         name,
                         self._remote,
                         reason,
@@ -168,12 +164,12 @@ class SlotUpdater:
 
 AT_A_TIME: Final = 8
 BUDGET_S: Final = 5.0
-"""After that no other partition is begun with; those that had to wait come first the next time."""
+"""After this time no other partition starts; those that waited come first in the next call."""
 READ_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 IDLE_S: Final = 3.0
-"""How seldom a subscription is asked that has no news."""
+"""The longest interval between requests for a subscription without news."""
 EVERYTHING: Final = (0, 1 << 62)
 
 Range = tuple[int, int]
@@ -193,7 +189,7 @@ class Applies(Protocol):
 
 
 class SubscriptionName(NamedTuple):
-    """One subscription of one partition. A partition that was created anew is another."""
+    """One subscription of one partition. A partition that was created again has another id."""
 
     partition: str
     topic_id: int
@@ -203,9 +199,9 @@ class SubscriptionName(NamedTuple):
 @dataclass(slots=True)
 class _State:
     known: list[Range] | None = None
-    """What was said, in offsets of the source. None: the target has not been asked yet."""
+    """The acks that were sent, as offsets of the source. None until the target was asked."""
     told: int = 0
-    """By the target's word, the same from the beginning on."""
+    """The offset up to which the target reports to know everything."""
     left: dict[Origin, list[Range]] = field(default_factory=dict)
     due: float = 0.0
     pause: float = 0.0
@@ -215,7 +211,7 @@ class _State:
 
 
 class AckSync:
-    """Of one link. ``sync`` is called by one thread at a time."""
+    """Replicates the acks of one link. One thread at a time calls ``sync``."""
 
     def __init__(
         self,
@@ -226,7 +222,7 @@ class AckSync:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``cursors``: of the same link, which keep what was not said yet."""
+        """``cursors`` is the slot of the same link; it holds messages whose acks were not sent."""
         self._source = source
         self._target = target
         self._ends = ends
@@ -235,20 +231,20 @@ class AckSync:
         self._states: dict[SubscriptionName, _State] = {}
         self._pool = ThreadPoolExecutor(AT_A_TIME, "acks")
         self.sent = 0
-        """Calls that had something to say."""
+        """The number of calls with acks."""
 
     def close(self) -> None:
-        """What is under way comes to its end."""
+        """Wait for running calls."""
         self._pool.shutdown()
 
     @property
     def failures(self) -> dict[SubscriptionName, str]:
-        """Those that were not brought up to date the last time, and why; tried again by themselves."""
+        """The subscriptions whose last sync failed, with the reason. The next calls retry them."""
         return {name: state.reason for name, state in self._states.items() if state.reason}
 
     def sync(self, partitions: Mapping[str, tuple[int, Sequence[str]]]) -> None:
-        """Bring the target up to date: of each partition its id, and the subscriptions. What fails is tried
-        again in one of the next calls. Takes some seconds at most, and one call to either cluster."""
+        """Bring the target up to date for each partition (its id and its subscriptions). Later calls retry
+        failures. Takes a few seconds at most, plus one call to either cluster."""
         wanted = {
             SubscriptionName(partition, topic_id, subscription)
             for partition, (topic_id, subscriptions) in partitions.items()
@@ -277,7 +273,7 @@ class AckSync:
             if str(error) != state.reason:
                 state.reason = str(error)
                 log.warning(
-                    "replication: acks wait topic=%s subscription=%s remote=%s error=%s",
+                    "replication: acks not copied, retrying topic=%s subscription=%s remote=%s error=%s",
                     name.partition,
                     name.subscription,
                     self._ends.target_name,
@@ -287,7 +283,7 @@ class AckSync:
             state.reason = ""
 
     def _step(self, name: SubscriptionName, state: _State) -> bool:
-        """Whether there may be more to say at once."""
+        """Send the news once. Returns whether there may be more."""
         known = [EVERYTHING] if state.known is None else state.known
         request = pb.ReadAcksRequest(
             topic=name.partition, subscription=name.subscription, known=chain.from_iterable(known)
@@ -295,7 +291,7 @@ class AckSync:
         found = self._source.read_acks(request, timeout_s=READ_S)
         if not found.exists or found.topic_id != name.topic_id:
             self._states[name] = _State(due=self._clock() + IDLE_S)
-            self._hold(name, None)  # there is nothing that could be said
+            self._hold(name, None)  # the subscription has no acks
             return False
         if state.known is None:
             state.told = self._apply(name, state, found).told
@@ -309,7 +305,7 @@ class AckSync:
         applied = self._apply(name, state, found)
         if applied.told < state.told:
             log.info(
-                "replication: acks are said anew, the remote lost them topic=%s subscription=%s remote=%s",
+                "replication: sending acks again, the remote lost them topic=%s subscription=%s remote=%s",
                 name.partition,
                 name.subscription,
                 self._ends.target_name,
@@ -360,7 +356,7 @@ class AckSync:
         state.left, state.left_due = left, self._clock() + state.left_pause
 
     def _rest(self, state: _State) -> None:
-        """It has no news: the longer, the less often it is asked."""
+        """No news: ask less often the longer that lasts."""
         state.pause = min(1.5 * state.pause + 0.2, IDLE_S)
         state.due = self._clock() + state.pause
 
@@ -373,7 +369,7 @@ class AckSync:
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Together, in order; those that touch are one, empty ones are none."""
+    """The union of ranges, in order, without empty and adjacent ones."""
     found: list[Range] = []
     for start, end in sorted(each for each in ranges if each[0] < each[1]):
         if found and start <= found[-1][1]:
@@ -384,7 +380,7 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _prefix(ranges: Sequence[Range]) -> int:
-    """Up to where they are without a gap from 0 on."""
+    """The end of the first range if it starts at 0, otherwise 0."""
     return ranges[0][1] if ranges and not ranges[0][0] else 0
 
 

@@ -1,18 +1,13 @@
-"""Control: what a link asks of the cluster that sends, and tells it.
+"""Background threads of a link, and its calls to both clusters.
 
-Both can be repeated at will, and fail within a second or two: a cluster that is electing a leader keeps
-nobody from copying what is known to be wanted.
+``LinkControl`` asks the source cluster what to copy and reports the results. Its calls are idempotent and
+fail within a second or two: during a leader election the link continues with what it knows.
 
-Beat: work that is done again and again, in a thread of its own, because it may have to wait for a broker
-that does not answer.
-
-Beside a link, at the cluster that sends: how far partitions reach, and what their messages' times are.
-
-Each is the work of one beat. What to look at is handed over as one value, what was found is told.
-
-Beside a link, at the remote: who it is, what it has of the topics, and what is made there.
-
-One call describes all topics. A remote that does not answer is visited again after a delay that grows.
+A ``PeriodicThread`` repeats one kind of work in its own thread, because it may wait for a silent broker.
+``SourceWatcher`` and ``OffsetLookup`` ask the source for ends and publish times. ``RemoteVisitor`` asks the
+remote for its identity and its topics, with one call for all topics, and creates topics there; a remote that
+does not answer is visited again after a growing delay. The link's thread hands over one value to look at;
+results come back through ``Post``.
 """
 
 from __future__ import annotations
@@ -43,11 +38,11 @@ from sava.replication.matrix import State
 log = logging.getLogger(__name__)
 
 TARGET_S: Final = 5.0
-"""Without a broker of the remote, until a task gives up."""
+"""A task gives up after this time without a broker of the remote."""
 
 
 class LinkControl(Protocol):
-    """Of one thread. Raises Unavailable when nobody answers in time, and Refused."""
+    """The calls of a link, for one thread. Raises Unavailable when no broker answers in time, and Refused."""
 
     def link(self, remote: str) -> pb.Link: ...
 
@@ -57,7 +52,7 @@ class LinkControl(Protocol):
 
 
 class AdminLinkControl:
-    """By the admin port of any broker."""
+    """LinkControl through the admin port of any broker."""
 
     def __init__(self, addresses: str, *, tls: Tls | None = None) -> None:
         self._calls = AdminCalls(addresses, tls=tls, name="sava link control")
@@ -75,16 +70,16 @@ class AdminLinkControl:
 
 
 class BrokersReplaced(RetryableError):
-    """None of the brokers is there any more that were there when the link began."""
+    """All brokers that existed when the link started have been replaced."""
 
 
 class FollowingControl:
-    """Ends a link that has outlived all brokers of its cluster. Its own connections may have learned of
-    others, but processes that are started for its tasks know the addresses that it began with, and no more:
-    it is to be begun again with new ones."""
+    """LinkControl that ends a link when all brokers of its start are gone. The link's own connections may
+    know new brokers, but the processes of its tasks only know the addresses of its start: it must restart."""
 
     def __init__(self, control: LinkControl, service: str, now: Callable[[], str]) -> None:
-        """Client addresses, with commas between: of the beginning, and ``now``; empty: not known."""
+        """Client addresses, separated by commas: ``service`` at the start, ``now`` at present (empty if
+        unknown)."""
         self._control = control
         self._service = service
         self._now = now
@@ -95,8 +90,8 @@ class FollowingControl:
         now = self._now()
         if now and not set(now.split(",")) & set(self._service.split(",")):
             raise BrokersReplaced(
-                f"the brokers that the link began with ({self._service}) are all gone, and others have come "
-                f"({now}); it is begun again with these"
+                f"all brokers of the link's start ({self._service}) have been replaced by others ({now}); "
+                "the link restarts with these"
             )
         return self._control.link(remote)
 
@@ -118,8 +113,8 @@ LONGEST_S: Final = 60.0
 
 
 class PeriodicThread:
-    """``work`` says in how many seconds it wants to be done again. What it does not expect goes to
-    ``failed``, and it is not done any more. ``ended`` is the last that the thread does."""
+    """A thread that repeats ``work``, which returns the seconds until its next run. An unexpected error goes
+    to ``failed`` and ends the thread. The thread calls ``ended`` last."""
 
     def __init__(
         self,
@@ -139,11 +134,11 @@ class PeriodicThread:
         self._thread.start()
 
     def poke(self) -> None:
-        """Do it now, or at once again."""
+        """Run the work now, or again at once."""
         self._poked.set()
 
     def close(self) -> None:
-        """What is being done ends by itself."""
+        """Stop after the current run."""
         self._closed.set()
         self._poked.set()
 
@@ -158,7 +153,7 @@ class PeriodicThread:
             self._poked.clear()
             try:
                 delay = self._work()
-            except Exception as error:  # noqa: BLE001 (whoever owns it decides what that means)
+            except Exception as error:  # noqa: BLE001 (the owner decides)
                 if not self._closed.is_set():
                     self._failed(error)
                 return
@@ -166,20 +161,20 @@ class PeriodicThread:
 
 
 Post = Callable[[Callable[[], None]], None]
-"""Have something done by the thread of the link."""
+"""Queues a call for the thread of the link."""
 
 WATCH_S: Final = 1.0
 PAUSE_S: Final = 0.01
-"""Between answers, and a little for each partition: a topic that grows all the time is not asked all the
-time."""
+"""The pause between answers, plus a little for each partition: a topic that grows constantly is not polled
+constantly."""
 IDLE_S: Final = 0.2
 GONE_S: Final = 2.0
-"""A partition that a broker does not know is asked for again after that."""
+"""A partition that brokers do not know is asked for again after this time."""
 ASK_S: Final = 1.0
 
 
 class SourceWatcher:
-    """The ends of partitions, as soon as one of them has grown."""
+    """Reports the ends of partitions when one has grown."""
 
     def __init__(
         self,
@@ -187,7 +182,7 @@ class SourceWatcher:
         tell: Callable[[Mapping[str, PartitionExtent], Mapping[str, PartitionState]], None],
     ) -> None:
         self.watched: Mapping[str, PartitionState] = {}
-        """By name. Set by the thread of the link."""
+        """Partitions by name. The thread of the link sets it."""
         self._link = link
         self._tell = tell
         self._ends: dict[str, int] = {}
@@ -208,7 +203,7 @@ class SourceWatcher:
         except Closed:
             return WATCH_S  # the process ends
         except SavaError as error:
-            log.warning("replication: ends are not known error=%s", error)
+            log.warning("replication: unknown ends, retrying error=%s", error)
             return WATCH_S
         self._ends = {name: end for name, end in self._ends.items() if name in watched}
         self._ends |= {name: extent.end for name, extent in found.items()}
@@ -216,11 +211,11 @@ class SourceWatcher:
         return PAUSE_S + len(beyond) / 10_000
 
     def _look_for_gone(self, names: Mapping[str, int]) -> None:
-        """Which do not exist any more. That they are not wanted either, the cluster says soon."""
+        """Find deleted partitions. The cluster soon removes them from the link, too."""
         try:
             listed = self._link.topics()
         except SavaError as error:
-            log.info("replication: topics are not known error=%s", error)
+            log.info("replication: could not list topics error=%s", error)
             return
         there_are = {
             partition_name(TopicPartition(each.topic, number), partitioned=each.partition_count > 0)
@@ -235,7 +230,8 @@ class SourceWatcher:
 
 
 class OffsetQuestion(NamedTuple):
-    """About a partition: when an offset was published; or, if ``publish_us`` is given, which one was then."""
+    """A question about a partition: the publish time of ``offset``, or the offset at ``publish_us`` if
+    given."""
 
     partition: PartitionState
     offset: int = 0
@@ -243,11 +239,11 @@ class OffsetQuestion(NamedTuple):
 
 
 class OffsetLookup:
-    """Questions about single messages, a few at a time."""
+    """Answers questions about single messages, a few at a time."""
 
     def __init__(self, link: ClusterClient, post: Post) -> None:
         self.questions: Sequence[OffsetQuestion] = ()
-        """Set by the thread of the link when there are none."""
+        """The thread of the link sets it when it is empty."""
         self._link = link
         self._post = post
 
@@ -256,7 +252,11 @@ class OffsetLookup:
             try:
                 self._answer(question)
             except SavaError as error:
-                log.info("replication: not known topic=%s error=%s", question.partition.name, error)
+                log.info(
+                    "replication: could not look up an offset topic=%s error=%s",
+                    question.partition.name,
+                    error,
+                )
         self.questions = ()
         return ASK_S
 
@@ -288,7 +288,7 @@ class _Target(Protocol):
 
 
 class Listener(Protocol):
-    """Is told in the thread of the link."""
+    """Gets the results in the thread of the link."""
 
     def described(self, shapes: Mapping[str, replica_pb2.TopicShape]) -> None: ...
 
@@ -300,11 +300,11 @@ class Listener(Protocol):
 
 
 class RemoteReplaced(ClientError, CallerError):
-    """Another cluster answers in the remote's place."""
+    """Another cluster answers at the remote's address."""
 
 
 class RemoteVisitor:
-    """The work of one beat."""
+    """The calls to the remote. ``work`` is for a PeriodicThread; the rest for the thread of the link."""
 
     def __init__(
         self, remote: str, target: Callable[[ClusterAccess], _Target], post: Post, listener: Listener
@@ -348,7 +348,7 @@ class RemoteVisitor:
         return max(0.0, self._describe_at - time.monotonic())
 
     def _describe(self, target: _Target, ends: LinkEnds, topics: Sequence[str]) -> float:
-        """In how many seconds again."""
+        """Describe the topics. Returns the seconds until the next time."""
         try:
             self._require_same(target.hello(), ends)
             shapes = target.describe(topics)
@@ -364,9 +364,9 @@ class RemoteVisitor:
     def _require_same(self, hello: replica_pb2.HelloResponse, ends: LinkEnds) -> None:
         if (hello.cluster_name, hello.cluster_id) != (ends.target_name, ends.target_id):
             raise RemoteReplaced(
-                f"remote {self._remote} is cluster {hello.cluster_name} (id {hello.cluster_id}) by now, and "
-                f"was {ends.target_name} (id {ends.target_id}) when it was added; if that is meant, remove "
-                f"it with `sava remotes remove {self._remote}` and add it again"
+                f"remote {self._remote} is now cluster {hello.cluster_name} (id {hello.cluster_id}), and "
+                f"was {ends.target_name} (id {ends.target_id}) when it was added; if that is intended, "
+                f"remove it with `sava remotes remove {self._remote}` and add it again"
             )
 
     def _make(self, target: _Target, ends: LinkEnds, creation: Creation) -> None:

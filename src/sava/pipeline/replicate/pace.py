@@ -1,12 +1,6 @@
-"""Pace: when to try again, how much may go at a time, and how fast it went. Clocks are parameters.
+"""Pace of a link: delays between attempts, the rate limit, the measured rate, and the age of the backlog.
 
-Age: when the oldest message of a partition was published that is not copied.
-
-What comes while the partition is watched was published when its end was first seen that far, or shortly
-before. Of what was there before the first look nothing is known; the source is asked for the time of the
-message that is copied next, now and then.
-
-Pure: clocks are parameters.
+Clocks are parameters.
 """
 
 from __future__ import annotations
@@ -21,14 +15,14 @@ FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 60.0
 RATE_S: Final = 10.0
 ROUNDS: Final = 5
-"""A second, of a link that goes as fast as it may: each has to be worth the trouble."""
+"""Rounds per second of a link at its rate limit: each round has a fixed cost."""
 PORTIONS: Final = 20
-"""Partitions of a round that share what a link may copy in a second. With more, each has its turn later."""
+"""The partitions that share the rate of one second. With more, some wait for a later round."""
 
 
 class Delays:
-    """Between attempts that fail: twice as long each time, a quarter of it left to chance, so that a hundred
-    partitions whose remote was away do not come back in the same moment for ever."""
+    """Delays between failed attempts: doubled each time, with a quarter of jitter, so that a hundred
+    partitions whose remote was down do not retry at the same moment again and again."""
 
     def __init__(self, chance: Callable[[float, float], float] = random.uniform) -> None:
         self._chance = chance
@@ -43,8 +37,8 @@ class Delays:
 
 
 class Throttle:
-    """``rate`` messages a second of all partitions of a link together, as a bucket that holds those of one
-    second; 0: no limit."""
+    """A token bucket for all partitions of a link: ``rate`` messages per second, one second of burst; 0 is no
+    limit."""
 
     def __init__(self, rate: int, now: float) -> None:
         self.rate = rate
@@ -56,9 +50,10 @@ class Throttle:
             self.rate, self._room, self._at = rate, float(rate), now
 
     def portions(self, wanted: Sequence[int], now: float) -> list[int]:
-        """What each may have that wants so many messages; who waits for the longest time is first. All get
-        the same, or less if they want less. Where that would be crumbs, the last wait for their turn, and
-        all do while there are only crumbs: a task costs as much for one message as for many."""
+        """The messages that each partition may copy, for those that want ``wanted``, the longest wait first.
+        All get the same, or less if they want less. Where that would be too little, the last ones wait for a
+        later round, and all wait while there is too little in total: a task for one message costs as much as
+        for many."""
         if not self.rate:
             return list(wanted)
         self._fill(now)
@@ -74,7 +69,7 @@ class Throttle:
         return granted
 
     def due_in(self, wanted: int, now: float) -> float:
-        """Seconds until there is something for those who want so many together."""
+        """Seconds until ``portions`` grants messages to partitions that want ``wanted`` in total."""
         if not self.rate:
             return 0.0
         self._fill(now)
@@ -95,7 +90,7 @@ class Throttle:
 
 
 class Rate:
-    """Messages and bytes a second, of late."""
+    """Messages and bytes per second over the last RATE_S."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, int, int]] = deque()
@@ -112,31 +107,36 @@ class Rate:
 
 
 ASK_S: Final = 5.0
-"""Between two questions for a publish time."""
+"""The interval between two requests for a publish time."""
 MAX_ENDS: Final = 64
 
 
 class Age:
-    """Owned by the partition's thread."""
+    """The publish time of the oldest message of a partition that is not copied.
+
+    A message that arrives while the partition is watched was published when its end was first seen that far,
+    or shortly before. For older messages the source is asked now and then for the time of the next message to
+    copy.
+    """
 
     def __init__(self, now: float) -> None:
         self._ends: deque[tuple[int, int]] = deque()
-        """Ends, and when (µs) they were first seen."""
+        """Ends, and the time (µs) when each was first seen."""
         self._first_end = 0
-        """What was there at the first look."""
+        """The end at the first look."""
         self._told: tuple[int, int] | None = None
-        """An offset below that, and when it was published (µs)."""
+        """An offset below that, and its publish time (µs), as the source answered."""
         self._asked_at = now - ASK_S
 
     def tell(self, offset: int, publish_us: int) -> None:
         self._told = (offset, publish_us)
 
     def forget(self) -> None:
-        """What was told is of messages that are not the next ones any more."""
+        """Discard the answer: it concerns another message than the next one."""
         self._told = None
 
     def see(self, end: int, position: int | None, now_us: int) -> None:
-        """The partition ends here, and is copied up to ``position``, if that is known."""
+        """Note the partition's end and its copied position, if known."""
         if not self._ends:
             self._first_end = end
         if not self._ends or end > self._ends[-1][0]:
@@ -144,23 +144,24 @@ class Age:
         while len(self._ends) > 1 and position is not None and self._ends[0][0] <= position:
             self._ends.popleft()
         if len(self._ends) > MAX_ENDS:
-            # Every other one goes, but for the first and the last.
+            # Drop every other one, except the first and the last.
             kept = list(self._ends)
             self._ends = deque([*kept[:-1:2], kept[-1]])
 
     @property
     def told_us(self) -> int:
-        """As it was told last; 0: it was not."""
+        """The last answer of the source; 0 for none."""
         return self._told[1] if self._told is not None else 0
 
     def oldest_us(self, position: int) -> int:
-        """Of the message at ``position``, which is there; 0: not known."""
+        """The publish time of the existing message at ``position``; 0 if unknown."""
         if position < self._first_end:
             return self.told_us
         return next((at for end, at in self._ends if end > position), 0)
 
     def wants(self, position: int, now: float) -> bool:
-        """Whether the source is to be asked for the publish time of this message; it is then."""
+        """Whether to ask the source now for the publish time of this message. A True answer starts a new
+        interval."""
         is_told = self._told is not None and self._told[0] == position
         if position >= self._first_end or is_told or now - self._asked_at < ASK_S:
             return False

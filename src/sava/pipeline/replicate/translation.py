@@ -1,39 +1,34 @@
-"""Origins: rows as the source has them become rows as the target gets them. Pure, by column.
+"""Translation: rows as the source stores them become ranges as the target gets them.
+
+**Origins** (``CopyRoute``). Each row gets its origin. Pure, by column:
 
     of the source itself   origin = (source, offset there), path = "source", topic = the source's
     copies                 their origin and topic stay, path = "…,source"
 
-A row is a *copy* if it says all three: origin, path and topic; that is how chains write them, and nothing
-less lets the target tell where it comes from. Any other row was published at the source, whatever it says of
-itself in the attributes that are not its own to give.
-
-Not every row goes to every target. Some are left out, and the stretch has a hole there:
+A row is a *copy* if it has all three: origin, path and topic; the target needs all of them to tell where it
+comes from. Any other row was published at the source, whatever its producer wrote into these attributes. Some
+rows are left out, and the range has a hole there:
 
     excluded   by their attribute ``sava-replicate``: the clusters that a message may be copied to, with
                commas; empty or ``none`` for nowhere
     copies     unless the link forwards
     loops      copies that have been in the target
 
-Most batches have the same attributes in all their rows, or none. Then one row is looked at, and stands for
-all.
+Most batches have the same attributes in all their rows, or none. Then one row stands for all.
 
-Schemas: what a schema of the source is called at the target.
+**Schemas.** Each cluster has its own ids and versions. The definition of a message's schema is registered at
+the target under the same subject, or found there, and the message gets the target's id and version. A process
+keeps what it has learned: versions never change. The first message of the topic's subject assigns the subject
+to the topic at the target. Messages of another subject (the topic had another one before) are mapped too.
 
-Each cluster gives out its own ids and versions. The definition that a message was written with is registered
-at the target under the same subject, or found there, and the message names it as the target does. What a
-process has learned it keeps: versions never change.
-
-The subject of the topic is given to the topic at the target with the first message that names it. Messages of
-another subject (the topic had another one before) are mapped all the same.
-
-Stretches: rows of a source, in the portions in which they are sent.
+**Ranges** (``RangeBuilder``).
 
     rows        as they were stored: a row group, a batch, some small batches
     portions    of about a megabyte: small ones joined, large ones cut
-    stretches   what of a portion is to be copied, in one batch
+    ranges      the rows of a portion to copy, in one batch
 
-A stretch says that there is nothing else to be copied between its ends. So rows must follow one another from
-the first to the last, and it is an error if they do not.
+A range states that nothing else is to be copied between its ends. So rows must be consecutive, and a gap is
+an error.
 """
 
 from __future__ import annotations
@@ -70,10 +65,12 @@ _OURS: Final = pa.array([PATH, ORIGIN_TOPIC], TEXT)
 
 
 class Translated(NamedTuple):
+    """The rows of a portion that are copied."""
+
     rows: Any
-    """A ``pa.RecordBatch`` of those that are to be copied."""
+    """A ``pa.RecordBatch``."""
     offsets: Any
-    """Of each, at the source."""
+    """The offset of each row at the source."""
     skipped: int
 
     def ranges(self) -> list[int]:
@@ -93,7 +90,7 @@ class Translated(NamedTuple):
 
 
 class _Said(NamedTuple):
-    """What rows say in attributes: a column of each, None if no row does."""
+    """The replication attributes of rows: one column each, None if no row has it."""
 
     path: Any
     topic: Any
@@ -105,17 +102,17 @@ class _Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CopyRoute:
-    """From one partition to one cluster."""
+    """The route from one partition to one cluster."""
 
     source: str
-    """The cluster's name."""
+    """The name of the source cluster."""
     topic: str
-    """As ``origin_topic`` has it."""
+    """The value of ``origin_topic``."""
     target: str
     forward: bool
 
     def translate(self, rows: Any, start: int) -> Translated:
-        """``rows``: a ``pa.RecordBatch`` of all stored columns, whose first is at offset ``start``."""
+        """Translate a ``pa.RecordBatch`` of all stored columns whose first row is at offset ``start``."""
         count = rows.num_rows
         offsets = pa.arange(start, start + count)
         said = _said(rows.column("attributes"))
@@ -129,7 +126,7 @@ class CopyRoute:
         return Translated(rows, offsets, count - rows.num_rows)
 
     def _kept(self, said: _Said, is_copy: Any) -> Any:
-        """Which rows are to be copied; None: all."""
+        """The mask of rows to copy; None for all."""
         kept = None
         if said.replicate is not None:
             may = pc.and_not(
@@ -146,7 +143,7 @@ class CopyRoute:
         return kept
 
     def _marked(self, rows: Any, offsets: Any, said: _Said, is_copy: Any) -> Any:
-        """With origin, path and topic."""
+        """The rows with origin, path and topic set."""
         cluster, path, topic = (pa.scalar(each, TEXT) for each in (self.source, self.source, self.topic))
         if is_copy is not None:
             longer = pc.binary_join_element_wise(said.path, self.source, ",")
@@ -165,13 +162,13 @@ class CopyRoute:
 
 
 def listed(name: str, *, spaces: bool = False) -> str:
-    """A pattern for lists with commas that have the name."""
+    """A pattern for comma-separated lists that contain the name."""
     around = r"\s*" if spaces else ""
     return f"(^|,){around}{re.escape(name)}{around}(,|$)"
 
 
 def _is_copy(clusters: Any, said: _Said) -> Any:
-    """None: no row is."""
+    """The mask of copies; None if there are none."""
     if clusters.null_count == len(clusters) or said.path is None or said.topic is None:
         return None
     is_copy = pc.and_(pc.and_(clusters.is_valid(), said.path.is_valid()), said.topic.is_valid())
@@ -196,7 +193,8 @@ _NAMES: Final = (PATH, ORIGIN_TOPIC, REPLICATE)
 
 
 def _is_uniform(array: Any) -> bool:
-    """First and last are compared first: most columns that are not fail there."""
+    """Whether all rows are equal. The first and the last row are compared first: most other columns fail
+    there."""
     last = len(array) - 1
     return bool(
         array.slice(0, 1).equals(array.slice(last, 1)) and array.slice(1).equals(array.slice(0, last))
@@ -204,7 +202,7 @@ def _is_uniform(array: Any) -> bool:
 
 
 def _with_ours(attributes: Any, path: Any, topic: Any) -> Any:
-    """The attributes with path and topic (scalars, or one for each row) behind those of the message."""
+    """The attributes of the messages, followed by path and topic (scalars, or one for each row)."""
     count = len(attributes)
     if count > 1 and all(_is_same(each) for each in (path, topic)) and _is_uniform(attributes):
         one = _rebuilt(attributes.slice(0, 1), *(_written_out(_first(each), 1) for each in (path, topic)))
@@ -222,7 +220,7 @@ def _rebuilt(attributes: Any, paths: Any, topics: Any) -> Any:
         keys, items, parents = keys.filter(theirs), items.filter(theirs), parents.filter(theirs)
         offsets = _offsets(parents, count)
     rows = pa.arange(0, count).cast(pa.int32())
-    # Sorting is stable: of each row first the message's own, then path, then topic.
+    # The sort is stable: for each row the message's own attributes, then path, then topic.
     order = pc.array_sort_indices(pa.concat_arrays([parents, rows, rows]))
     names = [_written_out(pa.scalar(name, TEXT), count) for name in (PATH, ORIGIN_TOPIC)]
     added = pc.multiply(pa.arange(0, count + 1), 2)
@@ -236,7 +234,7 @@ def _rebuilt(attributes: Any, paths: Any, topics: Any) -> Any:
 
 
 def _offsets(parents: Any, count: int) -> Any:
-    """Of lists whose elements have these row numbers: how many are below 0, below 1, … below ``count``."""
+    """The offsets of lists whose elements have these row numbers."""
     per_row = pc.value_counts(pa.concat_arrays([parents, pa.arange(0, count).cast(pa.int32())]))
     order = pc.array_sort_indices(per_row.field(0))
     counts = pc.subtract(per_row.field(1).take(order), 1)
@@ -244,7 +242,7 @@ def _offsets(parents: Any, count: int) -> Any:
 
 
 def _entries(attributes: Any) -> tuple[Any, Any, Any]:
-    """Offsets that begin with 0, names and values of exactly these rows."""
+    """Offsets from 0, names and values of exactly these rows."""
     if attributes.type != ATTRIBUTES:
         attributes = attributes.cast(ATTRIBUTES)
     if attributes.null_count and not null_rows_are_empty(attributes):
@@ -277,22 +275,22 @@ CACHED: Final = 4096
 
 
 class SchemaConflict(CallerError):
-    """The target does not take a schema of the source, or the source does not have it any more."""
+    """The target refuses a schema of the source, or the source has deleted it."""
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(f"{what}: {reason}")
         self.row = 0
-        """The first that names it, of those that were to be translated."""
+        """The first of the translated rows that has this schema."""
 
 
 class NotLearned(SavaError):
-    """Somebody has to be asked what a schema is called at the target."""
+    """The target's id of a schema is not known yet, and asking is not allowed here."""
 
     outcome = Outcome.NOT_DONE
 
 
 class Named(NamedTuple):
-    """A schema as messages name it; without a version it is the latest."""
+    """A schema id and version of a message; None is the latest version."""
 
     schema_id: int
     version: int | None
@@ -309,12 +307,12 @@ class _SchemaKey(NamedTuple):
 
 
 class Schemas:
-    """Of one topic on its way to one target. For one thread."""
+    """The schemas of one topic at one target. One thread owns it."""
 
     def __init__(
         self, ends: LinkEnds, topic: str, target_topic_id: int, subject: str, *, may_ask: bool = True
     ) -> None:
-        """``may_ask``: either cluster, for what this process does not know yet."""
+        """``may_ask`` allows calls to the clusters for schemas that this process does not know."""
         self._may_ask = may_ask
         self._ends = ends
         self._topic = topic
@@ -322,9 +320,8 @@ class Schemas:
         self._subject = subject
 
     def translate(self, rows: Any) -> Any:
-        """The same rows, with the target's ids and versions. Raises SchemaConflict, of the first row that
-        cannot be translated; Unavailable, Denied; SourceFailed. Raises NotLearned instead of asking, if it
-        may not."""
+        """The rows with the target's ids and versions. Raises SchemaConflict for the first row that cannot be
+        translated, Unavailable, Denied, SourceFailed; NotLearned if a call is needed and not allowed."""
         ids, versions = rows.column("schema_id"), rows.column("schema_version")
         if ids.null_count == len(ids):
             return rows
@@ -375,8 +372,7 @@ class Schemas:
 
     @staticmethod
     def forget(topic: str) -> None:
-        """What the target calls them may have changed: somebody has deleted a subject there, and registered
-        it again."""
+        """Forget the schemas of a topic: a user may have deleted a subject there and registered it again."""
         with _guard:
             for asked in [each for each in _known if topic == each.topic]:
                 del _known[asked]
@@ -415,7 +411,7 @@ _SCHEMA: Final = schema_of(STORED_COLUMNS)
 
 
 class MessageTooLargeForTarget(CallerError):
-    """The target takes no message of this size."""
+    """A message exceeds the limit of the target."""
 
     def __init__(self, name: str, offset: int, size: int, limit: int) -> None:
         super().__init__(
@@ -426,12 +422,12 @@ class MessageTooLargeForTarget(CallerError):
 
 
 class RangeBuilder:
-    """Of one partition."""
+    """Builds the ranges of one partition."""
 
     def __init__(
         self, name: str, way: CopyRoute, schemas: Callable[[Any], Any], *, max_message_size: int
     ) -> None:
-        """``schemas``: the same rows with the target's schemas. ``max_message_size``: 0 for no limit."""
+        """``schemas`` translates the schemas of rows. ``max_message_size`` is 0 for no limit."""
         self._name = name
         self._way = way
         self._schemas = schemas
@@ -441,7 +437,7 @@ class RangeBuilder:
     def of(
         cls, ends: LinkEnds, errand: Errand, *, max_message_size: int, may_ask: bool = True
     ) -> RangeBuilder:
-        """``may_ask``: as of ``Schemas``."""
+        """``may_ask`` is that of ``Schemas``."""
         schemas = Schemas(ends, errand.name, errand.target_topic_id, errand.subject, may_ask=may_ask)
         topic = origin_topic(ends.source_id, errand.topic_id)
         way = CopyRoute(ends.source_name, topic, ends.target_name, errand.forward)
@@ -456,8 +452,8 @@ class RangeBuilder:
                 begin = False
 
     def _stretches(self, at: int, portion: Any) -> Iterator[Stretch]:
-        """All of it, or what is before the first message that cannot be copied. Which messages share a
-        portion is chance: how far a partition gets must not depend on that."""
+        """The whole portion, or the part before the first message that cannot be copied. Which messages share
+        a portion is chance: the progress of a partition must not depend on it."""
         end = at + portion.num_rows
         trouble: CallerError | None = None
         while end > at:
@@ -496,7 +492,7 @@ class RangeBuilder:
         )
 
     def _portions(self, rows: Iterable[Rows], at: int) -> Iterator[tuple[int, Any]]:
-        """With the offset of the first row of each."""
+        """Yield portions, each with the offset of its first row."""
         few: list[Any] = []
         count = size = 0
         for each in rows:
@@ -513,7 +509,7 @@ class RangeBuilder:
 
 
 def _whole(rows: Rows) -> Any:
-    """With all columns, also those that hold nothing."""
+    """The rows with all columns, also empty ones."""
     count = rows.end - rows.start
     arrays = [
         rows.columns[spec.name] if spec.name in rows.columns else nulls(spec, count) for spec in COLUMNS
