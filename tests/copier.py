@@ -10,14 +10,13 @@ from unittest import mock
 from msgspec.structs import replace
 
 from sava.client.errors import ClientError
-from sava.pipeline.link import Access, Extent, Link
-from sava.pipeline.positions import Part
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
+from sava.pipeline.options import TopicPartition
 from sava.pipeline.replicate import copying
-from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.target import Target
-from sava.pipeline.replicate.together import copy_together
-from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
-from sava.pipeline.source.history import History
+from sava.pipeline.replicate.copying import copy, copy_together
+from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
+from sava.pipeline.source.planning import SegmentHistory
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
 from tests.patience import PATIENCE_S
@@ -40,29 +39,29 @@ def eventually(ask: Callable[[], T]) -> T:
 class Site:
     """A cluster that runs, as its clients see it."""
 
-    def __init__(self, name: str, access: Access) -> None:
+    def __init__(self, name: str, access: ClusterAccess) -> None:
         self.name = name
         self.access = access
-        self.cluster_id = eventually(Target.of(access).hello).cluster_id
+        self.cluster_id = eventually(TargetCluster.of(access).hello).cluster_id
 
     def close(self) -> None:
-        Target.of(self.access).close()
-        Link.of(self.access).close()
+        TargetCluster.of(self.access).close()
+        ClusterClient.of(self.access).close()
 
     @property
-    def link(self) -> Link:
-        return Link.of(self.access)
+    def link(self) -> ClusterClient:
+        return ClusterClient.of(self.access)
 
     def create(self, topic: str) -> int:
         """Its id."""
-        target = Target.of(self.access)
+        target = TargetCluster.of(self.access)
         shape = eventually(lambda: target.ensure_topic(topic, partitions=0, cluster=self.name))
         return int(shape.topic_ids[0])
 
     def publish(self, topic: str, messages: list[Message]) -> None:
         self.link.publish(topic, iter([RecordBatch.from_messages(messages)]))
 
-    def extent(self, topic: str) -> Extent:
+    def extent(self, topic: str) -> PartitionExtent:
         return self.link.extents([topic])[topic]
 
     def stored(self, topic: str) -> None:
@@ -96,11 +95,11 @@ class Copier:
         self.position = 0
 
     def errand(self, *, from_tail: bool = False, begin: int | None = 0) -> Errand:
-        extent, history = self.source.extent(self.topic), History(self.source.link)
+        extent, history = self.source.extent(self.topic), SegmentHistory(self.source.link)
         start = min(self.position, extent.end)
         stored = start if from_tail else extent.stored
-        pieces = history.pieces(Part(self.topic, 0), self.topic, start, extent.end, stored=stored)
-        subject = self.source.link.parts(self.topic).schema_subject
+        pieces = history.pieces(TopicPartition(self.topic, 0), self.topic, start, extent.end, stored=stored)
+        subject = self.source.link.partitions(self.topic).schema_subject
         return Errand(
             name=self.topic,
             topic_id=self.topic_id,
@@ -113,10 +112,10 @@ class Copier:
             forward=self.forward,
         )
 
-    def share(self, budget: float = 5.0, *, from_tail: bool = False) -> Share:
-        return Share(ends=self.ends, errands=(self.errand(from_tail=from_tail),), budget_s=budget)
+    def share(self, budget: float = 5.0, *, from_tail: bool = False) -> CopyShare:
+        return CopyShare(ends=self.ends, errands=(self.errand(from_tail=from_tail),), budget_s=budget)
 
-    def round(self, budget: float = 5.0, *, from_tail: bool = False) -> Outcome:
+    def round(self, budget: float = 5.0, *, from_tail: bool = False) -> CopyOutcome:
         (outcome,) = copy(self.share(budget, from_tail=from_tail))
         self.position = outcome.position if outcome.is_known else self.position
         return outcome
@@ -155,16 +154,16 @@ class Several:
         self.together = 0
         """Errands that were not copied one by one."""
 
-    def share(self, budget: float = 5.0) -> Share:
+    def share(self, budget: float = 5.0) -> CopyShare:
         errands = tuple(
             copier.errand(from_tail=True, begin=None if copier.position else 0) for copier in self.copiers
         )
-        return Share(ends=self.copiers[0].ends, errands=errands, budget_s=budget, is_light=True)
+        return CopyShare(ends=self.copiers[0].ends, errands=errands, budget_s=budget, is_light=True)
 
-    def round(self, budget: float = 5.0) -> list[Outcome]:
+    def round(self, budget: float = 5.0) -> list[CopyOutcome]:
         return self.copy(self.share(budget))
 
-    def copy(self, share: Share) -> list[Outcome]:
+    def copy(self, share: CopyShare) -> list[CopyOutcome]:
         with mock.patch.object(copying, "copy_together", self._copied_together):
             outcomes = copy(share)
         for copier, outcome in zip(self.copiers, outcomes, strict=True):

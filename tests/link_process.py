@@ -12,8 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
-from sava.pipeline.link import Access
-from sava.pipeline.replicate.control import AdminControl
+from sava.pipeline.cluster import ClusterAccess
+from sava.pipeline.replicate.background import AdminLinkControl
 from sava.pipeline.replicate.job import Edges, LinkJob
 from tests.patience import PATIENCE_S
 
@@ -59,7 +59,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
-    edges = Edges(AdminControl(admin), ThreadEngine(), Access(service, timeout_s=5.0))
+    edges = Edges(AdminLinkControl(admin), ThreadEngine(), ClusterAccess(service, timeout_s=5.0))
     job = LinkJob(f"replicate-{remote}", remote, "test", edges)
     while job.end is None:
         if is_over.wait(0.1):

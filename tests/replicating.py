@@ -23,13 +23,13 @@ from sava.client import Tls
 from sava.client.errors import ClientError
 from sava.config import Auth
 from sava.logs import MOST
-from sava.pipeline.link import Access
-from sava.pipeline.replicate.control import AdminControl
+from sava.pipeline.cluster import ClusterAccess
+from sava.pipeline.replicate.background import AdminLinkControl
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.job import Edges, LinkJob
-from sava.pipeline.replicate.work import Outcome, Share
-from sava.pipeline.runner.admin import AdminControl as RunnerControl
-from sava.pipeline.runner.control import Status
+from sava.pipeline.replicate.work import CopyOutcome, CopyShare
+from sava.pipeline.runner.control import AdminRunnerControl as RunnerControl
+from sava.pipeline.runner.control import JobStatus
 from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.records import Message
@@ -164,9 +164,9 @@ class ThreadEngine:
     cores = 2
 
     def __init__(self) -> None:
-        self.shares: list[Share] = []
+        self.shares: list[CopyShare] = []
 
-    def run(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+    def run(self, group: str, shares: Sequence[CopyShare]) -> list[CopyOutcome]:
         self.shares += shares
         with ThreadPoolExecutor(len(shares)) as pool:
             return [outcome for outcomes in pool.map(copy, shares) for outcome in outcomes]
@@ -204,9 +204,9 @@ class Claim:
         self._control.join()
         self._claim = self._claim or self._control.claim(self._pipeline)
         if self._claim:
-            answer = self._control.report(self._pipeline, self._claim, Status("running"))
+            answer = self._control.report(self._pipeline, self._claim, JobStatus("running"))
             if not answer.is_wanted:
-                self._control.release(self._pipeline, self._claim, Status("stopped"))
+                self._control.release(self._pipeline, self._claim, JobStatus("stopped"))
                 self._claim = 0
 
 
@@ -215,7 +215,9 @@ class RunningLink:
 
     def __init__(self, side: Side, remote: str = "west") -> None:
         self.engine = ThreadEngine()
-        edges = Edges(AdminControl(side.broker.admin), self.engine, Access(side.service, timeout_s=5.0))
+        edges = Edges(
+            AdminLinkControl(side.broker.admin), self.engine, ClusterAccess(side.service, timeout_s=5.0)
+        )
         pipeline, runner = f"replicate-{remote}", f"test-{remote}"
         self._claim = Claim(side.broker.admin, pipeline, runner)
         self.job = LinkJob(pipeline, remote, runner, edges)

@@ -21,7 +21,7 @@ from bench.samples import percentile
 from bench.servers import Server
 from bench.standalone import standalone_broker
 from bench.worker import Worker
-from sava.pipeline.link import Access, Link
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.proto import pipelines_pb2
 from sava.proto import replication_pb2 as pb
 from sava.services.admin_client import AdminClient
@@ -147,7 +147,7 @@ async def _extents(server: Server, topics: Sequence[str]) -> dict[str, Any]:
     """Of those that are there."""
 
     def ask() -> dict[str, Any]:
-        link = Link.of(Access(server.address))
+        link = ClusterClient.of(ClusterAccess(server.address))
         known = {each.topic for each in link.topics()}
         return link.extents([topic for topic in topics if topic in known])
 

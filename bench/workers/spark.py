@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from bench.spark_cluster import surroundings
 from bench.workers import SIZE, serve
-from sava.pipeline.link import Access, Link
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
 
 TINY: Final = 20
 """Rows of a tiny batch."""
@@ -102,7 +102,7 @@ class Jobs:
 
     async def stored(self, topic: str) -> dict[str, Any]:
         """The files that hold the topic, once all of it is in them."""
-        link = Link.of(Access(self._service))
+        link = ClusterClient.of(ClusterAccess(self._service))
         deadline = time.monotonic() + STORED_TIMEOUT_S
         while (extent := link.extents([topic])[topic]).stored < extent.end:
             assert time.monotonic() < deadline, f"{extent.end - extent.stored} messages are not in segments"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from sava.errors import SavaError
-from sava.pipeline.link import Access
+from sava.pipeline.cluster import ClusterAccess
 from tests.cluster.harness import Brokers, until
 from tests.copier import Several, Site, numbered, payloads
 from tests.long import IS_LONG
@@ -31,7 +31,7 @@ class Named(Brokers):
         self.name = name
 
     def site(self) -> Site:
-        return Site(self.name, Access(",".join(broker.client_url for broker in self.brokers)))
+        return Site(self.name, ClusterAccess(",".join(broker.client_url for broker in self.brokers)))
 
     async def move(self, topic: str) -> None:
         moves = await self.unload(topic, to=(await self.others(topic))[0])

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sava.pipeline.link import Access, Link
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.records import RecordBatch
 from tests.cluster.harness import Brokers
 from tests.cluster.test_brokers import at_rest
@@ -24,10 +24,10 @@ def batch(number: int) -> RecordBatch:
 
 
 @asynccontextmanager
-async def linked(cluster: Brokers, *, through: int | None = None) -> AsyncIterator[Link]:
+async def linked(cluster: Brokers, *, through: int | None = None) -> AsyncIterator[ClusterClient]:
     brokers = cluster.brokers if through is None else [cluster.brokers[through]]
     service = ",".join(broker.client_url for broker in brokers)
-    link = await asyncio.to_thread(Link.of, Access(service))
+    link = await asyncio.to_thread(ClusterClient.of, ClusterAccess(service))
     try:
         yield link
     finally:
@@ -77,7 +77,7 @@ async def test_a_link_to_a_broker_that_has_none_of_the_topics(tmp_path: Path) ->
     async with Brokers(3, tmp_path) as cluster:
         await cluster.create(TOPIC, partitions=6)
         async with linked(cluster, through=0) as link:
-            names = (await asyncio.to_thread(link.parts, TOPIC)).names
+            names = (await asyncio.to_thread(link.partitions, TOPIC)).names
             assert len(names) == 6
             for number, name in enumerate(names):
                 assert await asyncio.to_thread(link.publish, name, iter([batch(number)])) == ROWS

@@ -6,8 +6,8 @@ import threading
 import time
 from pathlib import Path
 
-from sava.pipeline.runner.admin import AdminControl
-from sava.pipeline.runner.runner import Runner
+from sava.pipeline.runner.control import AdminRunnerControl
+from sava.pipeline.runner.runner import PipelineRunner
 from sava.proto import pipelines_pb2 as pb
 from tests.cluster.harness import Brokers, until
 from tests.unit.pipeline.runner.fakes import FakeKind
@@ -31,8 +31,8 @@ async def test_the_death_of_the_leader_does_not_disturb_a_pipeline(tmp_path: Pat
         request = pb.ApplyPipelineRequest(spec=spec)
         await other.client.call(other.client.pipelines.ApplyPipeline, request)
         kind = FakeKind()
-        control = AdminControl(leader.client.target, "a", kinds=("fake",), ttl_s=TTL_S)
-        runner = Runner("a", control, {"fake": kind})
+        control = AdminRunnerControl(leader.client.target, "a", kinds=("fake",), ttl_s=TTL_S)
+        runner = PipelineRunner("a", control, {"fake": kind})
 
         def work() -> None:
             while not runner.is_done:

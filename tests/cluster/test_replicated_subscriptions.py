@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import pytest
 
 from sava.client import Client
-from sava.pipeline.link import Access
-from sava.pipeline.replicate.control import AdminControl
+from sava.pipeline.cluster import ClusterAccess
+from sava.pipeline.replicate.background import AdminLinkControl
 from sava.pipeline.replicate.job import Edges, LinkJob
 from sava.proto import replication_pb2 as pb
 from sava.proto import topics_admin_pb2
@@ -75,7 +75,9 @@ class Site(NamedBrokers):
 
 
 def in_threads(site: Site, other: Site) -> Driver:
-    edges = Edges(AdminControl(site.brokers[0].admin), ThreadEngine(), Access(site.service, timeout_s=5.0))
+    edges = Edges(
+        AdminLinkControl(site.brokers[0].admin), ThreadEngine(), ClusterAccess(site.service, timeout_s=5.0)
+    )
     return LinkJob(f"replicate-{other.name}", other.name, "test", edges)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sava.errors import SavaError
-from sava.pipeline.link import Access, Link
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.proto import pipelines_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.storage.link_cursors import link_cursor
@@ -102,7 +102,7 @@ async def test_what_is_to_be_copied_again_is_kept_again_wherever_it_is_served(
         return [each.cursor for described in found for each in described.subscriptions]
 
     assert await cursors() == [0] * 3, "before anything is copied, all is kept"
-    link = Link.of(Access(",".join(broker.client_url for broker in trio.running)))
+    link = ClusterClient.of(ClusterAccess(",".join(broker.client_url for broker in trio.running)))
     try:
         ends = dict.fromkeys(parts, 2)
         assert not await asyncio.to_thread(link.advance_all, CURSOR, ends, timeout_s=10.0)

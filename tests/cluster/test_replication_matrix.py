@@ -25,7 +25,7 @@ from sava.broker.names import TopicName
 from sava.broker.specs import spec_key
 from sava.client.loop_thread import LoopThread
 from sava.errors import SavaError
-from sava.pipeline.replicate import visiting
+from sava.pipeline.replicate import background
 from sava.proto import admin_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from tests.long import IS_LONG
@@ -235,7 +235,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         # Most of the time would be spent waiting for the next look at the remote.
-        patch.setattr(visiting, "DESCRIBE_S", 0.3)
+        patch.setattr(background, "DESCRIBE_S", 0.3)
         yield World(tmp_path_factory.mktemp("clusters"), stack)
 
 

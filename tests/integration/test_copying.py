@@ -22,8 +22,8 @@ from msgspec.structs import replace
 
 from sava.blocking import Client
 from sava.client.errors import ClientError
-from sava.pipeline.link import Access
-from sava.pipeline.replicate.origins import REPLICATE
+from sava.pipeline.cluster import ClusterAccess
+from sava.pipeline.replicate.translation import REPLICATE
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc
 from sava.records import Message, Origin
 from sava.storage.chains import PATH
@@ -49,7 +49,7 @@ class Standing(Site):
         self.broker = Standalone(directory, SAVA__CLUSTER_NAME=name, **uploads, **settings)
         self.broker.start()
         try:
-            super().__init__(name, Access(self.broker.url))
+            super().__init__(name, ClusterAccess(self.broker.url))
         except ClientError:
             self.broker.kill()
             print(self.broker.log.read_text()[-4000:])
@@ -293,7 +293,7 @@ def test_schemas_are_called_as_the_target_calls_them(
     given += [Message(b"{}", None, {}, 1, named[0][0], None)]
     eu.publish(topic, given)
     copier.finish()
-    assert asia.link.parts(topic).schema_subject == subject
+    assert asia.link.partitions(topic).schema_subject == subject
     found = asia.messages(topic)
     assert len(found) == 61
     assert found[0].schema_id != named[0][0], "each cluster has its own ids"

@@ -15,7 +15,7 @@ import pytest
 
 from sava.blocking import Client
 from sava.client import Refused, TopicUnknown, Unavailable
-from sava.pipeline.link import Access, Extent, Link, OffsetGone
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone, PartitionExtent
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc, writers_pb2
 from sava.records import Codec, RecordBatch
 from sava.storage.objectstore import ObjectStore
@@ -48,20 +48,20 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 @pytest.fixture(scope="module")
-def link(broker: Standalone) -> Iterator[Link]:
-    link = Link.of(Access(broker.url))
+def link(broker: Standalone) -> Iterator[ClusterClient]:
+    link = ClusterClient.of(ClusterAccess(broker.url))
     yield link
     link.close()
 
 
-def test_topics_are_found_and_created(link: Link) -> None:
+def test_topics_are_found_and_created(link: ClusterClient) -> None:
     with pytest.raises(TopicUnknown):
-        link.parts("/default/found")
-    created = link.parts("/default/found", create=True)
+        link.partitions("/default/found")
+    created = link.partitions("/default/found", create=True)
     assert created == ("/default/found", True, False, ("/default/found",), "")
-    link.parts("/default/parted-part-2", create=True)
-    assert link.parts("/default/parted").names == tuple(f"/default/parted-part-{n}" for n in range(3))
-    assert link.parts("/default/parted").partitioned
+    link.partitions("/default/parted-part-2", create=True)
+    assert link.partitions("/default/parted").names == tuple(f"/default/parted-part-{n}" for n in range(3))
+    assert link.partitions("/default/parted").partitioned
     listed = {each.topic: each.partition_count for each in link.topics("default")}
     assert (listed["/default/found"], listed["/default/parted"]) == (0, 3)
     assert "/default/parted-part-0" not in listed
@@ -70,9 +70,9 @@ def test_topics_are_found_and_created(link: Link) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
-def test_what_is_published_is_read(link: Link, codec: Codec) -> None:
-    (name,) = link.parts(f"/default/read-{codec.name.lower()}", create=True).names
-    assert link.extents([name]) == {name: Extent(0, 0, 0)}
+def test_what_is_published_is_read(link: ClusterClient, codec: Codec) -> None:
+    (name,) = link.partitions(f"/default/read-{codec.name.lower()}", create=True).names
+    assert link.extents([name]) == {name: PartitionExtent(0, 0, 0)}
     assert link.publish(name, batches(30, codec=codec)) == 30 * ROWS
     assert link.extents([name])[name].end == 30 * ROWS
     assert numbers(link.read(name, 0, 30 * ROWS)) == list(range(30 * ROWS))
@@ -88,13 +88,13 @@ def test_what_is_published_is_read(link: Link, codec: Codec) -> None:
     assert segments.store_url.startswith("file://")
 
 
-def test_growth_wakes_who_waits(link: Link) -> None:
-    names = link.parts("/default/growing-part-1", create=True).names
+def test_growth_wakes_who_waits(link: ClusterClient) -> None:
+    names = link.partitions("/default/growing-part-1", create=True).names
     first, second = (f"/default/growing-part-{n}" for n in range(2))
     assert names == (second,)
     assert link.wait_beyond({first: 0, second: 0}, timeout_s=0.1) == {
-        first: Extent(0, 0, 0),
-        second: Extent(0, 0, 0),
+        first: PartitionExtent(0, 0, 0),
+        second: PartitionExtent(0, 0, 0),
     }
     timer = threading.Timer(0.3, lambda: link.publish(second, batches(1)))
     timer.start()
@@ -104,8 +104,8 @@ def test_growth_wakes_who_waits(link: Link) -> None:
     timer.join()
 
 
-def test_progress_is_seen_as_a_subscription(broker: Standalone, link: Link) -> None:
-    (name,) = link.parts("/default/progress", create=True).names
+def test_progress_is_seen_as_a_subscription(broker: Standalone, link: ClusterClient) -> None:
+    (name,) = link.partitions("/default/progress", create=True).names
     link.publish(name, batches(3))
     for offset in (ROWS, 2 * ROWS, 2 * ROWS):
         link.advance(name, "query", offset)
@@ -118,7 +118,7 @@ def test_progress_is_seen_as_a_subscription(broker: Standalone, link: Link) -> N
         assert found[0].offset == 2 * ROWS
 
 
-def test_the_schema_of_a_topic_is_found(broker: Standalone, link: Link) -> None:
+def test_the_schema_of_a_topic_is_found(broker: Standalone, link: ClusterClient) -> None:
     definition = b'{"type": "object"}'
     request = danube_schema_pb2.RegisterSchemaRequest(
         subject="order", schema_type="json_schema", schema_definition=definition
@@ -127,7 +127,7 @@ def test_the_schema_of_a_topic_is_found(broker: Standalone, link: Link) -> None:
         danube_schema_pb2_grpc.SchemaRegistryStub(channel).RegisterSchema(request, timeout=PATIENCE_S)
     with Client(broker.url) as client, client.producer("/default/typed", schema="order"):
         pass
-    subject = link.parts("/default/typed").schema_subject
+    subject = link.partitions("/default/typed").schema_subject
     assert subject == "order"
     found = link.schema(subject)
     assert (found.version, found.type, found.definition) == (1, "json_schema", definition)
@@ -136,8 +136,8 @@ def test_the_schema_of_a_topic_is_found(broker: Standalone, link: Link) -> None:
         link.schema("nothing")
 
 
-def test_what_was_staged_is_published_once(link: Link) -> None:
-    (name,) = link.parts("/default/staged", create=True).names
+def test_what_was_staged_is_published_once(link: ClusterClient) -> None:
+    (name,) = link.partitions("/default/staged", create=True).names
     where = link.staging("w")
     key, data, sections = new_object(f"{where.prefix}/one", {name: list(batches(3))})
     asyncio.run(ObjectStore.open(where.store_url).put_new(key, data))
@@ -158,8 +158,8 @@ def test_a_broker_that_is_killed_and_comes_back_is_only_a_pause(tmp_path: Path) 
     """While somebody reads, publishes, waits and asks."""
     count = 200
     with Standalone(tmp_path) as broker:
-        link = Link.of(Access(broker.url))
-        (name,) = link.parts("/default/orders", create=True).names
+        link = ClusterClient.of(ClusterAccess(broker.url))
+        (name,) = link.partitions("/default/orders", create=True).names
 
         def some() -> Iterator[RecordBatch]:
             for number, batch in enumerate(batches(count)):
@@ -197,14 +197,14 @@ def test_certificates_are_shown(tmp_path: Path) -> None:
     files = {"ca": auth.tls.ca_file, "cert": auth.tls.cert_file, "key": auth.tls.key_file}
     with Standalone(tmp_path, auth) as broker:
         shown = {name: str(path) for name, path in files.items()}
-        link = Link.of(Access(broker.url, token="secret", timeout_s=60, **shown))
-        (name,) = link.parts("/default/orders", create=True).names
+        link = ClusterClient.of(ClusterAccess(broker.url, token="secret", timeout_s=60, **shown))
+        (name,) = link.partitions("/default/orders", create=True).names
         assert link.publish(name, batches(2)) == 2 * ROWS
         assert numbers(link.read(name, 0, 2 * ROWS)) == list(range(2 * ROWS))
         link.close()
-        stranger = Link.of(Access(broker.url, ca=shown["ca"], timeout_s=1))
+        stranger = ClusterClient.of(ClusterAccess(broker.url, ca=shown["ca"], timeout_s=1))
         with pytest.raises(Unavailable):
-            stranger.parts("/default/orders")
+            stranger.partitions("/default/orders")
         stranger.close()
     with pytest.raises(Refused, match="nowhere"):
-        Link.of(Access(broker.url, ca="/nowhere"))
+        ClusterClient.of(ClusterAccess(broker.url, ca="/nowhere"))

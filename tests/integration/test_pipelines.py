@@ -14,10 +14,9 @@ import pytest
 
 from sava.cli.main import main
 from sava.client.errors import Refused, Unavailable
-from sava.pipeline.runner.admin import AdminControl
-from sava.pipeline.runner.control import Status
-from sava.pipeline.runner.kinds import Progress
-from sava.pipeline.runner.runner import Runner
+from sava.pipeline.runner.control import AdminRunnerControl, JobStatus
+from sava.pipeline.runner.kinds import JobProgress
+from sava.pipeline.runner.runner import PipelineRunner
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 from tests.unit.pipeline.runner.fakes import FakeKind
@@ -38,7 +37,7 @@ Sava = Callable[..., Any]
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     with Standalone(tmp_path_factory.mktemp("broker")) as started:
-        control = AdminControl(started.admin, "first", kinds=("custom",))
+        control = AdminRunnerControl(started.admin, "first", kinds=("custom",))
         try:
             _until(lambda: _answers(control.list))
         finally:
@@ -64,11 +63,11 @@ def sava(broker: Standalone, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 
 
 @pytest.fixture
-def control(broker: Standalone) -> Iterator[Callable[..., AdminControl]]:
-    made: list[AdminControl] = []
+def control(broker: Standalone) -> Iterator[Callable[..., AdminRunnerControl]]:
+    made: list[AdminRunnerControl] = []
 
-    def make(runner: str, ttl_s: float = PATIENCE_S) -> AdminControl:
-        control = AdminControl(broker.admin, runner, kinds=("custom",), ttl_s=ttl_s)
+    def make(runner: str, ttl_s: float = PATIENCE_S) -> AdminRunnerControl:
+        control = AdminRunnerControl(broker.admin, runner, kinds=("custom",), ttl_s=ttl_s)
         made.append(control)
         return control
 
@@ -156,7 +155,7 @@ def test_tables_are_for_people(
     sava("delete", "shown")
 
 
-def test_claims_by_way_of_the_admin_port(control: Callable[..., AdminControl], sava: Sava) -> None:
+def test_claims_by_way_of_the_admin_port(control: Callable[..., AdminRunnerControl], sava: Sava) -> None:
     a, b = control("a"), control("b")
     sava("create", "copy", "--from", "topic=/default/orders", "--to", "topic=/default/copy")
     with pytest.raises(Refused) as refused:
@@ -169,7 +168,7 @@ def test_claims_by_way_of_the_admin_port(control: Callable[..., AdminControl], s
     assert claim > 0
     assert b.claim("copy") == 0
     assert b.claim("missing") == 0
-    answer = a.report("copy", claim, Status("running", rows=12, lag_messages=3, last_error="none"))
+    answer = a.report("copy", claim, JobStatus("running", rows=12, lag_messages=3, last_error="none"))
     assert (answer.is_held, answer.is_wanted) == (True, True)
     (listed,) = b.list()
     assert (listed.holder, listed.rows, listed.settings["to"]) == ("a", 12, {"topic": "/default/copy"})
@@ -180,8 +179,8 @@ def test_claims_by_way_of_the_admin_port(control: Callable[..., AdminControl], s
     assert "is about to stop it" in sava(
         "create", "copy", "--from", "topic=/default/orders", "--to", "topic=/default/copy", code=1
     )
-    assert not a.report("copy", claim, Status("running")).is_wanted
-    a.release("copy", claim, Status("stopped"))
+    assert not a.report("copy", claim, JobStatus("running")).is_wanted
+    a.release("copy", claim, JobStatus("stopped"))
     assert b.list() == []
     a.leave()
     b.leave()
@@ -189,13 +188,13 @@ def test_claims_by_way_of_the_admin_port(control: Callable[..., AdminControl], s
 
 
 def test_a_runner_that_is_killed_is_followed_by_another(
-    control: Callable[..., AdminControl], sava: Sava
+    control: Callable[..., AdminRunnerControl], sava: Sava
 ) -> None:
     for number in range(4):
         sava("create", f"p{number}", "--from", "topic=/default/orders", "--to", "topic=/default/copy")
     kinds = {"a": FakeKind(), "b": FakeKind()}
     controls = {name: control(name, ttl_s=6.0) for name in kinds}
-    runners = {name: Runner(name, controls[name], {"custom": kinds[name]}) for name in kinds}
+    runners = {name: PipelineRunner(name, controls[name], {"custom": kinds[name]}) for name in kinds}
     alive = ["a", "b"]
 
     def step() -> None:
@@ -204,7 +203,7 @@ def test_a_runner_that_is_killed_is_followed_by_another(
 
     _until(lambda: all(len(kind.running) == 2 for kind in kinds.values()), act=step)
     first = next(iter(runners["a"].hosted))
-    kinds["a"].running[0].shown = Progress(is_running=True, rows=5)
+    kinds["a"].running[0].shown = JobProgress(is_running=True, rows=5)
     _until(lambda: any(each["rows"] == 5 for each in sava("status")), act=step)
     assert first.startswith("p")
     alive.remove("a")  # as by kill -9: it says nothing any more

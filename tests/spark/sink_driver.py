@@ -35,9 +35,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from sava.pipeline import sink
-from sava.pipeline.link import Link
+from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.options import SinkOptions
-from sava.pipeline.sink.writers import StreamWriter, Written
+from sava.pipeline.sink.writers import StreamWriter, TaskOutput
 from sava.proto import writers_pb2 as pb
 
 WAIT_S = 120.0
@@ -66,7 +66,7 @@ class TrappedWriter(StreamWriter):
         self._trap = trap
         self._place = place
 
-    def write(self, iterator: Iterator[Any]) -> Written:
+    def write(self, iterator: Iterator[Any]) -> TaskOutput:
         context = TaskContext.get()
         assert context is not None
         if self._trap == "write" and context.attemptNumber() == 0:
@@ -89,12 +89,12 @@ class TrappedWriter(StreamWriter):
         if trap is None or (self._trap == "fenced" and not batchId) or sprung(Path(self._place)):
             super().commit(messages, batchId)
             return
-        commit = Link.commit
+        commit = ClusterClient.commit
 
-        def trapped(link: Link, request: pb.CommitRequest) -> pb.CommitResponse:
+        def trapped(link: ClusterClient, request: pb.CommitRequest) -> pb.CommitResponse:
             return trap(lambda: commit(link, request))
 
-        with mock.patch.object(Link, "commit", trapped):
+        with mock.patch.object(ClusterClient, "commit", trapped):
             super().commit(messages, batchId)
 
     def _before(self, commit: Callable[[], pb.CommitResponse]) -> pb.CommitResponse:

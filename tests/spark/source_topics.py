@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sava.blocking import Client
-from sava.pipeline.link import Access, Extent, Link
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
@@ -43,11 +43,11 @@ def _chunks(numbers: Iterable[int], size: int) -> Iterable[list[int]]:
         yield part
 
 
-def link_to(broker: Standalone) -> Link:
-    return Link.of(Access(broker.url))
+def link_to(broker: Standalone) -> ClusterClient:
+    return ClusterClient.of(ClusterAccess(broker.url))
 
 
-def extent(broker: Standalone, name: str) -> Extent:
+def extent(broker: Standalone, name: str) -> PartitionExtent:
     return link_to(broker).extents([name])[name]
 
 

@@ -78,6 +78,6 @@ def test_a_master_that_spark_refuses(tmp_path: Path, runners: list[RunnerProcess
     runners.append(runner)
     assert runner.ended() == 1
     assert "Spark does not start with master local[0]: " in runner.said
-    assert "look at --master and --conf" in runner.said
+    assert "check --master and --conf" in runner.said
     assert "Traceback" not in runner.said
     runner.wait_gone()

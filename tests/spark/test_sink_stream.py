@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sava.pipeline.spark_errors import brief
+from sava.pipeline.launch import brief
 from tests.integration.harness import sava
 from tests.long import only_long
 from tests.spark.sink_driver import start_query

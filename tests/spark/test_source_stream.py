@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
-from sava.pipeline.spark_errors import brief
+from sava.pipeline.launch import brief
 from tests.long import only_long
 from tests.spark.source_topics import Seen, extent, fill, follow, new_topic, stored, until
 from tests.standalone import Standalone
@@ -276,6 +276,6 @@ def test_a_missing_topic_is_what_its_runner_tells_of(
     with pytest.raises(StreamingQueryException) as caught:
         Seen().start(follow(spark, broker, topic="/default/nowhere"), tmp_path).awaitTermination(60)
     assert brief(caught.value) == (
-        "sava.pipeline.source.errors.SourceRefused: "
+        "sava.pipeline.errors.SourceRefused: "
         "there is no topic /default/nowhere: create it, or name another one"
     )

@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from sava.client import Client
-from sava.pipeline.link import Access, Extent, Link
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from tests.cluster.harness import Brokers, until
 from tests.long import only_long
 from tests.spark.source_topics import Seen
@@ -133,7 +133,7 @@ async def forgetful(tmp_path: Path) -> AsyncIterator[Brokers]:
         yield cluster
 
 
-async def overtake(cluster: Brokers) -> Extent:
+async def overtake(cluster: Brokers) -> PartitionExtent:
     """Publish until messages that were not read are gone; what is left."""
     await cluster.command("topics", "set-policy", TOPIC, "--retention-size-mb", "1")
     async with cluster.sava_client(timeout=60) as client, client.producer(TOPIC, timeout=60) as producer:
@@ -144,8 +144,8 @@ async def overtake(cluster: Brokers) -> Extent:
     return await extent(cluster)
 
 
-async def extent(cluster: Brokers) -> Extent:
-    link = Link.of(Access(cluster.brokers[0].client_url))
+async def extent(cluster: Brokers) -> PartitionExtent:
+    link = ClusterClient.of(ClusterAccess(cluster.brokers[0].client_url))
     return (await asyncio.to_thread(link.extents, [TOPIC]))[TOPIC]
 
 
@@ -156,7 +156,7 @@ async def is_stored(cluster: Brokers) -> bool:
 
 async def has_settled(cluster: Brokers) -> bool:
     """A segment goes if those behind it are a megabyte."""
-    link = Link.of(Access(cluster.brokers[0].client_url))
+    link = ClusterClient.of(ClusterAccess(cluster.brokers[0].client_url))
     segments = (await asyncio.to_thread(link.segments, TOPIC, 0)).segments
     return segments[0].start_offset > 10 and sum(segment.size for segment in segments[1:]) < 1 << 20
 

@@ -15,10 +15,17 @@ from sava.broker.stretches import Source, Stretch
 from sava.cli import replication_verify
 from sava.cli.replication_verify import question_of
 from sava.client.loop_thread import LoopThread
-from sava.pipeline.link import Access, Link
-from sava.pipeline.replicate.origins import REPLICATE
-from sava.pipeline.replicate.target import Target
-from sava.pipeline.replicate.verify import FINDINGS, Finding, Question, Side, Verdict, verify
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
+from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.translation import REPLICATE
+from sava.pipeline.replicate.verify import (
+    FINDINGS,
+    PartitionVerdict,
+    VerifyFinding,
+    VerifyRequest,
+    VerifySide,
+    verify,
+)
 from sava.records import Message, Origin, RecordBatch
 from sava.services.admin_client import PLAIN, AdminClient
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
@@ -52,11 +59,11 @@ class Pair:
         self.east, self.west = clusters
         self._sides = {}
         for broker in clusters:
-            target = Target.of(Access(broker.url))
+            target = TargetCluster.of(ClusterAccess(broker.url))
             shape = target.ensure_topic(topic, partitions=0, cluster="test")
             hello = target.hello()
-            self._sides[hello.cluster_name] = Side(
-                access=Access(broker.url),
+            self._sides[hello.cluster_name] = VerifySide(
+                access=ClusterAccess(broker.url),
                 cluster_name=hello.cluster_name,
                 cluster_id=hello.cluster_id,
                 topic_ids=tuple(shape.topic_ids),
@@ -81,8 +88,8 @@ class Pair:
         """As nobody who replicates can: in any order, and twice."""
         self._send(self.west, RecordBatch.from_messages([self._copy(*each) for each in copies]))
 
-    def verify(self, spark: SparkSession, end: int) -> Verdict:
-        question = Question(
+    def verify(self, spark: SparkSession, end: int) -> PartitionVerdict:
+        question = VerifyRequest(
             topic=self.topic,
             partitioned=False,
             source=self._sides[EAST],
@@ -107,7 +114,7 @@ class Pair:
             await stream.close()
 
     def _send(self, broker: Standalone, batch: RecordBatch) -> None:
-        Link.of(Access(broker.url)).publish(self.topic, iter([batch]))
+        ClusterClient.of(ClusterAccess(broker.url)).publish(self.topic, iter([batch]))
 
 
 def later(count: int) -> RecordBatch:
@@ -149,9 +156,9 @@ def test_what_is_missing_different_or_too_much_is_found(spark: SparkSession, pai
     assert not verdict.is_equal
     assert (verdict.compared, verdict.missing, verdict.different, verdict.extra) == (19, 1, 1, 1)
     assert verdict.examples == [
-        Finding(what="missing", cluster=EAST, offset=3),
-        Finding(what="different", cluster=EAST, offset=7),
-        Finding(what="extra", cluster=EAST, offset=20),
+        VerifyFinding(what="missing", cluster=EAST, offset=3),
+        VerifyFinding(what="different", cluster=EAST, offset=7),
+        VerifyFinding(what="extra", cluster=EAST, offset=20),
     ]
 
 
@@ -209,10 +216,10 @@ class Command:
 
         self.link.wait(lambda: position() == end, f"{end} are copied", timeout=60)
 
-    def question(self) -> Question:
+    def question(self) -> VerifyRequest:
         """What the command compares."""
 
-        async def ask() -> Question:
+        async def ask() -> VerifyRequest:
             async with AdminClient(self._east.broker.admin, PLAIN) as client:
                 return question_of(
                     self.topic, WEST, *await replication_verify.ask(client, self.topic, WEST), ""
@@ -258,7 +265,7 @@ def test_a_copy_begins_where_its_policy_did(
     command = Command(clusters, pair.topic, start=at)
     try:
         command.link.wait(lambda: command.begins() == [5], "it is known where the copy begins")
-        Link.of(Access(clusters[0].url)).publish(pair.topic, iter([later(3)]))
+        ClusterClient.of(ClusterAccess(clusters[0].url)).publish(pair.topic, iter([later(3)]))
         command.until_copied(8)
         assert command.question().ranges == {0: (5, 8)}
         command.replicate(start="earliest")

@@ -11,8 +11,8 @@ import time
 
 from sava.client import Tls
 from sava.client.errors import ClientError
-from sava.pipeline.link import Access
-from sava.pipeline.replicate.control import AdminControl
+from sava.pipeline.cluster import ClusterAccess
+from sava.pipeline.replicate.background import AdminLinkControl
 from sava.pipeline.replicate.job import Edges, LinkJob
 from tests.replicating import ThreadEngine
 
@@ -21,10 +21,10 @@ def main() -> None:
     admins, services, remote, *files = sys.argv[1:]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     tls = Tls(*files) if files else None
-    access = Access(services, timeout_s=5.0, **dict(zip(("ca", "cert", "key"), files, strict=False)))
+    access = ClusterAccess(services, timeout_s=5.0, **dict(zip(("ca", "cert", "key"), files, strict=False)))
     while True:
         try:
-            control = AdminControl(admins, tls=tls)
+            control = AdminLinkControl(admins, tls=tls)
             job = LinkJob(f"replicate-{remote}", remote, "torture", Edges(control, ThreadEngine(), access))
             while job.end is None:
                 time.sleep(0.1)

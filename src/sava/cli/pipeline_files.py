@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from sava.errors import CallerError
-from sava.pipeline.runner import registry
+from sava.pipeline.runner import kinds
 from sava.proto import pipelines_pb2 as pb
 
 DEFAULT_KIND = "custom"
@@ -59,7 +59,7 @@ def _spec(document: Any, where: str) -> pb.PipelineSpec:
 
 def spec(name: str, kind: str, settings: dict[str, Any]) -> pb.PipelineSpec:
     """Raises SettingsInvalid."""
-    registry.check(name, kind, settings)
+    kinds.check(name, kind, settings)
     try:
         text = json.dumps(settings)
     except TypeError as error:

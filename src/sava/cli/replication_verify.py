@@ -19,8 +19,8 @@ from sava.proto import replication_pb2 as pb
 from sava.services.admin_client import AdminClient
 
 if TYPE_CHECKING:
-    from sava.pipeline.link import Access
-    from sava.pipeline.replicate.verify import Question, Verdict
+    from sava.pipeline.cluster import ClusterAccess
+    from sava.pipeline.replicate.verify import PartitionVerdict, VerifyRequest
 
 UNREACHABLE = "unreachable"
 
@@ -50,8 +50,8 @@ def verify(
     """Compare what was copied of TOPIC to a remote with what is there, by content, with Spark. Exit code 1 if
     anything is missing, different, repeated, out of order or too much."""
     spark_home()  # whoever has no Spark is told so, and not which of the imports below fails first
+    from sava.pipeline.launch import open_session
     from sava.pipeline.replicate.verify import verify as compare
-    from sava.pipeline.session import open_session
 
     link, status, service = run(admin, lambda client: ask(client, topic, remote))
     question = question_of(topic, remote, link, status, service, since)
@@ -83,9 +83,9 @@ async def ask(client: AdminClient, topic: str, remote: str) -> tuple[pb.Link, An
 
 def question_of(
     topic: str, remote: str, link: pb.Link, status: pb.ReplicationStatus, service: str, since: str
-) -> Question:
+) -> VerifyRequest:
     """What to compare: from where the copy of each partition begins up to what is reported as copied."""
-    from sava.pipeline.replicate.verify import Question, Side
+    from sava.pipeline.replicate.verify import VerifyRequest, VerifySide
 
     known = next((each for each in link.topics if each.topic == topic), None)
     if known is None or not status.topics:
@@ -99,16 +99,16 @@ def question_of(
     }
     if not ranges:
         raise NotReplicated(topic, remote)
-    question = Question(
+    question = VerifyRequest(
         topic=topic,
         partitioned=known.partition_count > 0,
-        source=Side(
+        source=VerifySide(
             access=source,
             cluster_name=link.cluster_name,
             cluster_id=link.cluster_id,
             topic_ids=tuple(known.topic_ids),
         ),
-        target=Side(
+        target=VerifySide(
             access=_access_there(link.remote),
             cluster_name=link.remote.cluster_name,
             cluster_id=link.remote.cluster_id,
@@ -120,35 +120,35 @@ def question_of(
     return msgspec.structs.replace(question, ranges=_since(question, since)) if since else question
 
 
-def _since(question: Question, since: str) -> dict[int, tuple[int, int]]:
-    from sava.pipeline.link import Link
+def _since(question: VerifyRequest, since: str) -> dict[int, tuple[int, int]]:
+    from sava.pipeline.cluster import ClusterClient
 
     moment = positions.to_message(positions.parse_time(since)).publish_time
-    link = Link.of(question.source.access)
+    link = ClusterClient.of(question.source.access)
     return {
         partition: (max(begin, link.offset_at(question.name(partition), moment)), end)
         for partition, (begin, end) in question.ranges.items()
     }
 
 
-def _access_here(service: str) -> Access:
-    from sava.pipeline.link import Access
+def _access_here(service: str) -> ClusterAccess:
+    from sava.pipeline.cluster import ClusterAccess
 
     tls = auth_from_environment().tls
     if tls is None:
-        return Access(service)
-    return Access(service, ca=str(tls.ca_file or ""), cert=str(tls.cert_file), key=str(tls.key_file))
+        return ClusterAccess(service)
+    return ClusterAccess(service, ca=str(tls.ca_file or ""), cert=str(tls.cert_file), key=str(tls.key_file))
 
 
-def _access_there(remote: pb.Remote) -> Access:
-    from sava.pipeline.link import Access
+def _access_there(remote: pb.Remote) -> ClusterAccess:
+    from sava.pipeline.cluster import ClusterAccess
 
-    return Access(
+    return ClusterAccess(
         remote.service, token=remote.token, ca=remote.tls_ca, cert=remote.tls_cert, key=remote.tls_key
     )
 
 
-def _show(verdicts: list[Verdict]) -> None:
+def _show(verdicts: list[PartitionVerdict]) -> None:
     print_table(
         (
             *("PARTITION", "OFFSETS", "COMPARED", "MISSING", "DIFFERENT"),
@@ -166,7 +166,7 @@ def _show(verdicts: list[Verdict]) -> None:
         print_line(line)
 
 
-def _examples(verdicts: list[Verdict]) -> Iterator[str]:
+def _examples(verdicts: list[PartitionVerdict]) -> Iterator[str]:
     for verdict in verdicts:
         for found in verdict.examples:
             what = found.what.replace("_", " ")

@@ -1,7 +1,7 @@
-"""Calls: questions to a cluster, asked until they are answered.
+"""Unary calls to a cluster that are repeated until a broker answers.
 
-A broker that is down, a topic that moves and a leader election pass; whoever asks waits for them, as long as
-it was told to. What a broker refuses is raised at once. Owned by one event loop.
+A broker that is down, a topic that moves and a leader election pass; a call waits for them up to its timeout.
+What a broker refuses is raised at once. One event loop owns everything here.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from sava.proto import (
 from sava.proto import streams_pb2_grpc as rpc
 
 SIDE_BY_SIDE: Final = 64
-"""Calls of one question about many partitions."""
+"""Concurrent calls when one question concerns many partitions."""
 COMMIT_S: Final = 600.0
-"""A commit is answered when all of it is published, wherever its topics are by then."""
+"""A broker answers a commit when every part of it is published, which can take that long."""
 
 
-class Owner:
-    """Where calls about one partition go: to the broker that had it the last time, and after a failure
-    wherever a look-up says."""
+class PartitionOwner:
+    """The broker that owns one partition: the one that answered last, or after a failure the result of a
+    look-up."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self.name = name
         self.target = ""
-        """The broker that answered last; empty if it does not answer any more."""
+        """The broker that answered last; empty after a failure."""
         self._connection = connection
         self._failed = ""
 
     async def call(
         self, method: str, request: Any, *, timeout: float, service: Callable[[Any], Any] = rpc.StreamsStub
     ) -> Any:
-        """One attempt, and a look-up if it is not known where."""
+        """Make one attempt, after a look-up if the owner is not known."""
         target = await self.find(timeout)
         try:
             response = await self._connection.call(
@@ -56,7 +56,7 @@ class Owner:
         return response
 
     async def find(self, timeout: float) -> str:
-        """Where to call. Raises Unavailable, TopicUnknown."""
+        """The address of the owner. Raises Unavailable, TopicUnknown."""
         return self.target or await self._connection.locate(
             self.name, but_not=self._failed, timeout=min(timeout, OPEN_TIMEOUT_S)
         )
@@ -65,12 +65,12 @@ class Owner:
         self.target, self._failed = target, ""
 
     def failed(self, target: str) -> None:
-        """It does not answer, or does not have the partition."""
+        """Note that this broker does not answer or does not own the partition."""
         if self.target in ("", target):  # unless another call has found a better one meanwhile
             self.target, self._failed = "", target
 
     async def ask(self, method: str, request: Any) -> Any:
-        """As often as it takes, within the time of the connection."""
+        """Repeat the call until it succeeds or the connection's timeout is over."""
         loop = asyncio.get_running_loop()
         timeout = self._connection.timeout
         deadline = loop.time() + timeout
@@ -86,24 +86,26 @@ class Owner:
                 await asyncio.sleep(delay)
 
 
-class Calls:
+class ClusterCalls:
+    """Calls to one cluster, with the known owners of its partitions."""
+
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._owners: dict[str, Owner] = {}
+        self._owners: dict[str, PartitionOwner] = {}
 
-    def owner(self, name: str) -> Owner:
-        """Of a plain topic, or a partition."""
+    def owner(self, name: str) -> PartitionOwner:
+        """The owner of a plain topic or of a partition."""
         owner = self._owners.get(name)
         if owner is None:
-            owner = self._owners[name] = Owner(self.connection, name)
+            owner = self._owners[name] = PartitionOwner(self.connection, name)
         return owner
 
     async def by_owner(self, names: Iterable[str], *, timeout: float) -> dict[str, list[str]]:
-        """Partitions by the broker that has them. Those of which it is not found out are left out."""
+        """Partitions grouped by owner. Partitions whose owner is not found are left out."""
         room = asyncio.Semaphore(SIDE_BY_SIDE)
         found: dict[str, str] = {}
 
-        async def find(owner: Owner) -> None:
+        async def find(owner: PartitionOwner) -> None:
             with suppress(ClientError):
                 async with room:
                     found[owner.name] = await owner.find(timeout)
@@ -117,22 +119,22 @@ class Calls:
         return groups
 
     async def ask(self, method: str, request: Any) -> Any:
-        """Whichever broker answers."""
-        with _told(method, self.connection.timeout):
+        """Ask any broker."""
+        with _naming_the_call(method, self.connection.timeout):
             return await self.connection.ask(method, request)
 
     async def schema_of(
         self, request: danube_schema_pb2.GetSchemaRequest
     ) -> danube_schema_pb2.GetSchemaResponse:
         service = danube_schema_pb2_grpc.SchemaRegistryStub
-        with _told("GetSchema", self.connection.timeout):
+        with _naming_the_call("GetSchema", self.connection.timeout):
             response: danube_schema_pb2.GetSchemaResponse = await self.connection.ask(
                 "GetSchema", request, service=service
             )
         return response
 
     async def staging(self, request: writers_pb2.StagingRequest) -> writers_pb2.StagingResponse:
-        with _told("Staging", self.connection.timeout):
+        with _naming_the_call("Staging", self.connection.timeout):
             timeout = self.connection.timeout
             response: writers_pb2.StagingResponse = await self._writers(
                 "Staging", request, timeout, OPEN_TIMEOUT_S
@@ -140,8 +142,8 @@ class Calls:
         return response
 
     async def commit(self, request: writers_pb2.CommitRequest) -> writers_pb2.CommitResponse:
-        """A broker that fails on the way is followed by another: repeating a commit is safe."""
-        with _told("Commit", COMMIT_S):
+        """Commit a batch. After a failure another broker gets the same request: a commit is idempotent."""
+        with _naming_the_call("Commit", COMMIT_S):
             response: writers_pb2.CommitResponse = await self._writers("Commit", request, COMMIT_S, COMMIT_S)
         return response
 
@@ -150,9 +152,9 @@ class Calls:
         return await self.connection.ask(method, request, timeout=timeout, attempt=attempt, service=service)
 
     async def look_up(self, topic: str, *, create: bool) -> streams_pb2.LookUpResponse:
-        """Who has the partitions is remembered."""
+        """Look a topic up and remember the owners of its partitions."""
         delivery = streams_pb2.RELIABLE if create else streams_pb2.ANY
-        with _told(f"LookUp of {topic}", self.connection.timeout):
+        with _naming_the_call(f"LookUp of {topic}", self.connection.timeout):
             found = await self.connection.look_up(topic, create=create, delivery=delivery)
         for partition in found.partitions:
             owner = self.owner(partition.topic)
@@ -166,7 +168,7 @@ def _unanswered(what: str, timeout: float, error: Unavailable) -> Unavailable:
 
 
 @contextmanager
-def _told(what: str, timeout: float) -> Iterator[None]:
+def _naming_the_call(what: str, timeout: float) -> Iterator[None]:
     try:
         yield
     except Unavailable as error:

@@ -1,24 +1,65 @@
-"""Launch: PySpark's own programs, with everything in place for ``format("sava")``.
+"""Spark as a program: how it is started, its session, and its errors in one line.
 
-The Spark of the ``pyspark`` package is started, by this interpreter, so that driver and workers import the
-same code. What the user has set in the environment stays; what Spark is told on the command line goes through
-untouched.
+``program`` prepares PySpark's own programs for ``format("sava")``. It starts the Spark of the ``pyspark``
+package with this interpreter, so that driver and workers import the same code. Settings of the user's
+environment win, and arguments for Spark pass through unchanged. ``open_session`` makes the session of Sava's
+own programs: the driver is this process, and Java is its child.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from sava.errors import CallerError, HostError
+from sava.errors import CallerError, HostError, Outcome
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MAX_ERROR: Final = 500
+_PACKAGES: Final = frozenset({"pyspark", "py4j"})
+"""Known by name: they may not be installed when Spark does not start."""
+_AFTER: Final = re.compile(r"^(=== Streaming Query ===|JVM stacktrace:?)$", re.MULTILINE)
+"""The start of Spark's description of the query and of the Java trace."""
+_BEFORE: Final = re.compile(
+    r"^(An error occurred while calling \S+\s+: "
+    r"|\[STREAM_FAILED\] Query \[id = \S+, runId = \S+\] terminated with exception: )"
+)
+_RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)")
+"""The error stands below the indented lines of a trace."""
+
+
+def brief(error: Exception) -> str:
+    """The error in one line. Spark's texts hold traces of two languages; the user can act on what Python
+    raised last. Other errors get their type as a prefix: the text of a KeyError is only a key."""
+    text = str(error).strip()
+    if type(error).__module__.partition(".")[0] in _PACKAGES:
+        line = _cause(text)
+    else:
+        line = _first(f"{type(error).__name__}: {text}" if text else "")
+    line = line or type(error).__name__
+    return line if len(line) <= MAX_ERROR else f"{line[: MAX_ERROR - 1]}…"
+
+
+def _cause(text: str) -> str:
+    reason = _BEFORE.sub("", _AFTER.split(text)[0].strip())
+    raised: list[str] = _RAISED.findall(reason)
+    return raised[-1] if raised else _first(reason)
+
+
+def _first(text: str) -> str:
+    return text.partition("\n")[0]
+
 
 OLDEST_JAVA: Final = 17
 JAVA_TIMEOUT_S: Final = 10.0
@@ -30,11 +71,11 @@ USUAL_PLACES: Final = (
 )
 DEFAULT_MASTER: Final = "local[*]"
 _FLAGS: Final = frozenset(("--help", "-h", "--supervise", "--usage-error", "--verbose", "-v", "--version"))
-"""Of spark-submit, those without a value."""
+"""The options of spark-submit without a value."""
 
 
 class JavaMissing(HostError):
-    """Spark runs on Java, and there is none that is new enough."""
+    """No Java is installed that is new enough for Spark."""
 
 
 class SparkMissing(HostError):
@@ -42,14 +83,14 @@ class SparkMissing(HostError):
 
 
 class ValueMissing(CallerError):
-    """An option without what it needs."""
+    """An option has no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
     home: Path
     version: int
-    """0: it does not say."""
+    """0 if Java does not print it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +100,7 @@ class Program:
     environment: dict[str, str]
 
     def become(self) -> NoReturn:
-        """This process is that program from here on: its exit code is ours, and so are its signals."""
+        """Replace this process by the program, which then has its signals and its exit code."""
         os.execve(self.path, (str(self.path), *self.arguments), self.environment)
 
 
@@ -78,7 +119,7 @@ def program(
         settings["SAVA_SERVICE"] = service
     master = given.master or environment.get("SPARK_REMOTE", "")
     if (master or DEFAULT_MASTER).startswith("local"):
-        # Otherwise Spark looks for an address that others can reach, which a laptop's name may not even have.
+        # Otherwise Spark resolves the host name, and a laptop's may have no address.
         settings.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     passed_on = given.passed_on if master else ("--master", DEFAULT_MASTER, *given.passed_on)
     return Program(home / "bin" / name, passed_on, settings)
@@ -94,7 +135,7 @@ def spark_home() -> Path:
 
 
 class _Arguments:
-    """Those of spark-submit up to the application; what follows it is the application's own."""
+    """The arguments of spark-submit up to the application; the rest belongs to the application."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.master = ""
@@ -129,10 +170,10 @@ class _Arguments:
 
 
 def find_java(environment: Mapping[str, str], usual: Iterable[str] = USUAL_PLACES) -> Java:
-    """As the user has set it; else as the shell finds it; else the oldest of the usual places that is new
-    enough: Spark is tested with those. Raises JavaMissing."""
+    """JAVA_HOME, else the java of PATH, else the oldest sufficient version in the usual places: Spark is
+    tested with those. Raises JavaMissing."""
     too_old: list[Java] = []
-    for home in _told(environment):
+    for home in _configured(environment):
         java = Java(home, _version(home))
         if java.version >= OLDEST_JAVA:
             return java
@@ -148,7 +189,7 @@ def find_java(environment: Mapping[str, str], usual: Iterable[str] = USUAL_PLACE
     )
 
 
-def _told(environment: Mapping[str, str]) -> Iterator[Path]:
+def _configured(environment: Mapping[str, str]) -> Iterator[Path]:
     if home := environment.get("JAVA_HOME"):
         yield Path(home)
     if path := shutil.which("java", path=environment.get("PATH", os.defpath)):
@@ -175,3 +216,90 @@ def _version(home: Path) -> int:
         return 0
     found = re.search(r'version "(\d+)', done.stderr + done.stdout)
     return int(found[1]) if found else 0
+
+
+ENDING_S: Final = 2.0
+
+
+class JavaGone(HostError):
+    """Spark's Java process has ended: it was killed or ran out of memory."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class SparkRefused(HostError):
+    """Spark does not start with these settings."""
+
+
+def open_session(
+    name: str, master: str, *, conf: Mapping[str, str] | None = None, python_path: Sequence[Path] = ()
+) -> SparkSession:
+    """``conf`` overrides the settings below. Workers also find modules in ``python_path``.
+    Raises JavaMissing, SparkMissing, JavaGone, SparkRefused."""
+    _prepare(master, python_path)
+    from pyspark.sql import SparkSession
+
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    logging.getLogger().addFilter(_is_not_of_py4j)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.scheduler.mode": "FAIR",
+        **(conf or {}),
+    }
+    builder = SparkSession.builder.master(master).appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        session: SparkSession = builder.getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+    except Exception as error:
+        # A dozen types, depending on the call during which Java ended or refused.
+        raise _not_started(master, error) from error
+    return session
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """False for Py4J's log records: it logs a trace of each failed call that its caller also gets as an
+    error."""
+    return Path(record.pathname).parent.name != "py4j"
+
+
+def java_of_spark() -> subprocess.Popen[bytes] | None:
+    """The Java process; None if it has not started or is not a child of this process."""
+    from pyspark import SparkContext
+
+    return getattr(SparkContext._gateway, "proc", None)
+
+
+def _not_started(master: str, error: Exception) -> JavaGone | SparkRefused:
+    java = java_of_spark()
+    code = None
+    if java is not None:
+        # Java closes its connections before it exits.
+        with suppress(subprocess.TimeoutExpired):
+            code = java.wait(ENDING_S)
+    if java is None or code is not None:
+        how = "" if code is None else f" with code {code}"
+        return JavaGone(
+            f"Spark's Java has ended{how} during its start: it was killed, ran out of memory, or rejected "
+            "--master or --conf (see stderr); start it again"
+        )
+    reason = brief(error)
+    java.kill()
+    return SparkRefused(f"Spark does not start with master {master}: {reason}; check --master and --conf")
+
+
+def _prepare(master: str, python_path: Sequence[Path]) -> None:
+    """Set the environment of Java and of Python's workers."""
+    environment = os.environ
+    environment["SPARK_HOME"] = str(spark_home())
+    environment["JAVA_HOME"] = str(find_java(environment).home)
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local"):
+        environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    paths = [str(path.absolute()) for path in python_path]
+    sys.path[:0] = paths
+    environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [environment.get("PYTHONPATH")])])

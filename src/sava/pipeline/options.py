@@ -1,9 +1,17 @@
-"""Options: everything that ``format("sava")`` can be told, checked before anything is done.
+"""Options and positions of ``format("sava")``: what a user tells it, and how far a query has come.
 
-Names are as users know them from Spark's Kafka source where the meaning is the same. Spark hands all options
-over as text, in any case. An option that nobody knows is refused with the nearest name that exists: a
-misspelled ``maxMessagesPerTrigger`` that is ignored reads everything at once. Every error is one line that
-names the option, what was given, and what can be given.
+Option names are those of Spark's Kafka source where the meaning is the same. Spark passes all options as
+text, in any case. The parser refuses an unknown option and names the nearest one that exists: a misspelled
+``maxMessagesPerTrigger`` that is ignored reads everything at once. Every error is one line that names the
+option, the given value and the allowed values.
+
+Spark keeps a position in its checkpoint as JSON, and the options take the same form:
+
+    {"/default/orders": {"0": 1200, "1": 998}}
+
+A topic has the name that users know and a partition its number, ``"0"`` for a plain topic. Spark compares
+positions as text, hence sorted keys: equal positions must be equal texts, or an idle query runs empty batches
+without end.
 """
 
 from __future__ import annotations
@@ -15,21 +23,62 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from sava.client.errors import Refused
 from sava.client.position import microseconds
 from sava.errors import CallerError
-from sava.pipeline.link import Access
-from sava.pipeline.positions import Part, to_offsets
+from sava.pipeline.cluster import ClusterAccess
+
+Positions = dict[str, dict[str, int]]
+"""The stored form: topic, partition number, next offset. Ends are exclusive."""
+
+
+class TopicPartition(NamedTuple):
+    """A plain topic, or one partition of a partitioned topic."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic} partition {self.number}"
+
+
+def partition_name(part: TopicPartition, *, partitioned: bool) -> str:
+    """The name of the partition at the brokers."""
+    return f"{part.topic}-part-{part.number}" if partitioned else part.topic
+
+
+def to_positions(offsets: Mapping[TopicPartition, int]) -> Positions:
+    positions: Positions = {}
+    for part in sorted(offsets):
+        positions.setdefault(part.topic, {})[str(part.number)] = offsets[part]
+    # Sorted by text: "10" comes before "2", as in JSON with sorted keys.
+    return {topic: dict(sorted(numbers.items())) for topic, numbers in positions.items()}
+
+
+def to_offsets(positions: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+    """The inverse of ``to_positions``. Raises ValueError for any other form."""
+    offsets: dict[TopicPartition, int] = {}
+    for topic, numbers in positions.items():
+        if not isinstance(numbers, Mapping):
+            raise ValueError(f"{topic} has {numbers!r} where offsets by partition are expected")
+        for number, offset in numbers.items():
+            if not number.isdecimal() or type(offset) is not int:
+                raise ValueError(
+                    f"{topic} has {number!r}: {offset!r} where a partition's number and an offset belong"
+                )
+            offsets[TopicPartition(topic, int(number))] = offset
+    return offsets
+
 
 T = TypeVar("T")
 
 DEFAULT_SERVICE: Final = "127.0.0.1:6650"
-"""Without the option and without ``SAVA_SERVICE`` in the environment of the driver."""
+"""Used when neither the option nor ``SAVA_SERVICE`` in the driver's environment is set."""
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""Inside of offsets by partition, as in Spark's Kafka source."""
+"""Special offsets of a partition, as in Spark's Kafka source."""
 
 _COMMON: Final = ("service", "token", "tlsCa", "tlsCert", "tlsKey", "timeout", "topic")
 _SOURCE: Final = (
@@ -49,16 +98,16 @@ _BATCH_SOURCE: Final = ("endingOffsets", "endingTimestamp", "filterPushdown")
 _STREAM_SOURCE: Final = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "subscription")
 _SINK: Final = ("writerId", "batchId", "delivery", "compression")
 NAMES: Final = tuple(dict.fromkeys((*_COMMON, *_SOURCE, *_BATCH_SOURCE, *_SINK)))
-"""Of all options there are, as they are written."""
+"""All options, as users write them."""
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-"""What Spark itself adds to the options of a stream that writes."""
+"""Options that Spark adds to a streaming write."""
 
 _TOPIC: Final = re.compile(r"/[^/]+/[^/]+")
 _TOPIC_FORM: Final = "written /namespace/topic, such as /default/orders"
 
 
 class OptionError(CallerError):
-    """An option that cannot be used, in one line."""
+    """An option is unknown, misplaced or has an invalid value."""
 
     def __init__(self, name: str, value: str, allowed: str) -> None:
         shown = value if len(value) <= 80 else f"{value[:77]}..."
@@ -68,19 +117,19 @@ class OptionError(CallerError):
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """The first message that was not published before it."""
+    """A position by time: the first message published at or after it."""
 
     publish_time: int
     """Microseconds since 1970 UTC."""
 
 
 Word = Literal["earliest", "latest"]
-Position = Word | Instant | Mapping[Part, int]
+Position = Word | Instant | Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicChoice:
-    """Topics by name, or all whose name matches."""
+    """The topics of a query: a list of names, or a pattern."""
 
     names: tuple[str, ...] = ()
     pattern: str = ""
@@ -88,14 +137,14 @@ class TopicChoice:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    access: Access
+    access: ClusterAccess
     topics: TopicChoice
     start: Position
     end: Position
     max_messages: int | None
     max_bytes: int | None
     min_partitions: int
-    """0: as many as the data is worth."""
+    """0 lets the planner choose by the amount of data."""
     fail_on_data_loss: bool
     subscription: str
     decode: bool
@@ -103,7 +152,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, stream: bool | None) -> SourceOptions:
-        """``stream`` is None when it is not known yet. Raises OptionError."""
+        """``stream`` is None while Spark asks for the schema only. Raises OptionError."""
         given = _Given(options)
         given.refuse_paths()
         for name in _SINK:
@@ -128,11 +177,11 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    access: Access
+    access: ClusterAccess
     topic: str
-    """Empty: each row names its own."""
+    """Empty if each row names its topic."""
     writer_id: str
-    """Empty: the query's."""
+    """Empty for the id of the query."""
     batch_id: int | None
     exactly_once: bool
     compression: Literal["none", "lz4", "zstd"]
@@ -161,11 +210,11 @@ class SinkOptions:
 
 
 class _Given:
-    """The options as Spark gave them, by name in any case."""
+    """The options as Spark passes them; names are case-insensitive."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values = {name.lower(): value.strip() for name, value in options.items()}
-        # Of CREATE TABLE. What reads such a table gets none of the table's options from Spark.
+        # CREATE TABLE sets it. Spark does not pass the options of such a table to a reader.
         self.refuse("provider", "use CREATE TEMPORARY VIEW … USING sava, whose options Spark hands over")
         known = {name.lower(): name for name in NAMES}
         for name in self._values.keys() - known.keys() - _SPARKS_OWN - {"path", "paths"}:
@@ -196,7 +245,7 @@ class _Given:
         return bool(self.choice(name, ("true", "false") if default else ("false", "true")) == "true")
 
     def choice(self, name: str, values: tuple[Any, ...]) -> Any:
-        """The first is the default."""
+        """One of ``values``; the first is the default."""
         if name.lower() not in self._values:
             return values[0]
         text = self.text(name)
@@ -212,7 +261,7 @@ class _Given:
         return text
 
 
-def _access(given: _Given) -> Access:
+def _access(given: _Given) -> ClusterAccess:
     timeout = given.text("timeout") or "60"
     try:
         timeout_s = float(timeout)
@@ -223,7 +272,7 @@ def _access(given: _Given) -> Access:
     for name, other in (("tlsCert", "tlsKey"), ("tlsKey", "tlsCert")):
         if given.text(name) and not given.text(other):
             raise OptionError(name, given.text(name), f"it needs the option {other} beside it")
-    return Access(
+    return ClusterAccess(
         service=given.text("service") or os.environ.get("SAVA_SERVICE") or DEFAULT_SERVICE,
         token=given.text("token"),
         ca=given.text("tlsCa"),
@@ -257,7 +306,7 @@ def _topics(given: _Given) -> TopicChoice:
 
 
 def _position(given: _Given, side: Literal["starting", "ending"], default: Word) -> Position:
-    """By time if that is given, else by offsets."""
+    """The position by time if that option is set, otherwise by offsets."""
     if time := given.text(f"{side}Timestamp"):
         return Instant(_instant(f"{side}Timestamp", time))
     name = f"{side}Offsets"

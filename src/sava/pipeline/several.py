@@ -3,7 +3,7 @@
 As ``sava.services.several`` has it. What a broker does not answer, refuses or does not have is for the caller
 to try one by one, by the calls that wait, find out where a partition is by now, and say what is wrong.
 
-Owned by the event loop of ``Calls``.
+Owned by the event loop of ``ClusterCalls``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from sava.client.connection import silent
 from sava.client.errors import ELSEWHERE, ClientError, Unavailable, translated
 from sava.errors import SavaError
-from sava.pipeline.calls import Calls
+from sava.pipeline.calls import ClusterCalls
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.records import RecordBatch
@@ -39,7 +39,7 @@ def parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 async def read(
-    calls: Calls, target: str, tails: Mapping[str, tuple[int, int]], timeout: float, max_bytes: int
+    calls: ClusterCalls, target: str, tails: Mapping[str, tuple[int, int]], timeout: float, max_bytes: int
 ) -> dict[str, list[RecordBatch]]:
     """As ``Link.read_each``, of one broker; of no more than ``MAX_EACH`` partitions."""
     wanted = [pb.Tail(topic=name, start=start, end=end) for name, (start, end) in tails.items()]
@@ -50,7 +50,7 @@ async def read(
     }
 
 
-async def ends(calls: Calls, names: Iterable[str], timeout: float) -> dict[str, pb.TailRead]:
+async def ends(calls: ClusterCalls, names: Iterable[str], timeout: float) -> dict[str, pb.TailRead]:
     """How far partitions reach, of those that answer."""
     found: dict[str, pb.TailRead] = {}
 
@@ -65,7 +65,7 @@ async def ends(calls: Calls, names: Iterable[str], timeout: float) -> dict[str, 
 
 
 async def _read(
-    calls: Calls, target: str, tails: Sequence[pb.Tail], timeout: float, max_bytes: int
+    calls: ClusterCalls, target: str, tails: Sequence[pb.Tail], timeout: float, max_bytes: int
 ) -> AsyncGenerator[tuple[pb.Tail, pb.TailRead], None]:
     """What the broker says, up to where the call breaks off."""
     request = pb.ReadEachRequest(tails=tails, max_bytes=max_bytes)
@@ -92,7 +92,7 @@ def _batches(name: str, encoded: Sequence[bytes]) -> list[RecordBatch]:
 
 
 async def append(
-    calls: Calls, stretches: Sequence[pb.ChainStretch], until: float
+    calls: ClusterCalls, stretches: Sequence[pb.ChainStretch], until: float
 ) -> dict[str, pb.ChainReceipt | None]:
     """By topic, the receipts of those that are durable; None: it was not taken, or that is not known. Those
     that were sent and not answered by then (on the clock of the event loop) are missing."""
@@ -124,7 +124,7 @@ def _portions(stretches: Sequence[pb.ChainStretch]) -> Iterator[list[pb.ChainStr
 
 
 async def _append_to(
-    calls: Calls,
+    calls: ClusterCalls,
     target: str,
     stretches: Sequence[pb.ChainStretch],
     until: float,
@@ -151,7 +151,7 @@ async def _append_to(
 
 
 @contextmanager
-def _told_of(calls: Calls, target: str, missing: set[str]) -> Iterator[None]:
+def _told_of(calls: ClusterCalls, target: str, missing: set[str]) -> Iterator[None]:
     """A call to a broker. Of partitions that are missing at its end, the broker is not the owner, or does not
     answer; unless it refuses such calls, which says nothing about them."""
     try:
@@ -168,7 +168,7 @@ def _told_of(calls: Calls, target: str, missing: set[str]) -> Iterator[None]:
 
 
 async def _responses(
-    calls: Calls, target: str, method: str, request: Any, timeout: float
+    calls: ClusterCalls, target: str, method: str, request: Any, timeout: float
 ) -> AsyncGenerator[Any, None]:
     """Raises ClientError; Unavailable also when the broker falls silent, which closes no connection."""
     connection = calls.connection

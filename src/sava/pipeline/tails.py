@@ -1,16 +1,15 @@
-"""Tails: the ends of partitions, watched.
+"""EndWatcher: long polls for the ends of partitions.
 
-A program that processes what comes in small batches asks again and again whether there is more. Of a
-partition where nothing happens one question stands at its owner, which answers when there is more, and so
-what is known of it stays true for as long as nobody answers. Of one that has grown since it was last asked
-about, the end is asked for anew: the first answer after a change is old by the time somebody comes for it,
-and questions that stand while nobody waits for them would be answered for every message.
+A streaming query asks again and again whether there are more messages. For a partition without traffic one
+request stays open at its owner, which answers when the partition grows; until then the known end is true. A
+partition that has grown is asked again when the next caller waits: the first answer after a change is stale
+by then, and requests that stay open while no caller waits would be answered for every message.
 
-    asked   A, B    ──▶ ends of A and B                                     both are asked
-    waits           ──▶ A stands, B stands ─── B grows ──▶ told             one answer
-    asked   A, B    ──▶ end of B                                            A still stands
+    wait(A, B)   ──▶ ends of A and B                                        two requests
+                 ──▶ A stays open, B stays open ─── B grows ──▶ return      one answer
+    wait(A, B)   ──▶ end of B                                               A is still open
 
-A question that nobody has asked for some time is not repeated. Owned by one event loop.
+A request is not repeated when no caller has asked for IDLE_S. One event loop owns everything here.
 """
 
 from __future__ import annotations
@@ -23,39 +22,41 @@ from sava.client.backoff import Backoff
 from sava.client.connection import OPEN_TIMEOUT_S
 from sava.client.errors import Unavailable
 from sava.pipeline import several
-from sava.pipeline.calls import Calls, Owner
+from sava.pipeline.calls import ClusterCalls, PartitionOwner
 from sava.proto import replica_pb2, streams_pb2
 from sava.tasks import cancelled
 
 STAND_S: Final = 20.0
-"""How long an owner keeps a question before it answers that nothing has changed."""
+"""An owner answers an open request after this time even if nothing changed."""
 ASK_S: Final = 1.0
-"""For a question about many partitions: the owner has the answer in memory."""
+"""The timeout of a request about many partitions. The owner has the answer in memory."""
 SETTLE_S: Final = 2.0
-"""How long an answer waits for partitions of which nothing is known yet, while others are."""
+"""A caller waits this long for partitions with unknown ends while others are known."""
 IDLE_S: Final = 60.0
 
 
-class Extent(NamedTuple):
-    """What a partition holds; ends are exclusive."""
+class PartitionExtent(NamedTuple):
+    """The offsets that a partition holds; ends are exclusive."""
 
     start: int
-    """The first that is kept."""
+    """The first retained offset."""
     stored: int
-    """End of what is in segments."""
+    """The end of the segments."""
     end: int
-    """End of what can be read."""
+    """The end of the readable messages."""
 
     @classmethod
-    def of(cls, response: streams_pb2.OffsetsResponse | replica_pb2.TailRead) -> Extent:
+    def of(cls, response: streams_pb2.OffsetsResponse | replica_pb2.TailRead) -> PartitionExtent:
         return cls(response.start_offset, response.stored_offset, response.next_offset)
 
 
-class _Tail:
-    def __init__(self, owner: Owner) -> None:
+class _WatchedEnd:
+    """The last known extent of one partition, and the request that is open at its owner."""
+
+    def __init__(self, owner: PartitionOwner) -> None:
         self.owner = owner
-        self.extent: Extent | None = None
-        """None: not known, or not any more."""
+        self.extent: PartitionExtent | None = None
+        """None while it is unknown."""
         self.asked_at = 0.0
         self.task: asyncio.Task[None] | None = None
         self._backoff = Backoff()
@@ -71,7 +72,7 @@ class _Tail:
         return self.task
 
     async def _run(self) -> None:
-        """Until there is news: the extent is known, or has grown. Raises what the broker refuses."""
+        """Return when the extent is known or has grown. Raises what the broker refuses."""
         loop = asyncio.get_running_loop()
         known = self.extent
         while True:
@@ -89,21 +90,23 @@ class _Tail:
             if loop.time() - self.asked_at > IDLE_S:
                 return
 
-    async def _ask(self, known: Extent | None) -> Extent:
+    async def _ask(self, known: PartitionExtent | None) -> PartitionExtent:
         request = streams_pb2.OffsetsRequest(topic=self.owner.name)
         timeout = OPEN_TIMEOUT_S
         if known is not None:
             request.beyond, request.wait_ms = known.end, int(STAND_S * 1000)
             timeout += STAND_S
-        return Extent.of(await self.owner.call("Offsets", request, timeout=timeout))
+        return PartitionExtent.of(await self.owner.call("Offsets", request, timeout=timeout))
 
 
-class Tails:
-    def __init__(self, calls: Calls) -> None:
+class EndWatcher:
+    """The ends of partitions of one cluster."""
+
+    def __init__(self, calls: ClusterCalls) -> None:
         self._calls = calls
-        self._tails: dict[str, _Tail] = {}
+        self._tails: dict[str, _WatchedEnd] = {}
 
-    async def wait(self, ends: Mapping[str, int], timeout: float) -> dict[str, Extent]:
+    async def wait(self, ends: Mapping[str, int], timeout: float) -> dict[str, PartitionExtent]:
         """As ``Link.wait_beyond``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -120,30 +123,30 @@ class Tails:
 
     @property
     def standing(self) -> int:
-        """Questions at their owners now."""
+        """The number of open requests."""
         return sum(tail.is_standing for tail in self._tails.values())
 
     async def close(self) -> None:
         await cancelled(*(tail.task for tail in self._tails.values()))
         self._tails.clear()
 
-    def _tail(self, name: str, now: float) -> _Tail:
+    def _tail(self, name: str, now: float) -> _WatchedEnd:
         tail = self._tails.get(name)
         if tail is None:
-            tail = self._tails[name] = _Tail(self._calls.owner(name))
+            tail = self._tails[name] = _WatchedEnd(self._calls.owner(name))
         tail.asked_at = now
         return tail
 
-    async def _learn(self, tails: Iterable[_Tail]) -> None:
-        """Ask for the ends that are not known, or were not watched: all that a broker has by one call, and
-        then one by one those of which it has said nothing."""
+    async def _learn(self, tails: Iterable[_WatchedEnd]) -> None:
+        """Learn ends that are unknown or were not watched: one call per broker, then one call for each
+        partition that the broker did not answer for."""
         unknown = {tail.owner.name: tail for tail in tails}
         found = await several.ends(self._calls, unknown, ASK_S) if len(unknown) > 1 else {}
         asking = []
         for name, tail in unknown.items():
             if tail.is_standing:
-                continue  # somebody else asks meanwhile, and is told what is newer
-            tail.extent = Extent.of(found[name]) if name in found else None
+                continue  # another caller opened a request meanwhile and gets the newer answer
+            tail.extent = PartitionExtent.of(found[name]) if name in found else None
             if tail.extent is None:
                 asking.append(tail.stand())
         if asking:
@@ -165,7 +168,7 @@ async def _first_of(tasks: list[asyncio.Task[None]], timeout: float) -> None:
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """A refusal while nobody waits is no mistake: whoever asks next gets it anew."""
+    """Consume a refusal that arrives while no caller waits; the next caller gets a new one."""
     if not task.cancelled():
         task.exception()
 

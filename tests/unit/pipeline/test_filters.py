@@ -20,8 +20,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from sava.pipeline.positions import Part
-from sava.pipeline.source.filters import Bounds, Conditions, in_time
+from sava.pipeline.options import TopicPartition
+from sava.pipeline.source.columns import Bounds, Conditions, in_time
 
 
 def push(*filters: Filter) -> tuple[Conditions, list[Filter]]:
@@ -43,9 +43,9 @@ def test_partitions_and_topics_are_chosen() -> None:
         In(("topic",), ("/a/b", "/a/c")), EqualTo(("topic",), "/a/b"), LessThan(("partition",), 2)
     )
     assert left == []
-    assert conditions.accept(Part("/a/b", 1))
-    assert not conditions.accept(Part("/a/b", 2))
-    assert not conditions.accept(Part("/a/c", 1))
+    assert conditions.accept(TopicPartition("/a/b", 1))
+    assert not conditions.accept(TopicPartition("/a/b", 2))
+    assert not conditions.accept(TopicPartition("/a/c", 1))
 
 
 @pytest.mark.parametrize(

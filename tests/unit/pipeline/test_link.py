@@ -18,7 +18,7 @@ from grpc import aio
 from sava.client import ClientError, Closed, OutcomeUnknown, Refused, TopicUnknown, Unavailable
 from sava.client.loop_thread import LoopThread
 from sava.pipeline import tails
-from sava.pipeline.link import Access, Extent, Link, OffsetGone
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone, PartitionExtent
 from sava.proto import writers_pb2, writers_pb2_grpc
 from sava.records import RecordBatch
 from tests.own_time import OwnTime
@@ -64,7 +64,7 @@ class Hosted:
         self._loop = LoopThread("broker")
         self.broker = Broker()
         self._loop.run(self.broker.start())
-        self.access = Access(self.broker.address, token="secret", timeout_s=10)
+        self.access = ClusterAccess(self.broker.address, token="secret", timeout_s=10)
         self._loop.run(self._create())
 
     async def _create(self) -> None:
@@ -110,8 +110,8 @@ def hosted() -> Iterator[Hosted]:
 
 
 @pytest.fixture
-def link(hosted: Hosted) -> Iterator[Link]:
-    link = Link.of(hosted.access)
+def link(hosted: Hosted) -> Iterator[ClusterClient]:
+    link = ClusterClient.of(hosted.access)
     yield link
     link.close()
 
@@ -123,9 +123,11 @@ def payloads(batches: Iterator[RecordBatch]) -> list[bytes]:
 # -- one per process -------------------------------------------------------------------------------
 
 
-def test_a_process_has_one_link_per_cluster(hosted: Hosted, link: Link) -> None:
-    found: list[Link] = []
-    threads = [threading.Thread(target=lambda: found.append(Link.of(hosted.access))) for _ in range(4)]
+def test_a_process_has_one_link_per_cluster(hosted: Hosted, link: ClusterClient) -> None:
+    found: list[ClusterClient] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(ClusterClient.of(hosted.access))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -134,29 +136,29 @@ def test_a_process_has_one_link_per_cluster(hosted: Hosted, link: Link) -> None:
 
 
 def test_a_link_that_was_closed_is_replaced(hosted: Hosted) -> None:
-    first = Link.of(hosted.access)
+    first = ClusterClient.of(hosted.access)
     first.close()
-    second = Link.of(hosted.access)
+    second = ClusterClient.of(hosted.access)
     assert second is not first
-    assert second.parts("/default/orders").names == (A, B)
+    assert second.partitions("/default/orders").names == (A, B)
     second.close()
 
 
 FORK = """
 import multiprocessing, sys, time
 from sava.client import Refused
-from sava.pipeline.link import Access, Link
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
 
-access = Access(sys.argv[1], timeout_s=20)
+access = ClusterAccess(sys.argv[1], timeout_s=20)
 fork = multiprocessing.get_context("fork")
 
 def ask(link):
-    return len(link.parts("/default/orders").names)
+    return len(link.partitions("/default/orders").names)
 
 def child(say):
     began = time.monotonic()
     try:
-        say.put(ask(Link.of(access)))
+        say.put(ask(ClusterClient.of(access)))
     except Refused as error:
         say.put((str(error), time.monotonic() - began < 5))
 
@@ -170,7 +172,7 @@ def from_child():
     return answer
 
 assert from_child() == 2, "forked before its parent used a link"
-link = Link.of(access)
+link = ClusterClient.of(access)
 assert ask(link) == 2
 text, was_quick = from_child()
 assert "forked" in text and was_quick, text
@@ -186,28 +188,28 @@ def test_a_forked_process_makes_its_own_or_says_why_it_cannot(hosted: Hosted) ->
     assert (ended.stdout, ended.returncode) == ("done\n", 0), ended.stderr
 
 
-def test_access_travels(hosted: Hosted, link: Link) -> None:
-    assert Link.of(pickle.loads(pickle.dumps(hosted.access))) is link
+def test_access_travels(hosted: Hosted, link: ClusterClient) -> None:
+    assert ClusterClient.of(pickle.loads(pickle.dumps(hosted.access))) is link
 
 
-def test_the_token_goes_with_every_call(hosted: Hosted, link: Link) -> None:
-    link.parts("/default/orders")
+def test_the_token_goes_with_every_call(hosted: Hosted, link: ClusterClient) -> None:
+    link.partitions("/default/orders")
     assert ("authorization", "Bearer secret") in hosted.broker.metadata
 
 
 # -- asking ----------------------------------------------------------------------------------------
 
 
-def test_what_is_refused_is_raised_at_once(link: Link) -> None:
+def test_what_is_refused_is_raised_at_once(link: ClusterClient) -> None:
     with pytest.raises(TopicUnknown):
-        link.parts("/default/unknown")
+        link.partitions("/default/unknown")
     with pytest.raises(TopicUnknown):
         link.extents(["/default/unknown"])
 
 
-def test_a_broker_that_is_away_is_waited_for(hosted: Hosted, link: Link) -> None:
+def test_a_broker_that_is_away_is_waited_for(hosted: Hosted, link: ClusterClient) -> None:
     hosted.append(A, b"1")
-    assert link.extents([A, B]) == {A: Extent(0, 0, 1), B: Extent(0, 0, 0)}
+    assert link.extents([A, B]) == {A: PartitionExtent(0, 0, 1), B: PartitionExtent(0, 0, 0)}
     hosted.stop()
     timer = threading.Timer(0.3, hosted.restart)
     timer.start()
@@ -217,12 +219,12 @@ def test_a_broker_that_is_away_is_waited_for(hosted: Hosted, link: Link) -> None
 
 def test_a_broker_that_does_not_come_back_is_named(hosted: Hosted) -> None:
     hosted.stop()
-    link = Link.of(Access(hosted.broker.address, timeout_s=0.3))
+    link = ClusterClient.of(ClusterAccess(hosted.broker.address, timeout_s=0.3))
     own = OwnTime()
     with pytest.raises(Unavailable, match=rf"Offsets of {A} within 0\.3 s: broker"):
         link.extents([A])
     with pytest.raises(Unavailable, match=r"LookUp of /default/orders within 0\.3 s: broker"):
-        link.parts("/default/orders")
+        link.partitions("/default/orders")
     with pytest.raises(Unavailable, match="ListTopics"):
         link.topics()
     assert own.seconds < 10
@@ -232,7 +234,7 @@ def test_a_broker_that_does_not_come_back_is_named(hosted: Hosted) -> None:
 # -- waiting ---------------------------------------------------------------------------------------
 
 
-def stand(link: Link, *names: str) -> None:
+def stand(link: ClusterClient, *names: str) -> None:
     """Until a question stands for each; a slow machine needs the first turn to learn where they end."""
     for _ in range(100):
         link.wait_beyond(dict.fromkeys(names, 0), timeout_s=0.05)
@@ -241,16 +243,19 @@ def stand(link: Link, *names: str) -> None:
     raise AssertionError("no question stands")
 
 
-def test_growth_is_told_at_once_with_all_ends(hosted: Hosted, link: Link) -> None:
+def test_growth_is_told_at_once_with_all_ends(hosted: Hosted, link: ClusterClient) -> None:
     timer = threading.Timer(0.2, hosted.append, (B, b"1"))
     began = time.monotonic()
     timer.start()
-    assert link.wait_beyond({A: 0, B: 0}, timeout_s=PATIENCE_S) == {A: Extent(0, 0, 0), B: Extent(0, 0, 1)}
+    assert link.wait_beyond({A: 0, B: 0}, timeout_s=PATIENCE_S) == {
+        A: PartitionExtent(0, 0, 0),
+        B: PartitionExtent(0, 0, 1),
+    }
     assert 0.1 < time.monotonic() - began < PATIENCE_S / 2
     timer.join()
 
 
-def test_what_has_grown_already_is_told_as_it_is_now(hosted: Hosted, link: Link) -> None:
+def test_what_has_grown_already_is_told_as_it_is_now(hosted: Hosted, link: ClusterClient) -> None:
     """The first message was told; while nobody asks others come; who asks next gets the end of that
     moment."""
     hosted.append(A, b"1")
@@ -260,14 +265,17 @@ def test_what_has_grown_already_is_told_as_it_is_now(hosted: Hosted, link: Link)
     assert link.wait_beyond({A: 1}, timeout_s=PATIENCE_S)[A].end == 3
 
 
-def test_without_growth_the_time_is_kept(hosted: Hosted, link: Link) -> None:
-    assert link.wait_beyond({A: 0, B: 0}, timeout_s=0.2) == {A: Extent(0, 0, 0), B: Extent(0, 0, 0)}
+def test_without_growth_the_time_is_kept(hosted: Hosted, link: ClusterClient) -> None:
+    assert link.wait_beyond({A: 0, B: 0}, timeout_s=0.2) == {
+        A: PartitionExtent(0, 0, 0),
+        B: PartitionExtent(0, 0, 0),
+    }
     began = time.monotonic()
     assert link.wait_beyond({}, timeout_s=0.2) == {}
     assert time.monotonic() - began > 0.15
 
 
-def test_asking_again_and_again_asks_the_broker_once(hosted: Hosted, link: Link) -> None:
+def test_asking_again_and_again_asks_the_broker_once(hosted: Hosted, link: ClusterClient) -> None:
     """One question for the end, one that stands: for each partition, however often somebody waits."""
     stand(link, A, B)
     hosted.until(lambda: hosted.broker.offsets_under_way == 2)
@@ -279,7 +287,7 @@ def test_asking_again_and_again_asks_the_broker_once(hosted: Hosted, link: Link)
 
 
 def test_questions_do_not_outlive_who_asks(
-    hosted: Hosted, link: Link, monkeypatch: pytest.MonkeyPatch
+    hosted: Hosted, link: ClusterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tails, "IDLE_S", 0.2)
     monkeypatch.setattr(tails, "STAND_S", 0.1)
@@ -291,7 +299,7 @@ def test_questions_do_not_outlive_who_asks(
 
 
 def test_closing_ends_what_stands(hosted: Hosted) -> None:
-    link = Link.of(hosted.access)
+    link = ClusterClient.of(hosted.access)
     stand(link, A, B)
     hosted.until(lambda: hosted.broker.offsets_under_way == 2)
     link.close()
@@ -299,7 +307,7 @@ def test_closing_ends_what_stands(hosted: Hosted) -> None:
 
 
 def test_who_waits_while_the_link_is_closed_is_told(hosted: Hosted) -> None:
-    link = Link.of(hosted.access)
+    link = ClusterClient.of(hosted.access)
     told: list[Exception] = []
 
     def wait() -> None:
@@ -317,10 +325,10 @@ def test_who_waits_while_the_link_is_closed_is_told(hosted: Hosted) -> None:
         thread.join(10)
     assert len(told) == 3
     with pytest.raises(Closed):
-        link.parts("/default/orders")
+        link.partitions("/default/orders")
 
 
-def test_threads_that_are_at_different_places_wait_side_by_side(hosted: Hosted, link: Link) -> None:
+def test_threads_that_are_at_different_places_wait_side_by_side(hosted: Hosted, link: ClusterClient) -> None:
     """Each follows both partitions at its own pace; none misses what was appended."""
     total, seen = 60, []
 
@@ -343,17 +351,17 @@ def test_threads_that_are_at_different_places_wait_side_by_side(hosted: Hosted, 
     assert link._tails.standing <= 2
 
 
-def test_a_partition_that_cannot_be_reached_is_missing(hosted: Hosted, link: Link) -> None:
+def test_a_partition_that_cannot_be_reached_is_missing(hosted: Hosted, link: ClusterClient) -> None:
     hosted.broker.refuse_offsets[B] = AWAY
-    assert link.wait_beyond({A: 0, B: 0}, timeout_s=0.1) == {A: Extent(0, 0, 0)}
+    assert link.wait_beyond({A: 0, B: 0}, timeout_s=0.1) == {A: PartitionExtent(0, 0, 0)}
     hosted.append(A, b"1")
-    assert link.wait_beyond({A: 0, B: 0}, timeout_s=PATIENCE_S) == {A: Extent(0, 0, 1)}
+    assert link.wait_beyond({A: 0, B: 0}, timeout_s=PATIENCE_S) == {A: PartitionExtent(0, 0, 1)}
     del hosted.broker.refuse_offsets[B]
     hosted.append(B, b"1")
     assert link.wait_beyond({A: 1, B: 0}, timeout_s=PATIENCE_S)[B].end == 1
 
 
-def test_a_partition_that_is_gone_is_an_error(hosted: Hosted, link: Link) -> None:
+def test_a_partition_that_is_gone_is_an_error(hosted: Hosted, link: ClusterClient) -> None:
     """Whether it goes while somebody waits, or was gone before."""
     stand(link, A, B)
     hosted.broker.refuse_offsets[B] = refused("topic_unknown")
@@ -366,7 +374,7 @@ def test_a_partition_that_is_gone_is_an_error(hosted: Hosted, link: Link) -> Non
         link.wait_beyond({A: 0, B: 0}, timeout_s=PATIENCE_S)
 
 
-def test_a_broker_that_restarts_is_watched_again(hosted: Hosted, link: Link) -> None:
+def test_a_broker_that_restarts_is_watched_again(hosted: Hosted, link: ClusterClient) -> None:
     stand(link, A)
     hosted.restart()
     timer = threading.Timer(0.3, hosted.append, (A, b"1"))
@@ -378,14 +386,14 @@ def test_a_broker_that_restarts_is_watched_again(hosted: Hosted, link: Link) -> 
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def test_a_range_is_read_exactly(hosted: Hosted, link: Link) -> None:
+def test_a_range_is_read_exactly(hosted: Hosted, link: ClusterClient) -> None:
     for first in range(0, 30, 10):
         hosted.append(A, *(b"%d" % n for n in range(first, first + 10)))
     assert payloads(link.read(A, 3, 25)) == [b"%d" % n for n in range(3, 25)]
     assert payloads(link.read(A, 5, 5)) == []
 
 
-def test_reading_goes_on_after_a_restart(hosted: Hosted, link: Link) -> None:
+def test_reading_goes_on_after_a_restart(hosted: Hosted, link: ClusterClient) -> None:
     for n in range(20):
         hosted.append(A, b"%d" % n)
     batches = link.read(A, 0, 20)
@@ -395,7 +403,7 @@ def test_reading_goes_on_after_a_restart(hosted: Hosted, link: Link) -> None:
     assert found == [b"%d" % n for n in range(20)]
 
 
-def test_messages_that_are_gone_are_named(hosted: Hosted, link: Link) -> None:
+def test_messages_that_are_gone_are_named(hosted: Hosted, link: ClusterClient) -> None:
     hosted.append(A, b"0", b"1", b"2")
     hosted.broker.topics[A].start_offset = 2
     hosted.broker.refuse_reading = Fault(grpc.StatusCode.FAILED_PRECONDITION, "offset_out_of_range")
@@ -409,7 +417,7 @@ def test_messages_that_are_gone_are_named(hosted: Hosted, link: Link) -> None:
         list(link.read(A, 2, 9))
 
 
-def test_a_gap_is_an_error(hosted: Hosted, link: Link) -> None:
+def test_a_gap_is_an_error(hosted: Hosted, link: ClusterClient) -> None:
     for n in range(3):
         hosted.append(A, b"%d" % n)
     del hosted.broker.topics[A].batches[1]
@@ -418,15 +426,15 @@ def test_a_gap_is_an_error(hosted: Hosted, link: Link) -> None:
 
 
 def test_what_never_comes_is_not_waited_for(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sava.pipeline.link.OPEN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("sava.pipeline.cluster.OPEN_TIMEOUT_S", 0.1)
     hosted.append(A, b"0")
-    link = Link.of(Access(hosted.broker.address, timeout_s=0.2))
+    link = ClusterClient.of(ClusterAccess(hosted.broker.address, timeout_s=0.2))
     with pytest.raises(Exception, match="nothing came within"):
         list(link.read(A, 0, 2))
     link.close()
 
 
-def test_a_reading_that_is_given_up_ends(hosted: Hosted, link: Link) -> None:
+def test_a_reading_that_is_given_up_ends(hosted: Hosted, link: ClusterClient) -> None:
     for n in range(50):
         hosted.append(A, b"%d" % n)
     batches = link.read(A, 0, 50)
@@ -438,14 +446,14 @@ def test_a_reading_that_is_given_up_ends(hosted: Hosted, link: Link) -> None:
 # -- publishing ------------------------------------------------------------------------------------
 
 
-def test_batches_are_published_in_order(hosted: Hosted, link: Link) -> None:
+def test_batches_are_published_in_order(hosted: Hosted, link: ClusterClient) -> None:
     many = (batch(*(b"%d.%d" % (n, m) for m in range(3))) for n in range(100))
     assert link.publish(A, many) == 300
     assert hosted.broker.topics[A].payloads() == [b"%d.%d" % (n, m) for n in range(100) for m in range(3)]
     assert link.publish(A, iter(())) == 0
 
 
-def test_publishing_goes_on_after_broken_streams(hosted: Hosted, link: Link) -> None:
+def test_publishing_goes_on_after_broken_streams(hosted: Hosted, link: ClusterClient) -> None:
     def many() -> Iterator[RecordBatch]:
         for n in range(60):
             if n in (20, 40):
@@ -456,14 +464,14 @@ def test_publishing_goes_on_after_broken_streams(hosted: Hosted, link: Link) -> 
     assert hosted.broker.topics[A].payloads() == [b"%d" % n for n in range(60)]
 
 
-def test_a_batch_that_is_refused_fails_the_call(hosted: Hosted, link: Link) -> None:
+def test_a_batch_that_is_refused_fails_the_call(hosted: Hosted, link: ClusterClient) -> None:
     hosted.broker.refuse_payload[b"bad"] = refused("schema_refused")
     with pytest.raises(Refused):
         link.publish(A, (batch(b"bad" if n == 3 else b"good") for n in range(1000)))
     assert link.publish(B, iter([batch(b"x")])) == 1
 
 
-def test_an_error_of_the_batches_ends_the_call(hosted: Hosted, link: Link) -> None:
+def test_an_error_of_the_batches_ends_the_call(hosted: Hosted, link: ClusterClient) -> None:
     def many() -> Iterator[RecordBatch]:
         yield batch(b"1")
         raise ZeroDivisionError
@@ -473,7 +481,7 @@ def test_an_error_of_the_batches_ends_the_call(hosted: Hosted, link: Link) -> No
 
 
 def test_receipts_that_never_come_are_an_error(hosted: Hosted) -> None:
-    link = Link.of(Access(hosted.broker.address, timeout_s=0.5))
+    link = ClusterClient.of(ClusterAccess(hosted.broker.address, timeout_s=0.5))
     hosted.broker.receipts.clear()
     with pytest.raises(OutcomeUnknown):
         link.publish(A, iter([batch(b"1")]))
@@ -486,7 +494,7 @@ def test_receipts_that_never_come_are_an_error(hosted: Hosted) -> None:
 COMMIT = writers_pb2.CommitRequest(writer="w", run="r", batch=3)
 
 
-def test_a_commit_is_repeated_until_it_is_answered(hosted: Hosted, link: Link) -> None:
+def test_a_commit_is_repeated_until_it_is_answered(hosted: Hosted, link: ClusterClient) -> None:
     """Whatever comes between: nobody knows then what has become of it, and repeating it is safe."""
     assert link.staging("w").prefix == "staging/w"
     lost = Fault(grpc.StatusCode.UNKNOWN, "outcome_unknown")
@@ -497,13 +505,13 @@ def test_a_commit_is_repeated_until_it_is_answered(hosted: Hosted, link: Link) -
 
 def test_a_commit_has_more_time_than_other_calls(hosted: Hosted) -> None:
     hosted.broker.writers.takes_s = 1.0
-    link = Link.of(Access(hosted.broker.address, timeout_s=0.2))
+    link = ClusterClient.of(ClusterAccess(hosted.broker.address, timeout_s=0.2))
     assert link.commit(COMMIT).decided_now
     assert len(hosted.broker.writers.commits) == 1
     link.close()
 
 
-def test_a_commit_that_is_refused_is_not_repeated(hosted: Hosted, link: Link) -> None:
+def test_a_commit_that_is_refused_is_not_repeated(hosted: Hosted, link: ClusterClient) -> None:
     hosted.broker.writers.faults = [refused("writer_fenced")]
     with pytest.raises(Refused) as raised:
         link.commit(COMMIT)
@@ -516,9 +524,9 @@ def test_another_broker_takes_a_commit(hosted: Hosted) -> None:
     other = Hosted()
     try:
         for service in (f"{other.broker.address},{hosted.broker.address}", other.broker.address):
-            link = Link.of(Access(service))
+            link = ClusterClient.of(ClusterAccess(service))
             other.broker.elsewhere = hosted.broker.address
-            link.parts("/default/orders")
+            link.partitions("/default/orders")
             other.stop()
             assert link.commit(COMMIT).decided_now
             link.close()
@@ -532,9 +540,9 @@ def test_another_broker_takes_a_commit(hosted: Hosted) -> None:
 
 LEFT_OPEN = """
 import sys
-from sava.pipeline.link import Access, Link
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
 
-link = Link.of(Access(sys.argv[1]))
+link = ClusterClient.of(ClusterAccess(sys.argv[1]))
 link.wait_beyond({sys.argv[2]: 0}, timeout_s=1)
 reading = link.read(sys.argv[2], 0, 1000)
 print(len(next(reading)))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sava.pipeline.positions import Part
-from sava.pipeline.source.admission import admit, prorate
-from sava.pipeline.source.planning import TASK_BYTES, Piece, shares
+from sava.pipeline.options import TopicPartition
+from sava.pipeline.source.planning import TASK_BYTES, Piece, admit, prorate, read_tasks
 
 
 def piece(number: int, start: int, end: int, message_bytes: float = 100.0) -> Piece:
-    return Piece(Part("/default/t", number), f"/default/t-part-{number}", start, end, None, message_bytes)
+    return Piece(
+        TopicPartition("/default/t", number), f"/default/t-part-{number}", start, end, None, message_bytes
+    )
 
 
 def covered(tasks: list[list[Piece]]) -> dict[int, list[tuple[int, int]]]:
@@ -27,28 +28,28 @@ def covered(tasks: list[list[Piece]]) -> dict[int, list[tuple[int, int]]]:
 
 
 def test_nothing_is_no_task() -> None:
-    assert shares([], "", cores=4) == []
+    assert read_tasks([], "", cores=4) == []
 
 
 def test_a_tiny_batch_is_one_task_however_many_partitions_it_has() -> None:
-    tasks = shares([piece(number, 5, 15) for number in range(8)], "", cores=4)
+    tasks = read_tasks([piece(number, 5, 15) for number in range(8)], "", cores=4)
     assert len(tasks) == 1
     assert covered([list(tasks[0].pieces)]) == {number: [(5, 15)] for number in range(8)}
 
 
 def test_a_larger_one_has_a_task_for_each_core() -> None:
-    tasks = shares([piece(0, 0, 100_000), piece(1, 0, 100_000)], "", cores=4)
+    tasks = read_tasks([piece(0, 0, 100_000), piece(1, 0, 100_000)], "", cores=4)
     assert [sum(each.end - each.start for each in task.pieces) for task in tasks] == [50_000] * 4
 
 
 def test_no_task_reads_more_than_its_bytes() -> None:
-    tasks = shares([piece(0, 0, 10_000_000)], "", cores=2)
+    tasks = read_tasks([piece(0, 0, 10_000_000)], "", cores=2)
     assert len(tasks) == -(-10_000_000 * 100 // TASK_BYTES)
 
 
 def test_the_user_can_ask_for_more() -> None:
-    assert len(shares([piece(0, 0, 8)], "", min_partitions=5, cores=2)) == 5
-    assert len(shares([piece(0, 0, 3)], "", min_partitions=5, cores=2)) == 3
+    assert len(read_tasks([piece(0, 0, 8)], "", min_partitions=5, cores=2)) == 5
+    assert len(read_tasks([piece(0, 0, 3)], "", min_partitions=5, cores=2)) == 3
 
 
 @example(sizes=[(1, 100.0), (2, 2e7), (3, 1.0)], min_partitions=6, cores=2)
@@ -63,7 +64,9 @@ def test_the_user_can_ask_for_more() -> None:
 )
 def test_every_offset_is_in_one_task(sizes: list[tuple[int, float]], min_partitions: int, cores: int) -> None:
     pieces = [piece(number, 3, 3 + rows, size) for number, (rows, size) in enumerate(sizes)]
-    tasks = [list(share.pieces) for share in shares(pieces, "", min_partitions=min_partitions, cores=cores)]
+    tasks = [
+        list(share.pieces) for share in read_tasks(pieces, "", min_partitions=min_partitions, cores=cores)
+    ]
     assert covered(tasks) == {number: [(3, 3 + rows)] for number, (rows, _) in enumerate(sizes)}
     assert sum(each.end - each.start for task in tasks for each in task) == sum(rows for rows, _ in sizes)
     assert all(tasks)
@@ -72,14 +75,14 @@ def test_every_offset_is_in_one_task(sizes: list[tuple[int, float]], min_partiti
 # -- admission ---------------------------------------------------------------------------
 
 
-def parts(*counts: int) -> dict[Part, int]:
-    return {Part("/default/t", number): count for number, count in enumerate(counts)}
+def parts(*counts: int) -> dict[TopicPartition, int]:
+    return {TopicPartition("/default/t", number): count for number, count in enumerate(counts)}
 
 
 def test_a_limit_is_shared_by_what_is_available() -> None:
     assert admit(parts(100, 300, 0), max_messages=40) == {
-        Part("/default/t", 0): 10,
-        Part("/default/t", 1): 30,
+        TopicPartition("/default/t", 0): 10,
+        TopicPartition("/default/t", 1): 30,
     }
     assert admit(parts(5, 6), max_messages=40) == parts(5, 6)
     assert admit(parts(5, 6)) == parts(5, 6)

@@ -7,18 +7,18 @@ import random
 
 import pytest
 
-from sava.pipeline.positions import Part, part_name, to_offsets, to_positions
+from sava.pipeline.options import TopicPartition, partition_name, to_offsets, to_positions
 
 
 def test_there_and_back() -> None:
-    offsets = {Part("/a/b", 0): 7, Part("/a/c", 1): 0, Part("/a/c", 0): 12}
+    offsets = {TopicPartition("/a/b", 0): 7, TopicPartition("/a/c", 1): 0, TopicPartition("/a/c", 0): 12}
     assert to_positions(offsets) == {"/a/b": {"0": 7}, "/a/c": {"0": 12, "1": 0}}
     assert to_offsets(to_positions(offsets)) == offsets
     assert to_positions({}) == {}
 
 
 def test_equal_positions_are_equal_texts() -> None:
-    parts = [Part(topic, number) for topic in ("/x/b", "/x/a") for number in range(12)]
+    parts = [TopicPartition(topic, number) for topic in ("/x/b", "/x/a") for number in range(12)]
     texts = set()
     for seed in range(20):
         random.Random(seed).shuffle(parts)
@@ -35,5 +35,5 @@ def test_other_shapes_are_refused(positions: dict[str, dict[str, int]]) -> None:
 
 
 def test_names_of_partitions() -> None:
-    assert part_name(Part("/default/orders", 3), partitioned=True) == "/default/orders-part-3"
-    assert part_name(Part("/default/orders", 0), partitioned=False) == "/default/orders"
+    assert partition_name(TopicPartition("/default/orders", 3), partitioned=True) == "/default/orders-part-3"
+    assert partition_name(TopicPartition("/default/orders", 0), partitioned=False) == "/default/orders"

@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 
 from sava.client.errors import TopicUnknown
-from sava.pipeline.link import Extent, Link, TopicParts
-from sava.pipeline.options import OptionError, SourceOptions
-from sava.pipeline.positions import Part
+from sava.pipeline.cluster import ClusterClient, PartitionExtent, TopicPartitions
+from sava.pipeline.errors import DataLost, SourceRefused
+from sava.pipeline.options import OptionError, SourceOptions, TopicPartition
 from sava.pipeline.source import query as query_module
-from sava.pipeline.source import topics as topics_module
-from sava.pipeline.source.errors import DataLost, SourceRefused
 from sava.pipeline.source.query import Query
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
 from tests.patience import PATIENCE_S
 
 TOPIC = "/default/t"
-P0, P1, P2 = (Part(TOPIC, number) for number in range(3))
+P0, P1, P2 = (TopicPartition(TOPIC, number) for number in range(3))
 
 
 class Table:
     """Takes the place of a link."""
 
     def __init__(self, *extents: tuple[int, int, int]) -> None:
-        self.extents_of = {f"{TOPIC}-part-{number}": Extent(*each) for number, each in enumerate(extents)}
+        self.extents_of = {
+            f"{TOPIC}-part-{number}": PartitionExtent(*each) for number, each in enumerate(extents)
+        }
         self.silent: set[str] = set()
         """Partitions whose broker is down."""
         self.others: list[pb.ListedTopic] = []
@@ -43,15 +43,15 @@ class Table:
             *self.others,
         ]
 
-    def parts(self, topic: str, *, create: bool = False) -> TopicParts:
+    def partitions(self, topic: str, *, create: bool = False) -> TopicPartitions:
         if topic != TOPIC or self.is_deleted:
             raise TopicUnknown(f"topic {topic} does not exist")
-        return TopicParts(topic, True, True, tuple(self.extents_of), "")
+        return TopicPartitions(topic, True, True, tuple(self.extents_of), "")
 
-    def extents(self, names: Sequence[str]) -> dict[str, Extent]:
+    def extents(self, names: Sequence[str]) -> dict[str, PartitionExtent]:
         return {name: self.extents_of[name] for name in names}
 
-    def wait_beyond(self, ends: Mapping[str, int], *, timeout_s: float) -> dict[str, Extent]:
+    def wait_beyond(self, ends: Mapping[str, int], *, timeout_s: float) -> dict[str, PartitionExtent]:
         if self.is_deleted:
             raise TopicUnknown("gone")
         self.waits.append(timeout_s)
@@ -92,12 +92,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(monkeypatch: pytest.MonkeyPatch, table: Table, **options: str) -> Query:
-    monkeypatch.setattr(Link, "of", lambda access: table)
+    monkeypatch.setattr(ClusterClient, "of", lambda access: table)
     chosen: dict[str, str] = {} if "topicPattern" in options else {"topic": TOPIC}
     return Query(SourceOptions.parse({**chosen, **options}, stream=True))
 
 
-def latest(query: Query, start: Mapping[Part, int], **limits: Any) -> dict[Part, int]:
+def latest(query: Query, start: Mapping[TopicPartition, int], **limits: Any) -> dict[TopicPartition, int]:
     return query.advance(start, **{"max_messages": None, "max_bytes": None, **limits})
 
 
@@ -115,7 +115,7 @@ def latest(query: Query, start: Mapping[Part, int], **limits: Any) -> dict[Part,
     ],
 )
 def test_where_it_begins(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], expected: dict[Part, int]
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], expected: dict[TopicPartition, int]
 ) -> None:
     assert begin(monkeypatch, Table((10, 20, 30), (0, 0, 7)), **options).beginning() == expected
 
@@ -128,7 +128,7 @@ def test_a_message_that_comes_while_the_first_batch_is_planned_does_not_move_its
     table = Table((10, 20, 30))
     query = begin(monkeypatch, table)
     first = query.beginning()
-    table.extents_of[f"{TOPIC}-part-0"] = Extent(10, 20, 31)
+    table.extents_of[f"{TOPIC}-part-0"] = PartitionExtent(10, 20, 31)
     assert query.beginning() == first == {P0: 30}
 
 
@@ -141,10 +141,10 @@ def test_a_query_that_is_killed_in_its_first_batch_begins_where_it_began(
     table = Table((10, 20, 30))
     query = begin(monkeypatch, table, **options)
     first = query.beginning()
-    table.extents_of[f"{TOPIC}-part-0"] = Extent(10, 20, 32)
+    table.extents_of[f"{TOPIC}-part-0"] = PartitionExtent(10, 20, 32)
     kept = latest(query, first)
     assert kept == first == {P0: 30}
-    table.extents_of[f"{TOPIC}-part-0"] = Extent(10, 20, 35)
+    table.extents_of[f"{TOPIC}-part-0"] = PartitionExtent(10, 20, 35)
     again = begin(monkeypatch, table, **options)
     assert again.plan(again.beginning(), kept) == []
     assert latest(again, kept) == {P0: 35}
@@ -156,8 +156,8 @@ def test_a_query_that_is_killed_in_its_first_batch_begins_where_it_began(
 @pytest.mark.parametrize(
     ("offsets", "error"),
     [
-        ('{"/default/t": {"0": 12}}', "/default/t partition 1 is not in it"),
-        ('{"/default/t": {"0": 12, "1": 0, "2": 0}}', "/default/t partition 2 is not one that is read"),
+        ('{"/default/t": {"0": 12}}', "/default/t partition 1 is missing"),
+        ('{"/default/t": {"0": 12, "1": 0, "2": 0}}', "/default/t partition 2 is not read by this query"),
         ('{"/default/t": {"0": 31, "1": 0}}', "/default/t partition 0 ends at 30"),
     ],
 )
@@ -219,10 +219,10 @@ def test_it_waits_longer_while_nothing_happens_and_less_after_a_batch(
 
 
 def test_new_partitions_begin_at_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics_module, "REFRESH_S", 0.0)
+    monkeypatch.setattr(query_module, "REFRESH_S", 0.0)
     table = Table((0, 0, 5))
     query = begin(monkeypatch, table)
-    table.extents_of[f"{TOPIC}-part-1"] = Extent(3, 3, 9)
+    table.extents_of[f"{TOPIC}-part-1"] = PartitionExtent(3, 3, 9)
     deadline = time.monotonic() + PATIENCE_S
     while (found := latest(query, {P0: 5})) == {P0: 5}:
         assert time.monotonic() < deadline
@@ -243,8 +243,8 @@ def test_topics_by_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
         pb.ListedTopic(topic="/default/volatile", reliable=False),
         pb.ListedTopic(topic="/other/t", reliable=True),
     ]
-    table.extents_of["/default/tt"] = Extent(0, 0, 1)
-    monkeypatch.setattr(table, "extents", lambda names: {name: Extent(0, 0, 1) for name in names})
+    table.extents_of["/default/tt"] = PartitionExtent(0, 0, 1)
+    monkeypatch.setattr(table, "extents", lambda names: {name: PartitionExtent(0, 0, 1) for name in names})
     query = begin(monkeypatch, table, topicPattern="/default/[tv].*")
     assert {part.topic for part in query.beginning()} == {TOPIC, "/default/tt"}
 
@@ -254,7 +254,7 @@ def test_what_is_there_now_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     query = begin(monkeypatch, table, startingOffsets="earliest")
     query.stop_at_present_end()
     start = query.beginning()
-    table.extents_of[f"{TOPIC}-part-0"] = Extent(0, 0, 1000)
+    table.extents_of[f"{TOPIC}-part-0"] = PartitionExtent(0, 0, 1000)
     seen = [start]
     while (found := latest(query, seen[-1], max_messages=10)) != seen[-1]:
         seen.append(found)
@@ -324,9 +324,9 @@ def test_a_former_owner_that_knows_less_is_not_believed(monkeypatch: pytest.Monk
     table = Table((0, 0, 30))
     query = begin(monkeypatch, table)
     assert latest(query, {P0: 30}) == {P0: 30}
-    table.extents_of[f"{TOPIC}-part-0"] = Extent(0, 0, 12)
+    table.extents_of[f"{TOPIC}-part-0"] = PartitionExtent(0, 0, 12)
     assert latest(query, {P0: 30}) == {P0: 30}
-    table.extents_of[f"{TOPIC}-part-0"] = Extent(0, 0, 31)
+    table.extents_of[f"{TOPIC}-part-0"] = PartitionExtent(0, 0, 31)
     assert latest(query, {P0: 30}) == {P0: 31}
 
 

@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from sava.pipeline.link import Access, Link, OffsetGone
-from sava.pipeline.positions import Part
-from sava.pipeline.source.columns import COLUMNS, Choice, SchemaRefused, check_schema
-from sava.pipeline.source.errors import DataLost
-from sava.pipeline.source.planning import Piece, Share
-from sava.pipeline.source.reading import ShareReader
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone
+from sava.pipeline.errors import DataLost
+from sava.pipeline.options import TopicPartition
+from sava.pipeline.source.columns import COLUMNS, Choice, ColumnsRefused, check_schema
+from sava.pipeline.source.planning import Piece, ReadTask
+from sava.pipeline.source.reading import TaskReader
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.errors import DataGap
 from sava.storage.objectstore import ObjectStore
@@ -23,7 +23,7 @@ from sava.storage.segment import write_segment
 from sava.storage.types import Segment
 from tests.unit.storage.messages import TOPIC, numbered, placed
 
-PART = Part("/default/orders", 3)
+PART = TopicPartition("/default/orders", 3)
 NAME = "/default/orders-part-3"
 
 
@@ -48,14 +48,14 @@ class Owner:
 @pytest.fixture
 def owned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Owner], Owner]:
     def own(owner: Owner) -> Owner:
-        monkeypatch.setattr(Link, "of", lambda access: owner)
+        monkeypatch.setattr(ClusterClient, "of", lambda access: owner)
         return owner
 
     return own
 
 
-def reader(schema: StructType = COLUMNS, *, fails: bool = True) -> ShareReader:
-    return ShareReader(Access("nowhere:1"), Choice(schema), fail_on_data_loss=fails)
+def reader(schema: StructType = COLUMNS, *, fails: bool = True) -> TaskReader:
+    return TaskReader(ClusterAccess("nowhere:1"), Choice(schema), fail_on_data_loss=fails)
 
 
 def tail(start: int, end: int) -> Piece:
@@ -88,9 +88,9 @@ RICH = placed(
 async def test_segments_and_tails_are_the_same_rows(tmp_path: Path, owned: Callable[[Owner], Owner]) -> None:
     owned(Owner(RICH))
     segment = await stored(tmp_path, RICH)
-    from_segment = Share((Piece(PART, NAME, 40, 642, segment, 100.0),), f"file://{tmp_path}")
+    from_segment = ReadTask((Piece(PART, NAME, 40, 642, segment, 100.0),), f"file://{tmp_path}")
     rows = []
-    for share in (Share((tail(40, 642),), ""), from_segment):
+    for share in (ReadTask((tail(40, 642),), ""), from_segment):
         batches = list(reader().read(share))
         assert all(batch.schema.equals(to_arrow_schema(COLUMNS, timezone="UTC")) for batch in batches)
         for batch in batches:
@@ -106,7 +106,7 @@ async def test_segments_and_tails_are_the_same_rows(tmp_path: Path, owned: Calla
 
 def test_many_small_batches_are_few_for_spark(owned: Callable[[Owner], Owner]) -> None:
     owned(Owner(numbered(0, 3000, per_batch=1)))
-    batches = list(reader().read(Share((tail(5, 2995),), "")))
+    batches = list(reader().read(ReadTask((tail(5, 2995),), "")))
     assert offsets(iter(batches)) == list(range(5, 2995))
     assert len(batches) < 5
 
@@ -118,7 +118,7 @@ async def test_the_rest_of_a_deleted_segment_comes_from_the_owner(
     segment = await stored(tmp_path, batches)
     (tmp_path / segment.key).unlink()
     owner = owned(Owner(batches))
-    share = Share((Piece(PART, NAME, 10, 90, segment, 100.0), tail(90, 95)), f"file://{tmp_path}")
+    share = ReadTask((Piece(PART, NAME, 10, 90, segment, 100.0), tail(90, 95)), f"file://{tmp_path}")
     assert offsets(reader().read(share)) == list(range(10, 95))
     assert owner.asked == [(10, 90), (90, 95)]
 
@@ -127,27 +127,27 @@ def test_what_is_gone_is_an_error(owned: Callable[[Owner], Owner]) -> None:
     owned(Owner(numbered(50, 100), first=50))
     expected = r"topic /default/orders, partition 3: offsets 10 to 50 cannot be read any more"
     with pytest.raises(DataLost, match=expected) as lost:
-        list(reader().read(Share((tail(10, 90),), "")))
+        list(reader().read(ReadTask((tail(10, 90),), "")))
     assert "\n" not in str(lost.value)
 
 
 def test_or_is_skipped(owned: Callable[[Owner], Owner], caplog: pytest.LogCaptureFixture) -> None:
     owned(Owner(numbered(50, 100), first=50))
-    assert offsets(reader(fails=False).read(Share((tail(10, 90),), ""))) == list(range(50, 90))
-    assert offsets(reader(fails=False).read(Share((tail(10, 20), tail(60, 61)), ""))) == [60]
+    assert offsets(reader(fails=False).read(ReadTask((tail(10, 90),), ""))) == list(range(50, 90))
+    assert offsets(reader(fails=False).read(ReadTask((tail(10, 20), tail(60, 61)), ""))) == [60]
     assert "offsets 10 to 50 are skipped" in caplog.text
 
 
 def test_an_owner_that_has_less_than_it_said_is_an_error(owned: Callable[[Owner], Owner]) -> None:
     owned(Owner(numbered(0, 50)))
     with pytest.raises(DataGap, match="has no offset 50, and 89 was there"):
-        list(reader(fails=False).read(Share((tail(10, 90),), "")))
+        list(reader(fails=False).read(ReadTask((tail(10, 90),), "")))
 
 
 def test_only_wanted_columns_in_the_wanted_order(owned: Callable[[Owner], Owner]) -> None:
     owned(Owner(numbered(0, 10)))
     schema = StructType([COLUMNS["publish_time"], COLUMNS["partition"], COLUMNS["key"]])
-    (batch,) = reader(schema).read(Share((tail(0, 10),), ""))
+    (batch,) = reader(schema).read(ReadTask((tail(0, 10),), ""))
     assert batch.schema.equals(to_arrow_schema(schema, timezone="UTC"))
     assert batch.column("partition").to_pylist() == [3] * 10
     assert batch.column("key").null_count == 10
@@ -155,7 +155,7 @@ def test_only_wanted_columns_in_the_wanted_order(owned: Callable[[Owner], Owner]
 
 def test_a_schema_is_checked() -> None:
     check_schema(StructType([COLUMNS["key"], COLUMNS["offset"]]), decode=False)
-    with pytest.raises(SchemaRefused, match=r"no column value.*decode=true"):
+    with pytest.raises(ColumnsRefused, match=r"no column value.*decode=true"):
         check_schema(StructType().add("value", "string"), decode=False)
-    with pytest.raises(SchemaRefused, match="column offset is bigint, and int was asked for"):
+    with pytest.raises(ColumnsRefused, match="column offset is bigint, and int was asked for"):
         check_schema(StructType().add("offset", "integer"), decode=False)

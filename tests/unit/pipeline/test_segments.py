@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from sava.pipeline.objects import Objects
-from sava.pipeline.source.filters import Bounds
-from sava.pipeline.source.segments import MappedFile, Source, StoredObject, open_source, read_segment
+from sava.pipeline.per_process import Objects
+from sava.pipeline.source.columns import Bounds
+from sava.pipeline.source.reading import MappedFile, SegmentSource, StoredObject, open_source, read_segment
 from sava.records import STORED_COLUMNS, Message, Origin, RecordBatch
 from sava.storage.errors import ObjectMissing, SegmentCorrupt
 from sava.storage.objectstore import ObjectStore
@@ -19,7 +19,7 @@ from sava.storage.segment import write_segment
 from sava.storage.types import Segment
 from tests.unit.storage.messages import TOPIC, numbered, placed
 
-Open = Callable[[Segment], Source]
+Open = Callable[[Segment], SegmentSource]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def written(store: ObjectStore, batches: list[RecordBatch]) -> Segment:
 
 
 def rows_of(
-    source: Source,
+    source: SegmentSource,
     segment: Segment,
     start: int,
     end: int,

@@ -15,7 +15,7 @@ from sava.client.connection import Connection
 from sava.client.errors import Unavailable
 from sava.client.loop_thread import LoopThread
 from sava.pipeline import several
-from sava.pipeline.calls import Calls
+from sava.pipeline.calls import ClusterCalls
 from sava.pipeline.replicate.chains import Chain, Owners, Stretch
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
@@ -67,7 +67,7 @@ async def test_a_read_of_several_partitions_leaves_a_silent_broker(
     servicer, proxy = replica
     caplog.set_level(logging.INFO, "sava.pipeline.several")
     connection = connection_to(proxy)
-    calls = Calls(connection)
+    calls = ClusterCalls(connection)
     calls.owner(TOPIC).answered(proxy.address)
     reading = asyncio.create_task(
         several.read(calls, proxy.address, {TOPIC: (0, 1)}, timeout=PATIENCE_S, max_bytes=1000)

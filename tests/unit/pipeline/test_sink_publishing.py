@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from sava.client.errors import Refused
-from sava.pipeline.sink.publishing import AHEAD, Publisher
+from sava.pipeline.sink.delivery import AHEAD, TaskPublisher
 from sava.records import RecordBatch
 from tests.patience import PATIENCE_S
 
@@ -41,7 +41,7 @@ def threads_of_the_sink() -> list[threading.Thread]:
 
 def test_partitions_are_published_side_by_side_and_in_order() -> None:
     brokers = Brokers()
-    with Publisher(brokers.publish) as publisher:
+    with TaskPublisher(brokers.publish) as publisher:
         for number in range(100):
             publisher.add(f"/default/t{number % 3}", batch_of(number), 1)
         assert publisher.finish() == 100
@@ -53,7 +53,7 @@ def test_partitions_are_published_side_by_side_and_in_order() -> None:
 
 def test_a_refusal_reaches_the_task_while_it_adds() -> None:
     brokers = Brokers()
-    with Publisher(brokers.publish) as publisher:
+    with TaskPublisher(brokers.publish) as publisher:
         publisher.add("/default/full", batch_of(0), 1)
         for thread in threads_of_the_sink():
             thread.join(PATIENCE_S)
@@ -63,7 +63,7 @@ def test_a_refusal_reaches_the_task_while_it_adds() -> None:
 
 def test_a_refusal_reaches_the_task_at_its_end() -> None:
     brokers = Brokers()
-    with Publisher(brokers.publish) as publisher:
+    with TaskPublisher(brokers.publish) as publisher:
         publisher.add("/default/full", batch_of(0), 1)
         with pytest.raises(Refused, match="the topic is full"):
             publisher.finish()
@@ -71,7 +71,7 @@ def test_a_refusal_reaches_the_task_at_its_end() -> None:
 
 def test_a_task_that_fails_leaves_no_thread_behind() -> None:
     brokers = Brokers()
-    with Publisher(brokers.publish) as publisher:
+    with TaskPublisher(brokers.publish) as publisher:
         publisher.add("/default/t", batch_of(0), 1)  # and nobody asks it to finish
     for thread in threads_of_the_sink():
         thread.join(PATIENCE_S)
@@ -86,7 +86,7 @@ def test_a_partition_that_is_behind_holds_the_task_back() -> None:
 
     def add() -> None:
         nonlocal added
-        with Publisher(brokers.publish) as publisher:
+        with TaskPublisher(brokers.publish) as publisher:
             for number in range(AHEAD + 10):
                 publisher.add("/default/t", batch_of(number), 1)
                 added += 1

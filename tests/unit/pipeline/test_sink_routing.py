@@ -11,26 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sava.client.routing import fnv1a, partition_of
-from sava.pipeline.link import TopicParts
-from sava.pipeline.sink.errors import WriteRefused
-from sava.pipeline.sink.hashing import FEW, LONG, fnv1a_of
-from sava.pipeline.sink.routing import RUN_ROWS, Router
+from sava.pipeline.cluster import TopicPartitions
+from sava.pipeline.errors import WriteRefused
+from sava.pipeline.sink.routing import FEW, LONG, RUN_ROWS, RowRouter, fnv1a_of
 
 KEYS = st.text(max_size=12) | st.sampled_from(["", "a", "é" * 40, "k" * LONG, "k" * (LONG + 1), "🚂" * 100])
 COUNTS = {"/default/plain": 0, "/default/three": 3, "/default/seven": 7}
 
 
-def look_up(topic: str) -> TopicParts:
+def look_up(topic: str) -> TopicPartitions:
     count = COUNTS[topic]
     names = tuple(f"{topic}-part-{number}" for number in range(count)) or (topic,)
-    return TopicParts(topic, True, bool(count), names, "")
+    return TopicPartitions(topic, True, bool(count), names, "")
 
 
 def rows_of(**columns: Any) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def routed(router: Router, *batches: Any) -> dict[str, list[Any]]:
+def routed(router: RowRouter, *batches: Any) -> dict[str, list[Any]]:
     """The payloads that each partition gets, in order."""
     found: dict[str, list[Any]] = defaultdict(list)
     for rows in batches:
@@ -63,13 +62,15 @@ def test_rows_with_a_key_go_where_the_client_sends_them(rows: list[tuple[str, st
         names = look_up(topic).names
         expected[names[partition_of(key, len(names))]].append(number)
     batch = rows_of(topic=pa.array(topics), key=pa.array(keys), payload=pa.array(range(len(rows))))
-    assert routed(Router(look_up), batch) == expected
+    assert routed(RowRouter(look_up), batch) == expected
 
 
 def test_keys_can_be_binary() -> None:
     rows = rows_of(key=pa.array([b"a", "é".encode()], pa.binary()), payload=[0, 1])
-    found = routed(Router(look_up, topic="/default/seven"), rows)
-    assert found == routed(Router(look_up, topic="/default/seven"), rows_of(key=["a", "é"], payload=[0, 1]))
+    found = routed(RowRouter(look_up, topic="/default/seven"), rows)
+    assert found == routed(
+        RowRouter(look_up, topic="/default/seven"), rows_of(key=["a", "é"], payload=[0, 1])
+    )
 
 
 def test_large_types_are_the_same() -> None:
@@ -79,18 +80,20 @@ def test_large_types_are_the_same() -> None:
         key=pa.array(["a", "é"], pa.large_utf8()),
         payload=pa.array([b"0", b"1"], pa.large_binary()),
     )
-    expected = routed(Router(look_up, topic="/default/seven"), rows_of(key=["a", "é"], payload=[b"0", b"1"]))
-    assert routed(Router(look_up), rows) == expected
+    expected = routed(
+        RowRouter(look_up, topic="/default/seven"), rows_of(key=["a", "é"], payload=[b"0", b"1"])
+    )
+    assert routed(RowRouter(look_up), rows) == expected
 
 
 def test_binary_keys_that_are_no_text_are_refused() -> None:
     rows = rows_of(key=pa.array([b"\xff\xfe"], pa.binary()), payload=[b"x"])
     with pytest.raises(WriteRefused, match="column key: Invalid UTF8"):
-        routed(Router(look_up, topic="/default/three"), rows)
+        routed(RowRouter(look_up, topic="/default/three"), rows)
 
 
 def test_rows_without_a_key_are_spread_evenly_in_runs() -> None:
-    router = Router(look_up, topic="/default/three")
+    router = RowRouter(look_up, topic="/default/three")
     batches = [rows_of(payload=list(range(start, start + 700))) for start in range(0, 9 * RUN_ROWS, 700)]
     found = routed(router, *batches)
     sizes = {name: len(payloads) for name, payloads in found.items()}
@@ -104,14 +107,14 @@ def test_small_tasks_begin_at_different_partitions() -> None:
     found = Counter(
         name
         for first in range(9)
-        for name in routed(Router(look_up, topic="/default/three", first=first), rows_of(payload=[first]))
+        for name in routed(RowRouter(look_up, topic="/default/three", first=first), rows_of(payload=[first]))
     )
     assert sorted(found.values()) == [3, 3, 3]
 
 
 def test_rows_with_and_without_keys_in_one_batch() -> None:
     rows = rows_of(key=pa.array(["a", None, "b", None], pa.utf8()), payload=[0, 1, 2, 3])
-    found = routed(Router(look_up, topic="/default/seven"), rows)
+    found = routed(RowRouter(look_up, topic="/default/seven"), rows)
     names = look_up("/default/seven").names
     assert 0 in found[names[partition_of("a", 7)]]
     assert 2 in found[names[partition_of("b", 7)]]
@@ -124,7 +127,7 @@ def test_the_partition_column_wins_over_the_key() -> None:
     expected: dict[str, list[int]] = defaultdict(list)
     for number, partition in enumerate((2, partition_of("a", 7), 0)):
         expected[names[partition]].append(number)
-    assert routed(Router(look_up, topic="/default/seven"), rows) == expected
+    assert routed(RowRouter(look_up, topic="/default/seven"), rows) == expected
 
 
 @pytest.mark.parametrize("partition", [-1, 3, 2**31 - 1])
@@ -135,7 +138,7 @@ def test_a_partition_that_is_not_there_is_named_with_its_topic(partition: int) -
         payload=[0, 1],
     )
     with pytest.raises(WriteRefused) as refused:
-        routed(Router(look_up), rows)
+        routed(RowRouter(look_up), rows)
     assert str(refused.value) == (
         f"column partition: {partition} for topic /default/three, which has 3 partitions (0 to 2)"
     )
@@ -143,20 +146,20 @@ def test_a_partition_that_is_not_there_is_named_with_its_topic(partition: int) -
 
 def test_the_option_topic_wins_over_the_column() -> None:
     rows = rows_of(topic=["/default/three"], payload=[0])
-    assert routed(Router(look_up, topic="/default/plain"), rows) == {"/default/plain": [0]}
+    assert routed(RowRouter(look_up, topic="/default/plain"), rows) == {"/default/plain": [0]}
 
 
 def test_rows_without_a_topic_are_refused() -> None:
     rows = rows_of(topic=pa.array(["/default/three", None], pa.utf8()), payload=[0, 1])
     with pytest.raises(WriteRefused, match="column topic: 1 rows have none"):
-        routed(Router(look_up), rows)
+        routed(RowRouter(look_up), rows)
 
 
 def test_a_part_keeps_no_more_than_its_own_rows_in_memory() -> None:
     """A partition that gets one row of each batch collects them for long."""
     wanted = pa.array([1] + [0] * 999, pa.int32())
     rows = rows_of(payload=[bytes(1000)] * 1000, partition=wanted)
-    parts = dict(Router(look_up, topic="/default/three").route(rows))
+    parts = dict(RowRouter(look_up, topic="/default/three").route(rows))
     assert parts["/default/three-part-1"].num_rows == 1
     assert parts["/default/three-part-1"].get_total_buffer_size() < 5000
 
@@ -164,10 +167,10 @@ def test_a_part_keeps_no_more_than_its_own_rows_in_memory() -> None:
 def test_each_topic_is_looked_up_once() -> None:
     asked: list[str] = []
 
-    def counting(topic: str) -> TopicParts:
+    def counting(topic: str) -> TopicPartitions:
         asked.append(topic)
         return look_up(topic)
 
     rows = rows_of(topic=["/default/three", "/default/plain"] * 3, payload=list(range(6)))
-    routed(Router(counting), rows, rows)
+    routed(RowRouter(counting), rows, rows)
     assert sorted(asked) == ["/default/plain", "/default/three"]

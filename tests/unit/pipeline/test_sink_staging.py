@@ -12,9 +12,9 @@ import google_crc32c
 import pyarrow as pa
 import pytest
 
-from sava.pipeline.sink.batching import Batcher
-from sava.pipeline.sink.errors import WriteRefused
-from sava.pipeline.sink.staging import Stage
+from sava.pipeline.errors import WriteRefused
+from sava.pipeline.sink.delivery import TaskStage
+from sava.pipeline.sink.routing import Batcher
 from sava.proto import writers_pb2 as pb
 from sava.records import Codec, RecordBatch, iter_batches
 
@@ -148,7 +148,7 @@ def test_rows_that_are_no_messages_are_refused_with_their_topic(columns: dict[st
 @pytest.mark.parametrize("object_bytes", [1 << 20, 3000])
 def test_staged_sections_name_exactly_what_was_added(tmp_path: Path, object_bytes: int) -> None:
     """In one object, or in several when there is more than one should hold."""
-    stage = Stage(
+    stage = TaskStage(
         pb.StagingResponse(store_url=tmp_path.as_uri(), prefix="staged/w"), "7-0-0", object_bytes=object_bytes
     )
     added: dict[str, list[bytes]] = defaultdict(list)
@@ -176,7 +176,7 @@ def test_staged_sections_name_exactly_what_was_added(tmp_path: Path, object_byte
 
 def test_attempts_of_a_task_have_names_of_their_own(tmp_path: Path) -> None:
     where = pb.StagingResponse(store_url=tmp_path.as_uri(), prefix="staged/w")
-    stages = [Stage(where, "7-0-0") for _ in range(2)]
+    stages = [TaskStage(where, "7-0-0") for _ in range(2)]
     for stage in stages:
         stage.add("/default/b", RecordBatch.encode([b"x"], publish_time=1), 1)
     keys = {section.key for stage in stages for section in stage.finish()}
@@ -184,6 +184,6 @@ def test_attempts_of_a_task_have_names_of_their_own(tmp_path: Path) -> None:
 
 
 def test_nothing_is_staged_for_nothing(tmp_path: Path) -> None:
-    stage = Stage(pb.StagingResponse(store_url=tmp_path.as_uri(), prefix="staged/w"), "7-0-0")
+    stage = TaskStage(pb.StagingResponse(store_url=tmp_path.as_uri(), prefix="staged/w"), "7-0-0")
     assert stage.finish() == []
     assert not list(tmp_path.iterdir())

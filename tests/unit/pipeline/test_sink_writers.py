@@ -13,15 +13,14 @@ import pyarrow as pa
 import pytest
 
 from sava.client.errors import OutcomeUnknown, Refused, TopicUnknown, Unavailable
-from sava.pipeline.link import Link, TopicParts
-from sava.pipeline.objects import Objects
+from sava.pipeline.cluster import ClusterClient, TopicPartitions
 from sava.pipeline.options import SinkOptions
+from sava.pipeline.per_process import Objects
 from sava.pipeline.sink import BatchWriter, StreamWriter, WriteRefused
 from sava.pipeline.sink import writers as module
-from sava.pipeline.sink.batching import Batcher
-from sava.pipeline.sink.staging import Stage
-from sava.pipeline.sink.task import Task
-from sava.pipeline.sink.writers import Written
+from sava.pipeline.sink.delivery import TaskStage
+from sava.pipeline.sink.routing import Batcher
+from sava.pipeline.sink.writers import SparkTask, TaskOutput
 from sava.proto import writers_pb2 as pb
 from sava.records import RecordBatch
 
@@ -41,11 +40,11 @@ class Cluster:
         self.is_missing = False
         self.asked: list[str] = []
 
-    def parts(self, topic: str, *, create: bool = False) -> TopicParts:
+    def partitions(self, topic: str, *, create: bool = False) -> TopicPartitions:
         self.asked.append(topic)
         if self.is_missing and not create:
             raise TopicUnknown(f"there is no topic {topic}")
-        return TopicParts(topic, self.reliable, True, (f"{topic}-part-0", f"{topic}-part-1"), "")
+        return TopicPartitions(topic, self.reliable, True, (f"{topic}-part-0", f"{topic}-part-1"), "")
 
     def staging(self, writer: str) -> pb.StagingResponse:
         return pb.StagingResponse(store_url=self.directory.as_uri(), prefix=f"staging/{writer}", expires_s=60)
@@ -70,7 +69,7 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster(tmp_path)
-    monkeypatch.setattr(Link, "of", lambda access: made)
+    monkeypatch.setattr(ClusterClient, "of", lambda access: made)
     return made
 
 
@@ -78,8 +77,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def at(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Says which task runs."""
 
-    def be(task: Task) -> None:
-        monkeypatch.setattr(Task, "current", lambda: task)
+    def be(task: SparkTask) -> None:
+        monkeypatch.setattr(SparkTask, "current", lambda: task)
 
     return be
 
@@ -92,13 +91,15 @@ def rows_of(*payloads: bytes) -> Any:
     return pa.RecordBatch.from_pydict({"payload": list(payloads), "key": [f"k{p!r}" for p in payloads]})
 
 
-def task_of(partition: int, **others: Any) -> Task:
-    return Task(**{"partition": partition, "attempt": 0, "query": "q", "run": "r1", "batch": 7, **others})
+def task_of(partition: int, **others: Any) -> SparkTask:
+    return SparkTask(
+        **{"partition": partition, "attempt": 0, "query": "q", "run": "r1", "batch": 7, **others}
+    )
 
 
-def through_pickle(message: Written) -> Written:
+def through_pickle(message: TaskOutput) -> TaskOutput:
     found = pickle.loads(pickle.dumps(message))
-    assert isinstance(found, Written)
+    assert isinstance(found, TaskOutput)
     return found
 
 
@@ -191,7 +192,7 @@ def test_abort_after_a_commit_of_unknown_outcome_removes_nothing(cluster: Cluste
     writer = StreamWriter(options_of())
     messages: list[Any] = [writer.write(iter([rows_of(b"x")]))]
     cluster.error = Unavailable("no answer")
-    with pytest.raises(OutcomeUnknown, match=r"batch 7 of writer q: nobody knows yet .*: no answer"):
+    with pytest.raises(OutcomeUnknown, match=r"batch 7 of writer q: it is unknown whether .*: no answer"):
         writer.commit(messages, 7)
     writer.abort(messages, 7)
     assert cluster.staged == set(messages[0].keys)
@@ -209,7 +210,7 @@ def test_a_task_that_fails_leaves_nothing_in_the_store(
     cluster: Cluster, at: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at(task_of(0))
-    monkeypatch.setattr(module, "Stage", partial(Stage, object_bytes=1))
+    monkeypatch.setattr(module, "TaskStage", partial(TaskStage, object_bytes=1))
     monkeypatch.setattr(module, "Batcher", partial(Batcher, batch_bytes=1))
 
     def failing() -> Iterator[Any]:
@@ -253,7 +254,7 @@ def test_a_refused_commit_names_writer_and_batch(cluster: Cluster, at: Any) -> N
 
 
 def test_a_job_is_its_own_writer(cluster: Cluster, at: Any) -> None:
-    at(Task(0, 0, "", "", 0))
+    at(SparkTask(0, 0, "", "", 0))
     for _ in range(2):
         writer = pickle.loads(pickle.dumps(BatchWriter(options_of(stream=False))))
         writer.commit([writer.write(iter([rows_of(b"x")]))])
@@ -268,7 +269,7 @@ def test_a_job_is_its_own_writer(cluster: Cluster, at: Any) -> None:
 def test_a_named_batch_keeps_its_number_in_every_job(cluster: Cluster, at: Any, query: str) -> None:
     """Inside of foreachBatch the query and its run are known; outside a job is a run, and the
     writer is the query."""
-    at(Task(0, 0, query, "r1" if query else "", 0))
+    at(SparkTask(0, 0, query, "r1" if query else "", 0))
     for _ in range(2):
         writer = BatchWriter(options_of(stream=False, writerId="w", batchId="12"))
         writer.commit([writer.write(iter([rows_of(b"x")]))])
@@ -282,7 +283,7 @@ def test_a_named_batch_keeps_its_number_in_every_job(cluster: Cluster, at: Any, 
 
 
 def test_a_jobs_abort_follows_the_same_rule(cluster: Cluster, at: Any) -> None:
-    at(Task(0, 0, "", "", 0))
+    at(SparkTask(0, 0, "", "", 0))
     writer = BatchWriter(options_of(stream=False))
     message = writer.write(iter([rows_of(b"x")]))
     writer.abort([message])

@@ -6,7 +6,7 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from sava.pipeline.spark_errors import MAX_ERROR, brief
+from sava.pipeline.launch import MAX_ERROR, brief
 
 # As Spark 4.3 has raised them, but for where files are and how long traces and plans.
 BEGIN = (
@@ -60,7 +60,7 @@ Traceback (most recent call last):
                         ^^^^^^^^^^^
   File "sava/pipeline/source/topics.py", line 111, in _named
     raise SourceRefused(f"there is no topic {topic}: create it, or name another one") from None
-sava.pipeline.source.errors.SourceRefused: there is no topic /default/none: create it, or name another one
+sava.pipeline.errors.SourceRefused: there is no topic /default/none: create it, or name another one
  SQLSTATE: 38000 SQLSTATE: XXKST"""
 REFUSED = """\
 [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform commit: \
@@ -69,7 +69,7 @@ Traceback (most recent call last):
     self._commit(self._writer(query), run, query, batchId, parts)
   File "sava/pipeline/sink/writers.py", line 142, in _commit
     raise WriteRefused(f"batch {batch} of writer {writer} is not published: {error}") from None
-sava.pipeline.sink.errors.WriteRefused: batch 0 of writer w1 is not published: taken for a repeated one, it \
+sava.pipeline.errors.WriteRefused: batch 0 of writer w1 is not published: taken for a repeated one, it \
 would be lost. If the query was begun anew, choose another writer id, or forget this one with \
 `sava writers forget w1`
  SQLSTATE: 38000 SQLSTATE: XXKST"""
@@ -100,12 +100,12 @@ shop.Missing: no total in the order
         (LINES, "ValueError: first line:"),
         (
             MISSING_TOPIC,
-            "sava.pipeline.source.errors.SourceRefused: "
+            "sava.pipeline.errors.SourceRefused: "
             "there is no topic /default/none: create it, or name another one",
         ),
         (
             REFUSED,
-            "sava.pipeline.sink.errors.WriteRefused: batch 0 of writer w1 is not published: taken for a "
+            "sava.pipeline.errors.WriteRefused: batch 0 of writer w1 is not published: taken for a "
             "repeated one, it would be lost. If the query was begun anew, choose another writer id, or "
             "forget this one with `sava writers forget w1`",
         ),

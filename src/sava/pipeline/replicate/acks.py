@@ -1,25 +1,32 @@
-"""Replicated subscriptions: what is acked at the source is acked at the target, message by message.
+"""Replicated subscriptions and the replication slot: what the target learns, and what the source may delete.
 
-    source   ReadAcks: what is acked that was not said yet, by origin    (``sava.broker.origin_acks``)
+**Acks.** What is acknowledged at the source is acknowledged at the target, message by message.
+
+    source   ReadAcks: new acks by origin                                (``sava.broker.origin_acks``)
     target   ApplyAcks: looks the messages up in its own log, and acks them
 
-Only news travels. What was said is remembered here as offsets of the source (``known``), and the source looks
-at nothing else: a subscription that is a million messages behind costs as much as one that is at the end. The
-target has on record up to where it was told everything (``told``), with the acks themselves, so that a driver
-that starts anew need not say it all again; if the subscription there was deleted, that is gone with it, and
-the driver is told so.
+Only news travels. The driver remembers the acks that it has sent as offsets of the source (``known``), and
+the source looks at nothing else: a subscription that lags a million messages costs as much as one at the end.
+The target records the offset up to which it knows everything (``told``) together with the acks, so that a new
+driver need not repeat them; if the subscription there is deleted, the record goes with it, and the driver
+sees that. Acks of messages that the target does not have yet come back (``left``); the driver sends them
+again with the next news, or after a pause.
 
-What is acked of messages that the target does not have yet comes back (``left``), and is said again with the
-next news, or after a while.
+Acks are only ever added, at both ends. So links in both directions, and several drivers at once, converge:
+what is acked anywhere is acked everywhere. A message that a consumer has not acked stays unacked at both
+ends, also if messages behind it are acked.
 
-Acks are only ever added, at both ends. So links in both directions, and several drivers at once, come to the
-same: whatever was acked anywhere is acked everywhere. A message that somebody has and has not acked stays
-unacked at both ends, also if others behind it are acked.
+**The slot.** Retention at the source keeps what is not below the link's cursor (its leader makes and removes
+it, see ``sava.replication.cursors``). Two things hold it: messages that the target may still need, and
+messages whose acks it may still need where subscriptions are replicated, since acks of a copy are read off
+the copy. A late cursor only keeps a little more for a little longer. So a thread sends the changed offsets
+once a second and repeats what fails.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,21 +35,141 @@ from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
 from sava.client.errors import ClientError
-from sava.pipeline.replicate.cursors import Cursors
 from sava.pipeline.replicate.work import LinkEnds
 from sava.proto import replica_pb2 as pb
-from sava.storage.link_cursors import is_link_cursor
+from sava.storage.link_cursors import is_link_cursor, link_cursor
 
 log = logging.getLogger(__name__)
 
+EVERY_S: Final = 1.0
+TIMEOUT_S: Final = 5.0
+AGAIN_S: Final = 60.0
+"""Without changes everything is sent again after this time: the cursor may have been removed and made
+again."""
+MISSING: Final = "subscription_unknown"
+"""The leader has not made the cursor yet, or has removed it."""
+
+
+class Advances(Protocol):
+    """``pipeline.cluster.ClusterClient``."""
+
+    def advance_all(
+        self, subscription: str, offsets: Mapping[str, int], *, timeout_s: float
+    ) -> dict[str, ClientError]: ...
+
+
+class SlotUpdater:
+    """Moves the link's cursor. Any thread may call; its own thread sends, until ``close``."""
+
+    def __init__(self, link: Advances, remote: str, *, every_s: float = EVERY_S) -> None:
+        self._link = link
+        self._remote = remote
+        self._every_s = every_s
+        self._guard = threading.Lock()
+        self._copied: dict[str, int] = {}
+        self._holds: dict[str, dict[str, int]] = {}
+        self._sent: dict[str, int] = {}
+        self._failing: dict[str, str] = {}
+        self._changed = threading.Event()
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def advance(self, name: str, offset: int) -> None:
+        """The target holds everything of the partition before the offset. Returns at once."""
+        with self._guard:
+            if offset <= self._copied.get(name, 0):
+                return
+            self._copied[name] = offset
+            self._wake()
+
+    def hold(self, name: str, subscription: str, offset: int | None) -> None:
+        """The target may not know the subscription's acks from this offset on. None releases the hold."""
+        with self._guard:
+            holds = self._holds.setdefault(name, {})
+            if offset is None:
+                holds.pop(subscription, None)
+            else:
+                holds[subscription] = offset
+            self._wake()
+
+    def begin_again(self, name: str) -> None:
+        """The partition is copied again: what the target held does not count."""
+        with self._guard:
+            for known in (self._copied, self._sent):
+                known.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        """The partition is no longer copied; another one may have its name."""
+        with self._guard:
+            for known in (self._copied, self._holds, self._sent, self._failing):
+                known.pop(name, None)
+
+    def close(self) -> None:
+        """Stop. The next driver sends what was not sent."""
+        self._is_closed.set()
+        self._changed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        if self._thread is None and not self._is_closed.is_set():
+            self._thread = threading.Thread(target=self._run, name=f"cursors {self._remote}", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            if not self._changed.wait(AGAIN_S):
+                with self._guard:
+                    self._sent.clear()
+            self._changed.clear()
+            if self._is_closed.is_set():
+                return
+            if not self.send():
+                self._changed.set()  # once more
+            self._is_closed.wait(self._every_s)
+
+    def send(self) -> bool:
+        """Send what has changed. Returns whether nothing is left."""
+        with self._guard:
+            due = {
+                name: offset
+                for name, copied in self._copied.items()
+                if (offset := min((copied, *self._holds.get(name, {}).values()))) > self._sent.get(name, 0)
+            }
+        if not due:
+            return True
+        try:
+            failed = self._link.advance_all(link_cursor(self._remote), due, timeout_s=TIMEOUT_S)
+        except ClientError as error:  # the link is closed
+            failed = dict.fromkeys(due, error)
+        with self._guard:
+            for name, offset in due.items():
+                if name not in failed:
+                    self._failing.pop(name, None)
+                    if name in self._copied:
+                        self._sent[name] = offset
+                elif self._failing.get(name) != (reason := str(failed[name])):
+                    self._failing[name] = reason
+                    level = logging.INFO if failed[name].code == MISSING else logging.WARNING
+                    log.log(
+                        level,
+                        "replication: slot not advanced topic=%s remote=%s error=%s",
+                        name,
+                        self._remote,
+                        reason,
+                    )
+        return not failed
+
+
 AT_A_TIME: Final = 8
 BUDGET_S: Final = 5.0
-"""After that no other partition is begun with; those that had to wait come first the next time."""
+"""After this time no other partition starts; those that waited come first in the next call."""
 READ_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 IDLE_S: Final = 3.0
-"""How seldom a subscription is asked that has no news."""
+"""The longest interval between requests for a subscription without news."""
 EVERYTHING: Final = (0, 1 << 62)
 
 Range = tuple[int, int]
@@ -50,7 +177,7 @@ Origin = tuple[str, str]
 
 
 class Reads(Protocol):
-    """``pipeline.link.Link``."""
+    """``pipeline.cluster.ClusterClient``."""
 
     def read_acks(self, request: pb.ReadAcksRequest, *, timeout_s: float) -> pb.ReadAcksResponse: ...
 
@@ -61,8 +188,8 @@ class Applies(Protocol):
     def apply_acks(self, request: pb.ApplyAcksRequest) -> pb.ApplyAcksResponse: ...
 
 
-class Name(NamedTuple):
-    """One subscription of one partition. A partition that was created anew is another."""
+class SubscriptionName(NamedTuple):
+    """One subscription of one partition. A partition that was created again has another id."""
 
     partition: str
     topic_id: int
@@ -72,9 +199,9 @@ class Name(NamedTuple):
 @dataclass(slots=True)
 class _State:
     known: list[Range] | None = None
-    """What was said, in offsets of the source. None: the target has not been asked yet."""
+    """The acks that were sent, as offsets of the source. None until the target was asked."""
     told: int = 0
-    """By the target's word, the same from the beginning on."""
+    """The offset up to which the target reports to know everything."""
     left: dict[Origin, list[Range]] = field(default_factory=dict)
     due: float = 0.0
     pause: float = 0.0
@@ -83,43 +210,43 @@ class _State:
     reason: str = ""
 
 
-class Subscriptions:
-    """Of one link. ``sync`` is called by one thread at a time."""
+class AckSync:
+    """Replicates the acks of one link. One thread at a time calls ``sync``."""
 
     def __init__(
         self,
         source: Reads,
         target: Applies,
         ends: LinkEnds,
-        cursors: Cursors | None = None,
+        cursors: SlotUpdater | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``cursors``: of the same link, which keep what was not said yet."""
+        """``cursors`` is the slot of the same link; it holds messages whose acks were not sent."""
         self._source = source
         self._target = target
         self._ends = ends
         self._cursors = cursors
         self._clock = clock
-        self._states: dict[Name, _State] = {}
+        self._states: dict[SubscriptionName, _State] = {}
         self._pool = ThreadPoolExecutor(AT_A_TIME, "acks")
         self.sent = 0
-        """Calls that had something to say."""
+        """The number of calls with acks."""
 
     def close(self) -> None:
-        """What is under way comes to its end."""
+        """Wait for running calls."""
         self._pool.shutdown()
 
     @property
-    def failures(self) -> dict[Name, str]:
-        """Those that were not brought up to date the last time, and why; tried again by themselves."""
+    def failures(self) -> dict[SubscriptionName, str]:
+        """The subscriptions whose last sync failed, with the reason. The next calls retry them."""
         return {name: state.reason for name, state in self._states.items() if state.reason}
 
     def sync(self, partitions: Mapping[str, tuple[int, Sequence[str]]]) -> None:
-        """Bring the target up to date: of each partition its id, and the subscriptions. What fails is tried
-        again in one of the next calls. Takes some seconds at most, and one call to either cluster."""
+        """Bring the target up to date for each partition (its id and its subscriptions). Later calls retry
+        failures. Takes a few seconds at most, plus one call to either cluster."""
         wanted = {
-            Name(partition, topic_id, subscription)
+            SubscriptionName(partition, topic_id, subscription)
             for partition, (topic_id, subscriptions) in partitions.items()
             for subscription in subscriptions
             if not is_link_cursor(subscription)
@@ -135,7 +262,7 @@ class Subscriptions:
         for work in [self._pool.submit(self._bring, name, now + BUDGET_S) for _, name in due]:
             work.result()
 
-    def _bring(self, name: Name, deadline: float) -> None:
+    def _bring(self, name: SubscriptionName, deadline: float) -> None:
         state = self._states[name]
         try:
             while self._clock() < deadline and self._step(name, state):
@@ -146,7 +273,7 @@ class Subscriptions:
             if str(error) != state.reason:
                 state.reason = str(error)
                 log.warning(
-                    "replication: acks wait topic=%s subscription=%s remote=%s error=%s",
+                    "replication: acks not copied, retrying topic=%s subscription=%s remote=%s error=%s",
                     name.partition,
                     name.subscription,
                     self._ends.target_name,
@@ -155,8 +282,8 @@ class Subscriptions:
         else:
             state.reason = ""
 
-    def _step(self, name: Name, state: _State) -> bool:
-        """Whether there may be more to say at once."""
+    def _step(self, name: SubscriptionName, state: _State) -> bool:
+        """Send the news once. Returns whether there may be more."""
         known = [EVERYTHING] if state.known is None else state.known
         request = pb.ReadAcksRequest(
             topic=name.partition, subscription=name.subscription, known=chain.from_iterable(known)
@@ -164,7 +291,7 @@ class Subscriptions:
         found = self._source.read_acks(request, timeout_s=READ_S)
         if not found.exists or found.topic_id != name.topic_id:
             self._states[name] = _State(due=self._clock() + IDLE_S)
-            self._hold(name, None)  # there is nothing that could be said
+            self._hold(name, None)  # the subscription has no acks
             return False
         if state.known is None:
             state.told = self._apply(name, state, found).told
@@ -178,7 +305,7 @@ class Subscriptions:
         applied = self._apply(name, state, found)
         if applied.told < state.told:
             log.info(
-                "replication: acks are said anew, the remote lost them topic=%s subscription=%s remote=%s",
+                "replication: sending acks again, the remote lost them topic=%s subscription=%s remote=%s",
                 name.partition,
                 name.subscription,
                 self._ends.target_name,
@@ -193,7 +320,9 @@ class Subscriptions:
         state.pause = state.due = 0.0
         return found.more
 
-    def _apply(self, name: Name, state: _State, found: pb.ReadAcksResponse) -> pb.ApplyAcksResponse:
+    def _apply(
+        self, name: SubscriptionName, state: _State, found: pb.ReadAcksResponse
+    ) -> pb.ApplyAcksResponse:
         acks = dict(state.left)
         for each in found.acks:
             origin = each.cluster_name, each.topic
@@ -227,20 +356,20 @@ class Subscriptions:
         state.left, state.left_due = left, self._clock() + state.left_pause
 
     def _rest(self, state: _State) -> None:
-        """It has no news: the longer, the less often it is asked."""
+        """No news: ask less often the longer that lasts."""
         state.pause = min(1.5 * state.pause + 0.2, IDLE_S)
         state.due = self._clock() + state.pause
 
-    def _said(self, name: Name, state: _State) -> None:
+    def _said(self, name: SubscriptionName, state: _State) -> None:
         self._hold(name, _prefix(state.known or ()))
 
-    def _hold(self, name: Name, offset: int | None) -> None:
+    def _hold(self, name: SubscriptionName, offset: int | None) -> None:
         if self._cursors is not None:
             self._cursors.hold(name.partition, name.subscription, offset)
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Together, in order; those that touch are one, empty ones are none."""
+    """The union of ranges, in order, without empty and adjacent ones."""
     found: list[Range] = []
     for start, end in sorted(each for each in ranges if each[0] < each[1]):
         if found and start <= found[-1][1]:
@@ -251,7 +380,7 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _prefix(ranges: Sequence[Range]) -> int:
-    """Up to where they are without a gap from 0 on."""
+    """The end of the first range if it starts at 0, otherwise 0."""
     return ranges[0][1] if ranges and not ranges[0][0] else 0
 
 

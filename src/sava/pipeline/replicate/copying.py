@@ -1,17 +1,30 @@
 """Copying: what a task does with its share of a link.
 
-    open the chain ─▶ where is it? ─▶ read from there ─▶ stretches ─▶ receipts ─▶ outcome
+    open the stream ─▶ source position? ─▶ read from there ─▶ ranges ─▶ receipts ─▶ outcome
 
-Each errand has a thread of its own while it is under way, some of them side by side, and one that fails or
-waits disturbs no other; what several have is copied together before (``together``), if it is little, and as
-far as that goes. What an errand reports is what the target has said, so it is true whatever else went wrong,
-and also when there was no time to wait for it any longer.
+Each errand has its own thread, several run concurrently, and one that fails or waits disturbs no other. Small
+errands are first copied together (``copy_together``) as far as that works. An outcome reports what the target
+has confirmed, so it is true whatever else went wrong, and also when the time was over.
 
-**Time.** A task that hangs would keep its partitions from being planned. After the budget no stretch is
-begun, but for the first of an errand: however slow the way is, each round gets on. Then there are some
-seconds for what is on its way, and those are a bound: calls to the target end with them, and a thread that
-still waits for the source is left behind. It ends by the deadlines of its own calls; should it send a stretch
-after that, the chain takes it or refuses it like anybody's.
+**Time.** A task that hangs would block its partitions. After the budget no range starts, except the first of
+an errand: however slow the connection is, each round makes progress. Then there are some seconds for what is
+in flight, and those are a bound: calls to the target end with them, and a thread that still waits for the
+source is left behind. It ends by the deadlines of its own calls; a range that it sends later is accepted or
+refused like any other.
+
+**Together.** The small backlogs of many partitions, by one call to each broker:
+
+    one by one   for each partition: open the stream, find and open a reader, read, append, close both
+    together     from each broker of the source: read all; to each broker of the target: append all
+
+A stream costs some milliseconds at both ends, whatever it carries. For a hundred partitions with ten messages
+each, that is most of the cost. **Nothing is asked first:** the driver knows from the last copy where the
+target is, and sends what it reads from there as the next range. The target takes it only if its source
+position is there (``storage.chains``). So ranges that come together follow the same rule as ranges that come
+one by one, and nothing is kept between rounds that could be wrong. **Only the smooth case:** a copy that has
+begun, messages in the source's memory, known schemas, a broker that owns the topic. Everything else is copied
+one by one, which waits and reports errors. Only a range that was sent and not answered in time is left to the
+next round.
 """
 
 from __future__ import annotations
@@ -21,50 +34,117 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
 from sava.client.errors import ClientError, Denied, Unavailable
 from sava.errors import RetryableError, SavaError
-from sava.pipeline.link import OffsetGone
-from sava.pipeline.replicate.chains import Chain, Progress
-from sava.pipeline.replicate.errors import SourceFailed, at_source
-from sava.pipeline.replicate.schemas import SchemaConflict, Schemas
-from sava.pipeline.replicate.stretches import MessageTooLarge, Stretcher
-from sava.pipeline.replicate.target import Target
-from sava.pipeline.replicate.together import copy_together
-from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
-from sava.pipeline.source.errors import TopicReplaced
-from sava.pipeline.source.reading import rows_of
-from sava.pipeline.source.segments import Rows
+from sava.pipeline.cluster import ClusterClient, OffsetGone
+from sava.pipeline.errors import SourceFailed, TopicReplaced, at_source
+from sava.pipeline.replicate.chains import Chain, Progress, Stretch
+from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.translation import (
+    MessageTooLargeForTarget,
+    RangeBuilder,
+    SchemaConflict,
+    Schemas,
+)
+from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
+from sava.pipeline.source.reading import Rows, rows_in, rows_of
 from sava.proto import replica_pb2 as pb
-from sava.records import STORED_COLUMNS
+from sava.records import STORED_COLUMNS, RecordBatch
 
 log = logging.getLogger(__name__)
 
+READ_S: Final = 2.0
+"""The timeout for all brokers of the source, which answer from memory."""
+READ_BYTES: Final = 8 << 20
+"""The bytes to read from one of them."""
+
+Answers = dict[str, pb.ChainReceipt | None]
+
+
+def copy_together(ends: LinkEnds, errands: Sequence[Errand], *, until: float) -> dict[str, Progress | None]:
+    """The confirmed progress by name; None if the target did not answer before ``until``
+    (``time.monotonic``). Errands that are missing must be copied one by one."""
+    tails = {errand.name: errand for errand in errands if _is_tail(errand)}
+    wanted = {name: (errand.pieces[0].start, errand.end) for name, errand in tails.items()}
+    target = TargetCluster.of(ends.target)
+    sendings: list[tuple[dict[str, Stretch], Future[Answers]]] = []
+    timeout_s = min(READ_S, until - time.monotonic())
+    for found in ClusterClient.of(ends.source).read_each(wanted, timeout_s=timeout_s, max_bytes=READ_BYTES):
+        stretches = {
+            name: stretch
+            for name, batches in found.items()
+            if (stretch := _stretch(ends, tails[name], batches)) is not None
+        }
+        messages = [_message(ends, tails[name], stretch) for name, stretch in stretches.items()]
+        sendings.append((stretches, target.append_each(messages, until=until)))
+    copied: dict[str, Progress | None] = {}
+    for stretches, sending in sendings:
+        answers = sending.result()
+        for name, stretch in stretches.items():
+            if name not in answers:
+                copied[name] = None
+            elif (receipt := answers[name]) is not None:
+                copied[name] = progress = Progress()
+                progress.receive(stretch, receipt)
+    return copied
+
+
+def _is_tail(errand: Errand) -> bool:
+    """Whether the copy has begun and the partition's owner has the messages."""
+    if errand.begin is not None or len(errand.pieces) != 1:
+        return False
+    (piece,) = errand.pieces
+    return piece.segment is None and piece.start < errand.end
+
+
+def _stretch(ends: LinkEnds, errand: Errand, batches: Sequence[RecordBatch]) -> Stretch | None:
+    """The first range; None if it cannot be built, which the copy one by one then reports."""
+    start = errand.pieces[0].start
+    # The target knows its limit and refuses larger messages.
+    stretcher = RangeBuilder.of(ends, errand, max_message_size=0, may_ask=False)
+    try:
+        rows = rows_in(batches, errand.name, start, STORED_COLUMNS, topic_id=errand.topic_id)
+        return next(stretcher.stretches(rows, start, begin=False), None)
+    except Exception as error:  # noqa: BLE001 (an errand that fails must not take others with it)
+        log.info("copy: %s is copied by itself: %s", errand.name, error)
+        return None
+
+
+def _message(ends: LinkEnds, errand: Errand, stretch: Stretch) -> pb.ChainStretch:
+    return pb.ChainStretch(
+        chain=pb.OpenChain(topic=errand.name, source=ends.source_of(errand.name, errand.topic_id)),
+        topic_id=errand.target_topic_id,
+        stretch=stretch.message(),
+    )
+
+
 SIDE_BY_SIDE: Final = 16
-"""Errands of a share. Small ones spend their time waiting for the other side; large ones have some megabytes
-on their way each."""
+"""Concurrent errands of a share. Small ones mostly wait for the other side; large ones have some megabytes in
+flight each."""
 OPEN_S: Final = 5.0
 SETTLE_S: Final = 8.0
-"""After the budget: for openings, and for what was sent to be answered."""
+"""The time after the budget for opening streams and for answers."""
 END_S: Final = 9.0
-"""After the budget: for everything."""
+"""The time after the budget for everything."""
 SOURCE_S: Final = 5.0
-"""Without a broker of the source, until an errand gives up."""
+"""An errand gives up after this time without a broker of the source."""
 
 BROKEN: Final = "chain_broken"
 
 
-def copy(share: Share) -> list[Outcome]:
-    """The outcome of each errand, in their order, within the budget and some ten seconds."""
+def copy(share: CopyShare) -> list[CopyOutcome]:
+    """Copy, and return the outcome of each errand in order, within the budget and about ten seconds."""
     times = _Times.of(share.budget_s)
     source = replace(share.ends.source, timeout_s=min(share.ends.source.timeout_s, SOURCE_S))
     ends = replace(share.ends, source=source)
     copies = [_Copy(ends, errand, times) for errand in share.errands]
     if share.is_light:
-        _copy_together(ends, copies, times)
+        _try_together(ends, copies, times)
     waiting = deque(copy for copy in copies if not copy.is_over)
     threads = [
         threading.Thread(target=_work, args=(waiting,), name="sava copy", daemon=True)
@@ -78,12 +158,12 @@ def copy(share: Share) -> list[Outcome]:
     return [each.give_up() for each in copies]
 
 
-def _copy_together(ends: LinkEnds, copies: Sequence[_Copy], times: _Times) -> None:
-    """Those that are not over after it have to be copied one by one."""
+def _try_together(ends: LinkEnds, copies: Sequence[_Copy], times: _Times) -> None:
+    """Copy what can be copied together; the other copies stay unfinished."""
     try:
         found = copy_together(ends, [copy.errand for copy in copies], until=times.settle)
     except Exception:
-        # Whatever it is, it is told by those that it happens to once more.
+        # The copies one by one meet the same fault and report it.
         log.exception("copy: %d errands could not be copied together", len(copies))
         return
     for copy in copies:
@@ -102,7 +182,7 @@ def _work(waiting: deque[_Copy]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Moments of ``time.monotonic``."""
+    """Deadlines of ``time.monotonic``."""
 
     budget: float
     settle: float
@@ -115,7 +195,7 @@ class _Times:
 
 
 class _Copy:
-    """One errand; ``run`` by one thread, while another may ``give_up``."""
+    """The copy of one errand. One thread calls ``run`` while another may ``give_up``."""
 
     def __init__(self, ends: LinkEnds, errand: Errand, times: _Times) -> None:
         self.errand = errand
@@ -124,9 +204,9 @@ class _Copy:
         self._progress = Progress()
         self._has_begun = False
         self._is_reading = False
-        """The source is waited for, and not the target."""
+        """Whether the copy waits for the source and not for the target."""
         self._guard = threading.Lock()
-        self._outcome: Outcome | None = None
+        self._outcome: CopyOutcome | None = None
 
     def run(self) -> None:
         self._has_begun = True
@@ -138,50 +218,50 @@ class _Copy:
             self._outcome = self._outcome or outcome
 
     def end(self, progress: Progress | None) -> None:
-        """It was copied together with others: what the target has said, None if it has not answered."""
+        """Finish a copy that was made together with others; None if the target did not answer."""
         if progress is not None:
             self._progress = progress
-            self._outcome = self._told()
+            self._outcome = self._result()
         else:
             reason = f"{self.errand.name}: the target has not answered in time"
-            self._outcome = self._told("unavailable", reason, may_pass=True)
+            self._outcome = self._result("unavailable", reason, may_pass=True)
 
-    def give_up(self) -> Outcome:
-        """What became of it, or of what of it is known by now."""
+    def give_up(self) -> CopyOutcome:
+        """The outcome, or what is known of it now."""
         with self._guard:
             if self._outcome is None:
                 code, why = "unavailable", "the target does not answer"
                 if self._is_reading:
                     code, why = "source_unavailable", "the source does not answer"
                 elif not self._has_begun:
-                    why = "others of its share have taken all of it"
+                    why = "other errands of its share took all the time"
                 reason = f"{self.errand.name}: not done in time: {why}"
-                self._outcome = self._told(code, reason, may_pass=True)
+                self._outcome = self._result(code, reason, may_pass=True)
             return self._outcome
 
     @property
     def is_over(self) -> bool:
-        """It has an outcome, or was given up."""
+        """Whether the copy has an outcome."""
         with self._guard:
             return self._outcome is not None
 
     # -- one errand --------------------------------------------------------------------------
 
-    def _copied(self) -> Outcome:
+    def _copied(self) -> CopyOutcome:
         ends, errand = self._ends, self.errand
-        chain = Target.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
+        chain = TargetCluster.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
         self._progress = chain.progress
         try:
             until = min(time.monotonic() + OPEN_S, self._times.settle)
             opened = chain.open(until=until, life_until=self._times.settle)
             if opened.topic_id != errand.target_topic_id:
-                return self._told(
+                return self._result(
                     "target_replaced",
                     f"{errand.name} is another topic at the target by now: its id is {opened.topic_id}, and "
                     f"was {errand.target_topic_id}",
                 )
             if not opened.is_known and errand.begin is None:
-                return self._told(
+                return self._result(
                     "chain_missing",
                     f"{errand.name} at the target has nothing of this source any more, and had before",
                 )
@@ -189,28 +269,28 @@ class _Copy:
         finally:
             chain.close()
 
-    def _sent(self, chain: Chain, opened: pb.ChainOpened) -> Outcome:
+    def _sent(self, chain: Chain, opened: pb.ChainOpened) -> CopyOutcome:
         failure: Exception | None = None
         try:
             self._send(chain, opened)
-        except Exception as error:  # noqa: BLE001 (told when what was sent before is answered)
+        except Exception as error:  # noqa: BLE001 (reported when the ranges in flight are answered)
             failure = error
         try:
             chain.settle(until=self._times.settle)
         except ClientError as error:
-            # The stream has failed: what was found out about the source has to wait.
+            # The stream has failed, which hides a fault of the source until the next round.
             failure = error
         if chain.ended is not None:
             return self._ended(chain.ended)
-        return self._told() if failure is None else self._failed(failure)
+        return self._result() if failure is None else self._failed(failure)
 
     def _send(self, chain: Chain, opened: pb.ChainOpened) -> None:
         errand = self.errand
         start = opened.position if opened.is_known else errand.begin
         assert start is not None
         if start >= errand.end or not errand.pieces or start < errand.pieces[0].start:
-            return  # done already, or planned for another position than this
-        stretcher = Stretcher.of(self._ends, errand, max_message_size=opened.max_message_size)
+            return  # done already, or planned for another position
+        stretcher = RangeBuilder.of(self._ends, errand, max_message_size=opened.max_message_size)
         with closing(stretcher.stretches(self._rows(start), start, begin=not opened.is_known)) as stretches:
             for stretch in stretches:
                 if not chain.put(stretch, until=self._times.settle):
@@ -237,9 +317,9 @@ class _Copy:
 
     # -- outcomes ----------------------------------------------------------------------------
 
-    def _told(self, code: str = "", reason: str = "", *, may_pass: bool = False) -> Outcome:
+    def _result(self, code: str = "", reason: str = "", *, may_pass: bool = False) -> CopyOutcome:
         progress = self._progress
-        return Outcome(
+        return CopyOutcome(
             name=self.errand.name,
             is_known=progress.is_known,
             position=progress.position,
@@ -253,39 +333,39 @@ class _Copy:
             may_pass=may_pass,
         )
 
-    def _ended(self, ended: pb.ChainEnded) -> Outcome:
+    def _ended(self, ended: pb.ChainEnded) -> CopyOutcome:
         if ended.code == BROKEN:
-            return self._told()  # somebody else copies too, and was faster
+            return self._result()  # another driver copied it first
         if ended.code == "schema_refused":
             Schemas.forget(self.errand.name)
             subject = f"subject {self.errand.subject!r}: " if self.errand.subject else ""
-            return self._told(ended.code, f"{subject}the target says: {ended.reason}")
-        return self._told(ended.code, ended.reason, may_pass=ended.may_pass)
+            return self._result(ended.code, f"{subject}the target says: {ended.reason}")
+        return self._result(ended.code, ended.reason, may_pass=ended.may_pass)
 
-    def _failed(self, error: Exception) -> Outcome:
+    def _failed(self, error: Exception) -> CopyOutcome:
         match error:
             case OffsetGone():
                 gone = f"{error.name}: offsets {error.start} to {error.first} were deleted before they were "
-                return self._told("source_gone", f"{gone}copied (retention)")
+                return self._result("source_gone", f"{gone}copied (retention)")
             case SourceFailed():
-                return self._told(error.code, str(error), may_pass=error.may_pass)
+                return self._result(error.code, str(error), may_pass=error.may_pass)
             case TopicReplaced():
-                return self._told("source_replaced", str(error), may_pass=True)
-            case MessageTooLarge():
-                return self._told("message_too_large", str(error))
+                return self._result("source_replaced", str(error), may_pass=True)
+            case MessageTooLargeForTarget():
+                return self._result("message_too_large", str(error))
             case SchemaConflict():
-                return self._told("schema_refused", str(error))
+                return self._result("schema_refused", str(error))
             case Denied():
-                return self._told("denied", str(error))
+                return self._result("denied", str(error))
             case Unavailable():
-                return self._told("unavailable", str(error), may_pass=True)
+                return self._result("unavailable", str(error), may_pass=True)
             case ClientError():
                 may_pass = isinstance(error, RetryableError)
-                return self._told(error.code or "refused", str(error), may_pass=may_pass)
+                return self._result(error.code or "refused", str(error), may_pass=may_pass)
             case RetryableError():
-                return self._told("unavailable", str(error), may_pass=True)
+                return self._result("unavailable", str(error), may_pass=True)
             case SavaError():
-                return self._told("failed", str(error))
+                return self._result("failed", str(error))
             case _:
                 log.exception("copy: %s failed", self.errand.name, exc_info=error)
-                return self._told("failed", repr(error), may_pass=True)
+                return self._result("failed", repr(error), may_pass=True)

@@ -16,6 +16,10 @@ which begins at once. While rounds are under way the next one waits a moment, so
 **The end.** After ``stop`` nothing is planned; rounds that are under way come to their end, or are cancelled.
 What may still happen after the end is harmless: a task that Spark could not stop appends where the chain is,
 or is refused; a topic that was being created is one that was to be created when it was decided.
+
+The kind ``replicate``: a link to another cluster, made by policies.
+
+remote:   the name of the remote
 """
 
 from __future__ import annotations
@@ -26,29 +30,49 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sava.client.connection import Tls
 from sava.client.errors import Unavailable
 from sava.errors import SavaError
-from sava.pipeline.link import Access, Extent, Link
-from sava.pipeline.replicate.acks import Name, Subscriptions
-from sava.pipeline.replicate.beats import Beat
-from sava.pipeline.replicate.control import Control, ends_of
-from sava.pipeline.replicate.cursors import Cursors
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
+from sava.pipeline.launch import brief
+from sava.pipeline.replicate.acks import AckSync, SlotUpdater, SubscriptionName
+from sava.pipeline.replicate.background import (
+    DESCRIBE_S,
+    AdminLinkControl,
+    FollowingControl,
+    LinkControl,
+    OffsetLookup,
+    OffsetQuestion,
+    PeriodicThread,
+    RemoteVisitor,
+    SourceWatcher,
+    ends_of,
+)
 from sava.pipeline.replicate.pace import Throttle
 from sava.pipeline.replicate.partitions import LOOK_AGAIN, PartitionState
-from sava.pipeline.replicate.rounds import Candidate, Done, Engine, Rounds, choose, draft, ration
-from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.rounds import (
+    CopyCandidate,
+    CopyEngine,
+    CopyRounds,
+    RoundResult,
+    SparkEngine,
+    choose,
+    draft,
+    ration,
+)
+from sava.pipeline.replicate.target import TargetCluster
 from sava.pipeline.replicate.topics import Creation, LinkTopicState, there
-from sava.pipeline.replicate.visiting import DESCRIBE_S, Visiting
-from sava.pipeline.replicate.watching import Asking, Question, Watching
 from sava.pipeline.replicate.work import LinkEnds
 from sava.pipeline.runner.control import UNKNOWN_LAG
-from sava.pipeline.runner.kinds import End, Job, Progress
-from sava.pipeline.spark_errors import brief
+from sava.pipeline.runner.kinds import JobEnd, JobProgress, PipelineJob, PipelineKind, SettingsInvalid
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import Mismatch, Settings, State
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -70,20 +94,20 @@ MAX_NEWS: Final = 256
 class Edges(NamedTuple):
     """What a link needs of the world."""
 
-    control: Control
-    engine: Engine
-    source: Access
+    control: LinkControl
+    engine: CopyEngine
+    source: ClusterAccess
 
 
-class LinkJob(Job):
+class LinkJob(PipelineJob):
     def __init__(self, name: str, remote: str, runner: str, edges: Edges) -> None:
         """Raises Refused: an address that is none."""
         self._name = name
         self._remote = remote
         self._runner = runner
         self._edges = edges
-        self._progress = Progress()
-        self._end: End | None = None
+        self._progress = JobProgress()
+        self._end: JobEnd | None = None
         self._stop_wanted = threading.Event()
         self._stop_now = threading.Event()
         self._news: queue.Queue[Callable[[], None]] = queue.Queue(MAX_NEWS)
@@ -102,18 +126,18 @@ class LinkJob(Job):
         """To be sent; None: it was."""
         self._link_at = 0.0
         self._replicated: Mapping[str, tuple[int, tuple[str, ...]]] = {}
-        self._syncing: tuple[LinkEnds, Subscriptions] | None = None
-        self._unsynced: Mapping[Name, str] = {}
-        self._source = Link.of(edges.source)
-        self._cursors = Cursors(self._source, remote)
-        self._rounds = Rounds(
+        self._syncing: tuple[LinkEnds, AckSync] | None = None
+        self._unsynced: Mapping[SubscriptionName, str] = {}
+        self._source = ClusterClient.of(edges.source)
+        self._cursors = SlotUpdater(self._source, remote)
+        self._rounds = CopyRounds(
             name, edges.engine, self._source, lambda done: self._post(partial(self._ended, done))
         )
-        self._watching = Watching(self._source, lambda *found: self._post(partial(self._see, *found)))
-        self._asking = Asking(self._source, self._post)
-        self._visiting = Visiting(remote, Target.of, self._post, self)
+        self._watching = SourceWatcher(self._source, lambda *found: self._post(partial(self._see, *found)))
+        self._asking = OffsetLookup(self._source, self._post)
+        self._visiting = RemoteVisitor(remote, TargetCluster.of, self._post, self)
         self._beats = {
-            what: Beat(f"{what} of {name}", work, self._broken, ended)
+            what: PeriodicThread(f"{what} of {name}", work, self._broken, ended)
             for what, work, ended in (
                 ("control", self._talk, edges.control.close),
                 ("ends", self._watching.work, _nothing),
@@ -127,11 +151,11 @@ class LinkJob(Job):
     # -- for the runner ------------------------------------------------------------------------
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> JobProgress:
         return self._progress
 
     @property
-    def end(self) -> End | None:
+    def end(self) -> JobEnd | None:
         return self._end
 
     def stop(self, *, now: bool) -> None:
@@ -147,15 +171,15 @@ class LinkJob(Job):
             for beat in self._beats.values():
                 beat.start()
             self._work()
-            end = End()
+            end = JobEnd()
         except SavaError as error:
-            end = End(str(error))
+            end = JobEnd(str(error))
         except Exception as error:
-            end = End(brief(error))
+            end = JobEnd(brief(error))
             log.exception("replication: the link has failed name=%s", self._name)
         self._wind_up()
         self._progress = self._progress._replace(rate=0.0)
-        self._end = End() if self._stop_wanted.is_set() else end
+        self._end = JobEnd() if self._stop_wanted.is_set() else end
 
     def _work(self) -> None:
         while not self._stop_wanted.is_set():
@@ -257,12 +281,12 @@ class LinkJob(Job):
         self._visiting.describe_soon()
         self._beats["remote"].poke()
 
-    def _see(self, extents: Mapping[str, Extent], watched: Mapping[str, PartitionState]) -> None:
+    def _see(self, extents: Mapping[str, PartitionExtent], watched: Mapping[str, PartitionState]) -> None:
         now, now_us = time.monotonic(), time.time_ns() // 1000
         for name, extent in extents.items():
             watched[name].see(extent, now, now_us)
 
-    def _note_unsynced(self, unsynced: Mapping[Name, str]) -> None:
+    def _note_unsynced(self, unsynced: Mapping[SubscriptionName, str]) -> None:
         for partition in self._partitions:
             partition.unsynced = {
                 name.subscription: why
@@ -313,7 +337,7 @@ class LinkJob(Job):
         self._rounds.cancel_overdue(now)
         topics = {partition: topic for topic in self._topics.values() for partition in topic.partitions}
         candidates = [
-            Candidate(partition, step)
+            CopyCandidate(partition, step)
             for partition in topics
             if (step := partition.plan(now, now_ms)) is not None
         ]
@@ -326,7 +350,7 @@ class LinkJob(Job):
             group = self._rounds.start(weight, drafts, ends)
             self._under_way[group] = [each.partition for each in chosen]
 
-    def _ended(self, done: Done) -> None:
+    def _ended(self, done: RoundResult) -> None:
         now, now_ms = time.monotonic(), _now_ms()
         self._rounds_done += 1
         for partition in self._under_way.pop(done.group, []):
@@ -345,17 +369,17 @@ class LinkJob(Job):
     def _question(self, now: float) -> None:
         if self._asking.questions:
             return
-        found: list[Question] = []
+        found: list[OffsetQuestion] = []
         for topic in self._topics.values():
             for partition in topic.partitions:
                 if len(found) == ASKED:
                     break
                 if partition.needs_begin and topic.start_us is not None:
-                    found.append(Question(partition, publish_us=topic.start_us))
+                    found.append(OffsetQuestion(partition, publish_us=topic.start_us))
                 elif partition.needs_begin and topic.starts_at_first and partition.extent is not None:
                     partition.start_at(partition.extent.start)
                 elif (offset := partition.wants_time(now)) is not None:
-                    found.append(Question(partition, offset))
+                    found.append(OffsetQuestion(partition, offset))
         if found:
             self._asking.questions = found
             self._beats["asked"].poke()
@@ -401,14 +425,14 @@ class LinkJob(Job):
         while self._report is last and time.monotonic() < now + LAST_REPORT_S:
             self._hear(SHORTEST_STEP_S)
 
-    def _seen(self, now: float) -> Progress:
+    def _seen(self, now: float) -> JobProgress:
         backlogs = [partition.backlog for partition in self._partitions]
         is_known = all(each is not None for each in backlogs)
         times = [each.oldest_us for each in self._partitions if each.backlog]
         overdue = self._rounds.overdue(now)
         behind_s = max(0.0, time.time() - min(times) / 1e6) if times else 0.0
         has_backlog = bool(overdue) or any(partition.is_wanting for partition in self._partitions)
-        return Progress(
+        return JobProgress(
             is_running=True,
             has_worked=self._errands_done > 0 or not has_backlog,
             rows=self._rows,
@@ -447,7 +471,7 @@ class LinkJob(Job):
         if self._syncing is not None and self._syncing[0] != ends:
             self._end_sync()  # the remote has other addresses
         if self._syncing is None and ends is not None and partitions:
-            made = Subscriptions(self._source, Target.of(ends.target), ends, self._cursors)
+            made = AckSync(self._source, TargetCluster.of(ends.target), ends, self._cursors)
             self._syncing = (ends, made)
         if self._syncing is not None:
             self._syncing[1].sync(partitions)
@@ -469,3 +493,47 @@ def _nothing() -> None:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+SOURCE_S: Final = 5.0
+"""Without a broker, until a question of the driver fails. It is asked again."""
+
+
+class Replicate(PipelineKind):
+    """``admin``: addresses of the admin port; ``service``: those of clients, as far as they are known. Both
+    are asked for again and again: brokers come and go."""
+
+    def __init__(
+        self,
+        spark: Callable[[], SparkSession],
+        service: Callable[[], str],
+        *,
+        runner: str,
+        admin: Callable[[], str],
+        tls: Tls | None,
+    ) -> None:
+        self._spark = spark
+        self._service = service
+        self._runner = runner
+        self._admin = admin
+        self._tls = tls
+
+    def start(self, name: str, settings: Mapping[str, Any]) -> PipelineJob:
+        remote = settings.get("remote")
+        if not isinstance(remote, str) or not remote:
+            raise SettingsInvalid("setting remote: the name of a remote is needed")
+        service = self._service()
+        if not service:
+            raise Unavailable("it is not known yet where brokers are")
+        edges = Edges(
+            control=FollowingControl(AdminLinkControl(self._admin(), tls=self._tls), service, self._service),
+            engine=SparkEngine(self._spark, name),
+            source=source_access(service, self._tls),
+        )
+        return LinkJob(name, remote, self._runner, edges)
+
+
+def source_access(service: str, tls: Tls | None) -> ClusterAccess:
+    files = (tls.ca, tls.cert, tls.key) if tls is not None else (None, None, None)
+    ca, cert, key = (str(file) if file is not None else "" for file in files)
+    return ClusterAccess(service, "", ca, cert, key, SOURCE_S)

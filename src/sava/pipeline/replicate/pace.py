@@ -1,4 +1,7 @@
-"""Pace: when to try again, how much may go at a time, and how fast it went. Clocks are parameters."""
+"""Pace of a link: delays between attempts, the rate limit, the measured rate, and the age of the backlog.
+
+Clocks are parameters.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 60.0
 RATE_S: Final = 10.0
 ROUNDS: Final = 5
-"""A second, of a link that goes as fast as it may: each has to be worth the trouble."""
+"""Rounds per second of a link at its rate limit: each round has a fixed cost."""
 PORTIONS: Final = 20
-"""Partitions of a round that share what a link may copy in a second. With more, each has its turn later."""
+"""The partitions that share the rate of one second. With more, some wait for a later round."""
 
 
 class Delays:
-    """Between attempts that fail: twice as long each time, a quarter of it left to chance, so that a hundred
-    partitions whose remote was away do not come back in the same moment for ever."""
+    """Delays between failed attempts: doubled each time, with a quarter of jitter, so that a hundred
+    partitions whose remote was down do not retry at the same moment again and again."""
 
     def __init__(self, chance: Callable[[float, float], float] = random.uniform) -> None:
         self._chance = chance
@@ -34,8 +37,8 @@ class Delays:
 
 
 class Throttle:
-    """``rate`` messages a second of all partitions of a link together, as a bucket that holds those of one
-    second; 0: no limit."""
+    """A token bucket for all partitions of a link: ``rate`` messages per second, one second of burst; 0 is no
+    limit."""
 
     def __init__(self, rate: int, now: float) -> None:
         self.rate = rate
@@ -47,9 +50,10 @@ class Throttle:
             self.rate, self._room, self._at = rate, float(rate), now
 
     def portions(self, wanted: Sequence[int], now: float) -> list[int]:
-        """What each may have that wants so many messages; who waits for the longest time is first. All get
-        the same, or less if they want less. Where that would be crumbs, the last wait for their turn, and
-        all do while there are only crumbs: a task costs as much for one message as for many."""
+        """The messages that each partition may copy, for those that want ``wanted``, the longest wait first.
+        All get the same, or less if they want less. Where that would be too little, the last ones wait for a
+        later round, and all wait while there is too little in total: a task for one message costs as much as
+        for many."""
         if not self.rate:
             return list(wanted)
         self._fill(now)
@@ -65,7 +69,7 @@ class Throttle:
         return granted
 
     def due_in(self, wanted: int, now: float) -> float:
-        """Seconds until there is something for those who want so many together."""
+        """Seconds until ``portions`` grants messages to partitions that want ``wanted`` in total."""
         if not self.rate:
             return 0.0
         self._fill(now)
@@ -86,7 +90,7 @@ class Throttle:
 
 
 class Rate:
-    """Messages and bytes a second, of late."""
+    """Messages and bytes per second over the last RATE_S."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, int, int]] = deque()
@@ -100,3 +104,66 @@ class Rate:
         messages = sum(each for _, each, _ in self._recent)
         size = sum(each for _, _, each in self._recent)
         return messages / RATE_S, size / RATE_S
+
+
+ASK_S: Final = 5.0
+"""The interval between two requests for a publish time."""
+MAX_ENDS: Final = 64
+
+
+class Age:
+    """The publish time of the oldest message of a partition that is not copied.
+
+    A message that arrives while the partition is watched was published when its end was first seen that far,
+    or shortly before. For older messages the source is asked now and then for the time of the next message to
+    copy.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._ends: deque[tuple[int, int]] = deque()
+        """Ends, and the time (µs) when each was first seen."""
+        self._first_end = 0
+        """The end at the first look."""
+        self._told: tuple[int, int] | None = None
+        """An offset below that, and its publish time (µs), as the source answered."""
+        self._asked_at = now - ASK_S
+
+    def tell(self, offset: int, publish_us: int) -> None:
+        self._told = (offset, publish_us)
+
+    def forget(self) -> None:
+        """Discard the answer: it concerns another message than the next one."""
+        self._told = None
+
+    def see(self, end: int, position: int | None, now_us: int) -> None:
+        """Note the partition's end and its copied position, if known."""
+        if not self._ends:
+            self._first_end = end
+        if not self._ends or end > self._ends[-1][0]:
+            self._ends.append((end, now_us))
+        while len(self._ends) > 1 and position is not None and self._ends[0][0] <= position:
+            self._ends.popleft()
+        if len(self._ends) > MAX_ENDS:
+            # Drop every other one, except the first and the last.
+            kept = list(self._ends)
+            self._ends = deque([*kept[:-1:2], kept[-1]])
+
+    @property
+    def told_us(self) -> int:
+        """The last answer of the source; 0 for none."""
+        return self._told[1] if self._told is not None else 0
+
+    def oldest_us(self, position: int) -> int:
+        """The publish time of the existing message at ``position``; 0 if unknown."""
+        if position < self._first_end:
+            return self.told_us
+        return next((at for end, at in self._ends if end > position), 0)
+
+    def wants(self, position: int, now: float) -> bool:
+        """Whether to ask the source now for the publish time of this message. A True answer starts a new
+        interval."""
+        is_told = self._told is not None and self._told[0] == position
+        if position >= self._first_end or is_told or now - self._asked_at < ASK_S:
+            return False
+        self._asked_at = now
+        return True

@@ -23,10 +23,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from sava.pipeline.link import Extent
-from sava.pipeline.replicate.ages import Age
-from sava.pipeline.replicate.pace import Delays, Rate, Throttle
-from sava.pipeline.replicate.work import Outcome
+from sava.pipeline.cluster import PartitionExtent
+from sava.pipeline.replicate.pace import Age, Delays, Rate, Throttle
+from sava.pipeline.replicate.work import CopyOutcome
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import CONNECTED, State
 
@@ -62,7 +61,7 @@ LOOK_AGAIN: Final = frozenset(("target_replaced", "topic_unknown"))
 HELPED_BY_SOMEBODY: Final = frozenset(("source_gone", "chain_missing"))
 
 
-class Step(NamedTuple):
+class CopyStep(NamedTuple):
     """What to copy of a partition next."""
 
     start: int
@@ -82,7 +81,7 @@ class Step(NamedTuple):
     def weight(self) -> float:
         return self.messages * self.message_bytes
 
-    def cut(self, count: int) -> Step:
+    def cut(self, count: int) -> CopyStep:
         """The first so many of it."""
         return self._replace(end=self.start + count, is_heavy=count * self.message_bytes > LIGHT_BYTES)
 
@@ -122,7 +121,7 @@ class PartitionState:
         """The last errand failed: others should not have to wait for the next."""
         self.is_alone = False
         """A round that it was part of broke down: whose fault it was is seen when each has its own."""
-        self.extent: Extent | None = None
+        self.extent: PartitionExtent | None = None
         self.begin: int | None = None
         """Where the chain begins if it has not."""
         self.recorded_begin = 0
@@ -186,7 +185,7 @@ class PartitionState:
 
     # -- what is known -------------------------------------------------------------------------
 
-    def see(self, extent: Extent, now: float, now_us: int) -> None:
+    def see(self, extent: PartitionExtent, now: float, now_us: int) -> None:
         known, self.extent, self._last_end_ms = self.extent, extent, 0
         self._last_end = max(self._last_end, extent.end)
         if known is not None and extent.end > known.end:
@@ -272,13 +271,13 @@ class PartitionState:
 
     # -- going on ------------------------------------------------------------------------------
 
-    def plan(self, now: float, now_ms: int) -> Step | None:
+    def plan(self, now: float, now_ms: int) -> CopyStep | None:
         """What to copy now; None: nothing, or not now."""
         if self.is_under_way or self.is_held or self.position is None or self.extent is None:
             return None
         if self._failure is not None and (self._failure.retry_at is None or now < self._failure.retry_at):
             return None
-        ask = Step(self.position, self.position, self._message_bytes, is_heavy=False)
+        ask = CopyStep(self.position, self.position, self._message_bytes, is_heavy=False)
         if not self.is_told:
             return ask
         if self._may_skip and (self.position < self.extent.start or self._is_short):
@@ -308,7 +307,7 @@ class PartitionState:
         """Messages that could be copied now."""
         return self.backlog or 0 if self.is_wanting and not self.is_under_way and self.is_recorded else 0
 
-    def begin_step(self, step: Step, now: float) -> None:
+    def begin_step(self, step: CopyStep, now: float) -> None:
         self.began_at = now
         self.is_under_way, self._planned_in = True, self._life
         self._planned = step.messages
@@ -316,7 +315,7 @@ class PartitionState:
         if self._failure is not None:
             self.restarts += 1
 
-    def note(self, outcome: Outcome, now: float, now_ms: int) -> bool:
+    def note(self, outcome: CopyOutcome, now: float, now_ms: int) -> bool:
         """What became of the step; whether it counts: it was not begun again meanwhile."""
         self.is_under_way = False
         if self._planned_in != self._life:
@@ -341,7 +340,7 @@ class PartitionState:
         self.fail("failed", reason, now, now_ms)
         self.is_alone = True
 
-    def _advance(self, outcome: Outcome, now: float) -> int:
+    def _advance(self, outcome: CopyOutcome, now: float) -> int:
         """By how much it has come on."""
         before = self.position or 0
         if outcome.is_known:

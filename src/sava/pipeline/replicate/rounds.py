@@ -27,17 +27,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from sava.client.errors import Closed
 from sava.errors import CallerError, SavaError
-from sava.pipeline.link import Link
-from sava.pipeline.positions import Part
+from sava.pipeline.cluster import ClusterClient
+from sava.pipeline.errors import SourceFailed, at_source
+from sava.pipeline.launch import brief
+from sava.pipeline.options import TopicPartition
 from sava.pipeline.replicate.chains import Stretch
-from sava.pipeline.replicate.errors import SourceFailed, at_source
 from sava.pipeline.replicate.pace import Throttle
-from sava.pipeline.replicate.partitions import PartitionState, Step
-from sava.pipeline.replicate.target import Target
-from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
-from sava.pipeline.source.history import History
-from sava.pipeline.source.planning import WORTH_A_TASK, Piece
-from sava.pipeline.spark_errors import brief
+from sava.pipeline.replicate.partitions import CopyStep, PartitionState
+from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
+from sava.pipeline.source.planning import WORTH_A_TASK, Piece, SegmentHistory
 from sava.proto.replication_pb2 import LinkTopic
 
 if TYPE_CHECKING:
@@ -74,11 +73,11 @@ class Weight(Enum):
         return cores if self is Weight.LIGHT else max(1, cores - 1)
 
 
-class Candidate(NamedTuple):
+class CopyCandidate(NamedTuple):
     """A partition that could be copied now."""
 
     partition: PartitionState
-    step: Step
+    step: CopyStep
 
     @property
     def weight(self) -> Weight:
@@ -88,8 +87,8 @@ class Candidate(NamedTuple):
 
 
 def choose(
-    candidates: Sequence[Candidate], under_way: Sequence[Weight], cores: int
-) -> list[tuple[Weight, list[Candidate]]]:
+    candidates: Sequence[CopyCandidate], under_way: Sequence[Weight], cores: int
+) -> list[tuple[Weight, list[CopyCandidate]]]:
     """The rounds to begin now."""
     waiting = sorted(candidates, key=lambda each: each.partition.began_at)
     light = [each for each in waiting if each.weight is Weight.LIGHT]
@@ -108,8 +107,8 @@ def choose(
 
 
 def ration(
-    rounds: Sequence[tuple[Weight, list[Candidate]]], throttle: Throttle, now: float
-) -> list[tuple[Weight, list[Candidate]]]:
+    rounds: Sequence[tuple[Weight, list[CopyCandidate]]], throttle: Throttle, now: float
+) -> list[tuple[Weight, list[CopyCandidate]]]:
     """The same within the rate of the link, which all partitions share, whatever they have to copy."""
     chosen = [each for _, candidates in rounds for each in candidates if each.step.messages]
     chosen.sort(key=lambda each: each.partition.began_at)
@@ -129,7 +128,7 @@ def ration(
     return [(weight, candidates) for weight, candidates in rationed if candidates]
 
 
-def _worth(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
+def _worth(candidates: Sequence[CopyCandidate], size: int) -> list[CopyCandidate]:
     """The first of them, up to so many bytes."""
     sizes = accumulate(each.step.weight for each in candidates)
     return [each for each, upto in zip(candidates, sizes, strict=True) if upto - each.step.weight < size]
@@ -137,7 +136,7 @@ def _worth(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
 
 def share_out(
     errands: Sequence[Errand], ends: LinkEnds, *, tasks: int, budget_s: float, is_light: bool = False
-) -> list[Share]:
+) -> list[CopyShare]:
     """Shares of about equal weight, as few as are worth a task."""
     weights = {errand.name: sum(piece.weight for piece in errand.pieces) for errand in errands}
     count = max(1, min(tasks, len(errands), int(sum(weights.values()) / WORTH_A_TASK)))
@@ -147,19 +146,19 @@ def share_out(
         load, given = loads[least]
         loads[least] = (load + weights[errand.name], [*given, errand])
     return [
-        Share(ends=ends, errands=tuple(given), budget_s=budget_s, is_light=is_light)
+        CopyShare(ends=ends, errands=tuple(given), budget_s=budget_s, is_light=is_light)
         for _, given in loads
         if given
     ]
 
 
-class Engine(Protocol):
+class CopyEngine(Protocol):
     """What runs shares. Any thread may call."""
 
     @property
     def cores(self) -> int: ...
 
-    def run(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+    def run(self, group: str, shares: Sequence[CopyShare]) -> list[CopyOutcome]:
         """Until all of them are done. Raises whatever goes wrong with any."""
         ...
 
@@ -181,7 +180,7 @@ class SparkEngine:
     def cores(self) -> int:
         return max(1, self._spark().sparkContext.defaultParallelism)
 
-    def run(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+    def run(self, group: str, shares: Sequence[CopyShare]) -> list[CopyOutcome]:
         context = self._spark().sparkContext
         context.setJobGroup(group, f"sava {self._pool}", interruptOnCancel=True)
         context.setLocalProperty("spark.scheduler.pool", self._pool)
@@ -191,7 +190,7 @@ class SparkEngine:
         self._spark().sparkContext.cancelJobGroup(group)
 
 
-def _copied(shares: Iterable[Share]) -> Iterator[Outcome]:
+def _copied(shares: Iterable[CopyShare]) -> Iterator[CopyOutcome]:
     """On executors."""
     from sava.pipeline.replicate.copying import copy
 
@@ -203,12 +202,12 @@ class Drafted(NamedTuple):
     """An errand of a round, before it is known where its messages are."""
 
     errand: Errand
-    part: Part
-    step: Step
+    part: TopicPartition
+    step: CopyStep
     stored: int
 
 
-def draft(candidate: Candidate, topic: LinkTopic) -> Drafted:
+def draft(candidate: CopyCandidate, topic: LinkTopic) -> Drafted:
     partition, step = candidate
     errand = Errand(
         name=partition.name,
@@ -222,14 +221,14 @@ def draft(candidate: Candidate, topic: LinkTopic) -> Drafted:
         forward=topic.policy.forward,
     )
     stored = partition.extent.stored if partition.extent is not None else 0
-    return Drafted(errand, Part(topic.topic, partition.number), step, stored)
+    return Drafted(errand, TopicPartition(topic.topic, partition.number), step, stored)
 
 
-class Done(NamedTuple):
+class RoundResult(NamedTuple):
     """What has become of a round."""
 
     group: str
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, CopyOutcome]
     error: str
     """Empty: it has come to its end."""
 
@@ -239,16 +238,16 @@ class _UnderWay(NamedTuple):
     began: float
 
 
-class Rounds:
+class CopyRounds:
     """Those of one link. ``start`` and what tells of them are for one thread; ``done`` is called by others,
     once for each round."""
 
     def __init__(
         self,
         name: str,
-        engine: Engine,
-        source: Link,
-        done: Callable[[Done], None],
+        engine: CopyEngine,
+        source: ClusterClient,
+        done: Callable[[RoundResult], None],
         *,
         budget_s: float = BUDGET_S,
     ) -> None:
@@ -257,7 +256,7 @@ class Rounds:
         self._done = done
         self._budget_s = budget_s
         self._source = source
-        self._history = History(source)
+        self._history = SegmentHistory(source)
         self._number = 0
         self._under_way: dict[str, _UnderWay] = {}
         self._given_up: set[str] = set()
@@ -322,7 +321,7 @@ class Rounds:
     # -- in a thread of the pool ---------------------------------------------------------------
 
     def _run(self, group: str, weight: Weight, drafts: Sequence[Drafted], ends: LinkEnds) -> None:
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, CopyOutcome] = {}
         error = ""
         try:
             errands = [errand for draft in drafts if (errand := self._errand(draft, ends, outcomes))]
@@ -341,19 +340,19 @@ class Rounds:
             # An executor that was lost, a worker that was killed: whatever Spark raises, others go on.
             log.warning("replication: a round has failed name=%s", self._name, exc_info=True)
             error = brief(failure)
-        self._done(Done(group, outcomes, error))
+        self._done(RoundResult(group, outcomes, error))
         with self._guard:
             del self._under_way[group]
             self._at_work.discard(group)
 
-    def _given(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+    def _given(self, group: str, shares: Sequence[CopyShare]) -> list[CopyOutcome]:
         with self._guard:
             if self._is_stopped:
                 raise Closed("the link is stopped")
             self._at_work.add(group)
         return self._engine.run(group, shares)
 
-    def _errand(self, draft: Drafted, ends: LinkEnds, outcomes: dict[str, Outcome]) -> Errand | None:
+    def _errand(self, draft: Drafted, ends: LinkEnds, outcomes: dict[str, CopyOutcome]) -> Errand | None:
         """None: it is done, or cannot be."""
         errand, step = draft.errand, draft.step
         try:
@@ -373,17 +372,17 @@ class Rounds:
         except SavaError as error:
             may_pass = not isinstance(error, CallerError)
             code, reason = "unavailable" if may_pass else "failed", str(error)
-        outcomes[errand.name] = Outcome(name=errand.name, code=code, reason=reason, may_pass=may_pass)
+        outcomes[errand.name] = CopyOutcome(name=errand.name, code=code, reason=reason, may_pass=may_pass)
         return None
 
 
-def skip(link: Link, errand: Errand, ends: LinkEnds, start: int) -> Outcome:
+def skip(link: ClusterClient, errand: Errand, ends: LinkEnds, start: int) -> CopyOutcome:
     """Let the chain go on with the first message that is kept: somebody has agreed to go on without those
     that are not. One that has not begun is to begin there: then the outcome says where."""
     with at_source():
         end = link.extents([errand.name])[errand.name].start
     until = time.monotonic() + SKIP_S
-    chain = Target.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
+    chain = TargetCluster.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
     try:
         opened = chain.open(until=until, life_until=until)
         is_there = opened.topic_id == errand.target_topic_id and opened.position == start < end
@@ -393,8 +392,8 @@ def skip(link: Link, errand: Errand, ends: LinkEnds, start: int) -> Outcome:
             chain.settle(until=until)
         progress = chain.progress
         if not progress.is_known:
-            return Outcome(name=errand.name, position=max(start, end))
-        return Outcome(
+            return CopyOutcome(name=errand.name, position=max(start, end))
+        return CopyOutcome(
             name=errand.name,
             is_known=progress.is_known,
             position=progress.position,

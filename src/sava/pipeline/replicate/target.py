@@ -1,9 +1,8 @@
-"""Target: the cluster that is copied into, as a process of a Spark application sees it.
+"""TargetCluster: the cluster that is copied into, as a process of a Spark application sees it.
 
-As ``pipeline.link.Link`` is for the cluster that is copied from: blocking, one per process and cluster, over
-one event loop in a thread. It asks the service ``Replica``, which any broker of the target answers, itself or
-by passing the call on. Questions are asked of one broker after the other for a few seconds only: whoever
-copies has other work, and comes again.
+It is blocking, one per process and cluster, over one event loop in a thread, like ``ClusterClient`` for the
+source. It calls the service ``Replica``: any broker of the target answers, or forwards the call. A call tries
+one broker after the other for a few seconds only: the caller has other work, and retries.
 """
 
 from __future__ import annotations
@@ -14,41 +13,40 @@ from typing import Any, Final
 
 from sava.client.loop_thread import LoopThread
 from sava.pipeline import several
-from sava.pipeline.calls import Calls
-from sava.pipeline.link import Access
+from sava.pipeline.calls import ClusterCalls
+from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.per_process import PerProcess
 from sava.pipeline.replicate.chains import Chain, Owners
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 
 CALL_S: Final = 8.0
-"""For one question, whoever answers it."""
+"""The timeout of a call over all brokers."""
 ATTEMPT_S: Final = 3.0
-"""For one broker of several."""
+"""The timeout of one broker."""
 ACKS_S: Final = 20.0
-"""A subscription that is far behind is looked up in as much of the log."""
+"""The timeout for acks: a subscription that lags is looked up in that much of the log."""
 MAX_DESCRIBED: Final = 1000
-"""Topics that one call describes."""
+"""The topics of one describe call."""
 
 
-class Target:
-    """Any thread may call. Everything raises Unavailable, Denied and Refused of ``sava.client.errors``."""
+class TargetCluster:
+    """Any thread may call. Every method raises Unavailable, Denied and Refused of ``sava.client.errors``."""
 
-    def __init__(self, access: Access) -> None:
-        """For ``of``."""
+    def __init__(self, access: ClusterAccess) -> None:
         self._access = access
         self._connection = access.connection()
         self._loop = LoopThread("sava target")
-        self._calls = Calls(self._connection)
+        self._calls = ClusterCalls(self._connection)
         self._owners = Owners()
 
     @staticmethod
-    def of(access: Access) -> Target:
-        """The one of this process."""
+    def of(access: ClusterAccess) -> TargetCluster:
+        """The instance of this process."""
         return _targets.of(access)
 
     def close(self) -> None:
-        """Whoever asks for it after that gets a new one."""
+        """Close it. The next call of ``of`` makes a new one."""
         _targets.forget(self._access)
         self._loop.run(self._connection.close())
         self._loop.close()
@@ -58,7 +56,7 @@ class Target:
         return response
 
     def describe(self, topics: Sequence[str]) -> dict[str, pb.TopicShape]:
-        """By name. Plain and partitioned topics, not partitions."""
+        """The shapes of plain and partitioned topics by name."""
         found: dict[str, pb.TopicShape] = {}
         for first in range(0, len(topics), MAX_DESCRIBED):
             request = pb.DescribeTopicsRequest(topics=topics[first : first + MAX_DESCRIBED])
@@ -68,7 +66,8 @@ class Target:
     def ensure_topic(
         self, topic: str, *, partitions: int, cluster: str, reliable: bool = True, grow: bool = False
     ) -> pb.TopicShape:
-        """What there is then; 0 partitions: a plain topic. ``cluster``: who asks, for the log there."""
+        """Create or grow a topic and return its shape; 0 partitions is a plain topic. ``cluster`` is for the
+        log there."""
         request = pb.EnsureTopicRequest(
             topic=topic, partition_count=partitions, reliable=reliable, grow=grow, cluster_name=cluster
         )
@@ -84,15 +83,15 @@ class Target:
         return response
 
     def chain(self, topic: str, source: pb.Source) -> Chain:
-        """To be opened, and closed."""
+        """A stream that the caller opens and closes."""
         return Chain(self._loop, self._connection, self._owners, topic, source)
 
     def append_each(
         self, stretches: Sequence[pb.ChainStretch], *, until: float
     ) -> Future[dict[str, pb.ChainReceipt | None]]:
-        """One stretch into each of several chains, by one call to each broker that has some of the topics. By
-        topic: its receipt; None: it was not taken, or that is not known. Missing: it was sent, and had no
-        answer by then (of ``time.monotonic``)."""
+        """Multi-topic append: one range for each topic, one call per broker. Returns receipts by topic; None
+        if the range was refused or its outcome is unknown. A topic is missing if its range was sent and not
+        answered before ``until`` (``time.monotonic``)."""
         return self._loop.begin(several.append(self._calls, stretches, until))
 
     def _ask(self, method: str, request: Any, timeout: float = CALL_S, attempt: float = ATTEMPT_S) -> Any:
@@ -102,4 +101,4 @@ class Target:
         return self._loop.run(asked)
 
 
-_targets: Final = PerProcess[Access, Target](Target)
+_targets: Final = PerProcess[ClusterAccess, TargetCluster](TargetCluster)

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from sava.pipeline.positions import Part, part_name
+from sava.pipeline.options import TopicPartition, partition_name
 from sava.pipeline.replicate.pace import Delays, Throttle
 from sava.pipeline.replicate.partitions import PartitionState
 from sava.proto import replica_pb2, replication_pb2
@@ -132,9 +132,9 @@ class LinkTopicState:
         last = {each.partition: each for each in self.told.partitions}
         is_partitioned = self.told.partition_count > 0
         for number in range(len(self.partitions), len(self.told.topic_ids)):
-            part = Part(self.topic, number)
+            part = TopicPartition(self.topic, number)
             partition = PartitionState(
-                part_name(part, partitioned=is_partitioned),
+                partition_name(part, partitioned=is_partitioned),
                 number,
                 self.told.topic_ids[number],
                 remedy=f"`sava replication recreate {self.topic} --remote {self.remote}`",

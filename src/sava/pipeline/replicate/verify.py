@@ -22,8 +22,8 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
-from sava.pipeline.link import Access, Link
-from sava.pipeline.replicate.origins import NOWHERE, REPLICATE, listed
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
+from sava.pipeline.replicate.translation import NOWHERE, REPLICATE, listed
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
 
 IDENTITY: Final = ("partition", "cluster", "origin", "at")
@@ -35,21 +35,21 @@ _READ: Final = (
 )
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class VerifySide(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two clusters, and the topic there."""
 
-    access: Access
+    access: ClusterAccess
     cluster_name: str
     cluster_id: str
     topic_ids: Sequence[int]
     """By partition."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     partitioned: bool
-    source: Side
-    target: Side
+    source: VerifySide
+    target: VerifySide
     ranges: Mapping[int, tuple[int, int]]
     """By partition: the offsets of the source that are compared."""
     forward: bool
@@ -59,7 +59,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.topic}-part-{partition}" if self.partitioned else self.topic
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyFinding(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     """missing, different, repeated, extra or out_of_order."""
     cluster: str
@@ -68,7 +68,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """There."""
 
 
-class Verdict(msgspec.Struct, kw_only=True):
+class PartitionVerdict(msgspec.Struct, kw_only=True):
     """Of one partition. Counts of messages."""
 
     partition: int
@@ -82,18 +82,18 @@ class Verdict(msgspec.Struct, kw_only=True):
     out_of_order: int = 0
     expired: int = 0
     """Removed at the target by its retention."""
-    examples: list[Finding] = []
+    examples: list[VerifyFinding] = []
 
     @property
     def is_equal(self) -> bool:
         return not (self.missing or self.different or self.repeated or self.extra or self.out_of_order)
 
 
-def verify(spark: SparkSession, question: Question) -> list[Verdict]:
+def verify(spark: SparkSession, question: VerifyRequest) -> list[PartitionVerdict]:
     """One verdict for each partition that is compared. Raises what keeps either side from being read."""
     kept, starts = _extents(question)
     verdicts = {
-        partition: Verdict(partition=partition, start=start, end=end)
+        partition: PartitionVerdict(partition=partition, start=start, end=end)
         for partition, (start, end) in kept.items()
     }
     if not any(start < end for start, end in kept.values()):
@@ -106,7 +106,7 @@ def verify(spark: SparkSession, question: Question) -> list[Verdict]:
                 setattr(verdict, name, row[name])
         for row in _examples(joined).collect():
             verdicts[row["partition"]].examples.append(
-                Finding(what=row["what"], cluster=row["cluster"], offset=row["at"])
+                VerifyFinding(what=row["what"], cluster=row["cluster"], offset=row["at"])
             )
     finally:
         joined.unpersist()
@@ -116,11 +116,11 @@ def verify(spark: SparkSession, question: Question) -> list[Verdict]:
 # -- the tables ------------------------------------------------------------------------------
 
 
-def _extents(question: Question) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
+def _extents(question: VerifyRequest) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
     """What the source still has of the ranges; and where the target's partitions begin."""
     names = {partition: question.name(partition) for partition in question.ranges}
-    source = Link.of(question.source.access).extents(list(names.values()))
-    target = Link.of(question.target.access).extents(list(names.values()))
+    source = ClusterClient.of(question.source.access).extents(list(names.values()))
+    target = ClusterClient.of(question.target.access).extents(list(names.values()))
     kept = {}
     for partition, (start, end) in question.ranges.items():
         extent = source[names[partition]]
@@ -130,7 +130,10 @@ def _extents(question: Question) -> tuple[dict[int, tuple[int, int]], dict[int, 
 
 
 def _read(
-    spark: SparkSession, question: Question, side: Side, ranges: Mapping[int, tuple[int, int]] | None
+    spark: SparkSession,
+    question: VerifyRequest,
+    side: VerifySide,
+    ranges: Mapping[int, tuple[int, int]] | None,
 ) -> DataFrame:
     """All that there is of these partitions if there are no ranges."""
     options = {**as_options(side.access), "topic": question.topic}
@@ -142,7 +145,7 @@ def _read(
     return rows
 
 
-def _named(rows: DataFrame, side: Side, partitions: Sequence[int]) -> DataFrame:
+def _named(rows: DataFrame, side: VerifySide, partitions: Sequence[int]) -> DataFrame:
     """Rows by their names, with the hash of their content."""
     own = F.create_map(
         *(
@@ -165,7 +168,7 @@ def _named(rows: DataFrame, side: Side, partitions: Sequence[int]) -> DataFrame:
     )
 
 
-def _expected(rows: DataFrame, question: Question) -> DataFrame:
+def _expected(rows: DataFrame, question: VerifyRequest) -> DataFrame:
     """The rows of the source that are to be at the target: those that ``origins`` lets pass."""
     target = question.target.cluster_name
     replicate, path = F.col("attributes")[REPLICATE], F.col("attributes")[PATH]
@@ -183,7 +186,7 @@ def _is_copy() -> Column:
 
 def _joined(
     spark: SparkSession,
-    question: Question,
+    question: VerifyRequest,
     kept: Mapping[int, tuple[int, int]],
     starts: Mapping[int, int],
 ) -> DataFrame:
@@ -207,7 +210,7 @@ def _joined(
     return joined.where(F.col("expected").isNotNull() | ours).withColumns(_judged(starts))
 
 
-def _is_of_source(question: Question, kept: Mapping[int, tuple[int, int]]) -> Column:
+def _is_of_source(question: VerifyRequest, kept: Mapping[int, tuple[int, int]]) -> Column:
     """Whether a row at the target was published to the source, within what is compared: others may have come
     another way."""
     source = question.source
@@ -260,7 +263,7 @@ def _examples(joined: DataFrame) -> DataFrame:
     return found.withColumn("place", first).where(F.col("place") <= EXAMPLES).orderBy("partition", "place")
 
 
-def as_options(access: Access) -> dict[str, Any]:
+def as_options(access: ClusterAccess) -> dict[str, Any]:
     """As options of format("sava")."""
     given = {
         "service": access.service,

@@ -1,10 +1,10 @@
-"""What the driver asks of a task, and what it is told: values that travel between the two."""
+"""Values between the driver and its tasks: errands there, outcomes back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sava.pipeline.link import Access
+from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.source.planning import Piece
 from sava.proto import replica_pb2 as pb
 
@@ -13,15 +13,15 @@ from sava.proto import replica_pb2 as pb
 class LinkEnds:
     """The two clusters of a link."""
 
-    source: Access
+    source: ClusterAccess
     source_name: str
     source_id: str
-    target: Access
+    target: ClusterAccess
     target_name: str
     target_id: str
 
     def source_of(self, name: str, topic_id: int) -> pb.Source:
-        """A partition, as the target calls what is copied into it."""
+        """The source of a partition's copy, as the target identifies it."""
         return pb.Source(
             cluster_name=self.source_name, cluster_id=self.source_id, topic=name, topic_id=topic_id
         )
@@ -29,59 +29,58 @@ class LinkEnds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
-    """Copy one partition, from wherever its chain is up to ``end``."""
+    """A request to copy one partition from its source position at the target up to ``end``."""
 
     name: str
-    """The partition (or plain topic); it has the same name at the target."""
+    """The partition or plain topic; it has the same name at the target."""
     topic_id: int
-    """At the source."""
+    """The topic's id at the source."""
     target_topic_id: int
-    """The one that was compared: another one of the same name is not written to."""
+    """The compared topic at the target: another topic of the same name gets nothing."""
     subject: str
-    """Of the schemas that the topic follows; empty: none."""
+    """The topic's schema subject, or empty."""
     begin: int | None
-    """Where the chain begins if there is none yet. None: there must be one (it was seen before)."""
+    """The start of a new copy. None if the target must have a source position (it was seen before)."""
     end: int
     pieces: tuple[Piece, ...]
-    """Where the messages are, from where the driver believes the chain to be, without a gap, up to
-    ``end``."""
+    """The places of the messages without a gap, from the driver's view of the position up to ``end``."""
     store_url: str
     forward: bool
-    """Copy what came from other clusters too."""
+    """Whether to copy messages that came from other clusters, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What one task does: several errands, side by side."""
+class CopyShare:
+    """The errands of one task, which run concurrently."""
 
     ends: LinkEnds
     errands: tuple[Errand, ...]
     budget_s: float
-    """After that no new stretch is begun; what is left is for another round."""
+    """After this time no new range starts; the rest is for another round."""
     is_light: bool = False
-    """There is little to copy of each: they are copied together, as far as that goes."""
+    """The errands are small and are copied together as far as possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of an errand. Everything before ``position`` is durable at the target."""
+class CopyOutcome:
+    """The outcome of an errand. Everything before ``position`` is durable at the target."""
 
     name: str
     is_known: bool = False
-    """Whether the chain has begun, as far as the target has said; False also if it said nothing."""
+    """Whether the target has reported a source position; False also without an answer."""
     position: int = 0
     kept_position: int = 0
-    """The source may let go of what is below."""
+    """The source may delete messages below it."""
     messages: int = 0
     bytes: int = 0
     duplicates: int = 0
     skipped: int = 0
-    """Not to be copied: excluded, from other clusters without ``forward``, or been at the target."""
+    """Messages that were left out: excluded, from other clusters without ``forward``, or loops."""
     code: str = ""
-    """Sava's name of the error; empty: as far as the budget went, all is well. Also ``source_gone`` (messages
-    that were not copied are not kept any more: ``reason`` says which), ``chain_missing`` (there is no chain
-    where there must be one), ``target_replaced`` (another topic of the same name), ``source_unavailable`` and
-    ``source_denied`` (``unavailable`` and ``denied`` are the target's)."""
+    """Sava's error code; empty if all went well within the budget. Also ``source_gone`` (retention deleted
+    messages that were not copied; ``reason`` names them), ``chain_missing`` (the target has no source
+    position although it had one), ``target_replaced`` (another topic of the same name),
+    ``source_unavailable`` and ``source_denied`` (``unavailable`` and ``denied`` are the target's)."""
     reason: str = ""
     may_pass: bool = False
-    """The same may succeed later, without anybody doing something about it."""
+    """A retry may succeed without action of a user."""

@@ -1,12 +1,9 @@
-"""The runner: pipelines that are kept as records in the cluster, done by one Spark application or shared by
-several.
+"""The runner: pipelines are records in the cluster; one Spark application runs them, or several share them.
 
-    control.py    what a runner asks of the cluster, as a protocol; ``admin.py`` asks the admin port
-    sharing.py    which pipelines a runner takes, and which it gives away
-    hosted.py     one pipeline that this runner has: started, restarted, stopped
-    runner.py     all of them, and the claim on them
-    kinds.py      what a pipeline does, as a protocol; ``custom.py`` does it
-    registry.py   which kinds there are, for those who make pipelines
-    queries.py    a Spark query, as the runner wants to see it; ``lag.py``: how far it is behind
-    process.py    the process: session, signals, exit code
+control.py   what a runner asks of the cluster, through the admin port of any broker
+runner.py    the pipelines of this process, its claims on them, and its fair share
+hosted.py    one claimed pipeline: started, restarted, stopped
+kinds.py     what a pipeline does: the interface, and the kind ``custom``
+queries.py   a Spark query as a pipeline job, with its lag
+process.py   the process: session, signals, exit code
 """

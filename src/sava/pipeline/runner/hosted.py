@@ -7,10 +7,11 @@
                         │  └──────── has worked ────────┘
                         └─ not wanted ▶ stopping ▶ stopped, to be released
 
-What has failed is failing, with its error, until it has worked: a query starts well whatever its rows are,
-and one that fails with each first batch would otherwise seem to run half of the time, without an error.
+A failed pipeline stays ``failing``, with its error, until a batch succeeds: a query starts well whatever its
+rows are, and one that fails with each first batch would otherwise seem to run half of the time, without an
+error.
 
-Owned by the runner's loop, and never waits: a job is asked, not waited for. The clock is a parameter.
+The runner's loop owns it, and no method waits: a job is polled. The clock is a parameter.
 """
 
 from __future__ import annotations
@@ -22,55 +23,59 @@ from collections.abc import Hashable
 from typing import Final
 
 from sava.errors import SavaError
-from sava.pipeline.runner.control import Listed, State, Status
-from sava.pipeline.runner.kinds import Job, Kind, Progress
+from sava.pipeline.runner.control import JobState, JobStatus, ListedPipeline
+from sava.pipeline.runner.kinds import JobProgress, PipelineJob, PipelineKind
 
 log = logging.getLogger(__name__)
 
 FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 60.0
-"""Between attempts. A job that works and has run for so long begins with the first delay again."""
+"""The longest delay between attempts. A job that has run for this time starts with the first delay again."""
 STUCK_S: Final = 120.0
 TELL_S: Final = 30.0
-"""So often a pipeline that does something says so in the log."""
+"""The interval between progress lines of an active pipeline in the log."""
 STARTING_S: Final = 20.0
-"""A start that takes longer keeps others from being begun no more."""
+"""A start that takes longer no longer blocks other starts."""
 PATIENCE_S: Final = 30.0
-"""So long the current batch may take before it is given up, when its pipeline is to stop."""
+"""The current batch may take this long after a stop request before it is interrupted."""
 
 
 class Hosted:
-    def __init__(self, listed: Listed, claim: int, kind: Kind, *, stuck_s: float = STUCK_S) -> None:
+    """One claimed pipeline."""
+
+    def __init__(
+        self, listed: ListedPipeline, claim: int, kind: PipelineKind, *, stuck_s: float = STUCK_S
+    ) -> None:
         self.listed = listed
         self.claim = claim
         self.is_wanted = True
-        """False: to be stopped for good."""
+        """False once the pipeline is to stop for good."""
         self.report_at = 0.0
-        """Before anything else is due: a state that nobody knows of yet is told at once."""
+        """When the next report is due; a new state is reported at once."""
         self.lost_at: float | None = None
-        """Since when the claim is known to be gone."""
+        """The time at which the runner learned that the claim is lost."""
         self._kind = kind
         self._stuck_s = stuck_s
-        self._job: Job | None = None
+        self._job: PipelineJob | None = None
         self._started_at = 0.0
         self._is_stopping = False
         self._stops_now = False
         self._stop_by = 0.0
         self._retry_at = 0.0
         self._delay = FIRST_DELAY_S
-        self._state: State = "starting"
+        self._state: JobState = "starting"
         self._since_ms = _now_ms()
         self._rows = listed.rows
-        """Of the jobs that have ended, and of other runners before."""
+        """The rows of ended jobs, also of earlier runners."""
         self._restarts = listed.restarts
         self._error = ""
         self._cause = ""
-        """Why the job is being stopped, if that is an error."""
-        self._progress = Progress()
+        """The error that is the reason for the stop, if any."""
+        self._progress = JobProgress()
         self._pulse: Hashable = None
         self._pulse_at = 0.0
         self._told = (0.0, listed.rows)
-        """When something was said in the log last, and how many rows there were."""
+        """The time of the last progress line in the log, and its number of rows."""
 
     @property
     def name(self) -> str:
@@ -78,17 +83,17 @@ class Hosted:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing of it runs."""
+        """Whether no job runs."""
         return self._job is None
 
     def is_starting(self, now: float) -> bool:
-        """Its start is under way, and may well succeed yet."""
+        """Whether a start is in progress and may still succeed."""
         return self._job is not None and not self._progress.is_running and now < self._started_at + STARTING_S
 
     @property
-    def status(self) -> Status:
+    def status(self) -> JobStatus:
         progress = self._progress
-        return Status(
+        return JobStatus(
             state=self._state,
             rows=self._rows + progress.rows,
             rate=progress.rate,
@@ -100,10 +105,10 @@ class Hosted:
             batch=progress.batch,
         )
 
-    # -- what is to be done --------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
-    def follow(self, listed: Listed) -> None:
-        """What the cluster says about it now. A changed one is begun again, after the current batch."""
+    def follow(self, listed: ListedPipeline) -> None:
+        """Apply the current record. Changed settings restart the job after its current batch."""
         if listed.revision == self.listed.revision:
             return
         is_changed = (listed.kind, listed.settings) != (self.listed.kind, self.listed.settings)
@@ -115,27 +120,27 @@ class Hosted:
             self.interrupt(now=False)
 
     def lose(self, why: str, now: float) -> None:
-        """It may be another's already."""
+        """The claim is lost: another runner may have it already."""
         if self.lost_at is None:
             self.lost_at = now
             log.warning("pipelines: lost name=%s claim=%d why=%s", self.name, self.claim, why)
         self.dismiss(why, now=True)
 
     def dismiss(self, why: str, *, now: bool) -> None:
-        """For good."""
+        """Stop the pipeline for good."""
         if self.is_wanted:
             log.info("pipelines: stopping name=%s why=%s", self.name, why)
         self.is_wanted = False
         self.interrupt(now=now)
 
     def interrupt(self, *, now: bool) -> None:
-        """Stop the job. If it is still wanted then, it is begun again."""
+        """Stop the job. If the pipeline is still wanted, a new job starts."""
         if self._job is not None and (not self._is_stopping or (now and not self._stops_now)):
             self._is_stopping = True
             self._stops_now = self._stops_now or now
             self._job.stop(now=now)
 
-    # -- going on ------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------
 
     def step(self, now: float, *, may_start: bool = True) -> None:
         if self._job is None:
@@ -173,7 +178,7 @@ class Hosted:
 
     def _start(self, now: float) -> None:
         self._enter("starting" if not self._error else "failing")
-        self._progress = Progress(batch=self._progress.batch)
+        self._progress = JobProgress(batch=self._progress.batch)
         self._started_at, self._pulse, self._pulse_at = now, None, now
         self._is_stopping, self._stops_now, self._stop_by, self._cause = False, False, 0.0, ""
         try:
@@ -182,14 +187,14 @@ class Hosted:
             self._fail(str(error), now)
             return
         except Exception as error:
-            # One kind's mistake is no reason to stop the pipelines of others.
+            # A fault of one kind must not stop other pipelines.
             log.exception("pipelines: not started name=%s", self.name)
             self._fail(f"{type(error).__name__}: {error}", now)
             return
         log.info("pipelines: started name=%s kind=%s claim=%d", self.name, self.listed.kind, self.claim)
 
     def _watch(self, now: float) -> None:
-        """A job that has something to do and does nothing is begun again."""
+        """Restart a job that has a backlog and makes no progress."""
         progress = self._progress
         pulse = (progress.is_running, progress.batch, progress.pulse)
         if pulse != self._pulse or not progress.has_backlog:
@@ -203,7 +208,7 @@ class Hosted:
     def _ended(self, error: str, now: float) -> None:
         self._job = None
         self._rows += self._progress.rows
-        self._progress = Progress(batch=self._progress.batch)
+        self._progress = JobProgress(batch=self._progress.batch)
         error = error or self._cause
         if not self.is_wanted:
             self._error = error or self._error
@@ -221,7 +226,7 @@ class Hosted:
         self._enter("failing")
         log.warning("pipelines: failing name=%s again_in_s=%.1f error=%s", self.name, delay, error)
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: JobState) -> None:
         if state == self._state:
             return
         self._state, self._since_ms, self.report_at = state, _now_ms(), 0.0

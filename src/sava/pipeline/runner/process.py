@@ -1,8 +1,8 @@
 """The process of a runner: one Spark application, from its session to its exit code.
 
-The driver is this process, and Spark's Java a child of it: a signal comes here, and the queries end in good
-order. If this process is killed, Java notices that nobody is there any more and ends, long before the claims
-of the runner do.
+The driver is this process, and Spark's Java is its child: this process gets a signal, and the queries end in
+order. If this process is killed, Java notices the closed connection and ends, long before the runner's
+claims.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from sava.client.connection import Tls
 from sava.client.errors import ClientError
-from sava.pipeline.launch import DEFAULT_MASTER
-from sava.pipeline.runner.admin import TTL_S, AdminControl
-from sava.pipeline.runner.custom import Custom
+from sava.pipeline.launch import DEFAULT_MASTER, JavaGone, java_of_spark, open_session
+from sava.pipeline.runner.control import TTL_S, AdminRunnerControl
 from sava.pipeline.runner.hosted import STUCK_S
-from sava.pipeline.runner.kinds import Kind
-from sava.pipeline.runner.runner import NotStopped, Runner
-from sava.pipeline.session import JavaGone, java_of_spark, open_session
+from sava.pipeline.runner.kinds import Custom, PipelineKind
+from sava.pipeline.runner.runner import NotStopped, PipelineRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,51 +38,52 @@ STEP_S: Final = 0.2
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KINDS: Final = ("custom", "replicate")
 LOST: Final = 70
-"""Exit code: a pipeline could not be stopped before its claim ended, or Java has ended by itself. Whoever
-started this process may start it again."""
+"""Exit code: a pipeline did not stop before its claim ended, or Java has ended by itself. A service manager
+may start the process again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions:
+    """The options of ``sava pipelines run``."""
+
     admin: str
     master: str = DEFAULT_MASTER
     only: Sequence[str] = ()
     checkpoints: Path
     python_path: Sequence[Path] = ()
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Of Spark; wins over what is set here."""
+    """Spark settings; they override those of the runner."""
     tls: Tls | None = None
     ttl_s: float = TTL_S
     stuck_s: float = STUCK_S
 
 
 def run(options: RunnerOptions) -> int:
-    """Until a signal. The exit code. Raises JavaMissing, SparkMissing, SparkRefused."""
-    told = threading.Event()
-    """To end."""
+    """Run until a signal and return the exit code. Raises JavaMissing, SparkMissing, SparkRefused."""
+    stop_asked = threading.Event()
     for number in SIGNALS:
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: stop_asked.set())
     try:
         spark = open_session(
             "sava pipelines", options.master, conf=options.conf, python_path=options.python_path
         )
     except JavaGone as error:
-        return _code_without_java(error, was_told=told.is_set())
+        return _code_without_java(error, was_asked=stop_asked.is_set())
     name = f"{_host()}-{os.getpid()}-{secrets.token_hex(3)}"
-    control = AdminControl(
+    control = AdminRunnerControl(
         options.admin, name, kinds=KINDS, only=options.only, tls=options.tls, ttl_s=options.ttl_s
     )
-    runner = Runner(
+    runner = PipelineRunner(
         name, control, _kinds(options, name, spark, control), only=options.only, stuck_s=options.stuck_s
     )
 
     def stop(*_: object) -> None:
-        told.set()
+        stop_asked.set()
         runner.stop()
 
     for number in SIGNALS:
         signal.signal(number, stop)
-    if told.is_set():  # while Java was being started
+    if stop_asked.is_set():  # while Java was being started
         stop()
     log.info("pipelines: this runner is ready runner=%s master=%s", name, spark.sparkContext.master)
     try:
@@ -95,7 +94,7 @@ def run(options: RunnerOptions) -> int:
     except NotStopped as error:
         _end_at_once(error)
     except JavaGone as error:
-        code = _code_without_java(error, was_told=told.is_set())
+        code = _code_without_java(error, was_asked=stop_asked.is_set())
         with suppress(ClientError):
             control.leave()
         os._exit(code)  # Spark's own way to end would wait for Java
@@ -106,10 +105,10 @@ def run(options: RunnerOptions) -> int:
 
 
 def _kinds(
-    options: RunnerOptions, runner: str, spark: SparkSession, control: AdminControl
-) -> dict[str, Kind]:
-    """One for each of KINDS."""
-    from sava.pipeline.replicate.kind import Replicate
+    options: RunnerOptions, runner: str, spark: SparkSession, control: AdminRunnerControl
+) -> dict[str, PipelineKind]:
+    """An instance for each of KINDS."""
+    from sava.pipeline.replicate.job import Replicate
 
     def session() -> SparkSession:
         return spark
@@ -128,7 +127,7 @@ def _kinds(
 
 
 def _certificates(tls: Tls | None) -> dict[str, str]:
-    """As options of format("sava")."""
+    """The certificates as options of format("sava")."""
     if tls is None:
         return {}
     files = {"tlsCa": tls.ca, "tlsCert": tls.cert, "tlsKey": tls.key}
@@ -143,18 +142,18 @@ def _require_java() -> None:
         )
 
 
-def _code_without_java(error: JavaGone, *, was_told: bool) -> int:
-    """A signal to all processes of a job, as a shell's ``kill %1`` and a service manager send it, ends Java
-    at once. That is what was wanted, and nothing to be started again for."""
-    if was_told:
-        log.warning("pipelines: Java was told to end too; the next runner does again what was under way")
+def _code_without_java(error: JavaGone, *, was_asked: bool) -> int:
+    """0 after a stop request, LOST otherwise. A signal to all processes of a job, as a shell's ``kill %1``
+    and a service manager send it, ends Java at once; that is a requested stop and no reason for a restart."""
+    if was_asked:
+        log.warning("pipelines: Java got the signal too; the next runner repeats the current batches")
         return 0
     log.critical("pipelines: %s", error)
     return LOST
 
 
 def _end_at_once(error: NotStopped) -> NoReturn:
-    """Nothing is waited for: what still runs, runs in Java, and must not a moment longer."""
+    """Kill Java and exit without waiting: what still runs there has lost its claim."""
     log.critical("pipelines: %s", error)
     if (java := java_of_spark()) is not None:
         java.kill()

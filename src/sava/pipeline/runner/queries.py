@@ -1,12 +1,16 @@
-"""QueryJob: a Spark query, as the runner wants to see it.
+"""QueryJob: a Spark query as a pipeline job, with its lag.
 
-One thread prepares the query, starts it, looks at it twice a second and sees it end; another asks brokers how
-far the topics reach. What they know is published as one value at a time, so nobody else waits for Spark or
-for a broker.
+One thread prepares the query, starts it, looks at it twice a second and sees its end; another asks brokers
+for the ends of the topics. Each publishes its knowledge as one value, so the runner's loop waits for neither
+Spark nor a broker.
 
-**After the current batch.** Spark itself knows only "now": what is under way is interrupted. So a job that is
-to end gently is watched until a batch has ended, or none is under way, and stopped then. If the next one has
-begun by then it is given up in its first moments, and done again by whoever goes on.
+**After the current batch.** Spark itself knows only "now" and interrupts the current batch. So a job that is
+to stop gently is watched until a batch has ended, or none is active, and stopped then. If the next batch has
+begun by then it is interrupted in its first moments, and the next runner of the pipeline does it again.
+
+**Lag.** Brokers report the ends of topics, the query its position. The lag in time follows from when an end
+was first seen beyond the position, without reading messages. Messages from before the first look count from
+then.
 """
 
 from __future__ import annotations
@@ -17,56 +21,109 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sava.errors import SavaError
-from sava.pipeline.link import Access, Link
-from sava.pipeline.options import TopicChoice
-from sava.pipeline.positions import Part, to_offsets
-from sava.pipeline.runner.kinds import End, Job, Progress
-from sava.pipeline.runner.lag import Behind, Lag
-from sava.pipeline.source.topics import Topics
-from sava.pipeline.spark_errors import brief
-from sava.pipeline.tails import Extent
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
+from sava.pipeline.launch import brief
+from sava.pipeline.options import TopicChoice, TopicPartition, to_offsets
+from sava.pipeline.runner.control import UNKNOWN_LAG
+from sava.pipeline.runner.kinds import JobEnd, JobProgress, PipelineJob
+from sava.pipeline.source.query import QueryTopics
+from sava.pipeline.tails import PartitionExtent
 
 log = logging.getLogger(__name__)
+
+MAX_SAMPLES: Final = 512
+
+
+class Behind(NamedTuple):
+    """The lag of a query."""
+
+    messages: int = UNKNOWN_LAG
+    seconds: float = UNKNOWN_LAG
+
+
+class Lag:
+    """The lag of one query, for one thread. The clock is a parameter."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, Mapping[TopicPartition, PartitionExtent]]] = deque()
+        self._first: Mapping[TopicPartition, PartitionExtent] | None = None
+
+    def note(self, extents: Mapping[TopicPartition, PartitionExtent], now: float) -> None:
+        if self._first is None:
+            self._first = extents
+        if self._samples and self._samples[-1][1] == extents:
+            return
+        self._samples.append((now, extents))
+        if len(self._samples) > MAX_SAMPLES:
+            # Drop every other sample: a query that lags far needs no better resolution.
+            self._samples = deque(
+                sample
+                for index, sample in enumerate(self._samples)
+                if index % 2 == 0 or index == len(self._samples) - 1
+            )
+
+    def behind(self, position: Mapping[TopicPartition, int] | None, now: float) -> Behind:
+        """The lag at ``position``, which is None while unknown."""
+        if position is None or not self._samples:
+            return Behind()
+        while len(self._samples) > 1 and not _beyond(self._samples[0][1], position):
+            self._samples.popleft()
+        messages = _beyond(self._samples[-1][1], position)
+        return Behind(messages, now - self._samples[0][0] if messages else 0.0)
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether there are more messages than at the first look."""
+        if self._first is None or not self._samples:
+            return False
+        return bool(_beyond(self._samples[-1][1], {part: extent.end for part, extent in self._first.items()}))
+
+
+def _beyond(extents: Mapping[TopicPartition, PartitionExtent], position: Mapping[TopicPartition, int]) -> int:
+    return sum(max(0, extent.end - position.get(part, extent.start)) for part, extent in extents.items())
+
 
 LOOK_S: Final = 0.5
 STOPPING_LOOK_S: Final = 0.1
 RATE_S: Final = 10.0
 
 Prepare = Callable[[SparkSession], DataStreamWriter]
-"""All but the start. May wait for brokers, and may take long."""
+"""Builds the query without starting it. It may wait for brokers."""
 
 
-class QueryJob(Job):
+class QueryJob(PipelineJob):
+    """A streaming query in its own thread."""
+
     def __init__(
-        self, name: str, spark: SparkSession, prepare: Prepare, *, access: Access, topics: TopicChoice
+        self, name: str, spark: SparkSession, prepare: Prepare, *, access: ClusterAccess, topics: TopicChoice
     ) -> None:
         self._name = name
         self._spark = spark
         self._prepare = prepare
         self._ends = TopicEnds(name, access, topics)
         self._query: StreamingQuery | None = None
-        self._progress = Progress()
-        self._end: End | None = None
+        self._progress = JobProgress()
+        self._end: JobEnd | None = None
         self._stop_wanted = threading.Event()
         self._stop_now = threading.Event()
         self._is_begun = False
         self._guard = threading.Lock()
-        self._seen = Seen()
+        self._seen = BatchesSeen()
         threading.Thread(target=self._run, name=f"pipeline {name}", daemon=True).start()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> JobProgress:
         return self._progress
 
     @property
-    def end(self) -> End | None:
+    def end(self) -> JobEnd | None:
         return self._end
 
     def stop(self, *, now: bool) -> None:
@@ -76,8 +133,8 @@ class QueryJob(Job):
                 self._stop_now.set()
             query = self._query
             if not self._is_begun:
-                # What still prepares waits for brokers, maybe, and finds out that it is not to begin.
-                self._end = End()
+                # A preparation may still wait for brokers; it sees the stop request before the start.
+                self._end = JobEnd()
         if now and query is not None:
             threading.Thread(
                 target=self._interrupt, args=(query,), name=f"stopping {self._name}", daemon=True
@@ -87,7 +144,7 @@ class QueryJob(Job):
         try:
             query.stop()
         except Exception:
-            # Either it has ended, which the other thread sees, or it has not, which the runner sees.
+            # If it has ended, the other thread sees it; if not, the runner sees a job that does not stop.
             log.exception("pipelines: stopping failed name=%s", self._name)
 
     # -- its own thread ------------------------------------------------------------------------
@@ -95,24 +152,23 @@ class QueryJob(Job):
     def _run(self) -> None:
         try:
             self._work()
-            end = End()
+            end = JobEnd()
         except SavaError as error:
-            end = End(str(error))
+            end = JobEnd(str(error))
         except Exception as error:
-            end = End(brief(error))
+            end = JobEnd(brief(error))
             if not self._stop_wanted.is_set():
                 log.exception("pipelines: the query has failed name=%s", self._name)
         finally:
             self._ends.close()
         self._progress = self._progress._replace(rate=0.0)
-        self._end = End() if self._stop_wanted.is_set() else end
+        self._end = JobEnd() if self._stop_wanted.is_set() else end
 
     def _work(self) -> None:
         session = self._spark.newSession()
-        # By the session of the thread Spark finds sources that are written in Python, and a thread other than
-        # the first has none.
+        # Spark finds Python data sources by the thread's active session, which only the first thread has.
         SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
-        # Queries of one application have equal shares of its cores, whatever they have to do.
+        # Queries of one application get equal shares of its cores.
         session.sparkContext.setLocalProperty("spark.scheduler.pool", self._name)
         writer = self._prepare(session)
         with self._guard:
@@ -151,9 +207,9 @@ class QueryJob(Job):
         has_backlog = behind.messages > 0
         if seen.position is None:
             has_backlog = self._ends.has_grown or bool(query.status["isDataAvailable"])
-        self._progress = Progress(
+        self._progress = JobProgress(
             is_running=not query.status["message"].startswith("Initializing"),
-            has_worked=seen.batch >= 0,  # Spark tells of batches that have ended, and now and then of none
+            has_worked=seen.batch >= 0,  # Spark reports ended batches, and sometimes an idle trigger
             rows=seen.rows,
             rate=seen.rate(now),
             batch=max(seen.batch, 0),
@@ -164,7 +220,7 @@ class QueryJob(Job):
         )
 
     def _pulse(self, query: StreamingQuery) -> Hashable:
-        """Which tasks of its last Spark job are done: a long batch moves by these."""
+        """The finished tasks of its last Spark job, which show progress within a long batch."""
         tracker = self._spark.sparkContext.statusTracker()
         jobs = tracker.getJobIdsForGroup(str(query.runId))
         if not jobs:
@@ -175,17 +231,17 @@ class QueryJob(Job):
         return max(jobs), tuple(stage.numCompletedTasks for stage in done if stage is not None)
 
 
-class Seen:
-    """What Spark has told about the batches of one run. Of one thread."""
+class BatchesSeen:
+    """The batches that Spark has reported of one run. One thread owns it."""
 
     def __init__(self) -> None:
         self.batch = -1
         self.rows = 0
-        self.position: Mapping[Part, int] | None = None
+        self.position: Mapping[TopicPartition, int] | None = None
         self._recent: deque[tuple[float, int]] = deque()
 
     def note(self, progress: Mapping[str, Any], now: float) -> None:
-        """In the order of batches; one that was noted before changes nothing."""
+        """Note a report, in the order of batches; a repeated report changes nothing."""
         batch = progress["batchId"]
         if batch <= self.batch:
             return
@@ -205,12 +261,12 @@ class Seen:
 
 
 class TopicEnds:
-    """How far the topics of a query reach, asked every second in a thread of its own: a broker that does not
-    answer keeps nobody waiting."""
+    """The ends of a query's topics, asked every second in a thread of its own: a silent broker blocks
+    nothing."""
 
     EVERY_S: Final = 1.0
 
-    def __init__(self, name: str, access: Access, topics: TopicChoice) -> None:
+    def __init__(self, name: str, access: ClusterAccess, topics: TopicChoice) -> None:
         self._name = name
         self._access = access
         self._choice = topics
@@ -224,7 +280,7 @@ class TopicEnds:
     def close(self) -> None:
         self._closed.set()
 
-    def behind(self, position: Mapping[Part, int] | None) -> Behind:
+    def behind(self, position: Mapping[TopicPartition, int] | None) -> Behind:
         with self._guard:
             return self._lag.behind(position, time.monotonic())
 
@@ -234,27 +290,27 @@ class TopicEnds:
             return self._lag.has_grown
 
     def _run(self) -> None:
-        topics: Topics | None = None
+        topics: QueryTopics | None = None
         reason = ""
         while not self._closed.wait(self.EVERY_S):
             try:
-                link = Link.of(self._access)
+                cluster = ClusterClient.of(self._access)
                 if topics is None:
-                    chosen = Topics(link, self._choice)
+                    chosen = QueryTopics(cluster, self._choice)
                     chosen.look_up()
                     topics = chosen
                 topics.refresh()
                 names = topics.names
-                found = link.extents(list(names.values()))
+                found = cluster.extents(list(names.values()))
             except SavaError as error:
                 if str(error) != reason:
                     reason = str(error)
-                    log.info("pipelines: the lag is not known name=%s error=%s", self._name, reason)
+                    log.info("pipelines: unknown lag name=%s error=%s", self._name, reason)
                 continue
             reason = ""
             self._note({part: found[name] for part, name in names.items()})
 
-    def _note(self, extents: Mapping[Part, Extent]) -> None:
+    def _note(self, extents: Mapping[TopicPartition, PartitionExtent]) -> None:
         with self._guard:
             self._lag.note(extents, time.monotonic())
 
@@ -264,8 +320,8 @@ def _is_at_work(query: StreamingQuery) -> bool:
     return bool(status["isTriggerActive"] and status["isDataAvailable"])
 
 
-def _position(text: str | Mapping[str, Any] | None) -> Mapping[Part, int] | None:
-    """None: it is the position of something else than topics."""
+def _position(text: str | Mapping[str, Any] | None) -> Mapping[TopicPartition, int] | None:
+    """None for the position of another source than topics."""
     try:
         return to_offsets(json.loads(text) if isinstance(text, str) else text or {}) or None
     except (ValueError, AttributeError):

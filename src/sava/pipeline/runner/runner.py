@@ -1,63 +1,133 @@
-"""Runner: the pipelines that this process has, and its claim on them.
+"""PipelineRunner: the pipelines of this process, its claims on them, and its share among runners.
 
-**The clock decides.** The cluster gives a runner's pipelines to another when it has not heard of it for a
-TTL. It cannot tell the runner so, since what cuts them off from each other is the reason. So the runner goes
-by its own clock: its claims live at least one TTL from the moment at which the last answered sign of life was
-*sent*, and nothing may run beyond that.
+**The clock decides.** The cluster gives a runner's pipelines to another runner when it has not heard from it
+for a TTL. It cannot tell the runner so: what separates them is the reason. So the runner goes by its own
+clock: its claims live at least one TTL from the moment at which the last answered heartbeat was *sent*, and
+nothing may run beyond that.
 
     sent t0 ── answered          no answer …       t0 + TTL/2               t0 + TTL
        claims live at least until t0 + TTL         everything is stopped    another may have it
                                                    └─ if something does not stop: the process ends ─┘
 
-Within that time everything is given up with the batch that is under way; nothing is lost or repeated by that,
-it is only done again. When the cluster is heard in time, the claims are still this runner's, and it goes on.
+Within that time the runner stops every pipeline in the middle of its batch; nothing is lost or repeated by
+that, only done again. If the cluster answers in time, the claims still hold, and the runner continues.
 
-**One loop.** All state is owned by the loop that calls ``step``. Its calls to the cluster are bounded, and
-after one that failed no other is made in the same step, so it looks at the clock at least every CALL_S.
+**One loop.** The loop that calls ``step`` owns all state. Its calls to the cluster are bounded, and after a
+failed call the step makes no other, so it looks at the clock at least every CALL_S.
+
+**Shares.** No arbiter assigns pipelines: each runner decides by what all can see, and the claim decides
+between two that want the same. Runners that take everything have equal shares, rounded up. A runner claims
+free pipelines up to its share at once, and beyond it only those that stay free for LEFT_S, so that a runner
+that fails to claim leaves nothing undone. A runner above its share gives one pipeline away at a time to a
+runner below it, so that a new runner gets its part.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from sava.client.errors import ClientError, Refused
 from sava.errors import HostError, Outcome
-from sava.pipeline.runner import sharing
-from sava.pipeline.runner.control import Control, Listed, Peer
+from sava.pipeline.runner.control import ListedPipeline, Peer, RunnerControl
 from sava.pipeline.runner.hosted import STUCK_S, Hosted
-from sava.pipeline.runner.kinds import Kind
-from sava.pipeline.runner.sharing import Free
+from sava.pipeline.runner.kinds import PipelineKind
 
 log = logging.getLogger(__name__)
+
+LEFT_S: Final = 3.0
+"""A free pipeline is left to runners with fewer pipelines for this time."""
+
+
+class FreePipelines:
+    """The times since when this runner sees pipelines as free."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def look(self, listed: Sequence[ListedPipeline], now: float) -> None:
+        free = {each.name for each in listed if each.is_wanted and not each.holder}
+        self._since = {name: self._since.get(name, now) for name in free}
+
+    def is_left(self, name: str, now: float) -> bool:
+        return now - self._since.get(name, now) >= LEFT_S
+
+
+def to_claim(
+    me: Peer, peers: Sequence[Peer], listed: Sequence[ListedPipeline], free: FreePipelines, now: float
+) -> list[ListedPipeline]:
+    """The pipelines to claim now, in order."""
+    wanted = [each for each in listed if each.is_wanted and me.takes(each)]
+    # A pipeline that is listed as this runner's and unknown here is a claim whose answer was lost.
+    chosen = [each for each in wanted if each.holder == me.name]
+    room = (len(wanted) if me.only else _share(me, peers, listed)) - me.claims
+    for each in wanted:
+        if not each.holder and (room > 0 or free.is_left(each.name, now)):
+            chosen.append(each)
+            room -= 1
+    return chosen
+
+
+def to_give(
+    me: Peer, peers: Sequence[Peer], listed: Sequence[ListedPipeline], claims: Mapping[str, int]
+) -> str | None:
+    """The claim to give away: the youngest that another runner can take."""
+    if me.only:
+        return None
+    share = _share(me, peers, listed)
+    if len(claims) <= share:
+        return None
+    takers = [peer for peer in _general(peers) if peer.name != me.name and peer.claims < share]
+    by_name = {each.name: each for each in listed}
+    for name in sorted(claims, key=lambda name: -claims[name]):
+        each = by_name.get(name)
+        if each is not None and any(peer.takes(each) for peer in takers):
+            return name
+    return None
+
+
+def _share(me: Peer, peers: Sequence[Peer], listed: Sequence[ListedPipeline]) -> int:
+    runners = len({peer.name for peer in _general(peers)} | {me.name})
+    wanted = sum(each.is_wanted and not _is_reserved(each, peers) for each in listed)
+    return -(-wanted // runners)
+
+
+def _general(peers: Collection[Peer]) -> list[Peer]:
+    return [peer for peer in peers if not peer.only]
+
+
+def _is_reserved(listed: ListedPipeline, peers: Sequence[Peer]) -> bool:
+    """Whether a runner that only takes named pipelines holds it."""
+    return any(peer.only and peer.name == listed.holder for peer in peers)
+
 
 POLL_S: Final = 1.0
 REPORT_S: Final = 2.0
 STARTS: Final = 2
-"""Pipelines that are being started at a time. Each start brings several processes of Python, for which Spark
-waits ten seconds and no longer: of a dozen at once on a few cores none would be in time, again and again."""
+"""Concurrent starts of pipelines. Each start brings several Python processes, for which Spark waits ten
+seconds: of a dozen starts at once on a few cores none would be in time, again and again."""
 TELL_S: Final = 60.0
 LEAVE_S: Final = 10.0
-"""At the end, when nothing runs any more: so long it tries to tell the cluster."""
+"""At its end the runner tries to release its claims for this time."""
 
 
 class NotStopped(HostError):
-    """A pipeline that could not be stopped while it was this runner's. The process must end at once, and
-    with it everything that it runs."""
+    """A pipeline did not stop before its claim ended. The process must end at once, with everything it
+    runs."""
 
     outcome = Outcome.UNKNOWN
 
 
-class Runner:
-    """``step`` is called again and again, by one thread; ``stop`` by any."""
+class PipelineRunner:
+    """The loop of a runner. One thread calls ``step`` periodically; any thread may call ``stop``."""
 
     def __init__(
         self,
         name: str,
-        control: Control,
-        kinds: Mapping[str, Kind],
+        control: RunnerControl,
+        kinds: Mapping[str, PipelineKind],
         *,
         only: Sequence[str] = (),
         stuck_s: float = STUCK_S,
@@ -72,21 +142,21 @@ class Runner:
         self._hosted: dict[str, Hosted] = {}
         self._lease = 0
         self._deadline = 0.0
-        """Until then the claims are this runner's."""
+        """The claims hold until then."""
         self._ttl_s = 0.0
         self._peers: Sequence[Peer] = ()
-        self._free = Free()
+        self._free = FreePipelines()
         self._poll_at = 0.0
         self._tell_at = 0.0
-        """When it is said again that the cluster does not answer."""
+        """When the log may repeat that the cluster does not answer."""
         self._unknown: set[str] = set()
         self._stops = 0
-        """How often it was asked to stop. All that other threads, and signals, may touch."""
+        """The number of stop requests. Only this field is set by other threads and signals."""
         self._leave_by: float | None = None
         self.is_done = False
 
     def stop(self) -> None:
-        """After the current batches. Asked again: at once."""
+        """Stop after the current batches; on a second call, at once."""
         self._stops += 1
 
     @property
@@ -136,7 +206,7 @@ class Runner:
                 log.error("pipelines: refused name=%s error=%s", hosted.name, error)
 
     def _settle(self, hosted: Hosted) -> None:
-        """Report, or release, what is due."""
+        """Report the status, or release the claim, if that is due."""
         if hosted.is_idle and not hosted.is_wanted:
             hosted.step(self._clock())
             self._control.release(hosted.name, hosted.claim, hosted.status)
@@ -147,7 +217,7 @@ class Runner:
         answer = self._control.report(hosted.name, hosted.claim, hosted.status)
         hosted.report_at = self._clock() + REPORT_S
         if not answer.is_held:
-            hosted.lose("the claim is not this runner's any more", self._clock())
+            hosted.lose("another runner has the claim", self._clock())
         elif not answer.is_wanted:
             hosted.dismiss("paused or deleted", now=False)
 
@@ -158,7 +228,7 @@ class Runner:
         joined = self._control.join()
         if self._lease and joined.lease != self._lease:
             for hosted in self._hosted.values():
-                hosted.lose("the cluster has not heard of this runner for too long", sent)
+                hosted.lose("the lease of this runner has expired", sent)
         self._lease, self._ttl_s = joined.lease, joined.ttl_s
         self._deadline = sent + joined.ttl_s
         self._peers = joined.peers
@@ -167,7 +237,7 @@ class Runner:
         return self._clock() < self._deadline - self._ttl_s / 2
 
     def _enforce(self) -> None:
-        """Nothing runs when its claim may be another's."""
+        """Stop everything before another runner may have the claims. Raises NotStopped."""
         if not self._is_safe():
             for hosted in self._hosted.values():
                 hosted.interrupt(now=True)
@@ -181,13 +251,13 @@ class Runner:
         ]
         if late:
             raise NotStopped(
-                f"the claim on pipeline {', '.join(late)} is lost, or the cluster has not been heard for too "
-                "long, and it does not stop: another runner may have it in a moment, so this one ends"
+                f"pipeline {', '.join(late)} does not stop, and its claim is lost or about to expire: "
+                "another runner may start it at any moment, so this runner ends"
             )
 
     # -- which pipelines -----------------------------------------------------------------------
 
-    def _look(self, listed: Sequence[Listed]) -> None:
+    def _look(self, listed: Sequence[ListedPipeline]) -> None:
         now = self._clock()
         by_name = {each.name: each for each in listed}
         for name, hosted in self._hosted.items():
@@ -201,7 +271,7 @@ class Runner:
         self._note_unknown(listed)
         self._free.look(listed, now)
         me = self._me()
-        for each in sharing.to_claim(me, self._peers, listed, self._free, now):
+        for each in to_claim(me, self._peers, listed, self._free, now):
             if each.name not in self._hosted:
                 self._enforce()
                 self._claim(each)
@@ -210,27 +280,27 @@ class Runner:
     def _me(self) -> Peer:
         return Peer(self.name, frozenset(self._kinds), self._only, len(self._hosted))
 
-    def _claim(self, listed: Listed) -> None:
+    def _claim(self, listed: ListedPipeline) -> None:
         claim = self._control.claim(listed.name)
         if claim:
             log.info("pipelines: claimed name=%s claim=%d", listed.name, claim)
             kind = self._kinds[listed.kind]
             self._hosted[listed.name] = Hosted(listed, claim, kind, stuck_s=self._stuck_s)
 
-    def _give(self, listed: Sequence[Listed]) -> None:
+    def _give(self, listed: Sequence[ListedPipeline]) -> None:
         if any(not hosted.is_wanted for hosted in self._hosted.values()):
             return
         claims = {name: hosted.claim for name, hosted in self._hosted.items()}
-        name = sharing.to_give(self._me(), self._peers, listed, claims)
+        name = to_give(self._me(), self._peers, listed, claims)
         if name is not None:
-            self._hosted[name].dismiss("another runner has less to do", now=False)
+            self._hosted[name].dismiss("moves to a runner with fewer pipelines", now=False)
 
-    def _note_unknown(self, listed: Sequence[Listed]) -> None:
+    def _note_unknown(self, listed: Sequence[ListedPipeline]) -> None:
         for each in listed:
             if each.kind not in self._kinds and each.name not in self._unknown:
                 self._unknown.add(each.name)
                 log.warning(
-                    "pipelines: left to others, its kind is not known here name=%s kind=%s",
+                    "pipelines: unknown kind, left to other runners name=%s kind=%s",
                     each.name,
                     each.kind,
                 )
@@ -246,11 +316,11 @@ class Runner:
         self._leave_by = self._leave_by or now + LEAVE_S
         is_over = now >= self._leave_by
         if self._hosted and not is_over:
-            return  # to be released one by one, with what was done last
+            return  # each is released with its last status first
         try:
             self._control.leave()
         except ClientError as error:
             if not is_over:
                 return
-            log.warning("pipelines: the cluster is not told that this runner is gone error=%s", error)
+            log.warning("pipelines: could not leave the cluster error=%s", error)
         self.is_done = True

@@ -1,14 +1,10 @@
 """The sink of ``format("sava")``: batch and streaming.
 
-==============  =======================================================================
-``columns``     what rows may have, checked when the query is planned
-``writers``     the sink as Spark calls it: tasks write, the driver commits
-``task``        what Spark says of the task that runs
-``routing``     rows → partitions of topics, ``hashing`` the keys as clients do
-``batching``    rows → record batches of a good size
-``staging``     batches → objects that the commit names (exactly once)
-``publishing``  batches → brokers (at least once)
-==============  =======================================================================
+============  =============================================================================
+``writers``   the sink as Spark calls it: columns are checked, tasks write, the driver commits
+``routing``   rows to partitions of topics, and to record batches of a good size
+``delivery``  batches to staged objects (exactly once) or to brokers (at least once)
+============  =============================================================================
 """
 
 from __future__ import annotations
@@ -17,16 +13,15 @@ from collections.abc import Mapping
 
 from pyspark.sql.types import StructType
 
+from sava.pipeline.errors import WriteRefused
 from sava.pipeline.options import OptionError, SinkOptions
-from sava.pipeline.sink.columns import check_columns
-from sava.pipeline.sink.errors import WriteRefused
-from sava.pipeline.sink.writers import BatchWriter, StreamWriter
+from sava.pipeline.sink.writers import BatchWriter, StreamWriter, check_columns
 
 __all__ = ["BatchWriter", "StreamWriter", "WriteRefused", "stream_writer", "writer"]
 
 
 def writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> BatchWriter:
-    """Raises OptionError, WriteRefused. ``overwrite`` is Spark's mode of that name."""
+    """The writer of a batch job. ``overwrite`` is Spark's mode. Raises OptionError, WriteRefused."""
     parsed = SinkOptions.parse(options, stream=False)
     if parsed.writer_id and parsed.batch_id is None:
         raise OptionError(
@@ -41,7 +36,8 @@ def writer(options: Mapping[str, str], schema: StructType, overwrite: bool = Fal
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> StreamWriter:
-    """Raises OptionError, WriteRefused. ``overwrite`` is what Spark makes of the output mode complete."""
+    """The writer of a stream. Spark sets ``overwrite`` for output mode complete. Raises OptionError,
+    WriteRefused."""
     parsed = SinkOptions.parse(options, stream=True)
     if overwrite:
         raise WriteRefused(

@@ -1,53 +1,60 @@
-"""Routing: which partition of which topic a row goes to, for whole Arrow batches.
+"""Routing: rows go to partitions of topics and become record batches, whole Arrow batches at a time.
 
-A row goes where its ``partition`` says, else where its key belongs (as in ``sava.client.routing``), else to
-the partition whose turn it is: rows without a key go in runs, since full batches are worth more than an
-even spread within milliseconds. Rows of one destination keep their order.
+A row goes to its ``partition`` if it has one, else to the partition of its key (as in
+``sava.client.routing``), else to the partition whose turn it is: rows without a key go in runs, since full
+batches are worth more than an even spread within milliseconds. Rows of one destination keep their order.
+Every step is an Arrow kernel over all rows. Destinations of all topics share one numbering, so several topics
+in a batch cost no more than one.
 
-Every step is an Arrow kernel over all rows. Destinations of all topics are numbered in one row, so several
-topics in a batch cost no more than one.
+Spark hands over about ten thousand rows at a time, and routing cuts them up. A record batch costs about the
+same with ten messages or ten thousand. So rows wait in the ``Batcher``, as Arrow slices, until a partition
+has enough of them, or all partitions together have too many.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sava.pipeline.link import TopicParts
-from sava.pipeline.sink.errors import WriteRefused
-from sava.pipeline.sink.hashing import fnv1a_of
+from sava.client.routing import fnv1a
+from sava.pipeline.cluster import TopicPartitions
+from sava.pipeline.errors import WriteRefused
+from sava.records import BatchTooLarge, Codec, InvalidMessage, RecordBatch
 
 RUN_ROWS: Final = 1000
-"""Rows without a key that go to one partition before it is the next one's turn."""
+"""Rows without a key that go to one partition before the next."""
 
 ROUTING_COLUMNS: Final = ("topic", "partition")
-"""Say where a row goes, and are not part of the message."""
+"""Columns that name the destination and are not part of the message."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """A topic among the destinations."""
+    """A topic and the range of its destinations."""
 
     topic: str
     base: int
     count: int
     taken: int
-    """Rows without a key so far; says whose turn it is."""
+    """The number of rows without a key so far, which decides whose turn it is."""
 
     @property
     def turn(self) -> int:
         return self.taken // RUN_ROWS % self.count
 
 
-class Router:
-    """For one task. ``first`` says where runs begin: tasks with few rows each begin elsewhere."""
+class RowRouter:
+    """Routes the rows of one task. ``first`` decides where runs start: tasks with few rows start at different
+    partitions."""
 
-    def __init__(self, look_up: Callable[[str], TopicParts], *, topic: str = "", first: int = 0) -> None:
-        """``topic`` is that of all rows; without it the column says."""
+    def __init__(self, look_up: Callable[[str], TopicPartitions], *, topic: str = "", first: int = 0) -> None:
+        """``topic`` applies to all rows; if empty, the column ``topic`` decides."""
         self._look_up = look_up
         self._topic = topic
         self._first = first
@@ -55,8 +62,7 @@ class Router:
         self._places: dict[str, _Place] = {}
 
     def route(self, rows: Any) -> Iterator[tuple[str, Any]]:
-        """Parts of a ``pa.RecordBatch`` with the partition that each is for; messages only, without the
-        columns that say where they go."""
+        """Yield slices of a ``pa.RecordBatch`` with the partition of each, without the routing columns."""
         if not rows.num_rows:
             return
         places, topic_of = self._topics(rows)
@@ -96,8 +102,8 @@ class Router:
         counts = _per_row([place.count for place in places], topic_of)
         turns = _per_row([place.base + place.turn for place in places], topic_of)
         for place in places:
-            # By whole batches here: those with a key are among them, and a turn more or less makes no
-            # difference.
+            # Counted by whole batches here, although rows with a key are among them: one turn more or less
+            # makes no difference.
             place.taken += RUN_ROWS
         chosen = turns
         if keys is not None:
@@ -124,7 +130,7 @@ class Router:
     # -- topics ----------------------------------------------------------------------------
 
     def _topics(self, rows: Any) -> tuple[list[_Place], Any]:
-        """The topics of these rows and, unless it is one, which of them each row has."""
+        """The topics of these rows, and the topic's index for each row if there are several."""
         if self._topic:
             return [self._place(self._topic)], None
         encoded = rows.column("topic").dictionary_encode()
@@ -147,14 +153,14 @@ class Router:
 
 
 def _per_row(values: list[int], topic_of: Any) -> Any:
-    """What each row's topic has: one value for all, or an array."""
+    """The value of each row's topic: a scalar for one topic, otherwise an array."""
     if topic_of is None:
         return pa.scalar(values[0], pa.int64())
     return pa.array(values, pa.int64()).take(topic_of)
 
 
 def _column(rows: Any, name: str, kind: pa.DataType) -> Any:
-    """None for a column that is not there, or has no value in any row."""
+    """The column as ``kind``; None if it is missing or null in every row."""
     if name not in rows.schema.names:
         return None
     column = rows.column(name)
@@ -164,3 +170,127 @@ def _column(rows: Any, name: str, kind: pa.DataType) -> Any:
         return column if column.type == kind else column.cast(kind)
     except pa.ArrowInvalid as error:
         raise WriteRefused(f"column {name}: {error}") from None
+
+
+FEW: Final = 256
+"""Up to this number of keys Python is faster, since each kernel call has a fixed cost."""
+LONG: Final = 256
+"""A longer key is hashed by itself: one long key among short ones would cause many kernel calls."""
+
+_BASIS: Final = fnv1a("")
+_PRIME: Final = pa.scalar(0x100000001B3, pa.uint64())
+
+
+def fnv1a_of(keys: pa.Array) -> pa.Array:
+    """The routing hashes (uint64) of a string array with 32-bit positions and without nulls.
+
+    ``sava.client.routing.fnv1a`` takes about 0.1 µs for each byte of a key and caches repeated keys. A Spark
+    task sees millions of keys, many of them once, so here all keys advance together, byte by byte, through
+    Arrow's kernels, which wrap around at 64 bits as the hash demands. A test compares both for equal results.
+    """
+    if len(keys) <= FEW:
+        return pa.array(map(fnv1a, keys.to_pylist()), pa.uint64())
+    lengths = pc.binary_length(keys)
+    order = pc.sort_indices(lengths, sort_keys=[("", "descending")])
+    _, positions, data = keys.buffers()
+    starts = pa.Array.from_buffers(pa.int32(), len(keys), [None, positions], offset=keys.offset).take(order)
+    text = pa.Array.from_buffers(pa.uint8(), data.size if data is not None else 0, [None, data])
+    longer_than = _longer_than(lengths)
+    values = pa.repeat(pa.scalar(_BASIS, pa.uint64()), len(keys))
+    done = []
+    for step, alive in enumerate(longer_than):
+        done.append(values.slice(alive))
+        if step == LONG:
+            values = pa.array(map(fnv1a, keys.take(order.slice(0, alive)).to_pylist()), pa.uint64())
+            break
+        letters = text.take(pc.add(starts.slice(0, alive), pa.scalar(step, pa.int32()))).cast(pa.uint64())
+        values = pc.multiply(pc.bit_wise_xor(values.slice(0, alive), letters), _PRIME)
+    done.append(values)
+    return pa.concat_arrays(reversed(done)).take(pc.sort_indices(order))
+
+
+def _longer_than(lengths: pa.Array) -> list[int]:
+    """The number of keys longer than 0, 1, 2 … bytes, up to LONG or the longest key."""
+    counted = pc.value_counts(pc.min_element_wise(lengths, pa.scalar(LONG + 1, pa.int32())))
+    by_length = dict(zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True))
+    at_most = list(accumulate(by_length.get(length, 0) for length in range(LONG + 1)))
+    return [alive for number in at_most if (alive := len(lengths) - number)]
+
+
+BATCH_BYTES: Final = 1 << 20
+WAITING_BYTES: Final = 32 << 20
+"""The limit of all partitions together. With many partitions each has a smaller share and smaller batches."""
+
+Emit = Callable[[str, RecordBatch, int], None]
+"""Takes a partition, its next batch, and the size of the largest payload in it."""
+
+
+@dataclass(slots=True)
+class _PendingRows:
+    rows: list[Any] = field(default_factory=list)
+    size: int = 0
+
+
+class Batcher:
+    """Collects rows of each partition and emits record batches."""
+
+    def __init__(
+        self,
+        emit: Emit,
+        *,
+        codec: Codec = Codec.NONE,
+        batch_bytes: int = BATCH_BYTES,
+        waiting_bytes: int = WAITING_BYTES,
+    ) -> None:
+        self._emit = emit
+        self._codec = codec
+        self._batch_bytes = batch_bytes
+        self._waiting_bytes = waiting_bytes
+        self._waiting: dict[str, _PendingRows] = {}
+        self._size = 0
+
+    def add(self, name: str, rows: Any) -> None:
+        """Add rows (a ``pa.RecordBatch`` of message columns) for a partition."""
+        size = rows.nbytes
+        if size > self._batch_bytes and rows.num_rows > 1:
+            # Halves, not equal shares: one large payload among small ones ends in a batch by itself.
+            middle = rows.num_rows // 2
+            self.add(name, rows.slice(0, middle))
+            self.add(name, rows.slice(middle))
+            return
+        waiting = self._waiting.get(name)
+        if waiting is None:
+            waiting = self._waiting[name] = _PendingRows()
+        waiting.rows.append(rows)
+        waiting.size += size
+        self._size += size
+        if waiting.size >= min(self._batch_bytes, self._waiting_bytes // len(self._waiting)):
+            self._encode(name, waiting)
+        elif self._size >= self._waiting_bytes:
+            self.flush()  # early partitions hold more than their share
+
+    def flush(self) -> None:
+        for name, waiting in self._waiting.items():
+            if waiting.rows:
+                self._encode(name, waiting)
+
+    def _encode(self, name: str, waiting: _PendingRows) -> None:
+        rows = waiting.rows[0] if len(waiting.rows) == 1 else pa.concat_batches(waiting.rows)
+        self._size -= waiting.size
+        waiting.rows, waiting.size = [], 0
+        now = time.time_ns() // 1000
+        try:
+            batch = RecordBatch.from_arrow(_with_times(rows, now), publish_time=now, codec=self._codec)
+        except (InvalidMessage, BatchTooLarge) as error:
+            raise WriteRefused(f"{name}: {error}") from None
+        self._emit(name, batch, pc.max(pc.binary_length(rows.column("payload"))).as_py())
+
+
+def _with_times(rows: Any, now: int) -> Any:
+    """Set the publish time of rows without one to ``now``."""
+    index = rows.schema.get_field_index("publish_time")
+    if index < 0 or not rows.column(index).null_count:
+        return rows
+    times = rows.column(index)
+    filled = pc.fill_null(times, pa.scalar(now, pa.timestamp("us", tz="UTC")).cast(times.type))
+    return rows.set_column(index, "publish_time", filled)

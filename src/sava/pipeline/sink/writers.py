@@ -1,15 +1,20 @@
 """Writers: the sink as Spark calls it.
 
-    planner    a writer is made: options and columns are checked, nothing is asked of the cluster
+    planner    makes a writer: options and columns are checked without a call to the cluster
     executors  ``write``, once for each attempt of a task: routes, encodes, stages or publishes its rows
-    driver     ``commit`` with what the tasks returned, or ``abort``
+    driver     ``commit`` with the results of the tasks, or ``abort``
 
-These are different processes. A stream's writer is made anew in each of them, so whatever the commit must
-know comes with the tasks' messages: the query, its run, what was staged.
+These are different processes. Each makes its own writer of a stream, so everything that the commit must know
+comes with the tasks' messages: the query, its run, what was staged. Spark hands query and run to executors as
+properties of the thread that runs the query. The query's id comes from the checkpoint and survives restarts;
+the run's id is new with every start and tells two drivers on one checkpoint apart.
 
-**Exactly once.** Tasks stage; nothing can be seen. The commit names the staged parts to the brokers
-together with writer, run and batch, and the brokers publish a batch of a writer once, whoever asks and
-however often:
+The check of columns happens in the planner, not at the first row. A column without a place in a message is
+refused: ignored, it would be data that is lost silently.
+
+**Exactly once.** Tasks stage; no reader sees the data. The commit names the staged parts to the brokers
+together with writer, run and batch, and the brokers publish a batch of a writer once, however often it is
+committed:
 
     driver dies before the commit    Spark repeats the batch after the restart; what was staged expires
     in it, or its answer is lost     the brokers finish the batch; the repeated one changes nothing
@@ -28,33 +33,123 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from sava.client.errors import ClientError, OutcomeUnknown, Refused, TopicUnknown
 from sava.errors import SavaError
-from sava.pipeline.link import Link, TopicParts
-from sava.pipeline.objects import Objects
+from sava.pipeline.cluster import ClusterClient, TopicPartitions
+from sava.pipeline.errors import WriteRefused
 from sava.pipeline.options import SinkOptions
-from sava.pipeline.sink import batching, publishing
-from sava.pipeline.sink.batching import Batcher, Emit
-from sava.pipeline.sink.errors import WriteRefused
-from sava.pipeline.sink.publishing import Publisher
-from sava.pipeline.sink.routing import Router
-from sava.pipeline.sink.staging import Stage
-from sava.pipeline.sink.task import Task
+from sava.pipeline.per_process import Objects
+from sava.pipeline.sink.delivery import PUBLISH_WAITING_BYTES, TaskPublisher, TaskStage
+from sava.pipeline.sink.routing import WAITING_BYTES, Batcher, Emit, RowRouter
 from sava.proto import writers_pb2 as pb
 from sava.records import Codec
 
 log = logging.getLogger(__name__)
 
+_TEXT: Final = (StringType, BinaryType)
+_WHOLE: Final = (ByteType, ShortType, IntegerType)
+
+_ACCEPTED: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
+    "payload": ("binary or string", _TEXT),
+    "key": ("string, or binary that is UTF-8", _TEXT),
+    "attributes": ("map<string,string>", (MapType,)),
+    "topic": ("string", (StringType,)),
+    "partition": ("int", _WHOLE),
+    "publish_time": ("timestamp", (TimestampType,)),
+    "origin_cluster": ("string", (StringType,)),
+    "origin_offset": ("bigint", (*_WHOLE, LongType)),
+    "schema_id": ("bigint", (*_WHOLE, LongType)),
+    "schema_version": ("int", _WHOLE),
+}
+
+
+def check_columns(schema: StructType, topic: str) -> None:
+    """Check the columns of the rows. ``topic`` is the option, or empty. Raises WriteRefused."""
+    names = schema.fieldNames()
+    for field in schema.fields:
+        if field.name not in _ACCEPTED or names.count(field.name) > 1:
+            raise WriteRefused(
+                f'format("sava"): column {field.name} cannot be written; rows have payload and, if wanted,'
+                f" {', '.join(name for name in _ACCEPTED if name != 'payload')}, each once"
+            )
+        wanted, types = _ACCEPTED[field.name]
+        if not isinstance(field.dataType, types) or not _is_text_map(field.dataType):
+            raise WriteRefused(
+                f'format("sava"): column {field.name} is {field.dataType.simpleString()}: {wanted} is needed'
+            )
+    if "payload" not in names:
+        raise WriteRefused('format("sava"): rows to be written need a column payload, binary or string')
+    if not topic and "topic" not in names:
+        raise WriteRefused(
+            'format("sava"): nothing says where to: set the option topic, or add a column topic'
+        )
+    if ("origin_cluster" in names) != ("origin_offset" in names):
+        raise WriteRefused(
+            'format("sava"): origin_cluster and origin_offset go together; one of them is missing'
+        )
+
+
+def _is_text_map(kind: DataType) -> bool:
+    """False for a map with other types than text; True for any other type."""
+    return not isinstance(kind, MapType) or (
+        isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
+    )
+
+
+_QUERY = "sql.streaming.queryId"
+_RUN = "spark.jobGroup.id"
+_BATCH = "streaming.sql.batchId"
+
+
+class SparkTask(NamedTuple):
+    """The task that runs, and the streaming query that it belongs to."""
+
+    partition: int
+    attempt: int
+    query: str
+    """Empty outside of a streaming query."""
+    run: str
+    """Empty outside of a streaming query."""
+    batch: int
+    """The batch of the streaming query; 0 outside of one."""
+
+    @classmethod
+    def current(cls) -> SparkTask:
+        context = TaskContext.get()
+        assert context is not None, "outside of a Spark task"
+        query = context.getLocalProperty(_QUERY) or ""
+        return cls(
+            partition=context.partitionId(),
+            attempt=context.attemptNumber(),
+            query=query,
+            run=(context.getLocalProperty(_RUN) or "") if query else "",
+            batch=int(context.getLocalProperty(_BATCH) or 0) if query else 0,
+        )
+
+
 _CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
-    """What a task has done."""
+class TaskOutput(WriterCommitMessage):
+    """The result of a task for the commit."""
 
     partition: int
     query: str
@@ -68,60 +163,60 @@ class Written(WriterCommitMessage):
 
 
 class _Sink:
-    """What batch and stream have in common. Pickled: it holds nothing but values."""
+    """The common part of both writers. It is pickled and holds only values."""
 
     _advice = "start the query again: it writes the batch again, and it is there once"
-    """What to do when nobody knows whether a batch is published."""
+    """The way out when the outcome of a commit is unknown."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
     # -- on executors ----------------------------------------------------------------------
 
-    def _write(self, batches: Iterator[Any], task: Task, writer: str) -> Written:
+    def _write(self, batches: Iterator[Any], task: SparkTask, writer: str) -> TaskOutput:
         filled = (rows for rows in batches if rows.num_rows)
         first = next(filled, None)
         if first is None:
-            # Nothing is asked of the cluster: an idle stream costs it nothing.
-            return Written(task.partition, task.query, task.run, "", ())
-        link = Link.of(self._options.access)
-        router = Router(
-            lambda topic: self._parts(link, topic),
+            # No call to the cluster: an idle stream costs it nothing.
+            return TaskOutput(task.partition, task.query, task.run, "", ())
+        cluster = ClusterClient.of(self._options.access)
+        router = RowRouter(
+            lambda topic: self._parts(cluster, topic),
             topic=self._options.topic,
             first=task.partition + task.batch,
         )
         rows = chain((first,), filled)
         if not self._options.exactly_once:
-            self._publish(router, rows, link)
-            return Written(task.partition, task.query, task.run, "", ())
-        where = link.staging(writer)
-        stage = Stage(where, f"{task.batch}-{task.partition}-{task.attempt}")
+            self._publish(router, rows, cluster)
+            return TaskOutput(task.partition, task.query, task.run, "", ())
+        where = cluster.staging(writer)
+        stage = TaskStage(where, f"{task.batch}-{task.partition}-{task.attempt}")
         sections = self._stage(router, rows, where, stage)
-        return Written(task.partition, task.query, task.run, where.store_url, sections)
+        return TaskOutput(task.partition, task.query, task.run, where.store_url, sections)
 
     def _stage(
-        self, router: Router, rows: Iterable[Any], where: pb.StagingResponse, stage: Stage
+        self, router: RowRouter, rows: Iterable[Any], where: pb.StagingResponse, stage: TaskStage
     ) -> tuple[pb.Section, ...]:
         try:
-            _feed(router, self._batcher(stage.add, batching.WAITING_BYTES), rows)
+            _feed(router, self._batcher(stage.add, WAITING_BYTES), rows)
             return tuple(stage.finish())
         except BaseException:
             _forget(where.store_url, stage.abandon())
             raise
 
-    def _publish(self, router: Router, rows: Iterable[Any], link: Link) -> None:
-        with Publisher(link.publish) as publisher:
-            _feed(router, self._batcher(publisher.add, publishing.WAITING_BYTES), rows)
+    def _publish(self, router: RowRouter, rows: Iterable[Any], cluster: ClusterClient) -> None:
+        with TaskPublisher(cluster.publish) as publisher:
+            _feed(router, self._batcher(publisher.add, PUBLISH_WAITING_BYTES), rows)
             publisher.finish()
 
     def _batcher(self, emit: Emit, waiting_bytes: int) -> Batcher:
         return Batcher(emit, codec=_CODECS[self._options.compression], waiting_bytes=waiting_bytes)
 
-    def _parts(self, link: Link, topic: str) -> TopicParts:
+    def _parts(self, cluster: ClusterClient, topic: str) -> TopicPartitions:
         try:
-            parts = link.parts(topic)
+            parts = cluster.partitions(topic)
         except TopicUnknown:
-            parts = link.parts(topic, create=True)
+            parts = cluster.partitions(topic, create=True)
         if self._options.exactly_once and not parts.reliable:
             raise WriteRefused(
                 f"topic {topic} keeps no messages, so they cannot be published exactly once:"
@@ -131,24 +226,23 @@ class _Sink:
 
     # -- on the driver ---------------------------------------------------------------------
 
-    def _commit(self, writer: str, run: str, query: str, batch: int, parts: Sequence[Written]) -> None:
+    def _commit(self, writer: str, run: str, query: str, batch: int, parts: Sequence[TaskOutput]) -> None:
         sections = [section for part in parts for section in part.sections]
         if not sections:
             return
         request = pb.CommitRequest(writer=writer, run=run, query=query, batch=batch, sections=sections)
         try:
-            answer = Link.of(self._options.access).commit(request)
+            answer = ClusterClient.of(self._options.access).commit(request)
         except Refused as error:
             raise WriteRefused(f"batch {batch} of writer {writer} is not published: {error}") from None
         except ClientError as error:
             raise OutcomeUnknown(
-                f"batch {batch} of writer {writer}: nobody knows yet whether it is published; {self._advice}:"
+                f"batch {batch} of writer {writer}: it is unknown whether it is published; {self._advice}:"
                 f" {error}",
                 error.code,
             ) from None
         if not answer.decided_now:
-            # It is in the topics by now, as an earlier commit named it. These parts are a second copy, or
-            # gone already.
+            # An earlier commit has published the batch. These parts are a second copy, or gone already.
             for part in parts:
                 _forget(part.store_url, part.keys)
 
@@ -159,8 +253,8 @@ class _Sink:
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
-    """One job. It is its own writer, unless the options name one, and the batch: then the same batch can be
-    written by any number of jobs and is published once."""
+    """The writer of one job. The job is its own writer unless the options name a writer and a batch: then any
+    number of jobs can write the same batch, and it is published once."""
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options)
@@ -174,15 +268,14 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
     def _writer(self) -> str:
         return self._options.writer_id or self._job
 
-    def write(self, iterator: Iterator[Any]) -> Written:
-        return self._write(iterator, Task.current(), self._writer)
+    def write(self, iterator: Iterator[Any]) -> TaskOutput:
+        return self._write(iterator, SparkTask.current(), self._writer)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         parts = _parts_of(messages)
         if parts:
-            # Inside of foreachBatch the query is known, and so that batches of another one are others.
-            # Brokers soon forget a writer without a query: right for a job that is its own writer, not for
-            # a named one.
+            # Inside of foreachBatch the query tells batches of different queries apart. Brokers soon forget a
+            # writer without a query: right for a job that is its own writer, wrong for a named one.
             named = self._options.writer_id
             query = (parts[0].query or named) if named else ""
             self._commit(self._writer, parts[0].run or self._job, query, self._options.batch_id or 0, parts)
@@ -192,10 +285,10 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
-    """Batches of a streaming query. The query is the writer, unless the options name one."""
+    """The writer of a stream. Its id is the query's unless the options name a writer."""
 
-    def write(self, iterator: Iterator[Any]) -> Written:
-        task = Task.current()
+    def write(self, iterator: Iterator[Any]) -> TaskOutput:
+        task = SparkTask.current()
         if not (task.query and task.run):
             raise WriteRefused(
                 "Spark does not say which streaming query this is a task of, and which run of it:"
@@ -216,22 +309,21 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
         return self._options.writer_id or query
 
 
-def _feed(router: Router, batcher: Batcher, batches: Iterable[Any]) -> None:
+def _feed(router: RowRouter, batcher: Batcher, batches: Iterable[Any]) -> None:
     for rows in batches:
         for name, part in router.route(rows):
             batcher.add(name, part)
     batcher.flush()
 
 
-def _parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
-    """In the order of Spark's partitions, which is the order of the rows where they have one."""
-    parts = [message for message in messages if isinstance(message, Written)]
+def _parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskOutput]:
+    """The results in the order of Spark's partitions, which is the order of sorted rows."""
+    parts = [message for message in messages if isinstance(message, TaskOutput)]
     return sorted(parts, key=lambda part: part.partition)
 
 
 def _forget(url: str, keys: Sequence[str]) -> None:
-    """Staged objects that nobody needs. They would expire; that this fails is no reason for anything else
-    to fail."""
+    """Delete staged objects that no commit names. They would expire anyway, so a failure is only logged."""
     if keys:
         try:
             Objects.of(url).delete(keys)

@@ -1,17 +1,13 @@
 """The source of ``format("sava")``: batch and streaming.
 
-==============  =======================================================================
-``columns``     what a query sees of a message
-``batch``       a range of offsets, as Spark calls it; ``filters`` narrow it
-``stream``      an unbounded table, as Spark calls it; ``query`` is its state on the driver
-``topics``      which partitions are read
-``beginnings``  where they begin and end
-``admission``   how much goes into one micro-batch
-``history``     where the messages of a range are
-``planning``    ranges → tasks
-``reading``     what a task does: ``segments`` from the object store, tails from owners
-``decoding``    payloads → values, by registered schemas
-==============  =======================================================================
+============  =============================================================================
+``columns``   the columns of a message, and conditions on them that the source applies
+``readers``   the batch and the stream reader, as Spark calls them
+``query``     the state of a running stream on the driver: topics, ends, position
+``planning``  offset ranges: where they start and end, where messages are, tasks
+``reading``   what a task does: segments from the object store, tails from owners
+``decoding``  payloads as values, by registered schemas; ``values`` has the languages
+============  =============================================================================
 """
 
 from __future__ import annotations
@@ -21,12 +17,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import DataType, StructType
 
-from sava.pipeline.link import Link
+from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.options import OptionError, SourceOptions
-from sava.pipeline.source.batch import BatchReader, FilteringReader
-from sava.pipeline.source.columns import COLUMNS, VALUE, Choice, SchemaRefused, check_schema
-from sava.pipeline.source.stream import StreamReader
-from sava.pipeline.source.topics import Topics
+from sava.pipeline.source.columns import COLUMNS, VALUE, Choice, ColumnsRefused, check_schema
+from sava.pipeline.source.query import QueryTopics
+from sava.pipeline.source.readers import BatchReader, FilteringReader, StreamReader
 
 if TYPE_CHECKING:
     from sava.pipeline.source.decoding import Decoder
@@ -35,7 +30,7 @@ __all__ = ["BatchReader", "StreamReader", "reader", "schema", "stream_reader"]
 
 
 def schema(options: Mapping[str, str]) -> StructType:
-    """Of a query that does not choose columns. Raises OptionError."""
+    """The schema of a query that does not choose columns. Raises OptionError."""
     parsed = SourceOptions.parse(options, stream=None)
     if not parsed.decode:
         return COLUMNS
@@ -43,7 +38,7 @@ def schema(options: Mapping[str, str]) -> StructType:
 
 
 def reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
-    """Raises OptionError, SchemaRefused."""
+    """Raises OptionError, ColumnsRefused."""
     parsed = SourceOptions.parse(options, stream=False)
     check_schema(schema, decode=parsed.decode)
     kind = FilteringReader if parsed.filter_pushdown else BatchReader
@@ -51,17 +46,17 @@ def reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
-    """Raises OptionError, SchemaRefused."""
+    """Raises OptionError, ColumnsRefused."""
     parsed = SourceOptions.parse(options, stream=True)
     check_schema(schema, decode=parsed.decode)
     return StreamReader(parsed, Choice(schema), _decoder_for(parsed, schema))
 
 
 def _decoder(options: SourceOptions) -> Decoder:
-    # Every worker of Spark imports this package; those that decode nothing need no schema languages.
-    from sava.pipeline.source.decoding import Decoder, Registry
+    # Imported late: every Spark worker imports this package, and few need the schema languages.
+    from sava.pipeline.source.decoding import Decoder, RegistryFetch
 
-    subjects = Topics(Link.of(options.access), options.topics).subjects()
+    subjects = QueryTopics(ClusterClient.of(options.access), options.topics).subjects()
     for topic, subject in subjects.items():
         if not subject:
             raise OptionError("decode", "true", f"topic {topic} follows no registered schema")
@@ -70,18 +65,18 @@ def _decoder(options: SourceOptions) -> Decoder:
         raise OptionError(
             "decode", "true", f"one schema for all topics is needed ({listed or 'no topic matches'})"
         )
-    return Decoder.of(next(iter(subjects.values())), Registry(options.access))
+    return Decoder.of(next(iter(subjects.values())), RegistryFetch(options.access))
 
 
 def _decoder_for(options: SourceOptions, schema: StructType) -> Decoder | None:
-    """One that makes the type that the query has: a version that was registered since may have another."""
+    """The decoder for the type that the query has. A version registered since then may have another type."""
     if VALUE not in schema.fieldNames():
         return None
     wanted: DataType = schema[VALUE].dataType
     latest = decoder = _decoder(options)
     while decoder.data_type != wanted:
         if decoder.version <= 1:
-            raise SchemaRefused(
+            raise ColumnsRefused(
                 f'format("sava"): column {VALUE} is {latest.data_type.simpleString()} by schema '
                 f"{latest.subject}, and {wanted.simpleString()} was asked for"
             )

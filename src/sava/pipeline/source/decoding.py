@@ -1,16 +1,14 @@
 """Decoder: the column ``value``, by the registered schema of a topic.
 
-The driver makes one from the version of the schema that is the reader's, usually the latest; that decides the
-type of the column. It travels to the executors as text and is compiled there, once per process.
+The driver makes a decoder from the reader's version of the schema, usually the latest, which decides the type
+of the column. The decoder travels to executors as text and is compiled there once per process.
 
-Rows say which version they were written with. Those of another version are read as that version and fitted to
-the reader's type: Avro by its rules of resolution (the other version is asked for when a row needs it), JSON
-and Protobuf by their names and numbers. A row without a schema is taken for one of the reader's version. Null
-is the value of a payload that cannot be decoded or does not fit, and of rows of another subject. The payload
-itself stays in its own column.
+A row says with which version it was written. Rows of another version are fitted to the reader's type: Avro by
+its resolution rules (the other version is fetched when a row needs it), JSON and Protobuf by names and
+numbers. A row without a schema counts as one of the reader's version. The value is null for a payload that
+cannot be decoded or does not fit, and for rows of another subject. The payload stays in its own column.
 
-The types are in docs/pipeline.md. Whatever has no one type is JSON text: a union of several, ``oneOf``, and
-what contains itself.
+docs/pipeline.md lists the types. Data without one type is JSON text: a union, ``oneOf``, and recursive types.
 """
 
 from __future__ import annotations
@@ -26,9 +24,18 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, DataType, DoubleType, StringType
 
 from sava.client.errors import Refused
-from sava.pipeline.link import Access, Link
-from sava.pipeline.source.values import avro, json, protobuf
-from sava.pipeline.source.values.reading import Read, Reading, arrow_type_of, assemble, refuse, values_of
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
+from sava.pipeline.source.values import (
+    Read,
+    Reading,
+    arrow_type_of,
+    assemble,
+    avro,
+    json,
+    protobuf,
+    refuse,
+    values_of,
+)
 from sava.proto.streams_pb2 import SchemaResponse
 from sava.schemas.codecs import NumberCodec
 from sava.schemas.definition import AvroSchema, JsonSchema, PrimitiveSchema, ProtobufSchema, read_schema
@@ -36,23 +43,25 @@ from sava.schemas.types import SchemaType, parse_type
 
 CACHED: Final = 64
 GONE: Final = frozenset(("version_unknown", "subject_unknown"))
-"""Codes of the registry for what was deleted."""
+"""Error codes of the registry for a deleted version or subject."""
 Fetch = Callable[[str, int], SchemaResponse]
-"""(subject, version), 0 for the latest. Must travel to executors."""
+"""Fetches (subject, version), 0 for the latest. It must be picklable."""
 
 
 @dataclass(frozen=True, slots=True)
-class Registry:
-    """The schemas of a cluster, asked over the link of whichever process this is."""
+class RegistryFetch:
+    """Fetches schemas of a cluster with the client of the current process."""
 
-    access: Access
+    access: ClusterAccess
 
     def __call__(self, subject: str, version: int) -> SchemaResponse:
-        return Link.of(self.access).schema(subject, version)
+        return ClusterClient.of(self.access).schema(subject, version)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
+    """Decodes payloads with one version of a schema."""
+
     subject: str
     schema_id: int
     version: int
@@ -81,8 +90,8 @@ class Decoder:
     def decode(
         self, payloads: pa.Array, schema_ids: pa.Array | None = None, versions: pa.Array | None = None
     ) -> pa.Array:
-        """One value for each payload; ``schema_ids`` and ``versions`` are those columns of the same rows, if
-        they are at hand. Raises only when the registry cannot be asked, which says nothing about a row."""
+        """One value for each payload; ``schema_ids`` and ``versions`` are columns of the same rows, if read.
+        Raises only when the registry does not answer, which says nothing about a row."""
         readers = self._readers(schema_ids, versions)
         if readers is None and self.kind is SchemaType.BYTES:
             return payloads.cast(pa.binary())
@@ -96,7 +105,7 @@ class Decoder:
         return assemble(values_of(rows), self.arrow_type)
 
     def _readers(self, schema_ids: pa.Array | None, versions: pa.Array | None) -> list[Read] | None:
-        """Of each row; None: the reader's own for all, as it is nearly always."""
+        """The function for each row; None if all rows have the reader's version, the usual case."""
         if _are_all(schema_ids, self.schema_id) and _are_all(versions, self.version):
             return None
         ids = repeat(None) if schema_ids is None else schema_ids.to_pylist()
@@ -127,7 +136,7 @@ def _are_all(column: pa.Array | None, expected: int) -> bool:
 
 @lru_cache(maxsize=CACHED)
 def _reading(kind: SchemaType, definition: bytes) -> Reading:
-    """Of a definition, once per process."""
+    """The compiled form of a definition, once per process."""
     match read_schema(kind, definition):
         case JsonSchema() as schema:
             return json.reading(schema)
@@ -152,8 +161,8 @@ def _primitive(data_type: DataType, read: Read) -> Reading:
 
 @lru_cache(maxsize=CACHED)
 def _read_other(decoder: Decoder, version: int) -> Read:
-    """A version never changes, so it is asked for once per process. One that is gone leaves its rows without
-    a value, unless they can be read without it."""
+    """The function for another version. A version never changes, so a process fetches it once. Rows of a
+    deleted version have no value unless they can be read without it."""
     reading = _reading(decoder.kind, decoder.definition)
     if decoder.kind is not SchemaType.AVRO:
         return reading.read_other(b"")

@@ -1,91 +1,212 @@
-"""Query: what the driver knows of a running stream: its partitions, how far they reach, and where it stands.
+"""Query: the state of a running stream on the driver: its partitions, their ends, and its position.
 
-Owned by the one thread in which Spark calls the reader; look-ups and progress reports run beside it.
+One thread owns it, the one in which Spark calls the reader; topic look-ups and progress reports run in
+threads beside it. Topics are looked up again every few seconds: partitions are added, and new topics match a
+pattern.
 
-What brokers say is merged, never forgotten: one that is down leaves the last known end, and the query goes on
-with the other partitions.
+The query merges the answers of brokers and keeps the last known end of a partition whose broker is down, so
+that the other partitions continue.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from sava.client.errors import TopicUnknown
-from sava.pipeline.link import Extent, Link
-from sava.pipeline.options import SourceOptions
-from sava.pipeline.positions import Part
-from sava.pipeline.source.admission import admit
-from sava.pipeline.source.beginnings import begins_at_end, resolve
-from sava.pipeline.source.errors import CREATED_ANEW, DELETED, TOPIC_GONE, DataLost
-from sava.pipeline.source.history import History
-from sava.pipeline.source.planning import Piece, Share, shares
-from sava.pipeline.source.topics import Errand, Topics
+from sava.errors import CallerError, SavaError
+from sava.pipeline.cluster import ClusterClient, PartitionExtent
+from sava.pipeline.errors import CREATED_ANEW, DELETED, TOPIC_GONE, DataLost, SourceRefused
+from sava.pipeline.options import SourceOptions, TopicChoice, TopicPartition, partition_name
+from sava.pipeline.source.planning import (
+    Piece,
+    ReadTask,
+    SegmentHistory,
+    admit,
+    begins_at_end,
+    read_tasks,
+    resolve,
+)
 
 log = logging.getLogger(__name__)
+
+REFRESH_S: Final = 3.0
+
+
+class BackgroundTask:
+    """Work in a thread beside the query: one run at a time, at most every ``every_s``. A failure does not
+    stop the query; the next run tries again."""
+
+    def __init__(self, what: str, work: Callable[[], object], *, every_s: float) -> None:
+        self._what = what
+        self._work = work
+        self._every_s = every_s
+        self._due = 0.0
+        self._running: threading.Thread | None = None
+
+    def poke(self) -> None:
+        """Start a run if it is due."""
+        if time.monotonic() >= self._due and (self._running is None or not self._running.is_alive()):
+            self._due = time.monotonic() + self._every_s
+            self._running = threading.Thread(target=self._run, name=f"sava {self._what}", daemon=True)
+            self._running.start()
+
+    def finish(self, timeout_s: float) -> None:
+        """Start a run now and wait for its end, at most ``timeout_s``."""
+        if self._running is not None:
+            self._running.join(timeout_s)
+        self._due = 0.0
+        self.poke()
+        if self._running is not None:
+            self._running.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except CallerError as error:
+            # The next run will be refused too: the user has to act.
+            log.warning("source: cannot %s: %s", self._what, error)
+        except SavaError as error:
+            log.info("source: cannot %s: %s", self._what, error)
+
+
+class QueryTopics:
+    """The partitions that one query reads."""
+
+    def __init__(self, cluster: ClusterClient, choice: TopicChoice) -> None:
+        self._cluster = cluster
+        self._choice = choice
+        self._names: Mapping[TopicPartition, str] = {}
+        self._refresh = BackgroundTask("look up topics", self.look_up, every_s=REFRESH_S)
+
+    @property
+    def names(self) -> Mapping[TopicPartition, str]:
+        """The partitions and their names at the brokers."""
+        return self._names
+
+    def look_up(self) -> Mapping[TopicPartition, str]:
+        """Raises TopicUnknown, SourceRefused, Unavailable."""
+        names = self._matching() if self._choice.pattern else self._named()
+        # A partition stays: a query that has read from it decides what its deletion means.
+        self._names = {**self._names, **names}
+        return self._names
+
+    def refresh(self) -> None:
+        """Look topics up again in a thread, if that is due."""
+        self._refresh.poke()
+
+    def forget_deleted(self) -> list[TopicPartition]:
+        """Remove the partitions of deleted topics, and return them."""
+        gone = []
+        for topic in dict.fromkeys(part.topic for part in self._names):
+            try:
+                self._cluster.partitions(topic)
+            except TopicUnknown:
+                gone += [part for part in self._names if part.topic == topic]
+        self._names = {part: name for part, name in self._names.items() if part not in gone}
+        return gone
+
+    def subjects(self) -> dict[str, str]:
+        """The schema subject of each topic; empty for none."""
+        topics = dict.fromkeys(part.topic for part in self.look_up())
+        return {topic: self._cluster.partitions(topic).schema_subject for topic in topics}
+
+    def _named(self) -> dict[TopicPartition, str]:
+        names: dict[TopicPartition, str] = {}
+        for topic in self._choice.names:
+            try:
+                found = self._cluster.partitions(topic)
+            except TopicUnknown:
+                if any(part.topic == topic for part in self._names):
+                    continue
+                raise SourceRefused(f"there is no topic {topic}: create it, or name another one") from None
+            if not found.reliable:
+                raise SourceRefused(f"topic {topic} is non-reliable: its messages are not kept for reading")
+            for number, name in enumerate(found.names):
+                names[TopicPartition(topic, number)] = name
+        return names
+
+    def _matching(self) -> dict[TopicPartition, str]:
+        pattern = re.compile(self._choice.pattern)
+        names: dict[TopicPartition, str] = {}
+        for listed in self._cluster.topics():
+            if listed.reliable and pattern.fullmatch(listed.topic):
+                for number in range(listed.partition_count or 1):
+                    part = TopicPartition(listed.topic, number)
+                    names[part] = partition_name(part, partitioned=listed.partition_count > 0)
+        return names
+
 
 SHORT_WAIT_S: Final = 0.1
 LONG_WAIT_S: Final = 2.0
 PAUSE_S: Final = 0.05
-"""When no broker can be reached, or there is no topic yet."""
+"""The pause when no broker answers, or no topic exists yet."""
 BELIEVED_AFTER_S: Final = 15.0
-"""A partition that ends earlier than before was created anew, or its former owner, which has not noticed yet
-that it is one, has answered. Such an owner notices within this time."""
+"""A partition that ends earlier than before was created again, or a former owner answered that has not
+noticed the new one. A former owner notices within this time."""
 REPORT_EVERY_S: Final = 1.0
 
 
 class Query:
+    """A streaming query on the driver."""
+
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._link = Link.of(options.access)
-        self._topics = Topics(self._link, options.topics)
+        self._cluster = ClusterClient.of(options.access)
+        self._topics = QueryTopics(self._cluster, options.topics)
         self._topics.look_up()
-        self._history = History(self._link)
-        self._beginning: dict[Part, int] | None = None
+        self._history = SegmentHistory(self._cluster)
+        self._beginning: dict[TopicPartition, int] | None = None
         self._is_beginning = begins_at_end(options.start)
-        """Until the first batch of a stream that begins at the end of a topic."""
-        self._extents: dict[Part, Extent] = {}
-        self._shrunk: dict[Part, float] = {}
-        """Since when a partition is said to end before where the query is."""
-        self._target: Mapping[Part, int] | None = None
-        """Where a query ends that reads what is there."""
+        """True before the first batch of a stream that starts at the end of a topic."""
+        self._extents: dict[TopicPartition, PartitionExtent] = {}
+        self._shrunk: dict[TopicPartition, float] = {}
+        """Since when a broker reports an end before the query's position."""
+        self._target: Mapping[TopicPartition, int] | None = None
+        """The end of a query that reads only what exists at its start."""
         self._wait_s = SHORT_WAIT_S
-        self._done: dict[Part, int] = {}
-        self._reported: dict[Part, int] = {}
-        self._report = Errand("report progress", self._report_progress, every_s=REPORT_EVERY_S)
+        self._done: dict[TopicPartition, int] = {}
+        self._reported: dict[TopicPartition, int] = {}
+        self._report = BackgroundTask("report progress", self._report_progress, every_s=REPORT_EVERY_S)
 
-    def beginning(self) -> dict[Part, int]:
-        """The same for as long as the query runs: Spark asks for the first batch's end, and again for its
-        beginning when it is planned. A message that comes in between has moved the end of the topic.
+    def beginning(self) -> dict[TopicPartition, int]:
+        """The start of the stream, the same for as long as the query runs. Spark asks for it when it asks for
+        the first batch's end, and again when it plans that batch; a message in between moves the end of the
+        topic.
 
-        A checkpoint holds ends of batches only, so a query that is killed before its first batch is done asks
-        anew, and the end of the topic has moved on. Therefore a stream that begins there has a first batch
-        without messages: its end is the beginning, and is kept."""
+        A checkpoint holds only ends of batches. A query that is killed before its first batch is done asks
+        again after the restart, when the end of the topic has moved. Therefore a stream that starts at the
+        end has a first batch without messages: its end is the start, and Spark keeps it."""
         if self._beginning is None:
-            self._beginning = resolve(self._link, self._options.start, self._topics.names, "startingOffsets")
+            self._beginning = resolve(
+                self._cluster, self._options.start, self._topics.names, "startingOffsets"
+            )
         return self._beginning
 
     def stop_at_present_end(self) -> None:
         names = self._topics.look_up()
-        found = self._link.extents(list(names.values()))
+        found = self._cluster.extents(list(names.values()))
         self._extents = {part: found[name] for part, name in names.items()}
         self._target = self.ends()
 
-    def ends(self) -> dict[Part, int]:
+    def ends(self) -> dict[TopicPartition, int]:
         return {part: extent.end for part, extent in self._extents.items()}
 
     def committed(self) -> None:
-        """A batch was done: there may be more soon, here or at another source of the same query."""
+        """A batch is done: more may come soon, here or at another source of the same query."""
         self._wait_s = SHORT_WAIT_S
 
     # -- how far -----------------------------------------------------------------------------
 
     def advance(
-        self, start: Mapping[Part, int], *, max_messages: int | None, max_bytes: int | None
-    ) -> dict[Part, int]:
-        """The end of the next batch; ``start`` when there is nothing. Everything before ``start`` is done."""
+        self, start: Mapping[TopicPartition, int], *, max_messages: int | None, max_bytes: int | None
+    ) -> dict[TopicPartition, int]:
+        """The end of the next batch, or ``start`` if there are no messages. Everything before ``start`` is
+        done."""
         self._done = dict(start)
         if self._target is None:
             self._topics.refresh()
@@ -109,8 +230,8 @@ class Query:
         self._report_soon(is_last=self._target is not None and not admitted)
         return {**start, **{part: begins[part] + count for part, count in admitted.items()}}
 
-    def _begin(self, part: Part, start: Mapping[Part, int], end: int) -> int:
-        """Where the next batch of a partition begins: new ones at what is kept."""
+    def _begin(self, part: TopicPartition, start: Mapping[TopicPartition, int], end: int) -> int:
+        """The start of a partition's next batch; a new partition starts at its first retained offset."""
         begin = start.get(part)
         if begin is None:
             return self._extents[part].start
@@ -120,8 +241,8 @@ class Query:
             return end
         return self._lost(part, begin, end, self._extents[part].start, CREATED_ANEW)
 
-    def _watch(self, start: Mapping[Part, int]) -> None:
-        """Until there is something beyond ``start``, or the patience is over."""
+    def _watch(self, start: Mapping[TopicPartition, int]) -> None:
+        """Wait until there are messages beyond ``start``, or the timeout is over."""
         names = self._topics.names
         parts = {name: part for part, name in names.items()}
         began = time.monotonic()
@@ -132,24 +253,26 @@ class Query:
             has_more |= extent.end > beyond[name]
             self._note(parts[name], extent, max(beyond[name], self._known_end(parts[name])))
         if not has_more:
-            # An answer that says nothing may come at once.
+            # An answer without news may come at once; do not spin.
             time.sleep(max(0.0, min(PAUSE_S, self._wait_s - (time.monotonic() - began))))
             self._wait_s = min(2 * self._wait_s, LONG_WAIT_S)
 
-    def _extents_beyond(self, beyond: Mapping[str, int], start: Mapping[Part, int]) -> Mapping[str, Extent]:
+    def _extents_beyond(
+        self, beyond: Mapping[str, int], start: Mapping[TopicPartition, int]
+    ) -> Mapping[str, PartitionExtent]:
         try:
-            return self._link.wait_beyond(beyond, timeout_s=self._wait_s) if beyond else {}
+            return self._cluster.wait_beyond(beyond, timeout_s=self._wait_s) if beyond else {}
         except TopicUnknown:
             for part in self._topics.forget_deleted():
                 begin, known = start.get(part, 0), self._extents.pop(part, None)
                 self._lost(part, begin, known.end if known is not None else begin, begin, TOPIC_GONE)
             return {}
 
-    def _known_end(self, part: Part) -> int:
+    def _known_end(self, part: TopicPartition) -> int:
         known = self._extents.get(part)
         return known.end if known is not None else 0
 
-    def _note(self, part: Part, extent: Extent, least: int) -> None:
+    def _note(self, part: TopicPartition, extent: PartitionExtent, least: int) -> None:
         if extent.end >= least:
             self._shrunk.pop(part, None)
             self._extents[part] = extent
@@ -158,16 +281,16 @@ class Query:
         if self._is_believed(part) or part not in self._extents:
             self._extents[part] = extent
 
-    def _is_believed(self, part: Part) -> bool:
+    def _is_believed(self, part: TopicPartition) -> bool:
         since = self._shrunk.get(part)
         return since is not None and time.monotonic() - since > BELIEVED_AFTER_S
 
-    def _has_shrunk(self, part: Part, begin: int) -> bool:
-        """The same for a query that ends with what is there, and is asked once."""
+    def _has_shrunk(self, part: TopicPartition, begin: int) -> bool:
+        """``_is_believed`` for a query that reads only what exists, which is asked once."""
         name = self._topics.names[part]
         deadline = time.monotonic() + BELIEVED_AFTER_S
         while True:
-            self._extents[part] = self._link.extents([name])[name]
+            self._extents[part] = self._cluster.extents([name])[name]
             if self._extents[part].end >= begin:
                 return False
             if time.monotonic() > deadline:
@@ -176,7 +299,7 @@ class Query:
 
     # -- what to read ------------------------------------------------------------------------
 
-    def plan(self, start: Mapping[Part, int], end: Mapping[Part, int]) -> list[Share]:
+    def plan(self, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> list[ReadTask]:
         names = self._names(end)
         ranges = {part: (start.get(part), stop) for part, stop in end.items() if start.get(part) != stop}
         self._learn_extents([part for part in ranges if part in names])
@@ -188,7 +311,7 @@ class Query:
             extent = self._extents[part]
             first = extent.start if begin is None else begin
             if first > stop and start == self._beginning:
-                continue  # the first batch again, which ends where the stream began
+                continue  # the first batch again: it ends at the start of the stream
             if first > stop:
                 first = self._lost(part, first, stop, extent.start, CREATED_ANEW)
             elif first < extent.start:
@@ -196,22 +319,22 @@ class Query:
             if first < stop:
                 stored = extent.stored if extent.end >= stop else None
                 pieces += self._history.pieces(part, names[part], first, stop, stored=stored)
-        return shares(pieces, self._history.store_url, min_partitions=self._options.min_partitions)
+        return read_tasks(pieces, self._history.store_url, min_partitions=self._options.min_partitions)
 
-    def _names(self, parts: Mapping[Part, int]) -> Mapping[Part, str]:
+    def _names(self, parts: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, str]:
         names = self._topics.names
         return names if parts.keys() <= names.keys() else self._topics.look_up()
 
-    def _learn_extents(self, parts: list[Part]) -> None:
-        """Of those that nothing is known of yet: after a restart Spark repeats the last batch first."""
+    def _learn_extents(self, parts: list[TopicPartition]) -> None:
+        """Ask for unknown extents: after a restart Spark first repeats the last batch."""
         names = self._topics.names
         unknown = [part for part in parts if part not in self._extents]
         if unknown:
-            found = self._link.extents([names[part] for part in unknown])
+            found = self._cluster.extents([names[part] for part in unknown])
             self._extents.update((part, found[names[part]]) for part in unknown)
 
-    def _lost(self, part: Part, start: int, end: int, kept: int, why: str) -> int:
-        """Where to go on. Raises DataLost unless the user has said otherwise."""
+    def _lost(self, part: TopicPartition, start: int, end: int, kept: int, why: str) -> int:
+        """The offset to continue at. Raises DataLost unless the user has disabled that."""
         if self._options.fail_on_data_loss:
             raise DataLost(part, start, end, why)
         log.warning("source: %s: offsets %s to %s are skipped: %s", part, start, end, why)
@@ -223,7 +346,7 @@ class Query:
         if not self._options.subscription or self._done == self._reported:
             return
         if is_last:
-            # Spark ends the process with the query.
+            # Spark ends the process together with the query.
             self._report.finish(self._options.access.timeout_s)
         else:
             self._report.poke()
@@ -232,5 +355,5 @@ class Query:
         names = self._topics.names
         for part, offset in self._done.items():
             if self._reported.get(part) != offset and part in names:
-                self._link.advance(names[part], self._options.subscription, offset)
+                self._cluster.advance(names[part], self._options.subscription, offset)
                 self._reported[part] = offset

@@ -14,9 +14,9 @@ import grpc
 from grpc import aio
 
 from sava.client.loop_thread import LoopThread
-from sava.pipeline.link import Access, Link
-from sava.pipeline.positions import Part
-from sava.pipeline.replicate.target import Target
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
+from sava.pipeline.options import TopicPartition
+from sava.pipeline.replicate.target import TargetCluster
 from sava.pipeline.replicate.work import Errand, LinkEnds
 from sava.pipeline.source.planning import Piece
 from sava.proto import replica_pb2 as pb
@@ -237,10 +237,10 @@ class World:
         self.loop.run(self.source.start())
         self.loop.run(self.remote.start())
         self.ends = LinkEnds(
-            source=Access(self.source.address, timeout_s=5),
+            source=ClusterAccess(self.source.address, timeout_s=5),
             source_name="eu",
             source_id="id-of-eu",
-            target=Access(self.remote.address, timeout_s=5),
+            target=ClusterAccess(self.remote.address, timeout_s=5),
             target_name="us",
             target_id="id-of-us",
         )
@@ -267,7 +267,7 @@ class World:
             subject="",
             begin=begin,
             end=end,
-            pieces=(Piece(Part(name, 0), name, start, end, None, 100.0),),
+            pieces=(Piece(TopicPartition(name, 0), name, start, end, None, 100.0),),
             store_url="",
             forward=False,
         )
@@ -290,8 +290,8 @@ class World:
             time.sleep(0.005)
 
     def close(self) -> None:
-        Target.of(self.ends.target).close()
-        Link.of(self.ends.source).close()
+        TargetCluster.of(self.ends.target).close()
+        ClusterClient.of(self.ends.source).close()
         self.loop.run(self.source.stop())
         self.loop.run(self.remote.stop())
         self.loop.close()

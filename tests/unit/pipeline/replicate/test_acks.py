@@ -8,17 +8,23 @@ from itertools import pairwise
 import pytest
 
 from sava.client.errors import ClientError, Unavailable
-from sava.pipeline.link import Access
-from sava.pipeline.replicate.acks import IDLE_S, LONGEST_PAUSE_S, Name, Subscriptions, joined
-from sava.pipeline.replicate.cursors import Cursors
+from sava.pipeline.cluster import ClusterAccess
+from sava.pipeline.replicate.acks import (
+    IDLE_S,
+    LONGEST_PAUSE_S,
+    AckSync,
+    SlotUpdater,
+    SubscriptionName,
+    joined,
+)
 from sava.pipeline.replicate.work import LinkEnds
 from sava.proto import replica_pb2 as pb
 
 ENDS = LinkEnds(
-    source=Access("east:1"),
+    source=ClusterAccess("east:1"),
     source_name="east",
     source_id="id-east",
-    target=Access("west:1"),
+    target=ClusterAccess("west:1"),
     target_name="west",
     target_id="id-west",
 )
@@ -116,14 +122,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def subscriptions(clusters: Clusters, clock: Clock) -> Iterator[Subscriptions]:
-    made = Subscriptions(clusters, clusters, ENDS, clock=clock)
+def subscriptions(clusters: Clusters, clock: Clock) -> Iterator[AckSync]:
+    made = AckSync(clusters, clusters, ENDS, clock=clock)
     yield made
     made.close()
 
 
 def test_all_is_said_once_and_then_only_what_is_new(
-    clusters: Clusters, subscriptions: Subscriptions, clock: Clock
+    clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS] = [(0, 5), (7, 8)]
     subscriptions.sync(WANTED)
@@ -144,7 +150,7 @@ def test_all_is_said_once_and_then_only_what_is_new(
 
 
 def test_one_without_news_is_asked_less_and_less_often(
-    clusters: Clusters, subscriptions: Subscriptions, clock: Clock
+    clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     asked = []
     for tenth in range(200):
@@ -158,19 +164,19 @@ def test_one_without_news_is_asked_less_and_less_often(
 
 
 def test_a_driver_that_begins_anew_goes_on_where_the_target_was_told_everything(
-    clusters: Clusters, subscriptions: Subscriptions, clock: Clock
+    clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS] = [(0, 500), (600, 610)]
     subscriptions.sync(WANTED)
     clusters.acked[ORDERS] = [(0, 505), (600, 610)]
-    again = Subscriptions(clusters, clusters, ENDS, clock=clock)
+    again = AckSync(clusters, clusters, ENDS, clock=clock)
     again.sync(WANTED)
     assert pairs(clusters.applied[-1].acks[0].ranges) == [(500, 505), (600, 610)]
     again.close()
 
 
 def test_what_is_acked_before_it_is_copied_is_said_again_when_it_is(
-    clusters: Clusters, subscriptions: Subscriptions, clock: Clock
+    clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS], clusters.position = [(0, 10)], 4
     subscriptions.sync(WANTED)
@@ -187,19 +193,19 @@ def test_what_is_acked_before_it_is_copied_is_said_again_when_it_is(
 
 
 def test_a_driver_that_dies_before_that_loses_nothing(
-    clusters: Clusters, subscriptions: Subscriptions, clock: Clock
+    clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS], clusters.position = [(0, 10)], 4
     subscriptions.sync(WANTED)
     clusters.position = 20
-    again = Subscriptions(clusters, clusters, ENDS, clock=clock)
+    again = AckSync(clusters, clusters, ENDS, clock=clock)
     again.sync(WANTED)
     assert clusters.offsets() == [(0, 10)]
     again.close()
 
 
 def test_what_stays_away_is_said_less_and_less_often(
-    clusters: Clusters, subscriptions: Subscriptions, clock: Clock
+    clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS], clusters.position = [(0, 10)], 4
     for _ in range(120):
@@ -209,7 +215,7 @@ def test_what_stays_away_is_said_less_and_less_often(
 
 
 def test_what_the_target_has_lost_is_said_anew(
-    clusters: Clusters, subscriptions: Subscriptions, clock: Clock
+    clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     """Somebody has deleted the subscription there, or the topic."""
     clusters.acked[ORDERS] = [(0, 10)]
@@ -222,20 +228,20 @@ def test_what_the_target_has_lost_is_said_anew(
     assert clusters.offsets() == [(0, 11)]
 
 
-def test_much_is_said_in_pieces(clusters: Clusters, subscriptions: Subscriptions) -> None:
+def test_much_is_said_in_pieces(clusters: Clusters, subscriptions: AckSync) -> None:
     clusters.acked[ORDERS], clusters.at_once = [(0, 95)], 10
     subscriptions.sync(WANTED)
     assert clusters.offsets() == [(0, 95)]
 
 
 def test_a_failure_of_one_is_remembered_and_tried_again_and_others_go_on(
-    clusters: Clusters, subscriptions: Subscriptions, clock: Clock
+    clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     wanted = {ORDERS: (7, ["s"]), PAYMENTS: (7, ["s"])}
     clusters.acked = {ORDERS: [(0, 3)], PAYMENTS: [(0, 4)]}
     clusters.target_trouble = Unavailable("west is down")
     subscriptions.sync(wanted)
-    assert subscriptions.failures == {Name(each, 7, "s"): "west is down" for each in wanted}
+    assert subscriptions.failures == {SubscriptionName(each, 7, "s"): "west is down" for each in wanted}
     reads = len(clusters.reads)
     subscriptions.sync(wanted)
     assert len(clusters.reads) == reads, "not at once"
@@ -247,7 +253,7 @@ def test_a_failure_of_one_is_remembered_and_tried_again_and_others_go_on(
 
 
 def test_a_subscription_that_is_not_there_and_a_topic_that_is_another_say_nothing(
-    clusters: Clusters, subscriptions: Subscriptions, clock: Clock
+    clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.missing.add(ORDERS)
     clusters.acked[ORDERS] = [(0, 3)]
@@ -262,7 +268,7 @@ def test_a_subscription_that_is_not_there_and_a_topic_that_is_another_say_nothin
     assert clusters.offsets() == [(0, 3)]
 
 
-def test_links_are_not_replicated(clusters: Clusters, subscriptions: Subscriptions) -> None:
+def test_links_are_not_replicated(clusters: Clusters, subscriptions: AckSync) -> None:
     subscriptions.sync({ORDERS: (7, ["sava-link.west"])})
     assert not clusters.reads
 
@@ -280,9 +286,9 @@ def test_what_was_not_said_yet_is_kept_at_the_source(clusters: Clusters, clock: 
             return {}
 
     sent = Sent()
-    cursors = Cursors(sent, "west", every_s=3600)
+    cursors = SlotUpdater(sent, "west", every_s=3600)
     cursors._is_closed.set()  # no thread: the test sends
-    subscriptions = Subscriptions(clusters, clusters, ENDS, cursors, clock=clock)
+    subscriptions = AckSync(clusters, clusters, ENDS, cursors, clock=clock)
     clusters.acked[ORDERS] = [(0, 30)]
     clusters.target_trouble = Unavailable("west is down")
     subscriptions.sync(WANTED)

@@ -10,7 +10,7 @@ import pytest
 
 from sava.client.errors import ClientError, Denied, Unavailable
 from sava.pipeline.replicate.chains import UNANSWERED, UNANSWERED_BYTES, Chain, Stretch
-from sava.pipeline.replicate.target import Target
+from sava.pipeline.replicate.target import TargetCluster
 from sava.proto import replica_pb2 as pb
 from sava.records import RecordBatch
 from tests.own_time import OwnTime
@@ -34,7 +34,7 @@ def stretch(start: int, *, begin: bool = False, size: int = 1) -> Stretch:
 @pytest.fixture
 def chain(world: World) -> Iterator[Chain]:
     world.publish(TOPIC, 100)
-    chain = Target.of(world.ends.target).chain(TOPIC, SOURCE)
+    chain = TargetCluster.of(world.ends.target).chain(TOPIC, SOURCE)
     yield chain
     chain.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sava.pipeline.replicate.control import BrokersReplaced, FollowingControl
+from sava.pipeline.replicate.background import BrokersReplaced, FollowingControl
 from sava.proto import replication_pb2 as pb
 
 

@@ -12,10 +12,10 @@ import grpc
 import pytest
 
 from sava.client.errors import Denied, Unavailable
-from sava.pipeline.link import Link, OffsetGone
+from sava.pipeline.cluster import ClusterClient, OffsetGone
 from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.work import Errand, Outcome, Share
+from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
 from sava.proto import replica_pb2 as pb
 from sava.records import RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
@@ -29,11 +29,11 @@ LARGE = 20_000
 """Bytes of messages, so that fifty make a stretch."""
 
 
-def run(world: World, *errands: Errand, budget: float = PATIENCE_S) -> list[Outcome]:
-    return copy(Share(ends=world.ends, errands=errands, budget_s=budget))
+def run(world: World, *errands: Errand, budget: float = PATIENCE_S) -> list[CopyOutcome]:
+    return copy(CopyShare(ends=world.ends, errands=errands, budget_s=budget))
 
 
-def run_one(world: World, errand: Errand, budget: float = PATIENCE_S) -> Outcome:
+def run_one(world: World, errand: Errand, budget: float = PATIENCE_S) -> CopyOutcome:
     (outcome,) = run(world, errand, budget=budget)
     return outcome
 
@@ -215,7 +215,7 @@ def test_what_the_source_says_is_not_told_as_the_target_s_word(
             raise error
 
     world.publish(TOPIC, 100)
-    monkeypatch.setattr(Link, "of", lambda access: Failing())
+    monkeypatch.setattr(ClusterClient, "of", lambda access: Failing())
     outcome = run_one(world, world.errand(TOPIC))
     monkeypatch.undo()
     assert (outcome.code, outcome.may_pass) == (code, may_pass)
@@ -260,7 +260,7 @@ class Slow:
 
 def test_a_source_that_falls_silent_holds_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow()
-    monkeypatch.setattr(Link, "of", lambda access: slow)
+    monkeypatch.setattr(ClusterClient, "of", lambda access: slow)
     try:
         for seconds in HURRIES:
             topic = f"{TOPIC}-{seconds:g}"
@@ -302,7 +302,7 @@ def test_messages_that_are_gone_are_named(world: World, monkeypatch: pytest.Monk
             raise OffsetGone(name, start, 120)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Link, "of", lambda access: Gone())
+        patched.setattr(ClusterClient, "of", lambda access: Gone())
         outcome = run_one(world, world.errand(TOPIC))
     assert (outcome.code, outcome.may_pass, outcome.position) == ("source_gone", False, 0)
     assert "offsets 0 to 120" in outcome.reason
@@ -320,7 +320,7 @@ def test_a_gap_in_what_is_read_is_not_passed_over(world: World, monkeypatch: pyt
             yield batches[2]
 
     with monkeypatch.context() as patched:
-        patched.setattr(Link, "of", lambda access: Holed())
+        patched.setattr(ClusterClient, "of", lambda access: Holed())
         outcome = run_one(world, world.errand(TOPIC))
     assert (outcome.code, outcome.may_pass) == ("failed", False)
     assert "offset 200 follows 100" in outcome.reason

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from sava.client.errors import ClientError, Refused, Unavailable
-from sava.pipeline.replicate.cursors import Cursors
+from sava.pipeline.replicate.acks import SlotUpdater
 
 
 class Source:
@@ -39,14 +39,14 @@ def source() -> Source:
 
 
 @pytest.fixture
-def cursors(source: Source) -> Iterator[Cursors]:
-    made = Cursors(source, "west", every_s=0.01)
+def cursors(source: Source) -> Iterator[SlotUpdater]:
+    made = SlotUpdater(source, "west", every_s=0.01)
     yield made
     source.may_answer.set()
     made.close()
 
 
-def test_the_latest_offsets_are_sent_together_and_nobody_waits(source: Source, cursors: Cursors) -> None:
+def test_the_latest_offsets_are_sent_together_and_nobody_waits(source: Source, cursors: SlotUpdater) -> None:
     source.may_answer.clear()
     cursors.advance("a", 1)
     source.heard()  # and does not answer
@@ -61,7 +61,7 @@ def test_the_latest_offsets_are_sent_together_and_nobody_waits(source: Source, c
 
 
 def test_what_failed_is_sent_again_and_logged_once(
-    source: Source, cursors: Cursors, caplog: pytest.LogCaptureFixture
+    source: Source, cursors: SlotUpdater, caplog: pytest.LogCaptureFixture
 ) -> None:
     source.failing = {"a": Unavailable("its broker is down")}
     cursors.advance("a", 5)
@@ -77,7 +77,7 @@ def test_what_failed_is_sent_again_and_logged_once(
 
 
 def test_a_cursor_that_is_not_there_is_no_reason_to_worry(
-    source: Source, cursors: Cursors, caplog: pytest.LogCaptureFixture
+    source: Source, cursors: SlotUpdater, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The policy was cleared a moment ago, or its leader has not come to it yet."""
     source.failing = {"a": Refused("there is no such subscription", "subscription_unknown")}
@@ -87,7 +87,7 @@ def test_a_cursor_that_is_not_there_is_no_reason_to_worry(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_it_goes_no_further_than_what_was_said_of_subscriptions(source: Source, cursors: Cursors) -> None:
+def test_it_goes_no_further_than_what_was_said_of_subscriptions(source: Source, cursors: SlotUpdater) -> None:
     cursors.hold("a", "s", 3)
     cursors.hold("a", "t", 7)
     cursors.advance("a", 10)
@@ -100,7 +100,7 @@ def test_it_goes_no_further_than_what_was_said_of_subscriptions(source: Source, 
     assert source.calls == [{"a": 3}, {"a": 7}, {"a": 10}]
 
 
-def test_a_topic_of_the_same_name_begins_anew(source: Source, cursors: Cursors) -> None:
+def test_a_topic_of_the_same_name_begins_anew(source: Source, cursors: SlotUpdater) -> None:
     cursors.advance("a", 10)
     source.heard()
     cursors.forget("a")
@@ -110,7 +110,7 @@ def test_a_topic_of_the_same_name_begins_anew(source: Source, cursors: Cursors) 
     assert source.calls == [{"a": 10}, {"a": 2}]
 
 
-def test_what_is_copied_again_goes_on_from_the_beginning(source: Source, cursors: Cursors) -> None:
+def test_what_is_copied_again_goes_on_from_the_beginning(source: Source, cursors: SlotUpdater) -> None:
     cursors.hold("a", "billing", 8)
     cursors.advance("a", 10)
     source.heard()

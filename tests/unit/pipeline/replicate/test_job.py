@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sava.client.errors import Refused, TopicUnknown, Unavailable
-from sava.pipeline.link import Access, Extent, Link
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from sava.pipeline.replicate import rounds
 from sava.pipeline.replicate.job import Edges, LinkJob
-from sava.pipeline.replicate.target import Target
-from sava.pipeline.replicate.work import Errand, Outcome, Share
+from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from tests.own_time import OwnTime
@@ -103,7 +103,7 @@ class Cluster:
 
     # -- as Link ---------------------------------------------------------------------------------
 
-    def wait_beyond(self, ends: Mapping[str, int], *, timeout_s: float) -> dict[str, Extent]:
+    def wait_beyond(self, ends: Mapping[str, int], *, timeout_s: float) -> dict[str, PartitionExtent]:
         self.asked += 1
         with self.changed:
             if any(name not in self.ends for name in ends):
@@ -111,7 +111,9 @@ class Cluster:
             self.changed.wait_for(
                 lambda: any(self.ends.get(n, 0) > end for n, end in ends.items()), timeout_s
             )
-            return {n: Extent(self.starts.get(n, 0), 0, self.ends[n]) for n in ends if n in self.ends}
+            return {
+                n: PartitionExtent(self.starts.get(n, 0), 0, self.ends[n]) for n in ends if n in self.ends
+            }
 
     def topics(self) -> list[Any]:
         return [replica_pb2.TopicShape(topic=name) for name in self.ends]
@@ -196,16 +198,16 @@ class Engine:
 
     def __init__(self) -> None:
         self.positions: dict[str, int] = {}
-        self.outcome: Callable[[Errand], Outcome | None] = lambda errand: None
+        self.outcome: Callable[[Errand], CopyOutcome | None] = lambda errand: None
         """In place of copying."""
-        self.before: Callable[[Sequence[Share]], None] = lambda shares: None
+        self.before: Callable[[Sequence[CopyShare]], None] = lambda shares: None
         self.errands: list[Errand] = []
         self.twice: list[str] = []
         self.cancelled = threading.Event()
         self._under_way: set[str] = set()
         self._guard = threading.Lock()
 
-    def run(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+    def run(self, group: str, shares: Sequence[CopyShare]) -> list[CopyOutcome]:
         errands = [errand for share in shares for errand in share.errands]
         names = {errand.name for errand in errands}
         with self._guard:
@@ -219,16 +221,16 @@ class Engine:
             with self._guard:
                 self._under_way -= names
 
-    def _copied(self, errand: Errand) -> Outcome:
+    def _copied(self, errand: Errand) -> CopyOutcome:
         if (ordered := self.outcome(errand)) is not None:
             return ordered
         position = self.positions.get(errand.name, errand.begin)
         if position is None:
-            return Outcome(name=errand.name, code="chain_missing", reason="no chain")
+            return CopyOutcome(name=errand.name, code="chain_missing", reason="no chain")
         before = position
         if errand.pieces and errand.pieces[0].start <= position < errand.end:
             position = self.positions[errand.name] = errand.end
-        return Outcome(
+        return CopyOutcome(
             name=errand.name,
             is_known=errand.name in self.positions,
             position=position,
@@ -247,7 +249,7 @@ class World:
         self.jobs: list[LinkJob] = []
 
     def start(self) -> LinkJob:
-        edges = Edges(Control(self.cluster), self.engine, Access("127.0.0.1:1"))
+        edges = Edges(Control(self.cluster), self.engine, ClusterAccess("127.0.0.1:1"))
         job = LinkJob("replicate-west", "west", "me", edges)
         self.jobs.append(job)
         return job
@@ -263,8 +265,8 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World()
-    monkeypatch.setattr(Link, "of", lambda access: made.cluster)
-    monkeypatch.setattr(Target, "of", lambda access: made.remote)
+    monkeypatch.setattr(ClusterClient, "of", lambda access: made.cluster)
+    monkeypatch.setattr(TargetCluster, "of", lambda access: made.remote)
     yield made
     for job in made.jobs:
         job.stop(now=True)
@@ -312,12 +314,12 @@ def test_an_idle_link_asks_seldom(world: World) -> None:
 def test_a_slow_partition_keeps_nobody_waiting(world: World) -> None:
     released = threading.Event()
 
-    def before(shares: Sequence[Share]) -> None:
+    def before(shares: Sequence[CopyShare]) -> None:
         if [each.name for share in shares for each in share.errands] == [NAMES[1]]:
             released.wait(PATIENCE_S)
 
     world.engine.outcome = lambda errand: (
-        Outcome(name=errand.name, code="unavailable", reason="slow") if errand.name == NAMES[1] else None
+        CopyOutcome(name=errand.name, code="unavailable", reason="slow") if errand.name == NAMES[1] else None
     )
     world.start()
     until(lambda: world.engine.positions.get(NAMES[0]) == 10, "one is copied")
@@ -380,7 +382,7 @@ def test_a_chain_that_was_there_and_is_not_is_no_reason_to_begin_anew(world: Wor
 
 def test_lost_messages_are_told_and_stop_the_partition(world: World) -> None:
     world.engine.outcome = lambda errand: (
-        Outcome(name=errand.name, is_known=True, position=3, code="source_gone", reason="3 to 6 are gone")
+        CopyOutcome(name=errand.name, is_known=True, position=3, code="source_gone", reason="3 to 6 are gone")
         if errand.name == NAMES[0]
         else None
     )
@@ -396,7 +398,7 @@ def test_lost_messages_are_told_and_stop_the_partition(world: World) -> None:
 def test_a_round_that_breaks_is_tried_again(world: World) -> None:
     failures = iter([RuntimeError("executor lost"), RuntimeError("executor lost")])
 
-    def before(shares: Sequence[Share]) -> None:
+    def before(shares: Sequence[CopyShare]) -> None:
         if (error := next(failures, None)) is not None:
             raise error
 
@@ -459,7 +461,7 @@ def test_what_is_copied_again_is_not_let_go_of_before_it_is(world: World) -> Non
     until(lambda: world.cluster.let_go_of == {NAMES[0]: 10, NAMES[1]: 10}, "it is let go of")
     began, released = threading.Event(), threading.Event()
 
-    def before(shares: Sequence[Share]) -> None:
+    def before(shares: Sequence[CopyShare]) -> None:
         began.set()
         released.wait(PATIENCE_S)
 
@@ -475,7 +477,7 @@ def test_what_is_copied_again_is_not_let_go_of_before_it_is(world: World) -> Non
     world.cluster.advanced.clear()
     released.set()
     until(lambda: world.jobs[0].progress.rows == 25, "the errand has ended")
-    world.engine.outcome = lambda errand: Outcome(
+    world.engine.outcome = lambda errand: CopyOutcome(
         name=errand.name, is_known=True, position=3, kept_position=3, code="failed", reason="stays there"
     )
     world.remote.failure = None
@@ -523,7 +525,7 @@ def test_a_round_that_does_not_end_keeps_no_failed_link_from_ending(
     nobody else would notice that one of them does not end."""
     begun = threading.Event()
 
-    def before(shares: Sequence[Share]) -> None:
+    def before(shares: Sequence[CopyShare]) -> None:
         begun.set()
         assert world.engine.cancelled.wait(2 * PATIENCE_S)
         raise RuntimeError("cancelled")
@@ -545,7 +547,7 @@ def test_a_round_that_does_not_end_keeps_no_failed_link_from_ending(
 def test_it_stops_after_the_rounds_that_are_under_way(world: World) -> None:
     begun, released = threading.Event(), threading.Event()
 
-    def before(shares: Sequence[Share]) -> None:
+    def before(shares: Sequence[CopyShare]) -> None:
         begun.set()
         assert released.wait(PATIENCE_S)
 
@@ -567,7 +569,7 @@ def test_it_stops_after_the_rounds_that_are_under_way(world: World) -> None:
 def test_told_to_stop_now_it_cancels_what_is_under_way(world: World) -> None:
     begun = threading.Event()
 
-    def before(shares: Sequence[Share]) -> None:
+    def before(shares: Sequence[CopyShare]) -> None:
         begun.set()
         assert world.engine.cancelled.wait(PATIENCE_S)
         raise RuntimeError("cancelled")

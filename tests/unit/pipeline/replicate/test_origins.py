@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sava.pipeline.replicate.origins import REPLICATE, Way
+from sava.pipeline.replicate.translation import REPLICATE, CopyRoute
 from sava.records import STORED_COLUMNS, Message, Origin, RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH
 
@@ -17,8 +17,8 @@ OWN_TOPIC = "00000000000000aa"
 START = 1000
 
 
-def way(*, forward: bool = False, target: str = "us") -> Way:
-    return Way("eu", OWN_TOPIC, target, forward)
+def way(*, forward: bool = False, target: str = "us") -> CopyRoute:
+    return CopyRoute("eu", OWN_TOPIC, target, forward)
 
 
 def rows_of(messages: list[Message]) -> Any:
@@ -30,7 +30,7 @@ class Sent(NamedTuple):
     message: Message
 
 
-def translated(way: Way, rows: Any) -> tuple[list[Sent], int]:
+def translated(way: CopyRoute, rows: Any) -> tuple[list[Sent], int]:
     found = way.translate(rows, START)
     flat = found.ranges()
     offsets = [
@@ -44,7 +44,7 @@ def translated(way: Way, rows: Any) -> tuple[list[Sent], int]:
     return list(map(Sent, offsets, batch.messages())), found.skipped
 
 
-def naive(way: Way, messages: list[Message]) -> list[Sent]:
+def naive(way: CopyRoute, messages: list[Message]) -> list[Sent]:
     sent = []
     for offset, message in enumerate(messages, START):
         said = message.attributes
@@ -64,7 +64,7 @@ def naive(way: Way, messages: list[Message]) -> list[Sent]:
     return sent
 
 
-def check(way: Way, messages: list[Message], rows: Any = None) -> list[Sent]:
+def check(way: CopyRoute, messages: list[Message], rows: Any = None) -> list[Sent]:
     sent, skipped = translated(way, rows_of(messages) if rows is None else rows)
     assert sent == naive(way, messages)
     assert skipped == len(messages) - len(sent)
@@ -198,12 +198,12 @@ ways = st.builds(way, forward=st.booleans(), target=clusters.filter(lambda name:
 
 @given(ways, st.one_of(st.lists(messages(), min_size=1, max_size=8), uniform))
 @example(way(forward=True), [own(0), copied(1), own(2, a="1"), copied(3, b="2"), own(4)])
-def test_rows_become_what_each_message_would(way: Way, given: list[Message]) -> None:
+def test_rows_become_what_each_message_would(way: CopyRoute, given: list[Message]) -> None:
     check(way, given)
 
 
 @given(ways, st.lists(messages(), min_size=2, max_size=8), st.data())
-def test_so_do_parts_of_larger_batches(way: Way, given: list[Message], data: st.DataObject) -> None:
+def test_so_do_parts_of_larger_batches(way: CopyRoute, given: list[Message], data: st.DataObject) -> None:
     """Arrow's slices share buffers that begin before them and end behind them."""
     first = data.draw(st.integers(0, len(given) - 1))
     end = data.draw(st.integers(first + 1, len(given)))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from sava.pipeline.link import Extent
+from sava.pipeline.cluster import PartitionExtent
 from sava.pipeline.replicate.pace import Delays, Rate, Throttle
 from sava.pipeline.replicate.partitions import (
     BELIEVED_AFTER_S,
     GROWS_AFTER_S,
     IDLE_S,
     ROUND_BYTES,
+    CopyStep,
     PartitionState,
-    Step,
 )
-from sava.pipeline.replicate.work import Outcome
+from sava.pipeline.replicate.work import CopyOutcome
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import State
 
@@ -27,7 +27,7 @@ GROWTH_S = round(GROWS_AFTER_S) + 1
 def partition(end: int = 10, *, start: int = 0, now: float = 0.0) -> PartitionState:
     """Admitted, from its first message on."""
     made = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, now), now=now)
-    made.see(Extent(start, start, end), now, 100 * US)
+    made.see(PartitionExtent(start, start, end), now, 100 * US)
     made.start_at(start)
     made.admit(70)
     return made
@@ -38,14 +38,14 @@ def told(state: PartitionState, position: int, *, now: float = 0.0, **fields: ob
     step = state.plan(now, 0)
     assert step is not None
     state.begin_step(step, 0.0)
-    outcome = Outcome(name=NAME, is_known=True, position=position, **fields)  # type: ignore[arg-type]
+    outcome = CopyOutcome(name=NAME, is_known=True, position=position, **fields)  # type: ignore[arg-type]
     state.note(outcome, now, 0)
 
 
 class TestPlanning:
     def test_the_position_is_asked_for_before_anything_is_copied(self) -> None:
         state = partition()
-        assert state.plan(0.0, 0) == Step(0, 0, 256.0, is_heavy=False)
+        assert state.plan(0.0, 0) == CopyStep(0, 0, 256.0, is_heavy=False)
         told(state, 4)
         step = state.plan(0.0, 0)
         assert step is not None
@@ -79,7 +79,7 @@ class TestPlanning:
         state = partition(end=10)
         told(state, 10)
         assert state.plan(0.0, 0) is None
-        state.see(Extent(0, 0, 11), 1.0, 0)
+        state.see(PartitionExtent(0, 0, 11), 1.0, 0)
         assert state.plan(1.0, 0) is not None
 
     def test_a_chain_that_has_not_begun_begins_where_it_was_first_planned(self) -> None:
@@ -87,9 +87,9 @@ class TestPlanning:
         step = state.plan(0.0, 0)
         assert step is not None
         state.begin_step(step, 0.0)
-        state.note(Outcome(name=NAME), 0.0, 0)
+        state.note(CopyOutcome(name=NAME), 0.0, 0)
         assert (state.begin, state.position, state.was_seen, state.is_told) == (3, 3, False, True)
-        state.see(Extent(5, 5, 10), 0.0, 0)  # retention goes on
+        state.see(PartitionExtent(5, 5, 10), 0.0, 0)  # retention goes on
         assert state.begin == 3
 
     def test_a_chain_does_not_begin_before_it_is_on_record_where(self) -> None:
@@ -98,7 +98,7 @@ class TestPlanning:
         assert step is not None
         assert state.is_recorded, "the target has not been heard: the chain may have begun elsewhere"
         state.begin_step(step, 0.0)
-        state.note(Outcome(name=NAME), 0.0, 0)
+        state.note(CopyOutcome(name=NAME), 0.0, 0)
         assert (state.is_recorded, state.due_begin) == (False, 3)
         assert state.plan(0.0, 0) is None
         assert state.due_in(0.0) is None
@@ -139,7 +139,7 @@ class TestPlanning:
         assert step is not None
         state.begin_step(step, 0.0)
         state.renew()
-        outcome = Outcome(name=NAME, is_known=True, position=10, messages=6)
+        outcome = CopyOutcome(name=NAME, is_known=True, position=10, messages=6)
         state.note(outcome, 0.0, 0)
         assert (state.is_under_way, state.was_seen, state.position) == (False, False, None)
 
@@ -164,7 +164,7 @@ class TestFailing:
         told(state, 10, now=now, messages=10)
         state.look(now)
         assert (state.state, state.restarts) == (State.ACTIVE, 12)
-        state.see(Extent(0, 0, 11), now, 0)
+        state.see(PartitionExtent(0, 0, 11), now, 0)
         told(state, 10, now=now, code="unavailable", reason="again")
         assert (state.due_in(now) or 1) <= 0.1
 
@@ -212,7 +212,7 @@ class TestFailing:
     def test_lost_messages_stop_it_until_somebody_agrees(self) -> None:
         state = partition(end=10)
         told(state, 4)
-        state.see(Extent(6, 6, 10), 0.0, 0)
+        state.see(PartitionExtent(6, 6, 10), 0.0, 0)
         assert state.plan(0.0, 0) is None
         state.look(0.0)
         assert state.state is State.DATA_LOSS
@@ -238,7 +238,7 @@ class TestFailing:
         again; but what is lost after that is another loss."""
         state = partition(end=10)
         told(state, 4)
-        state.see(Extent(6, 6, 10), 0.0, 0)
+        state.see(PartitionExtent(6, 6, 10), 0.0, 0)
         assert state.plan(0.0, 0) is None
         state.renew()
         state.start_at(0)
@@ -250,7 +250,7 @@ class TestFailing:
         assert (step.start, step.skips) == (6, True)
         told(state, 8, now=1.0)
         told(state, 10, now=1.0, messages=2)
-        state.see(Extent(12, 12, 20), 2.0, 0)
+        state.see(PartitionExtent(12, 12, 20), 2.0, 0)
         assert state.plan(2.0, 0) is None
         assert state.is_lost
 
@@ -258,13 +258,13 @@ class TestFailing:
         state = partition(end=10)
         step = state.plan(0.0, 0)
         assert step is not None
-        for outcome in (Outcome(name=NAME), Outcome(name=NAME, code="source_gone", reason="gone")):
+        for outcome in (CopyOutcome(name=NAME), CopyOutcome(name=NAME, code="source_gone", reason="gone")):
             state.begin_step(step, 0.0)
             state.note(outcome, 0.0, 0)
         assert state.is_lost
         state.renew()
         state.start_at(0)
-        for outcome in (Outcome(name=NAME), Outcome(name=NAME, position=6)):
+        for outcome in (CopyOutcome(name=NAME), CopyOutcome(name=NAME, position=6)):
             state.begin_step(step, 0.0)
             state.note(outcome, 0.0, 0)
         assert (state.begin, state.position, state.was_seen) == (6, 6, False)
@@ -273,7 +273,7 @@ class TestFailing:
         """A runner that starts knows an old position; the target is further."""
         state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         state.seed(pb.LinkPartition(position=2, was_seen=True), is_same_target=True)
-        state.see(Extent(5, 5, 10), 0.0, 0)
+        state.see(PartitionExtent(5, 5, 10), 0.0, 0)
         state.admit(70)
         told(state, 8)
         state.look(0.0)
@@ -285,7 +285,7 @@ class TestFailing:
         assert state.plan(0.0, 0) is None
         state.look(0.0)
         assert (state.state, state.backlog) == (State.IDLE, None)
-        state.see(Extent(0, 0, 14), BELIEVED_AFTER_S - 1, 0)
+        state.see(PartitionExtent(0, 0, 14), BELIEVED_AFTER_S - 1, 0)
         step = state.plan(BELIEVED_AFTER_S - 1, 0)
         assert step is not None
         assert (step.start, step.end) == (12, 14)
@@ -293,7 +293,7 @@ class TestFailing:
     def test_what_is_lost_is_said_with_the_command_that_goes_on(self) -> None:
         state = partition(end=10)
         told(state, 4)
-        state.see(Extent(6, 6, 10), 0.0, 0)
+        state.see(PartitionExtent(6, 6, 10), 0.0, 0)
         state.plan(0.0, 0)
         assert state.reason.endswith(f"{REMEDY} goes on with what there is")
 
@@ -303,7 +303,7 @@ def rewound() -> PartitionState:
     state = partition(end=100)
     told(state, 0)
     told(state, 100, messages=100)
-    state.see(Extent(0, 0, 50), 1.0, 0)
+    state.see(PartitionExtent(0, 0, 50), 1.0, 0)
     assert state.plan(1.0, 0) is None
     assert state.plan(1.0 + BELIEVED_AFTER_S, 0) is None
     state.look(1.0 + BELIEVED_AFTER_S)
@@ -321,7 +321,7 @@ def taken_over(last: pb.LinkPartition, *, end: int) -> PartitionState:
     """By another runner, which begins with what was reported."""
     state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
     state.seed(last, is_same_target=True)
-    state.see(Extent(0, 0, end), 0.0, 0)
+    state.see(PartitionExtent(0, 0, end), 0.0, 0)
     state.start_at(0)
     state.admit(70)
     return state
@@ -335,7 +335,7 @@ class TestRewound:
         assert (state.state, state.backlog) == (State.FAILED, None)
         assert "ended at offset 50 here when it was copied up to 100" in state.reason
         assert REMEDY in state.reason
-        state.see(Extent(0, 0, 120), 100.0, 0)
+        state.see(PartitionExtent(0, 0, 120), 100.0, 0)
         assert state.plan(100.0, 0) is None
         state.admit(71)
         assert state.plan(1000.0, 0) is None
@@ -357,9 +357,9 @@ class TestRewound:
         told(state, 0)
         told(state, 100, messages=100)
         for now in range(GROWTH_S):
-            state.see(Extent(0, 0, 50 + 10 * now), float(now), 0)
+            state.see(PartitionExtent(0, 0, 50 + 10 * now), float(now), 0)
             state.plan(float(now), 0)
-        state.see(Extent(0, 0, 120), 10.0, 0)
+        state.see(PartitionExtent(0, 0, 120), 10.0, 0)
         assert state.plan(10.0, 0) is None
         assert reported(state).rewound_to == 50
 
@@ -374,12 +374,12 @@ class TestRewound:
         assert (report.state, report.rewound_from) == ("failed", 0)
         assert "ends at offset 50, and is copied again from 100 on" in report.reason
         assert state.backlog is None
-        state.see(Extent(0, 0, 120), 300.0, 0)
+        state.see(PartitionExtent(0, 0, 120), 300.0, 0)
         step = state.plan(300.0, 0)
         assert step is not None
         assert (step.start, step.end) == (100, 120)
         told(state, 120, now=300.0, messages=20)
-        state.see(Extent(0, 0, 110), 301.0, 0)  # and once more
+        state.see(PartitionExtent(0, 0, 110), 301.0, 0)  # and once more
         for now in (301.0, 301.0 + BELIEVED_AFTER_S):
             assert state.plan(now, 0) is None
         assert reported(state).rewound_from == 120
@@ -387,14 +387,14 @@ class TestRewound:
     def test_who_agrees_while_nobody_copies_is_heard_by_the_next_runner(self) -> None:
         state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         state.seed(reported(rewound()), is_same_target=False)
-        state.see(Extent(0, 0, 60), 0.0, 0)
+        state.see(PartitionExtent(0, 0, 60), 0.0, 0)
         state.start_at(0)
         state.admit(70)
         told(state, 100)
         for now in (0.0, BELIEVED_AFTER_S):
             assert state.plan(now, 0) is None
         assert reported(state).rewound_from == 0
-        state.see(Extent(0, 0, 120), 100.0, 0)
+        state.see(PartitionExtent(0, 0, 120), 100.0, 0)
         step = state.plan(100.0, 0)
         assert step is not None
         assert (step.start, step.end) == (100, 120)
@@ -408,7 +408,7 @@ class TestRewound:
         step = state.plan(100.0, 0)
         assert step is not None
         state.begin_step(step, 100.0)
-        state.note(Outcome(name=NAME), 100.0, 0)
+        state.note(CopyOutcome(name=NAME), 100.0, 0)
         step = state.plan(100.0, 0)
         assert step is not None
         assert (step.start, step.end, state.backlog) == (0, 50, 50)
@@ -429,7 +429,7 @@ class TestTelling:
         state.look(0.0)
         state.hold(State.UNREACHABLE, "no answer", retry_ms=5)
         assert state.look(0.0)
-        state.see(Extent(0, 0, 15), 1.0, 200 * US)
+        state.see(PartitionExtent(0, 0, 15), 1.0, 200 * US)
         state.look(1.0)
         report = state.report(1.0)
         assert report is not None
@@ -460,7 +460,7 @@ class TestTelling:
         assert state.wants_time(0.0) is None  # not all the time
         state.note_time(4, 50 * US)
         assert state.oldest_us == 50 * US
-        state.see(Extent(0, 0, 20), 1.0, 101 * US)
+        state.see(PartitionExtent(0, 0, 20), 1.0, 101 * US)
         told(state, 12, messages=8)
         assert state.oldest_us == 101 * US
         assert state.wants_time(1000.0) is None
@@ -473,7 +473,7 @@ class TestTelling:
         state.seed(last, is_same_target=True)
         report = reported(state)
         assert (report.end, report.end_ms, report.oldest_us) == (9, 77, 50 * US)
-        state.see(Extent(0, 0, 12), 0.0, 100 * US)
+        state.see(PartitionExtent(0, 0, 12), 0.0, 100 * US)
         report = reported(state)
         assert (report.end, report.end_ms, report.oldest_us) == (12, 0, 50 * US)
 

@@ -11,48 +11,48 @@ from typing import Any
 import pytest
 
 from sava.client.errors import Unavailable
-from sava.pipeline.link import Access, Extent, Link
-from sava.pipeline.positions import Part
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
+from sava.pipeline.options import TopicPartition
 from sava.pipeline.replicate import rounds as module
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.pace import Throttle
-from sava.pipeline.replicate.partitions import PartitionState, Step
+from sava.pipeline.replicate.partitions import CopyStep, PartitionState
 from sava.pipeline.replicate.rounds import (
     MAX_ROUNDS,
-    Candidate,
-    Done,
+    CopyCandidate,
+    CopyRounds,
     Drafted,
-    Rounds,
+    RoundResult,
     Weight,
     choose,
     ration,
     share_out,
     skip,
 )
-from sava.pipeline.replicate.work import Errand, LinkEnds, Outcome, Share
+from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
 from sava.pipeline.source.planning import Piece
 from sava.proto import streams_pb2
 from tests.patience import PATIENCE_S
 from tests.unit.pipeline.replicate.memory import World
 
 ENDS = LinkEnds(
-    source=Access("127.0.0.1:1"),
+    source=ClusterAccess("127.0.0.1:1"),
     source_name="east",
     source_id="e",
-    target=Access("127.0.0.1:2"),
+    target=ClusterAccess("127.0.0.1:2"),
     target_name="west",
     target_id="w",
 )
 
 
-def candidate(name: str, *, messages: int = 10, suspect: bool = False, alone: bool = False) -> Candidate:
+def candidate(name: str, *, messages: int = 10, suspect: bool = False, alone: bool = False) -> CopyCandidate:
     partition = PartitionState(name, 0, 1, remedy="", throttle=Throttle(0, 0.0), now=0.0)
     partition.is_suspect, partition.is_alone = suspect, alone
-    return Candidate(partition, Step(0, messages, 256.0, is_heavy=messages > 4096))
+    return CopyCandidate(partition, CopyStep(0, messages, 256.0, is_heavy=messages > 4096))
 
 
 def errand(name: str, weight: float) -> Errand:
-    piece = Piece(Part(name, 0), name, 0, 100, None, weight / 100)
+    piece = Piece(TopicPartition(name, 0), name, 0, 100, None, weight / 100)
     return Errand(
         name=name,
         topic_id=1,
@@ -66,7 +66,7 @@ def errand(name: str, weight: float) -> Errand:
     )
 
 
-def names(chosen: list[tuple[Weight, list[Candidate]]]) -> list[tuple[Weight, list[str]]]:
+def names(chosen: list[tuple[Weight, list[CopyCandidate]]]) -> list[tuple[Weight, list[str]]]:
     return [(weight, [each.partition.name for each in of_it]) for weight, of_it in chosen]
 
 
@@ -143,13 +143,13 @@ class Engine:
 
     cores = 2
 
-    def __init__(self, run: Callable[[Sequence[Share]], list[Outcome]]) -> None:
+    def __init__(self, run: Callable[[Sequence[CopyShare]], list[CopyOutcome]]) -> None:
         self._run = run
         self.groups: list[str] = []
         self.cancelled: list[str] = []
         self.on_cancel = threading.Event()
 
-    def run(self, group: str, shares: Sequence[Share]) -> list[Outcome]:
+    def run(self, group: str, shares: Sequence[CopyShare]) -> list[CopyOutcome]:
         self.groups.append(group)
         return self._run(shares)
 
@@ -159,9 +159,9 @@ class Engine:
 
 
 def draft(name: str, *, messages: int = 10) -> Drafted:
-    step = Step(0, messages, 256.0, is_heavy=messages > 4096)
+    step = CopyStep(0, messages, 256.0, is_heavy=messages > 4096)
     empty = errand(name, 0.0)
-    return Drafted(empty, Part(name, 0), step, stored=messages)
+    return Drafted(empty, TopicPartition(name, 0), step, stored=messages)
 
 
 class Source:
@@ -171,27 +171,27 @@ class Source:
         self._first = first
 
     @property
-    def link(self) -> Link:
+    def link(self) -> ClusterClient:
         found: Any = self
         return found
 
-    def extents(self, names: Sequence[str]) -> dict[str, Extent]:
-        return {name: Extent(self._first, self._first, 100) for name in names}
+    def extents(self, names: Sequence[str]) -> dict[str, PartitionExtent]:
+        return {name: PartitionExtent(self._first, self._first, 100) for name in names}
 
     def segments(self, name: str, start: int) -> Any:
         raise Unavailable(f"no broker has answered of {name}")
 
 
-def made(engine: Engine) -> tuple[Rounds, queue.Queue[Done]]:
-    done: queue.Queue[Done] = queue.Queue()
-    return Rounds("replicate-west", engine, Source().link, done.put), done
+def made(engine: Engine) -> tuple[CopyRounds, queue.Queue[RoundResult]]:
+    done: queue.Queue[RoundResult] = queue.Queue()
+    return CopyRounds("replicate-west", engine, Source().link, done.put), done
 
 
 class TestRunning:
     def test_outcomes_come_by_name(self) -> None:
         engine = Engine(
             lambda shares: [
-                Outcome(name=each.name, is_known=True, position=each.end)
+                CopyOutcome(name=each.name, is_known=True, position=each.end)
                 for share in shares
                 for each in share.errands
             ]
@@ -205,10 +205,10 @@ class TestRunning:
     def test_what_breaks_is_told_and_others_go_on(self) -> None:
         answers = iter([RuntimeError("Job aborted: executor lost"), None])
 
-        def run(shares: Sequence[Share]) -> list[Outcome]:
+        def run(shares: Sequence[CopyShare]) -> list[CopyOutcome]:
             if (error := next(answers)) is not None:
                 raise error
-            return [Outcome(name=each.name) for share in shares for each in share.errands]
+            return [CopyOutcome(name=each.name) for share in shares for each in share.errands]
 
         rounds, done = made(Engine(run))
         rounds.start(Weight.LIGHT, [draft("a")], ENDS)
@@ -219,7 +219,7 @@ class TestRunning:
         rounds.close()
 
     def test_a_source_that_does_not_answer_is_the_outcome_of_that_partition_alone(self) -> None:
-        engine = Engine(lambda shares: [Outcome(name="a", is_known=True)])
+        engine = Engine(lambda shares: [CopyOutcome(name="a", is_known=True)])
         rounds, done = made(engine)
         rounds.start(Weight.HEAVY, [draft("a"), draft("history", messages=1_000_000)], ENDS)
         found = done.get(timeout=PATIENCE_S)
@@ -232,7 +232,7 @@ class TestRunning:
         monkeypatch.setattr(module, "OVERDUE_S", 0.0)
         engine = Engine(lambda shares: [])
 
-        def hang(shares: Sequence[Share]) -> list[Outcome]:
+        def hang(shares: Sequence[CopyShare]) -> list[CopyOutcome]:
             assert engine.on_cancel.wait(PATIENCE_S)
             raise RuntimeError("cancelled")
 
@@ -257,7 +257,7 @@ class TestRunning:
 
         engine = Engine(lambda shares: [])
         rounds, done = made(engine)
-        rounds._history._link.segments = segments  # type: ignore[method-assign]
+        rounds._history._cluster.segments = segments  # type: ignore[method-assign]
         rounds.start(Weight.HEAVY, [draft("history", messages=1_000_000)], ENDS)
         assert asked.wait(PATIENCE_S)
         was_any = rounds.is_any
@@ -270,9 +270,9 @@ class TestRunning:
 
     def test_extents_do_not_matter_for_a_light_one(self) -> None:
         """It is read from the owner, and the driver asks nobody."""
-        shares: list[Share] = []
+        shares: list[CopyShare] = []
 
-        def run(given: Sequence[Share]) -> list[Outcome]:
+        def run(given: Sequence[CopyShare]) -> list[CopyOutcome]:
             shares.extend(given)
             return []
 
@@ -284,9 +284,9 @@ class TestRunning:
         rounds.close()
 
     def test_only_errands_that_are_light_and_did_not_fail_are_copied_together(self) -> None:
-        shares: list[Share] = []
+        shares: list[CopyShare] = []
 
-        def run(given: Sequence[Share]) -> list[Outcome]:
+        def run(given: Sequence[CopyShare]) -> list[CopyOutcome]:
             shares.extend(given)
             return []
 
@@ -308,7 +308,7 @@ class TestRationing:
 
     def partition(self, name: str, end: int) -> PartitionState:
         partition = PartitionState(name, 0, 1, remedy="", throttle=self.throttle, now=0.0)
-        partition.see(Extent(0, 0, end), self.now, 0)
+        partition.see(PartitionExtent(0, 0, end), self.now, 0)
         partition.start_at(0)
         partition.admit(2)
         return partition
@@ -317,11 +317,11 @@ class TestRationing:
         until = self.now + seconds
         while self.now < until:
             planned = [(each, each.plan(self.now, 0)) for each in self.partitions]
-            candidates = [Candidate(each, step) for each, step in planned if step is not None]
+            candidates = [CopyCandidate(each, step) for each, step in planned if step is not None]
             for _, chosen in ration(choose(candidates, [], 2), self.throttle, self.now):
                 for partition, step in chosen:
                     partition.begin_step(step, self.now)
-                    outcome = Outcome(
+                    outcome = CopyOutcome(
                         name=partition.name, is_known=True, position=step.end, messages=step.messages
                     )
                     partition.note(outcome, self.now, 0)
@@ -350,7 +350,7 @@ class TestRationing:
         partition.is_told = True
         step = partition.plan(0.0, 0)
         assert step is not None
-        ((_, (chosen,)),) = ration([(Weight.LIGHT, [Candidate(partition, step)])], self.throttle, 0.0)
+        ((_, (chosen,)),) = ration([(Weight.LIGHT, [CopyCandidate(partition, step)])], self.throttle, 0.0)
         assert chosen.step.messages == 100
         partition.begin_step(chosen.step, 0.0)
         assert self.throttle.portions([100], 0.0) == [0]
@@ -360,7 +360,7 @@ class TestRationing:
     def test_whoever_only_asks_needs_no_allowance(self) -> None:
         self.throttled(10, 100)
         self.throttle.take(10)
-        asks = Candidate(self.partitions[0], Step(0, 0, 256.0, is_heavy=False, skips=True))
+        asks = CopyCandidate(self.partitions[0], CopyStep(0, 0, 256.0, is_heavy=False, skips=True))
         waits = candidate("waits")
         assert ration([(Weight.LIGHT, [waits]), (Weight.SUSPECT, [asks])], self.throttle, 0.0) == [
             (Weight.SUSPECT, [asks])
@@ -372,13 +372,13 @@ def test_an_extent_is_what_a_partition_needs_to_be_planned() -> None:
     partition.start_at(0)
     partition.admit(2)
     assert partition.plan(0.0, 0) is None
-    partition.see(Extent(0, 0, 1), 0.0, 0)
+    partition.see(PartitionExtent(0, 0, 1), 0.0, 0)
     assert partition.plan(0.0, 0) is not None
 
 
 def test_what_is_lost_is_left_out_of_the_chain_when_somebody_has_agreed(world: World) -> None:
     world.publish("/default/t", 100)
-    copy(Share(ends=world.ends, errands=(world.errand("/default/t", end=40),), budget_s=1.0))
+    copy(CopyShare(ends=world.ends, errands=(world.errand("/default/t", end=40),), budget_s=1.0))
     lost = replace(world.errand("/default/t", begin=None), pieces=())
     link = Source(first=60)
     outcome = skip(link.link, lost, world.ends, 40)
@@ -386,7 +386,9 @@ def test_what_is_lost_is_left_out_of_the_chain_when_somebody_has_agreed(world: W
     # Somebody else was faster, or it was repeated: nothing more is left out.
     assert skip(Source(first=80).link, lost, world.ends, 40).position == 60
     assert skip(Source(first=50).link, lost, world.ends, 60).position == 60
-    copy(Share(ends=world.ends, errands=(world.errand("/default/t", begin=None, start=60),), budget_s=1.0))
+    copy(
+        CopyShare(ends=world.ends, errands=(world.errand("/default/t", begin=None, start=60),), budget_s=1.0)
+    )
     assert world.copied("/default/t") == [*range(40), *range(60, 100)]
 
 

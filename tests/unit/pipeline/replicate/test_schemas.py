@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sava.client.errors import Denied, Refused, Unavailable
-from sava.pipeline.link import Access, Link
-from sava.pipeline.replicate.schemas import NotLearned, SchemaConflict, Schemas
-from sava.pipeline.replicate.target import Target
+from sava.pipeline.cluster import ClusterAccess, ClusterClient
+from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.translation import NotLearned, SchemaConflict, Schemas
 from sava.pipeline.replicate.work import LinkEnds
 from sava.proto import danube_schema_pb2
 from sava.proto import replica_pb2 as pb
@@ -50,8 +50,8 @@ class Clusters:
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> Clusters:
     clusters = Clusters()
-    monkeypatch.setattr(Link, "of", lambda access: clusters)
-    monkeypatch.setattr(Target, "of", lambda access: clusters)
+    monkeypatch.setattr(ClusterClient, "of", lambda access: clusters)
+    monkeypatch.setattr(TargetCluster, "of", lambda access: clusters)
     return clusters
 
 
@@ -59,10 +59,10 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> Clusters:
 def ends(request: pytest.FixtureRequest) -> LinkEnds:
     """What one test has learned is not known to another."""
     return LinkEnds(
-        source=Access("eu:1"),
+        source=ClusterAccess("eu:1"),
         source_name="eu",
         source_id=request.node.name,
-        target=Access("us:1"),
+        target=ClusterAccess("us:1"),
         target_name="us",
         target_id="id-of-us",
     )

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from sava.pipeline.replicate.chains import Stretch
-from sava.pipeline.replicate.origins import Way
-from sava.pipeline.replicate.schemas import SchemaConflict
-from sava.pipeline.replicate.stretches import MessageTooLarge, Stretcher
-from sava.pipeline.source.segments import Rows
+from sava.pipeline.replicate.translation import (
+    CopyRoute,
+    MessageTooLargeForTarget,
+    RangeBuilder,
+    SchemaConflict,
+)
+from sava.pipeline.source.reading import Rows
 from sava.records import STORED_COLUMNS, Message, RecordBatch, iter_batches
 from sava.storage.errors import DataGap
 
@@ -28,9 +31,9 @@ def as_they_are(rows: Any) -> Any:
     return rows
 
 
-def stretcher(schemas: Callable[[Any], Any] = as_they_are, *, max_message_size: int = 0) -> Stretcher:
-    way = Way("eu", "aa", "us", False)
-    return Stretcher("/default/t", way, schemas, max_message_size=max_message_size)
+def stretcher(schemas: Callable[[Any], Any] = as_they_are, *, max_message_size: int = 0) -> RangeBuilder:
+    way = CopyRoute("eu", "aa", "us", False)
+    return RangeBuilder("/default/t", way, schemas, max_message_size=max_message_size)
 
 
 def test_stretches_follow_one_another_whatever_the_rows_come_in() -> None:
@@ -97,10 +100,10 @@ def refuse_schemas(rows: Any) -> Any:
     ("messages", "trouble", "end"),
     [
         (("plain", "plain", "named", "plain"), SchemaConflict, 2),
-        (("plain", "plain", "large", "plain"), MessageTooLarge, 2),
+        (("plain", "plain", "large", "plain"), MessageTooLargeForTarget, 2),
         (("plain", "stays", "plain", "named"), SchemaConflict, 3),
         (("plain", "named", "plain", "large"), SchemaConflict, 1),
-        (("plain", "large", "plain", "named"), MessageTooLarge, 1),
+        (("plain", "large", "plain", "named"), MessageTooLargeForTarget, 1),
         (("stays", "stays", "named"), SchemaConflict, 2),
         (("named", "plain", "large"), SchemaConflict, 0),
     ],

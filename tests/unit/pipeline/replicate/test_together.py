@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from sava.pipeline import several
-from sava.pipeline.link import Link
-from sava.pipeline.replicate import copying, together
+from sava.pipeline.cluster import ClusterClient
+from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.work import Errand, Outcome, Share
+from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
 from sava.proto import replica_pb2 as pb
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
 from tests.unit.pipeline.replicate.memory import MemoryChain, Remote, Source, World
@@ -23,8 +23,8 @@ NAMES = [f"/default/t{number}" for number in range(20)]
 BEFORE, NEWS = 100, 50
 
 
-def run(world: World, errands: Sequence[Errand], *, budget: float = 5.0) -> list[Outcome]:
-    return copy(Share(ends=world.ends, errands=tuple(errands), budget_s=budget, is_light=True))
+def run(world: World, errands: Sequence[Errand], *, budget: float = 5.0) -> list[CopyOutcome]:
+    return copy(CopyShare(ends=world.ends, errands=tuple(errands), budget_s=budget, is_light=True))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_round_that_is_repeated_copies_nothing_twice(world: World, errands: li
 
 
 def test_the_same_twice_at_once(world: World, errands: list[Errand]) -> None:
-    found: list[Outcome] = []
+    found: list[CopyOutcome] = []
     threads = [threading.Thread(target=lambda: found.extend(run(world, errands))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -186,7 +186,7 @@ def test_what_the_source_has_not_at_hand_is_read_one_by_one(world: World, errand
 def test_a_source_that_does_not_answer_such_a_call_is_asked_otherwise(
     world: World, errands: list[Errand], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "READ_S", 0.2)
+    monkeypatch.setattr(copying, "READ_S", 0.2)
     world.source.is_silent = True
     assert {outcome.code for outcome in run(world, errands)} == {""}
     assert world.replica.together == []
@@ -227,7 +227,7 @@ def test_more_than_fits_into_calls_is_copied_all_the_same(
 ) -> None:
     """From the source, what is beyond the limit of a call comes one by one; to the target go more calls."""
     size = sum(each.header.length for each in world.source.topics[NAMES[0]].batches[1:])
-    monkeypatch.setattr(together, "READ_BYTES", 10 * size)
+    monkeypatch.setattr(copying, "READ_BYTES", 10 * size)
     monkeypatch.setattr(several, "PART_BYTES", 3 * size)
     assert {outcome.code for outcome in run(world, errands)} == {""}
     assert len(world.replica.together) > 1
@@ -248,7 +248,7 @@ def test_errands_of_other_shapes_are_left_alone(world: World, errands: list[Erra
 
 
 def test_the_ends_of_many_are_asked_for_by_one_call(world: World) -> None:
-    link = Link.of(world.ends.source)
+    link = ClusterClient.of(world.ends.source)
     for name in NAMES:
         world.publish(name, BEFORE)
     ends = {
@@ -267,6 +267,6 @@ def test_an_end_that_the_broker_does_not_tell_so_is_asked_for_by_itself(world: W
     for name in NAMES:
         world.publish(name, BEFORE)
     world.source.gone.add(NAMES[3])
-    found = Link.of(world.ends.source).wait_beyond(dict.fromkeys(NAMES, -1), timeout_s=5)
+    found = ClusterClient.of(world.ends.source).wait_beyond(dict.fromkeys(NAMES, -1), timeout_s=5)
     assert {name: extent.end for name, extent in found.items()} == dict.fromkeys(NAMES, BEFORE)
     assert [asked.topic for asked in world.source.offsets_asked] == [NAMES[3]]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sava.pipeline.link import Extent
+from sava.pipeline.cluster import PartitionExtent
 from sava.pipeline.replicate.pace import Throttle
 from sava.pipeline.replicate.topics import Creation, LinkTopicState, there
-from sava.pipeline.replicate.work import Outcome
+from sava.pipeline.replicate.work import CopyOutcome
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import Mismatch, Settings, State
@@ -36,7 +36,7 @@ def shape(*topic_ids: int, partitions: int | None = None, **fields: Any) -> repl
 def topic(told: pb.LinkTopic | None = None) -> LinkTopicState:
     made = LinkTopicState(told or link_topic(), "west", throttle=Throttle(0, 0.0), now=0.0)
     for partition in made.partitions:
-        partition.see(Extent(0, 0, 0), 0.0, 0)
+        partition.see(PartitionExtent(0, 0, 0), 0.0, 0)
     return made
 
 
@@ -242,7 +242,7 @@ def test_it_is_reported_where_the_copy_begins_and_the_next_runner_knows() -> Non
         step = partition.plan(0.0, 0)
         assert step is not None
         partition.begin_step(step, 0.0)
-        partition.note(Outcome(name=partition.name), 0.0, 0)
+        partition.note(CopyOutcome(name=partition.name), 0.0, 0)
     assert (state.is_recorded, list(state.report(0.0).begins)) == (False, [5, 6])
     record(state)
     assert state.is_recorded

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sava.client.errors import Refused, Unavailable
-from sava.pipeline.runner.control import Answer, Joined, Listed, Peer, Status
-from sava.pipeline.runner.kinds import End, Job, Kind, Progress, SettingsInvalid
-from sava.pipeline.runner.runner import Runner
+from sava.pipeline.runner.control import JobStatus, ListedPipeline, Peer, ReportAnswer, RunnerLease
+from sava.pipeline.runner.kinds import JobEnd, JobProgress, PipelineJob, PipelineKind, SettingsInvalid
+from sava.pipeline.runner.runner import PipelineRunner
 
 TTL_S = 10.0
 
@@ -22,42 +22,42 @@ class Clock:
         return self.now
 
 
-class FakeJob(Job):
+class FakeJob(PipelineJob):
     """``stubborn``: does not stop. ``batch``: what is asked to stop after the batch waits for ``finish``."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         self.name, self.settings = name, settings
-        self.shown = Progress(is_running=True, has_worked=True)
-        self.ended: End | None = None
+        self.shown = JobProgress(is_running=True, has_worked=True)
+        self.ended: JobEnd | None = None
         self.stops: list[bool] = []
         self.is_stubborn = False
         self.in_batch = False
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> JobProgress:
         return self.shown
 
     @property
-    def end(self) -> End | None:
+    def end(self) -> JobEnd | None:
         return self.ended
 
     def stop(self, *, now: bool) -> None:
         self.stops.append(now)
         if not self.is_stubborn and (now or not self.in_batch):
-            self.ended = End()
+            self.ended = JobEnd()
 
     def finish(self) -> None:
         self.in_batch = False
         if self.stops and not self.is_stubborn:
-            self.ended = End()
+            self.ended = JobEnd()
 
 
-class FakeKind(Kind):
+class FakeKind(PipelineKind):
     def __init__(self) -> None:
         self.jobs: list[FakeJob] = []
         self.prepare: Callable[[FakeJob], None] = lambda job: None
 
-    def start(self, name: str, settings: Mapping[str, Any]) -> Job:
+    def start(self, name: str, settings: Mapping[str, Any]) -> PipelineJob:
         if "wrong" in settings:
             raise SettingsInvalid("wrong settings")
         job = FakeJob(name, settings)
@@ -72,9 +72,9 @@ class FakeKind(Kind):
 
 @dataclass
 class Record:
-    listed: Listed
+    listed: ListedPipeline
     claim: int = 0
-    status: Status | None = None
+    status: JobStatus | None = None
 
 
 class Cluster:
@@ -90,7 +90,7 @@ class Cluster:
         self.revision = 0
 
     def apply(self, name: str, **settings: Any) -> None:
-        listed = Listed(name, "fake", settings, self._next())
+        listed = ListedPipeline(name, "fake", settings, self._next())
         if name in self.records:
             old = self.records[name].listed
             listed = listed._replace(holder=old.holder, is_wanted=old.is_wanted)
@@ -116,7 +116,7 @@ class Cluster:
     def holders(self) -> dict[str, str]:
         return {name: record.listed.holder for name, record in self.records.items()}
 
-    def status(self, name: str) -> Status:
+    def status(self, name: str) -> JobStatus:
         status = self.records[name].status
         assert status is not None
         return status
@@ -150,7 +150,7 @@ class FakeControl:
             self.lost.discard(what)
             raise Unavailable("the answer was lost")
 
-    def join(self) -> Joined:
+    def join(self) -> RunnerLease:
         self._call("join")
         cluster = self.cluster
         cluster.heard[self.runner] = cluster.clock.now - self.call_s
@@ -166,13 +166,13 @@ class FakeControl:
             )
             for name in cluster.heard
         ]
-        return Joined(cluster.leases[self.runner], TTL_S, peers)
+        return RunnerLease(cluster.leases[self.runner], TTL_S, peers)
 
     def leave(self) -> None:
         self._call("leave")
         self.cluster.drop(self.runner)
 
-    def list(self) -> Sequence[Listed]:
+    def list(self) -> Sequence[ListedPipeline]:
         self._call("list")
         return [record.listed for _, record in sorted(self.cluster.records.items())]
 
@@ -189,15 +189,15 @@ class FakeControl:
         self._answer("claim")
         return record.claim
 
-    def report(self, name: str, claim: int, status: Status) -> Answer:
+    def report(self, name: str, claim: int, status: JobStatus) -> ReportAnswer:
         self._call("report")
         record = self.cluster.records.get(name)
         if record is None or record.claim != claim:
-            return Answer(False, False, 0)
+            return ReportAnswer(False, False, 0)
         record.status = status
-        return Answer(True, record.listed.is_wanted, record.listed.revision)
+        return ReportAnswer(True, record.listed.is_wanted, record.listed.revision)
 
-    def release(self, name: str, claim: int, status: Status) -> None:
+    def release(self, name: str, claim: int, status: JobStatus) -> None:
         self._call("release")
         record = self.cluster.records.get(name)
         if record is not None and record.claim == claim:
@@ -214,7 +214,7 @@ class Hosts:
         self.cluster = cluster or Cluster()
         self.controls: dict[str, FakeControl] = {}
         self.kinds: dict[str, FakeKind] = {}
-        self.runners: dict[str, Runner] = {}
+        self.runners: dict[str, PipelineRunner] = {}
         self.dead: set[str] = set()
         for name in names:
             self.add(name)
@@ -222,7 +222,7 @@ class Hosts:
     def add(self, name: str, *, only: Sequence[str] = ()) -> None:
         self.controls[name] = FakeControl(self.cluster, name, frozenset(only))
         self.kinds[name] = FakeKind()
-        self.runners[name] = Runner(
+        self.runners[name] = PipelineRunner(
             name,
             self.controls[name],
             {"fake": self.kinds[name]},

@@ -12,9 +12,8 @@ from pyspark.sql.types import StructType
 from sava.cli import pipeline_files
 from sava.cli.pipeline_files import FileInvalid
 from sava.client.errors import Unavailable
-from sava.pipeline.runner.custom import Custom, Settings
-from sava.pipeline.runner.kinds import SettingsInvalid
-from sava.pipeline.sink.columns import check_columns
+from sava.pipeline.runner.kinds import Custom, CustomSettings, SettingsInvalid
+from sava.pipeline.sink.writers import check_columns
 from sava.pipeline.source.columns import COLUMNS
 
 SOURCE = {"topic": "/default/orders"}
@@ -22,7 +21,7 @@ GOOD: dict[str, Any] = {"from": SOURCE, "to": {"topic": "/default/copy"}}
 
 
 def test_what_is_given_is_taken_as_text() -> None:
-    settings = Settings.parse(
+    settings = CustomSettings.parse(
         {
             "from": {"topics": "/default/a,/default/b", "maxMessagesPerTrigger": 100, "decode": True},
             "function": "shop.orders:upper",
@@ -34,7 +33,7 @@ def test_what_is_given_is_taken_as_text() -> None:
     assert settings.source["maxMessagesPerTrigger"] == "100"
     assert settings.source["decode"] == "true"
     assert (settings.format, settings.sink) == ("parquet", {"path": "/tmp/x"})
-    assert Settings.parse(GOOD).format == "sava"
+    assert CustomSettings.parse(GOOD).format == "sava"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_what_is_given_is_taken_as_text() -> None:
 )
 def test_what_cannot_be_used_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsInvalid, match=text):
-        Settings.parse({**GOOD, **changes})
+        CustomSettings.parse({**GOOD, **changes})
 
 
 def test_nothing_is_started_before_the_brokers_are_known() -> None:
@@ -77,7 +76,7 @@ def test_a_copy_has_only_columns_that_can_be_written_to_a_topic(
     rows = mock.MagicMock()
     spark = mock.MagicMock()
     spark.readStream.format().options().load.return_value = rows
-    settings = Settings.parse({"from": SOURCE, "to": sink})
+    settings = CustomSettings.parse({"from": SOURCE, "to": sink})
     Custom(lambda: spark, lambda: "", Path("checkpoints"))._prepare(spark, "copy", settings, SOURCE, {})
     assert rows.select.called == is_copied
     if is_copied:

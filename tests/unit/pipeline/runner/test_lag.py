@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sava.pipeline.positions import Part
-from sava.pipeline.runner.lag import MAX_SAMPLES, Behind, Lag
-from sava.pipeline.runner.queries import Seen
-from sava.pipeline.tails import Extent
+from sava.pipeline.options import TopicPartition
+from sava.pipeline.runner.queries import MAX_SAMPLES, BatchesSeen, Behind, Lag
+from sava.pipeline.tails import PartitionExtent
 
-A, B = Part("/default/a", 0), Part("/default/b", 0)
+A, B = TopicPartition("/default/a", 0), TopicPartition("/default/b", 0)
 
 
-def _reach(a: int, b: int = 0) -> dict[Part, Extent]:
-    return {A: Extent(0, 0, a), B: Extent(0, 0, b)}
+def _reach(a: int, b: int = 0) -> dict[TopicPartition, PartitionExtent]:
+    return {A: PartitionExtent(0, 0, a), B: PartitionExtent(0, 0, b)}
 
 
 def test_nothing_known_is_not_nothing_to_do() -> None:
@@ -36,7 +35,7 @@ def test_a_query_is_behind_since_the_topic_went_beyond_it() -> None:
 
 def test_a_partition_that_the_query_has_not_seen_counts_from_what_is_kept() -> None:
     lag = Lag()
-    lag.note({A: Extent(0, 0, 4), B: Extent(100, 100, 103)}, 1.0)
+    lag.note({A: PartitionExtent(0, 0, 4), B: PartitionExtent(100, 100, 103)}, 1.0)
     assert lag.behind({A: 4}, 3.0) == Behind(3, 2.0)
 
 
@@ -65,7 +64,7 @@ def _progress(batch: int, rows: int, end: Any) -> dict[str, Any]:
 
 
 def test_batches_are_counted_once() -> None:
-    seen = Seen()
+    seen = BatchesSeen()
     seen.note(_progress(3, 10, '{"/default/a": {"0": 10}}'), 1.0)
     seen.note(_progress(3, 10, '{"/default/a": {"0": 10}}'), 1.5)
     seen.note(_progress(4, 20, '{"/default/a": {"0": 30}}'), 2.0)
@@ -75,7 +74,7 @@ def test_batches_are_counted_once() -> None:
 
 
 def test_a_position_of_something_else_is_none() -> None:
-    seen = Seen()
+    seen = BatchesSeen()
     seen.note(_progress(0, 1, "17"), 1.0)
     seen.note(_progress(1, 1, None), 1.0)
     assert seen.position is None

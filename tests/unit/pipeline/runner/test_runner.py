@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sava.pipeline.runner.hosted import FIRST_DELAY_S, LONGEST_DELAY_S, PATIENCE_S, STARTING_S
-from sava.pipeline.runner.kinds import End, Progress
-from sava.pipeline.runner.runner import LEAVE_S, STARTS, NotStopped
-from sava.pipeline.runner.sharing import LEFT_S
+from sava.pipeline.runner.kinds import JobEnd, JobProgress
+from sava.pipeline.runner.runner import LEAVE_S, LEFT_S, STARTS, NotStopped
 from tests.unit.pipeline.runner.fakes import TTL_S, FakeJob, Hosts
 
 
@@ -21,7 +20,7 @@ def _started(name: str = "copy") -> tuple[Hosts, FakeJob]:
 
 def test_a_pipeline_is_claimed_started_and_reported() -> None:
     hosts, job = _started()
-    job.shown = Progress(is_running=True, rows=5, rate=2.0, batch=3, lag_messages=7, lag_seconds=0.5)
+    job.shown = JobProgress(is_running=True, rows=5, rate=2.0, batch=3, lag_messages=7, lag_seconds=0.5)
     hosts.pass_time(3)
     status = hosts.cluster.status("copy")
     assert (status.state, status.rows, status.rate, status.batch) == ("running", 5, 2.0, 3)
@@ -225,7 +224,7 @@ def test_a_kind_that_is_not_known_is_left_alone() -> None:
 def test_a_failing_pipeline_is_tried_again_and_again_with_longer_pauses() -> None:
     hosts = Hosts("a")
     kind = hosts.kinds["a"]
-    kind.prepare = lambda job: setattr(job, "ended", End("no such topic"))
+    kind.prepare = lambda job: setattr(job, "ended", JobEnd("no such topic"))
     hosts.cluster.apply("copy")
     hosts.pass_time(1.0, every=0.01)
     quick = len(kind.jobs)
@@ -241,7 +240,7 @@ def test_a_failing_pipeline_is_tried_again_and_again_with_longer_pauses() -> Non
     status = hosts.cluster.status("copy")
     assert (status.state, status.last_error, status.restarts) == ("running", "", slow)
     hosts.pass_time(LONGEST_DELAY_S)
-    kind.running[0].ended = End("a hiccup")
+    kind.running[0].ended = JobEnd("a hiccup")
     hosts.pass_time(FIRST_DELAY_S + 0.4)
     assert kind.running, "after a long time without an error it is tried at once again"
 
@@ -250,10 +249,10 @@ def test_what_fails_with_its_first_batch_is_failing_until_one_has_ended_well() -
     """A query starts well whatever its rows are. The first batch takes a while here, and then fails."""
     hosts, job = _started()
     kind, clock = hosts.kinds["a"], hosts.cluster.clock
-    kind.prepare = lambda job: setattr(job, "shown", Progress(is_running=True))
+    kind.prepare = lambda job: setattr(job, "shown", JobProgress(is_running=True))
     pauses = []
     for _ in range(8):
-        job.ended = End("boom in the row")
+        job.ended = JobEnd("boom in the row")
         failed_at = clock.now
         while not kind.running:
             hosts.pass_time(0.2)
@@ -263,7 +262,7 @@ def test_what_fails_with_its_first_batch_is_failing_until_one_has_ended_well() -
         status = hosts.cluster.status("copy")
         assert (status.state, status.last_error) == ("failing", "boom in the row")
     assert pauses[-1] > 50 * FIRST_DELAY_S, "not tried at once again: it has done nothing yet"
-    job.shown = Progress(is_running=True, has_worked=True, rows=3)
+    job.shown = JobProgress(is_running=True, has_worked=True, rows=3)
     hosts.pass_time(2)
     status = hosts.cluster.status("copy")
     assert (status.state, status.last_error, status.restarts) == ("running", "", 8)
@@ -273,13 +272,13 @@ def test_pipelines_are_started_a_few_at_a_time() -> None:
     """Each brings several processes; a dozen at once on two cores and none is in time."""
     hosts = Hosts("a")
     kind = hosts.kinds["a"]
-    kind.prepare = lambda job: setattr(job, "shown", Progress())
+    kind.prepare = lambda job: setattr(job, "shown", JobProgress())
     for number in range(6):
         hosts.cluster.apply(f"p{number}")
     hosts.pass_time(5)
     assert len(kind.jobs) == STARTS
     for job in kind.jobs:
-        job.shown = Progress(is_running=True)
+        job.shown = JobProgress(is_running=True)
     hosts.pass_time(1)
     assert len(kind.jobs) == 2 * STARTS
     hosts.pass_time(STARTING_S + 1)
@@ -291,7 +290,7 @@ def test_settings_that_cannot_be_used_are_told_and_corrected_ones_used_at_once()
     hosts.cluster.apply("copy", wrong=True)
     hosts.pass_time(100)
     assert hosts.cluster.status("copy").last_error == "wrong settings"
-    hosts.kinds["a"].prepare = lambda job: setattr(job, "shown", Progress(is_running=True))
+    hosts.kinds["a"].prepare = lambda job: setattr(job, "shown", JobProgress(is_running=True))
     hosts.cluster.apply("copy", right=True)
     hosts.pass_time(3)
     assert hosts.kinds["a"].running[0].settings == {"right": True}
@@ -301,16 +300,16 @@ def test_settings_that_cannot_be_used_are_told_and_corrected_ones_used_at_once()
 
 def test_rows_are_counted_over_restarts_and_runners() -> None:
     hosts, job = _started()
-    job.shown = Progress(is_running=True, rows=5)
+    job.shown = JobProgress(is_running=True, rows=5)
     hosts.pass_time(1)
-    job.ended = End("lost")
+    job.ended = JobEnd("lost")
     hosts.pass_time(1)
-    hosts.kinds["a"].running[0].shown = Progress(is_running=True, rows=2)
+    hosts.kinds["a"].running[0].shown = JobProgress(is_running=True, rows=2)
     hosts.runners["a"].stop()
     hosts.pass_time(2)
     hosts.add("b")
     hosts.pass_time(2)
-    hosts.kinds["b"].running[0].shown = Progress(is_running=True, rows=1)
+    hosts.kinds["b"].running[0].shown = JobProgress(is_running=True, rows=1)
     hosts.pass_time(3)
     status = hosts.cluster.status("copy")
     assert (status.rows, status.restarts) == (8, 1)
@@ -318,7 +317,7 @@ def test_rows_are_counted_over_restarts_and_runners() -> None:
 
 def test_a_query_that_has_work_and_does_nothing_is_begun_again() -> None:
     hosts, job = _started()
-    job.shown = Progress(is_running=True, batch=4, has_backlog=True, lag_messages=12)
+    job.shown = JobProgress(is_running=True, batch=4, has_backlog=True, lag_messages=12)
     hosts.pass_time(55)
     assert hosts.kinds["a"].running == [job]
     hosts.pass_time(10)
@@ -332,7 +331,7 @@ def test_a_query_that_has_work_and_does_nothing_is_begun_again() -> None:
 def test_a_query_that_is_idle_or_at_work_is_left_alone(what: str) -> None:
     hosts, job = _started()
     for pulse in range(40):
-        job.shown = Progress(
+        job.shown = JobProgress(
             is_running=True, has_backlog=what == "busy", pulse=pulse if what == "busy" else 0
         )
         hosts.pass_time(5)
@@ -403,7 +402,7 @@ def test_a_runner_that_is_told_to_end_finishes_its_batches_and_lets_go() -> None
     hosts.runners["a"].stop()
     hosts.pass_time(3)
     assert (job.stops, hosts.runners["a"].is_done) == ([False], False)
-    job.shown = Progress(is_running=True, rows=9)
+    job.shown = JobProgress(is_running=True, rows=9)
     job.finish()
     hosts.pass_time(2)
     assert hosts.runners["a"].is_done

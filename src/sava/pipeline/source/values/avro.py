@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sava.pipeline.source.values.reading import Convert, Read, Reading, of_fields, of_items, of_values
+from sava.pipeline.source.values import Convert, Read, Reading, of_fields, of_items, of_values
 from sava.schemas.avro import Array, AvroRecord, Enum, Fixed, Map, Node, Primitive, Union
 from sava.schemas.definition import AvroSchema, Validator, read_schema
 from sava.schemas.types import SchemaType
@@ -56,13 +56,13 @@ _LOGICAL: Final[dict[tuple[str, str], DataType]] = {
     ("long", "local-timestamp-micros"): TimestampNTZType(),
 }
 _MAX_DECIMAL: Final = 38
-"""Digits of Spark's decimals."""
+"""The digits that a Spark decimal can have."""
 
 Typed = tuple[DataType, Convert | None]
 
 
 def reading(schema: AvroSchema) -> Reading:
-    data_type, convert = _Mapping().typed(schema.root)
+    data_type, convert = _AvroTypes().typed(schema.root)
 
     def read_other(definition: bytes) -> Read:
         writer = read_schema(SchemaType.AVRO, definition)
@@ -85,10 +85,10 @@ def _reader(writer: AvroSchema, reader: AvroSchema | None, convert: Convert | No
     return read_avro
 
 
-class _Mapping:
+class _AvroTypes:
     def __init__(self) -> None:
         self._within: set[int] = set()
-        """Records that this is inside of: one that comes again in itself would be a type without end."""
+        """The enclosing records: a recursive record would be an infinite type."""
 
     def typed(self, node: Node) -> Typed:
         match node:
@@ -110,7 +110,7 @@ class _Mapping:
                 return self._record(node)
 
     def _union(self, branches: tuple[Node, ...]) -> Typed:
-        """With null it is the other one, which is nullable anyway; of numbers it is the wider."""
+        """A union with null is the other branch, which is nullable anyway; of two numbers it is the wider."""
         some = [
             branch for branch in branches if not (isinstance(branch, Primitive) and branch.name == "null")
         ]
@@ -134,7 +134,7 @@ class _Mapping:
 
 
 def _primitive(name: str, logical: dict[str, Any]) -> Typed:
-    """A logical type that nobody here knows is its plain type, as the specification has it."""
+    """An unknown logical type is read as its plain type, as the specification demands."""
     kind = logical.get("logicalType", "")
     if (name, kind) in _LOGICAL:
         return _LOGICAL[name, kind], None
@@ -154,7 +154,7 @@ def _primitive(name: str, logical: dict[str, Any]) -> Typed:
 
 
 def _as_json(value: Any) -> str | None:
-    """Bytes are base64 there, times ISO 8601, decimals and UUIDs their text."""
+    """JSON text: bytes as base64, times as ISO 8601, decimals and UUIDs as text."""
     return None if value is None else msgspec.json.encode(value).decode()
 
 

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from sava.pipeline.source.values.reading import Convert, Read, Reading, of_fields, of_items, of_values
+from sava.pipeline.source.values import Convert, Read, Reading, of_fields, of_items, of_values
 from sava.schemas.bounds import TooComplex
 from sava.schemas.definition import JsonSchema
 from sava.schemas.json_schema import (
@@ -44,7 +44,7 @@ from sava.schemas.json_schema import (
 )
 
 _typed_dict: Final[Any] = TypedDict
-"""As a call: these types are made at run time, which type checkers do not follow."""
+"""Untyped: these types are made at run time, which type checkers do not follow."""
 _INT64: Final = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _SCALARS: Final[dict[str, DataType]] = {
     "string": StringType(),
@@ -58,40 +58,40 @@ _SCALARS: Final[dict[str, DataType]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """JSON as text: what has no one type."""
+class TextShape:
+    """JSON text: data without one type."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
+class ScalarShape:
     name: str
     nullable: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListShape:
     item: Shape
     nullable: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class MapShape:
     value: Shape
     nullable: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordShape:
     fields: tuple[tuple[str, Shape], ...]
     required: frozenset[str] = field(compare=False)
     nullable: bool
 
 
-Shape = Text | Scalar | Listed | Mapped | Record
+Shape = TextShape | ScalarShape | ListShape | MapShape | RecordShape
 
 
 def shape_of(document: Document) -> Shape:
-    return _Shaping(document).shape((document.root,), frozenset()) or Text()
+    return _Shaping(document).shape((document.root,), frozenset()) or TextShape()
 
 
 class _Shaping:
@@ -99,12 +99,12 @@ class _Shaping:
         self._document = document
 
     def shape(self, schemas: Iterable[Subschema], within: frozenset[frozenset[int]]) -> Shape | None:
-        """Of schemas that hold together; None when they allow no value. ``within``: what this is inside of; a
-        schema that comes again in itself would be a type without end."""
+        """The shape of schemas that all apply; None when they allow no value. ``within`` holds the enclosing
+        schemas: a recursive schema would be an infinite type."""
         try:
             alternatives = expand(self._document, schemas)
         except TooComplex:
-            return Text()
+            return TextShape()
         kinds = [_types(alternative) for alternative in alternatives]
         nullable = any("null" in kind for kind in kinds)
         shapes = {
@@ -113,24 +113,24 @@ class _Shaping:
             if kind - {"null"}
         }
         if not shapes:
-            return Text() if nullable else None
-        if shapes == {Scalar("integer", nullable), Scalar("number", nullable)}:
-            return Scalar("number", nullable)
-        return shapes.pop() if len(shapes) == 1 else Text()
+            return TextShape() if nullable else None
+        if shapes == {ScalarShape("integer", nullable), ScalarShape("number", nullable)}:
+            return ScalarShape("number", nullable)
+        return shapes.pop() if len(shapes) == 1 else TextShape()
 
     def _simple(
         self, parts: Alternative, kind: frozenset[str], nullable: bool, within: frozenset[frozenset[int]]
     ) -> Shape:
         here = frozenset(map(id, parts))
         if here and here in within:
-            return Text()
+            return TextShape()
         if kind == {"object"}:
             return self._object(parts, nullable, within | {here})
         if kind == {"array"}:
             return self._array(parts, nullable, within | {here})
         if kind <= {"integer", "fraction"}:
-            return Scalar("integer" if kind == {"integer"} else "number", nullable)
-        return Scalar(next(iter(kind)), nullable) if len(kind) == 1 else Text()
+            return ScalarShape("integer" if kind == {"integer"} else "number", nullable)
+        return ScalarShape(next(iter(kind)), nullable) if len(kind) == 1 else TextShape()
 
     def _object(self, parts: Alternative, nullable: bool, within: frozenset[frozenset[int]]) -> Shape:
         declared: dict[str, list[Subschema]] = {}
@@ -139,23 +139,23 @@ class _Shaping:
                 declared.setdefault(name, []).append(schema)
         shapes = {name: self.shape(schemas, within) for name, schemas in declared.items()}
         if fields := tuple((name, shape) for name, shape in shapes.items() if shape is not None):
-            return Record(fields, frozenset(required(parts)), nullable)
+            return RecordShape(fields, frozenset(required(parts)), nullable)
         others = [part["additionalProperties"] for part in parts if "additionalProperties" in part]
         if not any(isinstance(each, dict) for each in others) or any(
             "patternProperties" in part for part in parts
         ):
-            return Text()
-        return Mapped(self.shape(others, within) or Text(), nullable)
+            return TextShape()
+        return MapShape(self.shape(others, within) or TextShape(), nullable)
 
     def _array(self, parts: Alternative, nullable: bool, within: frozenset[frozenset[int]]) -> Shape:
         items = [part["items"] for part in parts if "items" in part]
         if any(isinstance(each, list) for each in items) or any("prefixItems" in part for part in parts):
-            return Text()
-        return Listed((self.shape(items, within) if items else None) or Text(), nullable)
+            return TextShape()
+        return ListShape((self.shape(items, within) if items else None) or TextShape(), nullable)
 
 
 def _types(alternative: Alternative) -> frozenset[str]:
-    """Also where the schema does not name them, and its other words show what was meant."""
+    """The allowed types, also where only other keywords of the schema imply them."""
     named = common_types(alternative)
     if (values := finite_values(alternative)) is not None:
         return named & frozenset(map(_type_of, values))
@@ -188,22 +188,22 @@ def _type_of(value: Any) -> str:
 
 def _data_type(shape: Shape) -> DataType:
     match shape:
-        case Text():
+        case TextShape():
             return StringType()
-        case Scalar(name):
+        case ScalarShape(name):
             return _SCALARS[name]
-        case Listed(item):
+        case ListShape(item):
             return ArrayType(_data_type(item))
-        case Mapped(value):
+        case MapShape(value):
             return MapType(StringType(), _data_type(value))
-        case Record(fields):
+        case RecordShape(fields):
             return StructType([StructField(name, _data_type(each)) for name, each in fields])
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoding:
-    """``complete``: what is required must be there. ``whole_fractions``: 3.0 is an integer too, as JSON
-    Schema has it; it is asked for only where decoding has failed without."""
+    """Makes decoders of a shape. ``complete``: required properties must be present. ``whole_fractions``: 3.0
+    is an integer, as in JSON Schema; used only after decoding has failed without it."""
 
     complete: bool
     whole_fractions: bool
@@ -215,27 +215,29 @@ class _Decoding:
 
     def _annotation(self, shape: Shape) -> Any:
         match shape:
-            case Text():
+            case TextShape():
                 return msgspec.Raw
-            case Scalar("integer"):
+            case ScalarShape("integer"):
                 found: Any = int | float if self.whole_fractions else _INT64
-            case Scalar(name):
+            case ScalarShape(name):
                 found = {"string": str, "number": float, "boolean": bool}[name]
-            case Listed(item):
+            case ListShape(item):
                 found = GenericAlias(list, (self._annotation(item),))
-            case Mapped(value):
+            case MapShape(value):
                 found = GenericAlias(dict, (str, self._annotation(value)))
-            case Record():
+            case RecordShape():
                 found = self._record(shape)
         return found | None if shape.nullable else found
 
-    def _record(self, shape: Record) -> Any:
+    def _record(self, shape: RecordShape) -> Any:
         """``msgspec`` takes a required ``Raw`` for a type of its own that nothing is of, so that a text is
         looked for afterwards; and it does not find a name beyond ASCII of which it has never seen the
         UTF-8."""
         needed = self._needed(shape)
         members: dict[str, Any] = {
-            name: (Required if name in needed and each != Text() else NotRequired)[self._annotation(each)]
+            name: (Required if name in needed and each != TextShape() else NotRequired)[
+                self._annotation(each)
+            ]
             for name, each in shape.fields
         }
         members |= {name: Required[Any] for name in needed if name not in members}
@@ -243,22 +245,22 @@ class _Decoding:
             msgspec.json.encode(name)
         return _typed_dict("Record", members)
 
-    def _needed(self, shape: Record) -> frozenset[str]:
+    def _needed(self, shape: RecordShape) -> frozenset[str]:
         return shape.required if self.complete else frozenset()
 
     def _convert(self, shape: Shape) -> Convert | None:
         match shape:
-            case Text():
+            case TextShape():
                 return _text
-            case Scalar("integer"):
+            case ScalarShape("integer"):
                 return _whole if self.whole_fractions else None
-            case Scalar():
+            case ScalarShape():
                 return None
-            case Listed(item):
+            case ListShape(item):
                 return of_items(self._convert(item))
-            case Mapped(value):
+            case MapShape(value):
                 return of_values(self._convert(value))
-            case Record(fields):
+            case RecordShape(fields):
                 return of_fields({name: self._convert(each) for name, each in fields}, self._needed(shape))
 
 

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sava.pipeline.source.values.reading import Convert, Reading, of_items, of_values
+from sava.pipeline.source.values import Convert, Reading, of_items, of_values
 from sava.schemas.definition import ProtobufSchema
 
 _FD = FieldDescriptor
@@ -46,7 +46,7 @@ _SCALARS: Final[dict[int, DataType]] = {
     **dict.fromkeys((_FD.TYPE_UINT32, _FD.TYPE_FIXED32), _LONG),
     **dict.fromkeys((_FD.TYPE_UINT64, _FD.TYPE_FIXED64), _UNSIGNED),
 }
-"""Spark has no unsigned numbers: the next type that holds them all."""
+"""Spark has no unsigned numbers; the next wider type holds them."""
 _ANY_JSON: Final = frozenset(f"google.protobuf.{name}" for name in ("Struct", "Value", "ListValue"))
 _WRAPPERS: Final = frozenset(
     f"google.protobuf.{kind}Value"
@@ -58,7 +58,7 @@ Typed = tuple[DataType, Convert | None]
 
 def reading(schema: ProtobufSchema) -> Reading:
     descriptors = schema.descriptors
-    data_type, convert = _Mapping(descriptors.pool).message(descriptors.payload)
+    data_type, convert = _ProtobufTypes(descriptors.pool).message(descriptors.payload)
 
     def read_protobuf(payload: bytes) -> Any:
         return convert(descriptors.parse(payload))
@@ -66,11 +66,11 @@ def reading(schema: ProtobufSchema) -> Reading:
     return Reading(data_type, read_protobuf, lambda definition: read_protobuf)
 
 
-class _Mapping:
+class _ProtobufTypes:
     def __init__(self, pool: DescriptorPool) -> None:
         self._pool = pool
         self._within: set[str] = set()
-        """Messages that this is inside of: one that comes again in itself would be a type without end."""
+        """The enclosing messages: a recursive message would be an infinite type."""
 
     def message(self, message: Descriptor) -> tuple[DataType, Convert]:
         name = message.full_name
@@ -114,7 +114,7 @@ class _Mapping:
 
 
 def _record(fields: list[tuple[FieldDescriptor, Convert | None]]) -> Convert:
-    """A field that knows whether it is set, and is not, is null; others have their default."""
+    """A field with presence that is not set is null; other fields have their default."""
     plan = [(field.name, field.has_presence, convert) for field, convert in fields]
 
     def convert_message(message: Message) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ def _record(fields: list[tuple[FieldDescriptor, Convert | None]]) -> Convert:
 
 
 def _names(enum: EnumDescriptor) -> Convert:
-    """A number without a name, from a later version, is its text."""
+    """Enum names; a number that a later version added is its text."""
     names = {number: value.name for number, value in enum.values_by_number.items()}
     return lambda number: names.get(number) or str(number)
 

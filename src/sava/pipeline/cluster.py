@@ -1,19 +1,21 @@
-"""Link: the cluster, as a process of a Spark application sees it.
+"""ClusterClient: a blocking client of a cluster for the processes of a Spark application.
 
-Spark's Python workers are plain blocking code, and there are many of them: readers on the driver, tasks on
-executors, commits in processes of their own. Each has one link per cluster, made when first needed, over one
+Spark's Python workers are plain blocking code, and there are many: readers on the driver, tasks on executors,
+commits in processes of their own. Each process has one client per cluster, made when first needed, over one
 event loop in a thread. Any thread may call.
 
-A worker that was forked makes its own. That works as long as the process that it was forked from, as Spark's
-daemon, has not used one: gRPC does not survive a fork, and a link says so instead of waiting for ever.
+A forked worker makes its own client. That works if the parent process, such as Spark's daemon, has not used
+one: gRPC does not survive a fork, and the client raises an error instead of waiting without end.
 
-Brokers that are down, topics that move and leader elections are waited for, up to the time that ``Access``
-gives; what a broker refuses is raised at once. Errors are those of ``sava.client.errors``.
+The client waits for brokers that are down, topics that move and leader elections, up to the timeout of its
+``ClusterAccess``. What a broker refuses is raised at once. Errors are those of ``sava.client.errors``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import suppress
@@ -24,34 +26,84 @@ from sava.client.batch import Batch
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
 from sava.client.errors import ClientError, Closed, Refused, Timeout
 from sava.client.loop_thread import LoopThread
+from sava.client.producer import Producer, ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
 from sava.pipeline import several
-from sava.pipeline.calls import SIDE_BY_SIDE, Calls
+from sava.pipeline.calls import SIDE_BY_SIDE, ClusterCalls
 from sava.pipeline.per_process import PerProcess
-from sava.pipeline.publishing import Publishing
-from sava.pipeline.tails import Extent, Tails
+from sava.pipeline.tails import EndWatcher, PartitionExtent
 from sava.proto import danube_schema_pb2, replica_pb2, replica_pb2_grpc, streams_pb2, writers_pb2
-from sava.records import RecordBatch
+from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
 from sava.tasks import cancelled
 
-__all__ = ["Access", "Extent", "Link", "OffsetGone", "TopicParts"]
+UNDER_WAY: Final = 24
+"""Batches without a receipt. They fill a broker's window, and some wait for its next free place."""
+
+
+class BatchPublisher:
+    """A producer of encoded batches into one partition, several in flight. Its name is new each time: a
+    repeated task publishes everything again. One event loop owns it."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        options = ProducerOptions(
+            name=f"spark-{secrets.token_hex(8)}",
+            is_name_generated=True,
+            reliable=None,
+            partitions=None,
+            exclusive=False,
+            linger_ms=0,
+            max_batch_messages=MAX_COUNT,
+            max_batch_bytes=MAX_BATCH_BYTES,
+            max_pending=UNDER_WAY * MAX_COUNT,
+            compression=None,
+            schema=None,
+            codec=None,
+            timeout=connection.timeout,
+        )
+        self._producer = Producer(connection, name, options)
+        self._is_open = False
+        self._under_way: deque[asyncio.Future[int]] = deque()
+
+    async def put(self, batch: RecordBatch) -> None:
+        """Send a batch and return when the next may follow. Raises the error of an earlier batch."""
+        if not self._is_open:
+            await self._producer.open()
+            self._is_open = True
+        while self._under_way and (len(self._under_way) >= UNDER_WAY or self._under_way[0].done()):
+            await self._under_way.popleft()
+        self._under_way.append(await self._producer.send_batch(batch))
+
+    async def settle(self) -> None:
+        """Wait until every batch is durable."""
+        while self._under_way:
+            await self._under_way.popleft()
+
+    async def close(self) -> None:
+        for future in self._under_way:
+            future.cancel()
+        self._under_way.clear()
+        if self._is_open:
+            await self._producer.close(timeout=0)
+
+
+__all__ = ["ClusterAccess", "ClusterClient", "OffsetGone", "PartitionExtent", "TopicPartitions"]
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """How to reach a cluster; goes from the driver to the executors."""
+class ClusterAccess:
+    """Address and credentials of a cluster; the driver sends it to the executors."""
 
     service: str
-    """One address or several, with commas between: as of ``sava.client.Client``."""
+    """Addresses separated by commas, as for ``sava.client.Client``."""
     token: str = ""
     ca: str = ""
     cert: str = ""
     key: str = ""
     timeout_s: float = 60.0
-    """Without a broker, until a call fails. Topics that move and brokers that restart are waited for."""
+    """A call fails after this time without an answer from any broker."""
 
     def connection(self) -> Connection:
-        """Raises Refused: an address that is none, or a file that cannot be read."""
+        """Raises Refused for an invalid address or an unreadable file."""
         tls = Tls(self.ca or None, self.cert or None, self.key or None)
         return Connection(
             self.service,
@@ -61,22 +113,24 @@ class Access:
         )
 
 
-class TopicParts(NamedTuple):
+class TopicPartitions(NamedTuple):
+    """A topic and the names of its partitions."""
+
     topic: str
     reliable: bool
     partitioned: bool
     names: tuple[str, ...]
-    """One for a plain topic (its own name); of a partitioned one, by number."""
+    """The topic itself if it is plain, otherwise its partitions in order."""
     schema_subject: str
 
 
 class OffsetGone(Refused):
-    """Messages that were to be read are not kept any more. ``start`` is the first of them, ``first`` the
-    first that is left."""
+    """Retention has deleted messages that were to be read: ``start`` is the first of them, ``first`` the
+    first retained offset."""
 
     def __init__(self, name: str, start: int, first: int) -> None:
         super().__init__(
-            f"{name}: the messages from offset {start} on are gone, the first that is kept is {first}",
+            f"{name}: offset {start} is no longer retained, the first retained offset is {first}",
             "offset_out_of_range",
         )
         self.name, self.start, self.first = name, start, first
@@ -85,22 +139,23 @@ class OffsetGone(Refused):
         return OffsetGone, (self.name, self.start, self.first)
 
 
-class Link:
-    def __init__(self, access: Access) -> None:
-        """For ``of``."""
+class ClusterClient:
+    """One cluster, as this process sees it. Get it with ``of``."""
+
+    def __init__(self, access: ClusterAccess) -> None:
         self._access = access
         self._connection = access.connection()
-        self._calls = Calls(self._connection)
-        self._tails = Tails(self._calls)
+        self._calls = ClusterCalls(self._connection)
+        self._tails = EndWatcher(self._calls)
         self._loop = LoopThread("sava link")
 
     @staticmethod
-    def of(access: Access) -> Link:
-        """The link of this process to that cluster."""
+    def of(access: ClusterAccess) -> ClusterClient:
+        """The client of this process for that cluster."""
         return _links.of(access)
 
     def close(self) -> None:
-        """Whoever asks for it after that gets a new one."""
+        """Close it. The next call of ``of`` makes a new one."""
         _links.forget(self._access)
         self._loop.run(self._close())
         self._loop.close()
@@ -115,10 +170,11 @@ class Link:
         request = streams_pb2.ListTopicsRequest(namespace=namespace)
         return list(self._ask("ListTopics", request).topics)
 
-    def parts(self, topic: str, *, create: bool = False) -> TopicParts:
-        """Raises TopicUnknown. ``create``: a reliable topic, if the cluster allows it."""
+    def partitions(self, topic: str, *, create: bool = False) -> TopicPartitions:
+        """Look a topic up. ``create`` makes a reliable topic if the cluster allows it. Raises
+        TopicUnknown."""
         found = self._loop.run(self._calls.look_up(topic, create=create))
-        return TopicParts(
+        return TopicPartitions(
             topic=found.topic,
             reliable=found.reliable,
             partitioned=found.partition_count > 0,
@@ -127,29 +183,29 @@ class Link:
         )
 
     def schema(self, subject: str, version: int = 0) -> streams_pb2.SchemaResponse:
-        """0: the latest version."""
+        """A version of a subject's schema; 0 is the latest."""
         request = streams_pb2.SchemaRequest(subject=subject, version=version)
         response: streams_pb2.SchemaResponse = self._ask("Schema", request)
         return response
 
     def schema_of(self, schema_id: int, version: int | None) -> danube_schema_pb2.GetSchemaResponse:
-        """By the id that messages name it by. None: the latest version."""
+        """The schema with the id that messages carry; None is the latest version."""
         request = danube_schema_pb2.GetSchemaRequest(schema_id=schema_id, version=version)
         return self._loop.run(self._calls.schema_of(request))
 
     # -- reading ---------------------------------------------------------------------------
 
-    def extents(self, names: Sequence[str]) -> dict[str, Extent]:
-        """Of partitions, asked side by side."""
+    def extents(self, names: Sequence[str]) -> dict[str, PartitionExtent]:
+        """The extents of partitions, asked concurrently."""
         return self._loop.run(self._extents(names))
 
-    async def _extents(self, names: Sequence[str]) -> dict[str, Extent]:
+    async def _extents(self, names: Sequence[str]) -> dict[str, PartitionExtent]:
         room = asyncio.Semaphore(SIDE_BY_SIDE)
 
-        async def extent(name: str) -> Extent:
+        async def extent(name: str) -> PartitionExtent:
             async with room:
                 request = streams_pb2.OffsetsRequest(topic=name)
-                return Extent.of(await self._calls.owner(name).ask("Offsets", request))
+                return PartitionExtent.of(await self._calls.owner(name).ask("Offsets", request))
 
         tasks = [asyncio.create_task(extent(name)) for name in names]
         try:
@@ -157,26 +213,26 @@ class Link:
         finally:
             await cancelled(*tasks)
 
-    def wait_beyond(self, ends: Mapping[str, int], *, timeout_s: float) -> dict[str, Extent]:
-        """The extents as soon as one of the partitions has more than ``ends`` says, or the time is up. A
-        partition that cannot be reached at the moment is missing in the answer: that nothing is known of it
-        is no reason to stop. Raises TopicUnknown when one does not exist any more."""
+    def wait_beyond(self, ends: Mapping[str, int], *, timeout_s: float) -> dict[str, PartitionExtent]:
+        """Return the extents when one partition has grown beyond its value in ``ends``, or after the timeout.
+        A partition whose owner does not answer is missing from the result: unknown is no reason to stop.
+        Raises TopicUnknown when a partition no longer exists."""
         return self._loop.run(self._tails.wait(ends, timeout_s))
 
     def offset_at(self, name: str, publish_time: int) -> int:
-        """The first offset that was not published before (µs since 1970 UTC); the end if there is none."""
+        """The first offset published at or after this time (µs since 1970 UTC), or the end."""
         request = streams_pb2.OffsetsRequest(topic=name, publish_time=publish_time)
         return int(self._ask_owner(name, "Offsets", request).offset)
 
     def segments(self, name: str, start: int) -> streams_pb2.SegmentsResponse:
-        """Of which the end is beyond ``start``."""
+        """The segments whose end is beyond ``start``."""
         request = streams_pb2.SegmentsRequest(topic=name, from_offset=start)
         response: streams_pb2.SegmentsResponse = self._ask_owner(name, "Segments", request)
         return response
 
     def read(self, name: str, start: int, end: int) -> Iterator[RecordBatch]:
-        """Assigned batches that cover ``start .. end`` exactly, from the owner of the partition, whoever that
-        is by then. Raises OffsetGone when they are not kept any more."""
+        """Batches that cover ``start .. end`` exactly, from the partition's owner, also if it changes
+        meanwhile. Raises OffsetGone when retention has deleted them."""
         if start >= end:
             return
         options = ReaderOptions(start=start, end=end, timeout=self._access.timeout_s, codec=None)
@@ -196,9 +252,9 @@ class Link:
     def read_each(
         self, tails: Mapping[str, tuple[int, int]], *, timeout_s: float, max_bytes: int
     ) -> Iterator[dict[str, list[RecordBatch]]]:
-        """Of offsets ``start .. end`` of partitions, from the start on, what their owners have in memory. One
-        call to each broker, in the order in which they answer; of each up to ``max_bytes``. Partitions
-        of which nothing came are missing: ``read`` waits for them, or says what is wrong."""
+        """Read the offsets ``start .. end`` of many partitions from the memory of their owners, as far as it
+        reaches. One call per broker, up to ``max_bytes`` each, in the order of the answers. A partition
+        without an answer is missing: ``read`` waits for it, or raises the reason."""
         groups = self._loop.run(self._calls.by_owner(tails, timeout=timeout_s))
         readings = [
             self._loop.begin(
@@ -220,8 +276,8 @@ class Link:
             raise (OffsetGone(reader.topic, start, first) if start < first else error) from None
 
     async def _heard(self, reader: Reader) -> list[Batch] | None:
-        """What comes next. A reader waits for what is not there yet; who reads what was there has a reason to
-        wonder."""
+        """The next batches. A reader waits for messages without end; here they exist, so silence is an
+        error."""
         silence = self._access.timeout_s + OPEN_TIMEOUT_S
         try:
             async with asyncio.timeout(silence):
@@ -230,8 +286,7 @@ class Link:
             raise Timeout(f"{reader.topic}: nothing came within {silence:g} s") from None
 
     def advance(self, name: str, subscription: str, offset: int) -> None:
-        """Everything before the offset is done: acked in the subscription, which is created if it is
-        missing."""
+        """Acknowledge everything before the offset in the subscription, which is created if missing."""
         request = streams_pb2.AdvanceRequest(topic=name, subscription=subscription, offset=offset)
         self._ask_owner(name, "Advance", request)
 
@@ -240,7 +295,7 @@ class Link:
     def advance_all(
         self, subscription: str, offsets: Mapping[str, int], *, timeout_s: float
     ) -> dict[str, ClientError]:
-        """As ``advance``, of many partitions side by side, one attempt each: those that failed."""
+        """``advance`` for many partitions concurrently, one attempt each. Returns the failures."""
         return self._loop.run(self._advance_all(subscription, offsets, timeout_s))
 
     async def _advance_all(
@@ -263,7 +318,7 @@ class Link:
     def read_acks(
         self, request: replica_pb2.ReadAcksRequest, *, timeout_s: float
     ) -> replica_pb2.ReadAcksResponse:
-        """What a subscription of a partition has acked, from its owner; one attempt."""
+        """The acknowledgements of a subscription, from the partition's owner; one attempt."""
         owner = self._calls.owner(request.topic)
         service = replica_pb2_grpc.ReplicaStub
         response: replica_pb2.ReadAcksResponse = self._loop.run(
@@ -277,14 +332,14 @@ class Link:
         return self._loop.run(self._calls.staging(writers_pb2.StagingRequest(writer=writer)))
 
     def commit(self, request: writers_pb2.CommitRequest) -> writers_pb2.CommitResponse:
-        """Until it is published. Raises Refused, also when another run has taken this one's place."""
+        """Return when the batch is published. Raises Refused, also when another run has replaced this one."""
         return self._loop.run(self._calls.commit(request))
 
     def publish(self, name: str, batches: Iterator[RecordBatch]) -> int:
-        """Batches (not assigned, without producer) to a partition as they come, several on their way at a
-        time, each once unless the process dies: how many messages. For the sink that repeats a failed task
-        from its beginning."""
-        publishing = Publishing(self._connection, name)
+        """Publish batches (without offsets and producer) to a partition, several in flight, and return the
+        number of messages. Each is published once unless the process dies; the at-least-once sink then
+        repeats its task from the beginning."""
+        publishing = BatchPublisher(self._connection, name)
         count = 0
         try:
             for batch in batches:
@@ -304,4 +359,4 @@ class Link:
         return self._loop.run(self._calls.owner(name).ask(method, request))
 
 
-_links: Final = PerProcess[Access, Link](Link)
+_links: Final = PerProcess[ClusterAccess, ClusterClient](ClusterClient)
