@@ -8,7 +8,7 @@ READY := .venv/.ready
 SEEDS ?= 2000
 JOBS ?= 4
 
-.PHONY: help setup test test-long chaos torture soak test-spark lint sim mutants bench kafka nats demo docs proto clean
+.PHONY: help setup test test-long chaos torture soak test-spark lint sim mutants bench kafka nats demo docs house proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ nats: $(READY)
 ## make demo     two clusters, a topic moved and a broker killed under load, Spark, a copy, DuckDB: measured. ARGS=--keep leaves them running
 demo: $(READY)
 	$(BIN)/python -m examples.demo $(ARGS)
+
+## make house    how large the code is, how many names it has, how long its ways are: ARGS=--calls --list --words
+house: $(READY)
+	$(BIN)/python -m tools.house $(ARGS)
 
 ## make docs     write the pages of docs/reference from the code
 docs: $(READY)
