@@ -1,8 +1,8 @@
 """How many Python functions of Sava one append and one metadata put call, counted in real brokers.
 
 ``python -m tools.house_calls FILE COMMAND …`` runs the broker of COMMAND with a counter in every thread, and
-writes the number into FILE ten times a second. ``count`` starts such brokers, sends messages and puts one at a
-time, and takes off what the brokers do at rest in the same time. A function counts when its source is in
+writes the number into FILE ten times a second. ``count`` starts such brokers, sends messages and puts one
+at a time, and takes off what the brokers do at rest in the same time. A function counts when its source is in
 ``src/sava``; generated code and libraries do not.
 """
 
