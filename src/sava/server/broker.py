@@ -34,7 +34,6 @@ from sava.services.http import HttpServer
 from sava.services.metrics import Metrics
 from sava.services.raft_listener import RaftListener
 from sava.services.raft_transport import TcpTransport
-from sava.storage import segment_file
 from sava.supervisor import Supervisor
 from sava.tasks import Stops, stopped_within
 
@@ -88,7 +87,6 @@ class Broker:
     async def _start(self) -> None:
         config, host, wanted = self._config, self._config.broker.host, self._config.broker.ports
         metrics = self.metrics
-        await asyncio.to_thread(segment_file.warm_up)  # before other brokers wait for this one
         options = NodeOptions(
             address=raft_address(config),
             seeds=config.meta_store.seed_nodes,

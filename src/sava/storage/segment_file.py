@@ -133,16 +133,6 @@ def encode(topic: TopicKey, epoch: int, batches: Sequence[RecordBatch]) -> Encod
     )
 
 
-def warm_up() -> None:
-    """Make a segment that no one keeps, so that a broker pays for its first one when it starts.
-
-    pyarrow imports pandas, where that is installed, when it first turns Python values into an array: 0.3 s
-    and more in which the interpreter does nothing else. Unpaid, this falls into the first recovery of a dead
-    broker's topics, and the event loop that should send heartbeats stands still with it."""
-    batch = RecordBatch.encode([b"", b""], publish_time=[1, 2], attributes=[{"": ""}, {}])
-    encode(TopicKey("", "", 1), 1, [batch.assigned(topic_id=1, epoch=1, base_offset=0)])
-
-
 class _Chunks:
     """The file object that pyarrow writes to: the file in pieces, each copied once. (One growing buffer would
     take twice the size of the file, and more while it grows.)"""
