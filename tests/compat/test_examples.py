@@ -236,7 +236,7 @@ async def test_a_topic_enforces_its_schema(broker: Standalone, topic: str) -> No
 
 async def test_the_example_of_the_protocols_page(broker: Standalone, topic: str) -> None:
     page = (REPOSITORY / "docs" / "danube.md").read_text()
-    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (program,) = re.findall(r"^## A program\n\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     program = program.replace("http://127.0.0.1:6650", broker.url).replace("/default/orders", topic)
     process = await start_child(sys.executable, "-c", program, stdout=PIPE)
     output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)

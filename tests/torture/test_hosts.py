@@ -52,7 +52,7 @@ def run(name: str, directory: Path) -> dict[str, Any]:
 def test_the_router_is_a_network_that_can_be_bad(tmp_path: Path) -> None:
     found = run("network", tmp_path)
     print(found)
-    assert found["good"] == {"lost": 0, "duplicated": 0, "delayed": 0, "reordered": 0, "full": 0}
+    assert found["good"] == {"cut": 0, "lost": 0, "duplicated": 0, "delayed": 0, "reordered": 0, "full": 0}
     assert found["delayed_s"] >= 5 * 0.03, "five round trips, each late by 30 ms on its way there"
     assert found["lost"] > 0
     assert found["duplicated"] > 0

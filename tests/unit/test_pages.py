@@ -374,7 +374,7 @@ OF_OTHERS: Final = {
     "pipeline.md": {"--constraint", "--once", "--py-files"},
     "testing.md": {
         *("--days", "--jobs", "--list", "--seed", "--seeds", "--shrink", "--trace"),
-        *("--doubles", "--faults", "--minutes", "--report", "--spark"),
+        *("--doubles", "--faults", "--minutes", "--no-spark", "--report", "--spark"),
     },
 }
 """Options of other programs."""

@@ -59,14 +59,14 @@ def broker(
     for note in loaded.notes:
         log.warning("configuration: %s", note)
     if "pyarrow" not in sys.modules:  # a process of its own, and not a test
-        sys.meta_path.insert(0, _WithoutPandas())
+        sys.meta_path.insert(0, WithoutPandas())
     # Only here: every other command starts in half the time without the broker's parts.
     from sava import server
 
     sys.exit(server.run(loaded, standalone=standalone))
 
 
-class _WithoutPandas(MetaPathFinder):
+class WithoutPandas(MetaPathFinder):
     """pyarrow imports pandas for its first array, where that is installed: a quarter of a second and 35 MB
     that a broker has no use for."""
 

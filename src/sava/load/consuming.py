@@ -87,7 +87,7 @@ PATIENCE_S: Final = 30.0
 
 
 class Silent(RetryableError):
-    """No message arrived for long, although the subscription has more or its backlog is unknown."""
+    """No message arrived for long, although the subscription has more, as far as its backlog can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

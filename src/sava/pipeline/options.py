@@ -107,7 +107,7 @@ _TOPIC_FORM: Final = "written /namespace/topic, such as /default/orders"
 
 
 class OptionError(CallerError):
-    """An option is unknown, misplaced or has an invalid value."""
+    """An option does not exist, is misplaced or has an invalid value."""
 
     def __init__(self, name: str, value: str, allowed: str) -> None:
         shown = value if len(value) <= 80 else f"{value[:77]}..."
