@@ -189,8 +189,8 @@ def banned() -> Iterator[tuple[str, int, str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 for found in _BANNED.finditer(node.value):
-                    line = node.lineno + node.value[: found.start()].count("\n")
-                    yield str(path.relative_to(ROOT)), line, found[0]
+                    above = node.value[: found.start()].count("\n")
+                    yield str(path.relative_to(ROOT)), node.lineno + above, found[0]
 
 
 def words() -> int:

@@ -103,6 +103,15 @@ class MirroredBrokers(TrappedBrokers):
         assert not broker.is_running
         await asyncio.to_thread(shutil.rmtree, broker.data_dir / "journal")
 
+    def break_store(self) -> None:
+        """No broker can write to the object store, or read from it."""
+        self.segments.rename(self.segments.with_name("segments-away"))
+        self.segments.write_bytes(b"no directory")
+
+    def mend_store(self) -> None:
+        self.segments.unlink()
+        self.segments.with_name("segments-away").rename(self.segments)
+
     async def begin_anew(self, broker: BrokerProcess) -> None:
         """It has lost all that it had, its name included. As an operator does it: the one that it was is
         removed when its topics are gone, and the empty one is added."""

@@ -426,4 +426,28 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "[each for each in registered if not each.is_leaving]",
         tests=("tests/unit/mirroring/test_owner_lives.py",),
     ),
+    _Mirror(
+        "v3",
+        "a closed journal that has lost its last copies is listed as if it went on",
+        "sava/services/journals_admin.py",
+        "        if is_held and not self._failover.lacks_bytes(origin_of(record)):\n",
+        "        if True:\n",
+        tests=("tests/unit/services/test_journals_admin.py",),
+    ),
+    _Mirror(
+        "t3",
+        "messages before a damaged frame cannot be read or stored",
+        "sava/storage/journal.py",
+        "            if intact:\n",
+        "            if False:\n",
+        tests=("tests/unit/storage/test_damage.py",),
+    ),
+    _Mirror(
+        "t4",
+        "the error of a damaged frame does not name the topic and its offsets",
+        "sava/storage/tiered.py",
+        "            raise error.of(self._topic.path) from error\n",
+        "            raise\n",
+        tests=("tests/unit/storage/test_damage.py",),
+    ),
 )

@@ -48,7 +48,7 @@ from sava.metadata.errors import Deposed
 from sava.metadata.store import MetadataStore
 from sava.mirror import JournalId, JournalState, StorageId
 from sava.mirroring.choice import choose
-from sava.mirroring.closed import origin_of
+from sava.mirroring.closed import BytesMissing, origin_of
 from sava.mirroring.coordinator import Coordinator
 from sava.mirroring.ports import Peers, Stored
 from sava.mirroring.records import RecordCorrupt, Records
@@ -99,6 +99,8 @@ class _Work:
     failures: int = 0
     retry_at: float = 0.0
     error: str = ""
+    lacks_bytes: bool = False
+    """The last attempt found a part of a closed journal on no disk."""
     looked_at: float = 0.0
     """When it was last asked whether anybody needs what it waits for."""
     share: Share | None = None
@@ -114,6 +116,7 @@ class _Work:
         """Whether it is news."""
         is_news = self.error != str(error)
         self.error = str(error)
+        self.lacks_bytes = isinstance(error, BytesMissing)
         self.retry_at = time.monotonic() + min(FIRST_RETRY_S * 2 ** min(self.failures, 10), LONGEST_RETRY_S)
         self.failures += 1
         return is_news
@@ -405,6 +408,11 @@ class Failover:
         """Why the last attempt at the journal, or at its disk, came to nothing."""
         works = (self._recovering.get(journal), self._salvaging.get(origin))
         return next((work.error for work in works if work is not None and work.error), "")
+
+    def lacks_bytes(self, origin: StorageId) -> bool:
+        """Whether the last attempt of this broker to salvage the disk found a part of it nowhere."""
+        work = self._salvaging.get(origin)
+        return work is not None and work.lacks_bytes
 
     @property
     def waiting(self) -> int:

@@ -19,8 +19,12 @@ def name_of(journal: pb.Journal) -> str:
 
 
 def waiting(seen: Observation) -> Iterator[pb.Journal]:
-    """Those that cannot be recovered with the disks that are there."""
+    """Those that cannot be recovered, or read, with the disks that are there."""
     for journal in seen.journals:
+        if journal.state == "closed" and not any(
+            member.broker_id for member in journal.members if member.is_owner or member.is_holder
+        ):
+            yield journal
         # While it is recovered nobody writes it, even if its broker is back with the disk.
         is_written = journal.state == "open" and any(
             member.is_owner and member.broker_id for member in journal.members
@@ -35,6 +39,9 @@ def check_journals(seen: Observation) -> Iterator[Finding]:
     if seen.journals_error:
         yield note("journals", "cluster", f"not known: journals cannot be listed: {seen.journals_error}")
     for journal in waiting(seen):
+        if journal.state == "closed":
+            yield _without_copies(journal)
+            continue
         end = _end_of(journal)
         silent = [
             member.storage_id[:8]
@@ -51,6 +58,17 @@ def check_journals(seen: Observation) -> Iterator[Finding]:
             f"start brokers with these disks again, until {recovery_quorum(end)} are there; if the disks are "
             f"lost for good, {give_up(journal)}",
         )
+
+
+def _without_copies(journal: pb.Journal) -> Finding:
+    held = [member.storage_id[:8] for member in journal.members if member.is_owner or member.is_holder]
+    return error(
+        "journals",
+        f"journal {name_of(journal)}",
+        f"it is closed, and none of the disks that hold all of it is there ({', '.join(held)}): topics whose "
+        "last messages are in it and in no segment wait",
+        f"start a broker with one of these disks again; if they are lost for good, {give_up(journal)}",
+    )
 
 
 def give_up(journal: pb.Journal) -> str:

@@ -40,7 +40,10 @@ class ReadBarrier:
             async with asyncio.timeout(timeout):
                 await future
         except TimeoutError:
-            raise Unavailable(f"no majority confirmed the read within {timeout:g} s") from None
+            raise Unavailable(
+                f"no majority confirmed the read within {timeout:g} s; more than half of the voters that "
+                "`sava cluster status` lists must run and reach each other"
+            ) from None
 
     def _begin(self) -> None:
         readers = [(deadline, future) for deadline, future in self._waiting if not future.done()]

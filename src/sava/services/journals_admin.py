@@ -115,7 +115,7 @@ class JournalsService(rpc.JournalsServicer):
     def _status(self, journal: JournalId, record: JournalRecord) -> str:
         origin = self._neighbours.find(origin_of(record))
         if record.state is JournalState.CLOSED:
-            return "served by its broker" if origin is not None else "its topics go to others"
+            return "served by its broker" if origin is not None else self._status_of_tails(record)
         if self._failover.is_continued(journal):
             return "written" if record.state is JournalState.OPEN else "about to be ended"
         coordinator = self._failover.recovery(journal)
@@ -128,6 +128,14 @@ class JournalsService(rpc.JournalsServicer):
         return f"{status}, waits for " + (
             f"{needed} more disk{'s' if needed > 1 else ''}" if needed else "a part that no disk has intact"
         )
+
+    def _status_of_tails(self, record: JournalRecord) -> str:
+        """Of a closed journal whose own disk is gone. Any broker can say that no disk with all of it is
+        registered; that the disks which are there lack a part, only the broker that read them."""
+        is_held = any(self._neighbours.find(holder) is not None for holder in record.holders)
+        if is_held and not self._failover.lacks_bytes(origin_of(record)):
+            return "its topics go to others"
+        return "its topics go to others, waits for a part that no disk has intact"
 
     def _member(self, storage: StorageId, origin: StorageId, record: JournalRecord) -> pb.JournalMember:
         neighbour = self._neighbours.find(storage)

@@ -218,7 +218,10 @@ async def unserved_topic(entry: Entry, local: LocalView) -> pb.TopicDescription:
 def _why_unserved(record: Ownership) -> str:
     match record.state:
         case OwnershipState.ORPHAN:
-            why = f"broker {record.owner} is gone and did not hand it over"
+            why = (
+                f"broker {record.owner} is gone and did not hand it over; `sava journals list` shows what "
+                "its journals wait for"
+            )
         case OwnershipState.MOVING:
             why = f"broker {record.owner} hands it over"
         case OwnershipState.ASSIGNED:

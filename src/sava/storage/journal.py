@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,13 +48,13 @@ from sava.storage.answering import Answering, resolve
 from sava.storage.commitment import Commitment
 from sava.storage.errors import Fenced
 from sava.storage.frame_reader import FrameReader
-from sava.storage.journal_index import JournalCorrupt, JournalIndex
+from sava.storage.journal_index import FrameDamaged, JournalCorrupt, JournalIndex
 from sava.storage.ordered_log import OrderedLog, open_log
 from sava.storage.producers import ProducerTable
 from sava.storage.replay import BATCH, DISOWNED, NOTE, RELEASED, Replay
 from sava.storage.room import Room
 from sava.wal import Disk, Done, Identity, LogClosed, LogOptions, Tap
-from sava.wal.errors import PositionOutside
+from sava.wal.errors import LogCorrupt, PositionOutside
 from sava.wal.format import record_bytes
 from sava.wal.writer import Observe
 
@@ -370,7 +371,8 @@ class Journal:
 
     async def read(self, topic_id: int, offset: int, max_bytes: int) -> list[RecordBatch]:
         """Batches from the one that holds ``offset`` on, without a gap, up to ``max_bytes`` but at least one.
-        Empty when the offset is not held (any more): it is in a segment then, or nowhere."""
+        Empty when the offset is not held (any more): it is in a segment then, or nowhere. Raises FrameDamaged
+        when the first of them is not intact; what stands before a damaged one is returned without it."""
         spans = self.index(topic_id).spans(offset, max_bytes)
         if not spans:
             return []
@@ -382,6 +384,14 @@ class Journal:
             if self.index(topic_id).spans(offset, 1):
                 raise  # still needed, and not there
             return []
+        except LogCorrupt as error:
+            intact = [span for span in spans if span.position < error.position]
+            if intact:
+                return await self._reader.read(topic_id, intact)
+            index = self.index(topic_id)
+            following = index.spans(offset, sys.maxsize)[1:]
+            end = following[0].base_offset if following else index.ranges[-1][1]
+            raise FrameDamaged(f"id {topic_id}", spans[0].base_offset, end, error.position) from error
 
     # -- ending ------------------------------------------------------------------------------
 

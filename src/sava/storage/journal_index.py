@@ -30,6 +30,26 @@ class JournalCorrupt(HostError):
     """The journal holds what it can never have written."""
 
 
+class FrameDamaged(HostError):
+    """A frame of a topic cannot be read back from this broker's disk. Messages before and behind it can, and
+    other topics are not concerned; but the topic can be stored, and handed over, only up to the frame."""
+
+    def __init__(self, topic: str, start: int, end: int, position: int) -> None:
+        super().__init__(
+            f"topic {topic}: offsets {start}..{end} cannot be read: this broker's journal has no intact "
+            f"record at position {position}. If `sava journals describe` shows mirrors, they have it: stop "
+            "this broker, move its journal directory away and start it again"
+        )
+        self.topic = topic
+        self.start = start
+        self.end = end
+        self.position = position
+
+    def of(self, topic: str) -> FrameDamaged:
+        """The same, with the topic's name instead of its id."""
+        return FrameDamaged(topic, self.start, self.end, self.position)
+
+
 class Span(NamedTuple):
     """One batch: its offset, where its frame is, and how long it is."""
 

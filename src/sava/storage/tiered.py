@@ -27,6 +27,7 @@ from sava.storage.cache import RecentBatches
 from sava.storage.catalog import Catalog
 from sava.storage.errors import DataGap, ObjectMissing, OffsetOutOfRange
 from sava.storage.journal import Journal
+from sava.storage.journal_index import FrameDamaged
 from sava.storage.segment import SegmentReader
 from sava.storage.types import Segment, TopicKey
 
@@ -111,7 +112,7 @@ class TieredReader:
                 yield _cut(recent, position, end)
                 position = recent.next_offset
                 continue
-            batches = await self._journal.read(self._topic.topic_id, position, _STRETCH_BYTES)
+            batches = await self._held(position, _STRETCH_BYTES)
             for batch in batches:
                 if position < end:
                     yield _cut(batch, position, end)
@@ -133,6 +134,13 @@ class TieredReader:
             batches.append(_cut(batch, position, end))
             position = batch.next_offset
         return batches
+
+    async def _held(self, position: int, max_bytes: int) -> list[RecordBatch]:
+        """From the journal."""
+        try:
+            return await self._journal.read(self._topic.topic_id, position, max_bytes)
+        except FrameDamaged as error:
+            raise error.of(self._topic.path) from error
 
     async def _stored(self, position: int, end: int) -> AsyncGenerator[RecordBatch, None]:
         """From the segment that holds the position, to its end."""
@@ -180,7 +188,7 @@ class TieredReader:
         base = next(self._journal.index(self._topic.topic_id).not_before(publish_time, stored_end), None)
         if base is None:
             return end
-        batches = await self._journal.read(self._topic.topic_id, base, 1)
+        batches = await self._held(base, 1)
         if not batches:  # released meanwhile: it is in a segment now
             await self._segments.again()
             return await self.offset_at(publish_time, end)

@@ -47,6 +47,7 @@ from sava.storage.catalog import Catalog
 from sava.storage.chains import Chains, Origin, is_chain, learned
 from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, SegmentConflict, TopicGone
 from sava.storage.journal import Journal
+from sava.storage.journal_index import FrameDamaged
 from sava.storage.marks import Mark
 from sava.storage.objectstore import ObjectStore
 from sava.storage.probe import check_writable
@@ -367,7 +368,10 @@ class Uploader:
 
     async def _collect(self, backlog: Backlog) -> list[RecordBatch]:
         start = backlog.state.end
-        batches = await self._journal.read(backlog.topic.topic_id, start, self.options.segment_bytes)
+        try:
+            batches = await self._journal.read(backlog.topic.topic_id, start, self.options.segment_bytes)
+        except FrameDamaged as error:
+            raise error.of(backlog.topic.path) from error
         if not batches or batches[0].base_offset != start:
             raise DataGap(
                 f"topic {backlog.topic.path}: offset {start} is not in the journal and in no segment"

@@ -278,7 +278,10 @@ def journal(owner: int, *, there: set[int], state: str = "open") -> journals_pb2
         ack_quorum=2,
         members=[
             journals_pb2.JournalMember(
-                storage_id=f"disk-{each}", broker_id=each if each in there else 0, is_owner=each == owner
+                storage_id=f"disk-{each}",
+                broker_id=each if each in there else 0,
+                is_owner=each == owner,
+                is_holder=each != owner,
             )
             for each in holders
         ],
@@ -339,10 +342,15 @@ def test_a_journal_that_cannot_be_stored_is_no_matter_of_waiting() -> None:
     assert "journal 4/7, and cannot be stored: cannot put topics/a: refused" in told.remedy
 
 
-def test_a_journal_that_was_closed_waits_for_nobody() -> None:
+def test_a_journal_that_was_closed_needs_one_disk_that_holds_it() -> None:
     seen = cluster()
-    seen.journals = [journal(4, there=set(), state="closed")]
+    seen.journals = [journal(4, there={6}, state="closed")]
     assert troubles(seen) == []
+    seen.journals = [journal(4, there=set(), state="closed")]
+    [told] = troubles(seen)
+    assert (told.check, told.subject) == ("journals", "journal 4/7")
+    assert "none of the disks that hold all of it is there" in told.text
+    assert "`sava journals recover 4/7`" in told.remedy
 
 
 def test_what_was_not_looked_at_is_not_known() -> None:
