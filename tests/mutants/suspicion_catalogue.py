@@ -212,12 +212,4 @@ SUSPICION_MUTANTS = (
         "        if self._alone_ms > peer.alone_ms:\n",
         tests=UNIT,
     ),
-    Mutant(
-        "d25",
-        "a broker's first segment is made when another one has died",
-        "sava/server/broker.py",
-        "        await asyncio.to_thread(segment_file.warm_up)",
-        "        pass",
-        tests=("tests/unit/test_process.py",),
-    ),
 )
