@@ -179,7 +179,7 @@ class Poison(StrEnum):
     """What happens to a message that was delivered too often without an ack."""
 
     BLOCK = "block"
-    """The subscription (of key-shared ones: the key) waits for somebody to act."""
+    """The subscription (of key-shared ones: the key) waits for an operator."""
     DROP = "drop"
     DEAD_LETTER = "dead_letter"
 

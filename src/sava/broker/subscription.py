@@ -94,7 +94,7 @@ class SubscriptionStats:
     in_flight: int
     """Of these, those that a consumer has now."""
     blocked: bool
-    """A message failed too often, and the policy is to wait for somebody to act."""
+    """A message failed too often, and the policy is to wait for an operator."""
     blocked_offsets: tuple[Range, ...]
     error: str
     """Why nothing can be read or handed on at the moment; empty if it can."""
@@ -201,7 +201,7 @@ class Subscription:
 
     @property
     def is_blocked(self) -> bool:
-        """A message failed too often, and the policy is to wait for somebody to act."""
+        """A message failed too often, and the policy is to wait for an operator."""
         return not self._is_dormant and self._core.is_blocked
 
     @property

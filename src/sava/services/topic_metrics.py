@@ -1,7 +1,7 @@
 """What a broker tells Prometheus about its topics and subscriptions, read from them when scraped; of many of
 them in parts, so that the event loop serves others in between.
 
-**A topic with many subscriptions** (more than ``MANY``) is told in sums, as one subscription of the name
+**A topic with many subscriptions** (more than ``MANY``) is reported in sums, as one subscription of the name
 ``ALL``: ten thousand subscriptions with fourteen figures each would be a page of twenty megabytes at every
 scrape, and more series than a Prometheus server takes of one target. Sums by topic are right in either form.
 What a removed subscription had counted stays in the sum: a counter that falls looks like a restart."""
@@ -186,7 +186,7 @@ _GAUGES: Final = {
     "backlog_messages": "Messages that are not acked.",
     "unacked_messages": "Delivered and not acked.",
     "consumers": "Connected consumers.",
-    "blocked": "1 while a message that failed too often waits for somebody to act.",
+    "blocked": "1 while a message that failed too often waits for an operator.",
     "failing": "1 while nothing can be read, or handed on to the dead-letter topic.",
 }
 
