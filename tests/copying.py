@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sava.broker.ranges import runs
-from sava.broker.stretches import Source, Stretch
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from sava.topics.ranges import runs
+from sava.topics.stretches import Source, Stretch
 
 
 class Copy(NamedTuple):

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from sava.broker.stretches import Source, Stretch
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
+from sava.topics.stretches import Source, Stretch
 from tests.copying import Origins
 from tests.patience import PATIENCE_S
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from sava.records import Message
 from sava.storage.chains import PATH
 

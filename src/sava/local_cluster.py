@@ -35,11 +35,11 @@ from typing import Final
 
 import msgspec
 
+from sava.api.admin_client import AdminClient
 from sava.errors import HostError, RetryableError
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.identity import NODE_ID
 from sava.proto import admin_pb2 as pb
-from sava.services.admin_client import AdminClient
 from sava.wal.errors import DirectoryLocked
 from sava.wal.local_disk import LocalDisk
 

@@ -43,21 +43,21 @@ from typing import Any, Final
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.publishing import Publisher
-from sava.broker.specs import Ownership, OwnershipState
-from sava.broker.topic import Topic
 from sava.cli.main import main
 from sava.cluster.writer_records import WRITERS, WriterRecord
+from sava.ledger.protocol import JournalRecord
+from sava.ledger.records import JOURNALS
 from sava.metadata.commands import Delete, DeletePrefix, Put, TxnResult
 from sava.metadata.raft_store import RaftStore
-from sava.mirror import JournalRecord
-from sava.mirroring.records import JOURNALS
 from sava.records import RecordBatch
 from sava.storage import keys
 from sava.storage.producers import RUN
 from sava.storage.types import TopicState
 from sava.storage.uploader import Backlog, Uploader
+from sava.topics import specs
+from sava.topics.publishing import Publisher
+from sava.topics.specs import Ownership, OwnershipState
+from sava.topics.topic import Topic
 
 VARIABLE: Final = "SAVA_TRAP"
 MOVE_STEPS: Final = (

@@ -22,15 +22,15 @@ from typing import Final
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.specs import Ownership, OwnershipState
+from sava.ledger.protocol import JournalRecord
+from sava.ledger.records import JOURNALS
 from sava.metadata.commands import Batch, Delete, LeaseExpire, LeaseRevoke, Put, Txn, decode_proposal
 from sava.metadata.identity import open_state
-from sava.mirror import JournalRecord
-from sava.mirroring.records import JOURNALS
 from sava.raft.types import EntryKind
 from sava.storage import keys
 from sava.storage.types import TopicState
+from sava.topics import specs
+from sava.topics.specs import Ownership, OwnershipState
 from sava.wal.local_disk import LocalDisk
 from tests.cluster.harness import Brokers, until
 from tests.cluster.mirrored import MirroredBrokers

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from sava.api.admin_client import PLAIN
 from sava.proto import topics_admin_pb2 as pb
-from sava.services.admin_client import PLAIN
 from sava.storage.link_cursors import link_cursor
 from tests.cluster.harness import until
 from tests.long import only_long

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from sava.blocking import Client
 from sava.client import stream
+from sava.client.blocking import Client
 from sava.client.loop_thread import LoopThread
 from sava.client.pulse import Waiting
 from sava.client.stream import Stream

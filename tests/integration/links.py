@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sava.framing import BadFrame, FrameReader
-from sava.services.raft_wire import GREETING, OpenJournals, decode_opening
+from sava.peers.raft_wire import GREETING, OpenJournals, decode_opening
 
 RAFT, JOURNALS = KINDS = ("raft", "journals")
 

@@ -20,7 +20,7 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from sava.client.errors import ClientError
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.replicate.translation import REPLICATE

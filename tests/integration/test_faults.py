@@ -20,9 +20,9 @@ from sava.metadata.durable import Batch, RecordKind
 from sava.metadata.errors import IdentityConflict
 from sava.metadata.identity import cluster_id_of, open_state
 from sava.metadata.peer import Bootstrap
+from sava.peers.raft_transport import TcpTransport
 from sava.proto import admin_pb2 as pb
 from sava.raft.types import Entry, EntryKind, HardState, Membership, NodeId
-from sava.services.raft_transport import TcpTransport
 from sava.wal.local_disk import LocalDisk
 from tests.integration.harness import BrokerProcess, Cluster
 from tests.patience import PATIENCE_S

@@ -91,8 +91,8 @@ async def test_a_partial_init_is_completed_by_running_it_again(tmp_path: Path) -
         from sava.config import Auth
         from sava.metadata.identity import cluster_id_of
         from sava.metadata.peer import Bootstrap
+        from sava.peers.raft_transport import TcpTransport
         from sava.raft.types import Membership, NodeId
-        from sava.services.raft_transport import TcpTransport
 
         members = tuple(sorted([(NodeId(await b.node_id()), b.raft_address) for b in cluster.brokers]))
         founders = tuple(node for node, _ in members)

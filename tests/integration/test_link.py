@@ -13,8 +13,8 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from sava.blocking import Client
 from sava.client import Refused, TopicUnknown, Unavailable
+from sava.client.blocking import Client
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone, PartitionExtent
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc, writers_pb2
 from sava.records import Codec, RecordBatch

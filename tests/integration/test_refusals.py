@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
+from sava.peers.faults import CODE_KEY
 from sava.proto import admin_pb2 as admin
 from sava.proto import brokers_pb2 as brokers
 from sava.proto import replica_pb2 as replica
 from sava.proto import streams_pb2 as streams
 from sava.proto import topics_admin_pb2 as topics
-from sava.services.faults import CODE_KEY
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import pytest
 
+from sava.api.admin_client import AdminClient
 from sava.cli.storage_work import RemoteRecords
 from sava.metadata import commands as c
 from sava.metadata.store import MetadataStore, RangeResult
 from sava.proto import admin_pb2 as pb
 from sava.records import Message, RecordBatch
-from sava.services.admin_client import AdminClient
 from sava.storage import keys
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.catalog import Catalog

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from sava.api.admin_client import AdminClient
 from sava.config import Auth, Tls
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
-from sava.services.admin_client import AdminClient
-from sava.services.raft_transport import TcpTransport
+from sava.peers.raft_transport import TcpTransport
 from tests.integration.harness import Cluster
 
 

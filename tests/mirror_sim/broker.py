@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sava.mirror import record as steps
-from sava.mirror.messages import (
+from sava.ledger.protocol import record as steps
+from sava.ledger.protocol.messages import (
     Append,
     Bytes,
     Check,
@@ -19,8 +19,8 @@ from sava.mirror.messages import (
     Trim,
     WriteBack,
 )
-from sava.mirror.record import JournalRecord, JournalState
-from sava.mirror.types import JournalId, StorageId
+from sava.ledger.protocol.record import JournalRecord, JournalState
+from sava.ledger.protocol.types import JournalId, StorageId
 from sava.wal.errors import DiskFailed, DiskFull
 from tests.mirror_sim.controller import Controller
 from tests.mirror_sim.hosting import Host

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sava.mirror.messages import Bytes, Checked, Durable, Fenced, Message, Refused, Trim
-from sava.mirror.record import JournalRecord, JournalState
-from sava.mirror.recovery import Phase, Recovery
-from sava.mirror.types import JournalId
+from sava.ledger.protocol.messages import (
+    Bytes,
+    Checked,
+    Durable,
+    Fenced,
+    Message,
+    Refused,
+    Trim,
+)
+from sava.ledger.protocol.record import JournalRecord, JournalState
+from sava.ledger.protocol.recovery import Phase, Recovery
+from sava.ledger.protocol.types import JournalId
 from tests.mirror_sim.records import TopicRecord, TopicState, journal_key, topic_key
 from tests.mirror_sim.store import Held, Key, Outcome
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sava.mirror.member import Member, Note, Work, held_after_restart
-from sava.mirror.messages import (
+from sava.ledger.protocol.member import (
+    Member,
+    Note,
+    Work,
+    held_after_restart,
+)
+from sava.ledger.protocol.messages import (
     Append,
     Bytes,
     Check,
@@ -21,7 +26,7 @@ from sava.mirror.messages import (
     Trim,
     WriteBack,
 )
-from sava.mirror.types import JournalId, Range, without
+from sava.ledger.protocol.types import JournalId, Range, without
 from sava.wal.errors import DiskFailed, DiskFull
 from tests.mirror_sim.copies import Copy
 

@@ -6,11 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sava.mirror.errors import JournalFenced, WrongStep
-from sava.mirror.messages import Append, Durable, Join, Joined, Refusal, Refused
-from sava.mirror.owner import Owner
-from sava.mirror.record import JournalRecord
-from sava.mirror.types import JournalId, StorageId
+from sava.ledger.protocol.errors import JournalFenced, WrongStep
+from sava.ledger.protocol.messages import (
+    Append,
+    Durable,
+    Join,
+    Joined,
+    Refusal,
+    Refused,
+)
+from sava.ledger.protocol.owner import Owner
+from sava.ledger.protocol.record import JournalRecord
+from sava.ledger.protocol.types import JournalId, StorageId
 from tests.mirror_sim.copies import Batch, encode_batch
 from tests.mirror_sim.hosting import Host
 from tests.mirror_sim.records import TopicRecord, TopicState, journal_key, topic_key

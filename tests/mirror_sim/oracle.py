@@ -10,10 +10,15 @@ from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from sava.mirror.messages import Fenced
-from sava.mirror.quorum import recovery_quorum
-from sava.mirror.record import JournalRecord, JournalState
-from sava.mirror.types import Fragment, JournalId, Range, StorageId
+from sava.ledger.protocol.messages import Fenced
+from sava.ledger.protocol.quorum import recovery_quorum
+from sava.ledger.protocol.record import JournalRecord, JournalState
+from sava.ledger.protocol.types import (
+    Fragment,
+    JournalId,
+    Range,
+    StorageId,
+)
 from tests.mirror_sim.copies import Batch, durable_bytes, durable_note
 from tests.mirror_sim.records import TopicRecord, TopicState
 from tests.mirror_sim.store import Key

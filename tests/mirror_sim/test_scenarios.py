@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from sava.mirror.record import JournalState
-from sava.mirror.types import JournalId
+from sava.ledger.protocol.record import JournalState
+from sava.ledger.protocol.types import JournalId
 from tests.mirror_sim.clients import Prober, Producer
 from tests.mirror_sim.journals import OwnJournal
 from tests.mirror_sim.knobs import Knobs, draw

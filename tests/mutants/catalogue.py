@@ -330,7 +330,7 @@ MUTANTS = (
         "sava/metadata/bootstrap.py",
         '            raise Unavailable(f"{info}; nothing was changed, start it and repeat") from info\n',
         "            continue\n",
-        tests=("tests/unit/services/test_node.py",),
+        tests=("tests/unit/api/test_node.py",),
     ),
     Mutant(
         "n2",

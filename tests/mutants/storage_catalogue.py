@@ -12,7 +12,7 @@ _Storage = partial(Mutant, tests=("tests/unit/storage",))
 _Epochs = partial(Mutant, tests=("tests/unit/storage/test_producer_epochs.py",))
 _Names = partial(
     Mutant,
-    tests=("tests/unit/broker/test_producers.py", "tests/unit/broker/test_last_open_random.py"),
+    tests=("tests/unit/topics/test_producers.py", "tests/unit/topics/test_last_open_random.py"),
 )
 _Client = partial(Mutant, tests=("tests/unit/client/test_producer.py",))
 
@@ -108,7 +108,7 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
         f"{STORAGE}/broker_storage.py",
         "        await deleted.note(self._metadata, topic, now_ms=time.time_ns() // 1_000_000)\n",
         "",
-        tests=("tests/unit/broker/test_topics.py",),
+        tests=("tests/unit/topics/test_topics.py",),
     ),
     _Storage(
         "s13",
@@ -176,21 +176,21 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
     _Names(
         "s22",
         "an open that was overtaken while it waited has the name all the same",
-        "sava/broker/producers.py",
+        "sava/topics/producers.py",
         "            if takeover and self._epochs.current(identity) > number:\n",
         "            if False:\n",
     ),
     _Names(
         "s23",
         "a producer that presents an older number than the current one continues",
-        "sava/broker/producers.py",
+        "sava/topics/producers.py",
         "        if current != presented:\n            raise self._fenced(name)\n        return presented\n",
         "        return current\n",
     ),
     _Names(
         "s24",
         "an open that is refused has fenced the producer that has the name",
-        "sava/broker/producers.py",
+        "sava/topics/producers.py",
         "            # An open that is refused must not fence the producer that has the name.\n"
         "            self._check_room(name, access)\n",
         "",
@@ -198,7 +198,7 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
     _Names(
         "s25",
         "a topic that was created again counts opens from the beginning",
-        "sava/broker/producers.py",
+        "sava/topics/producers.py",
         "        return (self._topic_id << TOPIC_BITS) + tenure\n",
         "        return tenure\n",
     ),
@@ -222,7 +222,7 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
         "sava/storage/expiry_clock.py",
         "        return min(own_ms, store_ms)\n",
         "        return own_ms\n",
-        tests=("tests/unit/broker/test_topics.py::TestRetention",),
+        tests=("tests/unit/topics/test_topics.py::TestRetention",),
     ),
     Mutant(
         "e2",
@@ -230,7 +230,7 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
         "sava/storage/segment.py",
         "    if created_ms is None and stored_ms > segment.created_ms:\n",
         "    if False:\n",
-        tests=("tests/unit/broker/test_topics.py::TestRetention",),
+        tests=("tests/unit/topics/test_topics.py::TestRetention",),
     ),
     Mutant(
         "e3",

@@ -3,8 +3,8 @@ It is the ``sava`` command otherwise."""
 
 from __future__ import annotations
 
-from sava.broker.topics import Topics, TopicsOptions
 from sava.cli.main import main
+from sava.topics.topics import Topics, TopicsOptions
 
 if __name__ == "__main__":
     defaults = Topics.__init__.__kwdefaults__

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sava.blocking import Client
-from sava.broker.stretches import Source, Stretch
+from sava.api.admin_client import PLAIN, AdminClient
 from sava.cli import replication_verify
 from sava.cli.replication_verify import question_of
+from sava.client.blocking import Client
 from sava.client.loop_thread import LoopThread
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.replicate.target import TargetCluster
@@ -27,8 +27,8 @@ from sava.pipeline.replicate.verify import (
     verify,
 )
 from sava.records import Message, Origin, RecordBatch
-from sava.services.admin_client import PLAIN, AdminClient
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from sava.topics.stretches import Source, Stretch
 from tests.long import only_long
 from tests.replica_client import ChainStream, replica
 from tests.replicating import RunningLink

@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 import uvloop
 
+from sava.api.admin_client import PLAIN, AdminClient
 from sava.client import Client, Tls
 from sava.client.consumer import SubscriptionType
 from sava.client.errors import ClientError, OutcomeUnknown
@@ -35,7 +36,6 @@ from sava.config import Tls as TlsFiles
 from sava.errors import SavaError
 from sava.metadata import errors as metadata_errors
 from sava.proto import admin_pb2 as pb
-from sava.services.admin_client import PLAIN, AdminClient
 from tests.torture.history import (
     Acked,
     Called,

@@ -21,8 +21,8 @@ from sava.cli.way_out import way_out
 from sava.client import Client, Unavailable
 from sava.config import ConfigInvalid
 from sava.connecting import Cause
+from sava.peers.faults import NotReached
 from sava.proto import admin_pb2 as pb
-from sava.services.faults import NotReached
 from tools.reference.cli import section, walk
 
 runner = CliRunner()

@@ -8,8 +8,11 @@ import grpc
 import pytest
 from grpc import aio
 
+from sava.api import effects
 from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
+from sava.peers import faults
+from sava.peers.faults import CallRefused, CallUnknown, NotReached
 from sava.proto import (
     admin_pb2,
     brokers_pb2,
@@ -21,8 +24,6 @@ from sava.proto import (
     topics_admin_pb2,
     writers_pb2,
 )
-from sava.services import effects, faults
-from sava.services.faults import CallRefused, CallUnknown, NotReached
 from sava.storage.errors import ObjectStoreUnavailable
 from tools.reference.errors import kinds
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import typer
 from rich.filesize import decimal
 
-from sava.broker.errors import SubscriptionUnknown, TopicUnknown
+from sava.api.admin_client import AdminClient
 from sava.cli.bench import SECONDS, Output
 from sava.cli.client_port import tls_for
 from sava.cli.connection import auth_from_environment
@@ -28,7 +28,7 @@ from sava.load.figures import Flow, LoadOutcome
 from sava.load.metadata import MetadataCalls, Operation
 from sava.load.payload import HEADER_BYTES, draw_run
 from sava.load.producing import Production
-from sava.services.admin_client import AdminClient
+from sava.topics.errors import SubscriptionUnknown, TopicUnknown
 
 LARGEST: Final = 8 << 20
 

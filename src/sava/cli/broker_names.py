@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final, cast
 
+from sava.api.admin_client import AdminClient
 from sava.cli.output import print_unconfirmed
 from sava.errors import CallerError
 from sava.proto import brokers_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 MAX_ID: Final = (1 << 64) - 1
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli import namespaces
 from sava.cli.broker_names import all_brokers, id_of
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
@@ -22,7 +23,6 @@ from sava.cli.output import (
 from sava.errors import Outcome, RetryableError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.proto import brokers_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 app = typer.Typer(help="List, drain and balance the brokers.", no_args_is_help=True)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sava.api.recovery import recover
 from sava.cli.broker_names import MAX_ID, is_id
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
 from sava.cli.interrupts import run_to_end
@@ -22,7 +23,6 @@ from sava.cli.output import (
 )
 from sava.metadata.lost_quorum import ForceReport, NotConfirmed
 from sava.proto import admin_pb2 as pb
-from sava.services.recovery import recover
 
 app = typer.Typer(help="Found, inspect and change the cluster.", no_args_is_help=True)
 

@@ -9,10 +9,10 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli.interrupts import run_to_end
 from sava.config import Auth, ConfigInvalid, Tls
 from sava.errors import Outcome, SavaError
-from sava.services.admin_client import AdminClient
 
 T = TypeVar("T")
 

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli.broker_names import id_of, is_id
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_table
 from sava.errors import RetryableError
 from sava.proto import journals_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 app = typer.Typer(
     help="Inspect brokers' journals, and end one that cannot be recovered whole.", no_args_is_help=True

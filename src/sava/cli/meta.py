@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import (
     Format,
@@ -24,7 +25,6 @@ from sava.cli.output import (
 )
 from sava.errors import CallerError
 from sava.proto import admin_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 app = typer.Typer(help="Read, write and watch the metadata store.", no_args_is_help=True)
 

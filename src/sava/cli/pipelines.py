@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from sava import logs
+from sava.api.admin_client import AdminClient
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
 from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_table
 from sava.errors import CallerError, Outcome, RetryableError
 from sava.proto import pipelines_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 app = typer.Typer(help="Create and run pipelines: work on topics, done with Spark.", no_args_is_help=True)
 

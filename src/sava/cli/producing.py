@@ -16,12 +16,12 @@ from typing import Any, Final, Literal, cast
 import typer
 from rich.filesize import decimal
 
-from sava.blocking import Client
 from sava.cli.client_port import tls_for
 from sava.cli.connection import run
 from sava.cli.output import Format, print_json, print_line
 from sava.cli.progress import QUIET_S, Progress
 from sava.client import UNKNOWN_OFFSET, Sent
+from sava.client.blocking import Client
 from sava.errors import CallerError
 from sava.proto import danube_schema_pb2 as schema_pb
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from sava.api.admin_client import AdminClient
 from sava.cli.client_port import tls_for
 from sava.cli.connection import run
 from sava.cli.consume import IDLE_S
@@ -21,7 +22,6 @@ from sava.client.consumer import SubscriptionType
 from sava.client.position import Start
 from sava.errors import Outcome, RetryableError
 from sava.proto import topics_admin_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 QUEUE: Final = 1000
 """Messages on their way to here: what is not printed in the end goes back to the subscription."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli import positions
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
 from sava.cli.output import Format, print_json, print_line, print_table
@@ -16,7 +17,6 @@ from sava.errors import CallerError
 from sava.pipeline.launch import DEFAULT_MASTER, spark_home
 from sava.proto import brokers_pb2
 from sava.proto import replication_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 if TYPE_CHECKING:
     from sava.pipeline.cluster import ClusterAccess

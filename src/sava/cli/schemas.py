@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import (
     Format,
@@ -24,7 +25,6 @@ from sava.cli.positions import instant
 from sava.errors import CallerError
 from sava.proto import danube_schema_pb2 as pb
 from sava.schemas.types import CompatibilityMode, Policy, SchemaType
-from sava.services.admin_client import AdminClient
 
 app = typer.Typer(help="Register schemas, check them, bind them to topics.", no_args_is_help=True)
 

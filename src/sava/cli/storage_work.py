@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from sava import config as settings
+from sava.api.admin_client import AdminClient
 from sava.cli import storage_output as show
 from sava.cli.connection import DEFAULT_ADMIN, auth_from_environment
 from sava.cli.interrupts import run_to_end
@@ -23,7 +24,6 @@ from sava.errors import HostError
 from sava.metadata.commands import KeyValue
 from sava.metadata.store import RangeResult
 from sava.proto import admin_pb2 as pb
-from sava.services.admin_client import AdminClient
 from sava.storage import inspection
 from sava.storage.errors import UnsupportedStore
 from sava.storage.inspection import TopicName, TopicView, Verification

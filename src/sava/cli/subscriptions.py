@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sava.broker.specs import Backoff, Poison
 from sava.cli import positions
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
 from sava.proto import topics_admin_pb2 as pb
+from sava.topics.specs import Backoff, Poison
 
 app = typer.Typer(help="Create, inspect, move and configure subscriptions.", no_args_is_help=True)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli import limits, positions, subscriptions
 from sava.cli.broker_names import id_of
 from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption, run
@@ -22,7 +23,6 @@ from sava.cli.output import (
 )
 from sava.errors import CallerError, Outcome, RetryableError
 from sava.proto import topics_admin_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 app = typer.Typer(help="Create, inspect, limit, move and delete topics.", no_args_is_help=True)
 

@@ -14,12 +14,12 @@ from typing import Annotated, Final
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import Format, Output, print_json, print_line
 from sava.errors import RetryableError
 from sava.local_cluster import START_TIMEOUT_S
 from sava.proto import brokers_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 CALL_TIMEOUT_S: Final = 3.0
 """Of one look. What listens and never answers is to be told of before long."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sava.client import errors as client
 from sava.errors import SavaError
-from sava.services import faults as admin
+from sava.peers import faults as admin
 
 _START = "; `sava up` starts a cluster on this machine, "
 

@@ -4,7 +4,7 @@
         async with client.producer("/default/orders") as producer:
             offset = await producer.send(b"…", key="k")
 
-``sava.blocking`` has the same names without ``async``. How to use it is in ``docs/client.md``.
+``sava.client.blocking`` has the same names without ``async``. How to use it is in ``docs/client.md``.
 
 ==============  =======================================================================================
 ``client``      Client: options of everything it makes

@@ -18,6 +18,6 @@
 ``router``        who has a topic, as soon as somebody has
 ================  ==================================================================================
 
-The record of who has a topic, and the table of what may become of it, is ``sava.broker.ownership``: a broker
+The record of who has a topic, and the table of what may become of it, is ``sava.topics.ownership``: a broker
 must hold it to write anything, so it is known further down.
 """

@@ -34,12 +34,6 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from sava.broker import ownership, specs
-from sava.broker.conditions import unchanged
-from sava.broker.errors import NotOwner, RegistryBusy, TopicUnknown
-from sava.broker.names import TopicName
-from sava.broker.ownership import WrongState
-from sava.broker.specs import OwnershipState, RecordCorrupt, TopicSpec
 from sava.cluster import records
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView, Entry
@@ -51,6 +45,12 @@ from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
+from sava.topics import ownership, specs
+from sava.topics.conditions import unchanged
+from sava.topics.errors import NotOwner, RegistryBusy, TopicUnknown
+from sava.topics.names import TopicName
+from sava.topics.ownership import WrongState
+from sava.topics.specs import OwnershipState, RecordCorrupt, TopicSpec
 
 log = logging.getLogger(__name__)
 

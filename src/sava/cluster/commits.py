@@ -6,13 +6,18 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sava.broker.names import MAX_NAME_BYTES, InvalidName, TopicName, check_name
 from sava.cluster.errors import BatchOutOfOrder, WriterFenced, WriterReused
 from sava.cluster.writer_records import MAX_RECENT, WriterRecord, new_producer_id, now_ms
 from sava.storage import staging
 from sava.storage.errors import StagedInvalid
 from sava.storage.producers import RUN
 from sava.storage.staging import Manifest, Section
+from sava.topics.names import (
+    MAX_NAME_BYTES,
+    InvalidName,
+    TopicName,
+    check_name,
+)
 
 
 class Commit(NamedTuple):

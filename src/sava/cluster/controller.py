@@ -23,7 +23,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
-from sava.broker.names import TopicName
 from sava.cluster import placement
 from sava.cluster.decisions import Writer
 from sava.cluster.drains import Drains, DrainStatus
@@ -46,6 +45,7 @@ from sava.storage.errors import CatalogCorrupt
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
+from sava.topics.names import TopicName
 
 log = logging.getLogger(__name__)
 

@@ -27,11 +27,6 @@ from typing import Final, Literal
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import present, unchanged
-from sava.broker.errors import RegistryBusy
-from sava.broker.names import TopicName
-from sava.broker.specs import OwnershipState
 from sava.cluster import placement, records
 from sava.cluster.errors import BrokerUnknown, MovePostponed, MoveRefused, NotLeader
 from sava.cluster.moves import Move
@@ -41,6 +36,11 @@ from sava.metadata.commands import Compare, Put
 from sava.metadata.errors import Deposed
 from sava.metadata.store import MetadataStore
 from sava.tasks import cancelled
+from sava.topics import specs
+from sava.topics.conditions import present, unchanged
+from sava.topics.errors import RegistryBusy
+from sava.topics.names import TopicName
+from sava.topics.specs import OwnershipState
 
 log = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sava.broker.ownership import WrongState
-from sava.broker.specs import Ownership
 from sava.errors import CallerError, HostError, Outcome, RetryableError
+from sava.topics.ownership import WrongState
+from sava.topics.specs import Ownership
 
 
 class NotLeader(RetryableError):

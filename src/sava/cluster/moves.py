@@ -19,11 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sava.broker import specs
-from sava.broker.errors import RegistryBusy, TopicUnknown
-from sava.broker.names import TopicName
-from sava.broker.ownership import NOBODY
-from sava.broker.specs import OwnershipState
 from sava.cluster.decisions import Writer, holds
 from sava.cluster.errors import AlreadyMoving, MovePostponed, MoveRefused, NotLeader
 from sava.cluster.placement import Candidate, Placement, store_of
@@ -33,6 +28,11 @@ from sava.errors import SavaError
 from sava.metadata.errors import Deposed, OutcomeUnknown
 from sava.metadata.store import MetadataStore
 from sava.storage.types import TopicState
+from sava.topics import specs
+from sava.topics.errors import RegistryBusy, TopicUnknown
+from sava.topics.names import TopicName
+from sava.topics.ownership import NOBODY
+from sava.topics.specs import OwnershipState
 
 ATTEMPTS: Final = 16
 SHOWN_S: Final = 2.0

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from sava.broker import specs
 from sava.metadata.commands import KeyValue
 from sava.metadata.store import LocalView, RangeResult
+from sava.topics import specs
 
 PIPELINES: Final = "/pipelines/"
 RUNNERS: Final = "/runners/"

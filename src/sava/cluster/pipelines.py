@@ -25,9 +25,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import absent, unchanged
-from sava.broker.names import InvalidName, check_name
 from sava.cluster.pipeline_errors import (
     PipelineContended,
     PipelineExists,
@@ -58,6 +55,9 @@ from sava.cluster.pipeline_records import (
 from sava.metadata.commands import Compare, Delete, Operation, Put
 from sava.metadata.errors import LeaseNotFound
 from sava.metadata.store import MetadataStore
+from sava.topics import specs
+from sava.topics.conditions import absent, unchanged
+from sava.topics.names import InvalidName, check_name
 
 log = logging.getLogger(__name__)
 

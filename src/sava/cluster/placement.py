@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from sava.broker import specs
-from sava.broker.conditions import unchanged
-from sava.broker.specs import RecordCorrupt
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import Entry
 from sava.metadata.commands import Compare, KeyValue
 from sava.metadata.store import LocalView
+from sava.topics import specs
+from sava.topics.conditions import unchanged
+from sava.topics.specs import RecordCorrupt
 
 ALMOST_EQUAL: Final = 1.1
 

@@ -21,16 +21,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sava.broker import ownership, specs
-from sava.broker.conditions import absent, unchanged
-from sava.broker.names import TopicName
-from sava.broker.specs import Ownership, OwnershipState
 from sava.cluster import records
 from sava.cluster.placement import Placement
 from sava.cluster.records import Registration
 from sava.cluster.view import Entry
 from sava.metadata.commands import Compare, Put
 from sava.storage.types import TopicState
+from sava.topics import ownership, specs
+from sava.topics.conditions import absent, unchanged
+from sava.topics.names import TopicName
+from sava.topics.specs import Ownership, OwnershipState
 
 FIRST_WAIT_S: Final = 0.2
 LONGEST_WAIT_S: Final = 30.0

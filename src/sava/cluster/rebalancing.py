@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from sava.broker.names import TopicName
+from sava.topics.names import TopicName
 
 THRESHOLDS: Final = {"conservative": 0.40, "moderate": 0.30, "aggressive": 0.20}
 UNEVEN: Final = 0.3

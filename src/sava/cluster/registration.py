@@ -47,8 +47,6 @@ from typing import Final
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import unchanged
 from sava.cluster import records
 from sava.cluster.records import Registration
 from sava.errors import SavaError
@@ -57,6 +55,8 @@ from sava.metadata.errors import LeaseNotFound, Unavailable
 from sava.metadata.store import MetadataStore
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
+from sava.topics import specs
+from sava.topics.conditions import unchanged
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
-from sava.broker.names import TopicName
-from sava.broker.specs import OwnershipState
 from sava.cluster.errors import MovePostponed, RebalanceRunning
 from sava.cluster.loads import Loads
 from sava.cluster.moves import Move
@@ -35,6 +33,8 @@ from sava.cluster.rebalancing import (
 from sava.cluster.view import ClusterView, Entry
 from sava.config import LoadManager
 from sava.errors import SavaError
+from sava.topics.names import TopicName
+from sava.topics.specs import OwnershipState
 
 log = logging.getLogger(__name__)
 

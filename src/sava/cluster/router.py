@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from sava.broker.errors import TopicMismatch, TopicUnknown
-from sava.broker.names import TopicName
-from sava.broker.registry import Registry
-from sava.broker.specs import OwnershipState
 from sava.cluster.records import Registration
 from sava.cluster.view import ClusterView
 from sava.errors import RetryableError
+from sava.topics.errors import TopicMismatch, TopicUnknown
+from sava.topics.names import TopicName
+from sava.topics.registry import Registry
+from sava.topics.specs import OwnershipState
 
 WAIT_S: Final = 3600.0
 """The caller's own bound is what ends a wait."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from sava.broker.names import TopicName
 from sava.cluster.planning import Plan
+from sava.topics.names import TopicName
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,6 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sava.broker import ownership, specs
-from sava.broker.names import TopicName
-from sava.broker.ownership import Held
-from sava.broker.specs import Ownership, RecordCorrupt, TopicSpec
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.errors import SavaError
@@ -30,6 +26,10 @@ from sava.metadata.errors import Compacted
 from sava.metadata.store import MetadataStore, Watch
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
+from sava.topics import ownership, specs
+from sava.topics.names import TopicName
+from sava.topics.ownership import Held
+from sava.topics.specs import Ownership, RecordCorrupt, TopicSpec
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.broker import specs
 from sava.metadata.commands import KeyValue
+from sava.topics import specs
 
 WRITERS: Final = "/writers/"
 SWEEP: Final = "/staging/sweep"

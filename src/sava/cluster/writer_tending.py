@@ -14,9 +14,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from sava.broker import specs
-from sava.broker.conditions import unchanged
-from sava.broker.specs import RecordCorrupt
 from sava.cluster.writer_records import SWEEP, WRITERS, WriterRecord, now_ms, swept_until, writer_key
 from sava.cluster.writers import Writers
 from sava.errors import SavaError
@@ -25,6 +22,9 @@ from sava.metadata.store import MetadataStore
 from sava.storage import staging
 from sava.storage.errors import ObjectMissing
 from sava.storage.objectstore import ObjectStore
+from sava.topics import specs
+from sava.topics.conditions import unchanged
+from sava.topics.specs import RecordCorrupt
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@
 Up to 3 nothing has happened. From 3 on it will: whoever comes to a record that is decided and not published
 goes on with 4, be it the broker that decided, the one that a repeated commit comes to, the next commit of the
 writer, or the leader, which looks for such records every few seconds. What they publish is what the record
-names, and topics recognise what they have (``sava.broker.staged``), so it does not matter how many do it or
+names, and topics recognise what they have (``sava.topics.staged``), so it does not matter how many do it or
 how often.
 
 **One at a time.** A batch is decided when the one before it is published, and not before. So a topic that has
@@ -44,10 +44,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import unchanged
-from sava.broker.names import TopicName, check_name
-from sava.broker.single_flight import SingleFlight
 from sava.cluster import commits
 from sava.cluster.commits import Commit
 from sava.cluster.errors import StagedLost, WriterBusy, WriterContended, WriterUnknown
@@ -70,6 +66,10 @@ from sava.storage.errors import ObjectMissing, StagedExpired, StagedInvalid
 from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.staging import Manifest, Part, Section
 from sava.tasks import cancelled, spawn, spread
+from sava.topics import specs
+from sava.topics.conditions import unchanged
+from sava.topics.names import TopicName, check_name
+from sava.topics.single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
 

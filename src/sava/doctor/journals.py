@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from sava.doctor.findings import Finding, error, note
 from sava.doctor.observation import Observation
-from sava.mirror import Fragment, StorageId
-from sava.mirror.quorum import recovery_quorum, suffices
+from sava.ledger.protocol import Fragment, StorageId
+from sava.ledger.protocol.quorum import recovery_quorum, suffices
 from sava.proto import journals_pb2 as pb
 
 

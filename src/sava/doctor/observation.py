@@ -12,12 +12,15 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from sava.api.admin_client import AdminClient
 from sava.client import Refused, Tls
 from sava.client.connection import Connection
 from sava.client.errors import ClientError, Denied
 from sava.config import Auth
 from sava.doctor.reach import Contact, contact, fetch
 from sava.errors import SavaError
+from sava.peers import tls
+from sava.peers.faults import NotReached
 from sava.proto import (
     admin_pb2,
     brokers_pb2,
@@ -29,9 +32,6 @@ from sava.proto import (
     topics_admin_pb2,
 )
 from sava.proto.replica_pb2_grpc import ReplicaStub
-from sava.services import security
-from sava.services.admin_client import AdminClient
-from sava.services.faults import NotReached
 
 CALL_S: Final = 5.0
 PROBE_S: Final = 20.0
@@ -175,7 +175,7 @@ class Looking:
 
     async def _visit(self, broker: BrokerSeen) -> None:
         listed = broker.listed
-        context = security.client_context(self._access.auth)
+        context = tls.client_context(self._access.auth)
         if context is not None:
             context.set_alpn_protocols(ALPN)
         addresses = {

@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from sava.api.admin_client import AdminClient
 from sava.errors import Outcome, RetryableError, SavaError
 from sava.load.figures import Meter
 from sava.load.producing import LoadPace
 from sava.metadata.errors import OutcomeUnknown
+from sava.peers.faults import NotReached
 from sava.proto import admin_pb2 as pb
-from sava.services.admin_client import AdminClient
-from sava.services.faults import NotReached
 
 PREFIX: Final = "/bench/"
 MAX_KEYS: Final = 10_000

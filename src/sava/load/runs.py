@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
+from sava.api.admin_client import AdminClient
 from sava.client import Client
 from sava.load.consuming import Consumption, LoadSubscription, Receivers, Silent
 from sava.load.figures import LoadOutcome, Meter
 from sava.load.metadata import Callers, MetadataCalls
 from sava.load.producing import Production, produce
 from sava.load.tally import DeliveryTally
-from sava.services.admin_client import AdminClient
 
 TELL_S: Final = 0.2
 

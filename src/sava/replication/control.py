@@ -16,10 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from sava.broker import specs
-from sava.broker.names import TopicName, check_name
-from sava.broker.registry import Registry
-from sava.broker.specs import RecordCorrupt, TopicSpec
 from sava.cluster.view import ClusterView
 from sava.metadata.errors import Unavailable
 from sava.metadata.store import MetadataStore
@@ -41,6 +37,10 @@ from sava.replication.remotes import Identity, Remotes
 from sava.replication.reports import Reports, Told
 from sava.replication.status import Statuses, TopicStatus
 from sava.schemas.types import TopicSchema
+from sava.topics import specs
+from sava.topics.names import TopicName, check_name
+from sava.topics.registry import Registry
+from sava.topics.specs import RecordCorrupt, TopicSpec
 
 UNPINNED_S: Final = 3.0
 """For the cursors of links to go after their policy."""

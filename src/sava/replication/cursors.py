@@ -18,15 +18,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.broker.position import EARLIEST as FIRST
-from sava.broker.position import AtOffset, AtTime, Position
 from sava.errors import SavaError
 from sava.metadata.store import MetadataStore
 from sava.replication.records import EARLIEST, LATEST
 from sava.storage.link_cursors import link_cursor
 from sava.tasks import cancelled
+from sava.topics import specs
+from sava.topics.names import TopicName
+from sava.topics.position import EARLIEST as FIRST
+from sava.topics.position import AtOffset, AtTime, Position
 
 log = logging.getLogger(__name__)
 

@@ -25,11 +25,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import unchanged
-from sava.broker.names import TopicName
-from sava.broker.position import EARLIEST, Position
-from sava.broker.specs import TopicSpec
 from sava.cluster.controller import Leadership
 from sava.cluster.errors import NotLeader
 from sava.cluster.pipeline_errors import PipelineForeign, PipelineStopping, PipelineUnknown
@@ -42,6 +37,11 @@ from sava.replication.cursors import Cursor, LinkCursors, first_position
 from sava.replication.matrix import Known
 from sava.replication.policies import Held, Scope
 from sava.replication.records import LATEST, LinkRecord, PolicyRecord, RemoteRecord
+from sava.topics import specs
+from sava.topics.conditions import unchanged
+from sava.topics.names import TopicName
+from sava.topics.position import EARLIEST, Position
+from sava.topics.specs import TopicSpec
 
 log = logging.getLogger(__name__)
 

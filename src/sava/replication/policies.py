@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sava.broker import specs
-from sava.broker.conditions import present, unchanged
-from sava.broker.errors import NamespaceUnknown
-from sava.broker.names import TopicName, check_name, check_unreserved
-from sava.broker.registry import Registry
 from sava.metadata.commands import Compare, Delete, Put
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
 from sava.replication.errors import PolicyInvalid, RemoteUnknown, ReplicationBusy
 from sava.replication.records import EARLIEST, LATEST, PolicyRecord
+from sava.topics import specs
+from sava.topics.conditions import present, unchanged
+from sava.topics.errors import NamespaceUnknown
+from sava.topics.names import TopicName, check_name, check_unreserved
+from sava.topics.registry import Registry
 
 ATTEMPTS = 8
 

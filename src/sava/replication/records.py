@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.names import TopicName
+from sava.topics import specs
+from sava.topics.names import TopicName
 
 REMOTES: Final = "/cluster/remotes/"
 LINKS: Final = "/replication/"

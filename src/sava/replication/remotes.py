@@ -15,9 +15,6 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import absent, unchanged
-from sava.broker.names import InvalidName, check_name
 from sava.metadata.commands import Delete, DeletePrefix, Put
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
@@ -31,6 +28,9 @@ from sava.replication.errors import (
 )
 from sava.replication.matrix import There
 from sava.replication.records import RemoteRecord
+from sava.topics import specs
+from sava.topics.conditions import absent, unchanged
+from sava.topics.names import InvalidName, check_name
 
 ATTEMPTS: Final = 8
 MAX_NAME_BYTES: Final = 100
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 
 
 class RemoteCalls(Protocol):
-    """What is asked of a remote (``sava.services.remotes``). All raise RemoteUnreachable, RemoteDenied,
+    """What is asked of a remote (``sava.api.remotes``). All raise RemoteUnreachable, RemoteDenied,
     RemoteRefused."""
 
     async def hello(self, remote: RemoteRecord) -> Identity: ...

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.broker.names import TopicName
 from sava.cluster.pipeline_records import Pipeline
 from sava.cluster.pipeline_records import State as PipelineState
 from sava.cluster.pipelines import Pipelines
@@ -23,6 +22,7 @@ from sava.replication.links import Extent, Extents, Links, LinkTopic, pipeline_n
 from sava.replication.matrix import CONNECTED, State
 from sava.replication.records import LATEST, PartitionReport, ReportRecord
 from sava.replication.reports import Reports
+from sava.topics.names import TopicName
 
 UNKNOWN: Final = -1
 LOOK_S: Final = 5.0

@@ -8,7 +8,6 @@ import logging
 import time
 from typing import Final
 
-from sava.broker.names import TopicName
 from sava.cluster.controller import Leadership
 from sava.cluster.errors import NotLeader
 from sava.cluster.view import ClusterView
@@ -19,6 +18,7 @@ from sava.replication.reports import Reports
 from sava.replication.status import Statuses
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
+from sava.topics.names import TopicName
 
 log = logging.getLogger(__name__)
 

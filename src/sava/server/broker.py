@@ -18,7 +18,8 @@ from typing import Final
 from grpc import aio
 
 from sava import logs
-from sava.broker.topics import Topics
+from sava.api.http import HttpServer
+from sava.api.metrics import Metrics
 from sava.config import Config
 from sava.errors import HostError
 from sava.metadata.bootstrap import SeedBootstrap
@@ -26,16 +27,15 @@ from sava.metadata.machine.state_machine import Limits
 from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.raft_store import RaftStore
 from sava.metadata.replica.replica import ReplicaConfig
+from sava.peers.raft_listener import RaftListener
+from sava.peers.raft_transport import TcpTransport
 from sava.raft.config import CoreConfig
 from sava.server.addresses import raft_address
 from sava.server.parts import HANDOVER_S, Parts, open_parts
 from sava.server.ports import open_admin_port, open_client_port
-from sava.services.http import HttpServer
-from sava.services.metrics import Metrics
-from sava.services.raft_listener import RaftListener
-from sava.services.raft_transport import TcpTransport
 from sava.supervisor import Supervisor
 from sava.tasks import Stops, stopped_within
+from sava.topics.topics import Topics
 
 log = logging.getLogger(__name__)
 

@@ -14,17 +14,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from sava.broker.names import InvalidName, TopicName
-from sava.broker.registry import Registry
-from sava.broker.staged import Stage
-from sava.broker.topic_schemas import TopicSchemas
-from sava.broker.topics import Topics
+from sava.api.brokers_admin import PREPARE, Brokers
+from sava.api.cluster_metrics import ClusterParts
+from sava.api.danube.figures import DanubeCollector, Sends
+from sava.api.disks import Disks
+from sava.api.http import readiness
+from sava.api.journal_metrics import JournalParts
+from sava.api.load_reports import LoadReports
+from sava.api.metrics import Metrics
+from sava.api.topic_parts import TopicParts
+from sava.api.unloading import Unloading
+from sava.api.writers import StagedAnywhere, StagedHere
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
 from sava.cluster.eviction import Evictor
-from sava.cluster.failover import Failover
-from sava.cluster.losses import Losses
-from sava.cluster.neighbours import Registered
 from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Registration, registration_key
 from sava.cluster.registration import Registrar
@@ -34,16 +37,23 @@ from sava.cluster.writer_tending import Tending
 from sava.cluster.writers import Writers
 from sava.config import Config, Journal
 from sava.errors import SavaError
+from sava.ledger.choice import choose
+from sava.ledger.failover import Failover
+from sava.ledger.lives import Lives
+from sava.ledger.losses import Losses
+from sava.ledger.mirrored import MirroredJournal
+from sava.ledger.neighbours import Registered
+from sava.ledger.owner_host import MirrorOptions
+from sava.ledger.records import Records
+from sava.ledger.salvage import Salvage
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import ClusterOperations
 from sava.metadata.raft_store import RaftStore
-from sava.mirroring.choice import choose
-from sava.mirroring.lives import Lives
-from sava.mirroring.mirrored import MirroredJournal
-from sava.mirroring.owner_host import MirrorOptions
-from sava.mirroring.records import Records
-from sava.mirroring.salvage import Salvage
+from sava.peers.brokers import Peers
+from sava.peers.forwarding import Forwarder
+from sava.peers.journal_door import JournalDoor
+from sava.peers.owners import Owners
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
 from sava.replication.control import Control
@@ -51,21 +61,6 @@ from sava.replication.tending import Tending as ReplicationTending
 from sava.schemas.registry import SchemaRegistry
 from sava.server.addresses import registration
 from sava.server.replication import open_replication
-from sava.services.brokers_admin import PREPARE, Brokers
-from sava.services.cluster_metrics import ClusterParts
-from sava.services.danube.figures import DanubeCollector, Sends
-from sava.services.disks import Disks
-from sava.services.forwarding import Forwarder
-from sava.services.http import readiness
-from sava.services.journal_door import JournalDoor
-from sava.services.journal_metrics import JournalParts
-from sava.services.load_reports import LoadReports
-from sava.services.metrics import Metrics
-from sava.services.owners import Owners
-from sava.services.peers import Peers
-from sava.services.topic_parts import TopicParts
-from sava.services.unloading import Unloading
-from sava.services.writers import StagedAnywhere, StagedHere
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.journal import JournalOptions
 from sava.storage.objectstore import ObjectStore
@@ -73,6 +68,11 @@ from sava.storage.store_identity import store_id
 from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
 from sava.tasks import STEP_S, Stops, cancelled, stopped_within
+from sava.topics.names import InvalidName, TopicName
+from sava.topics.registry import Registry
+from sava.topics.staged import Stage
+from sava.topics.topic_schemas import TopicSchemas
+from sava.topics.topics import Topics
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)

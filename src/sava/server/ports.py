@@ -7,7 +7,22 @@ from typing import Final
 
 from grpc import aio
 
+from sava.api import danube
+from sava.api.brokers_admin import BrokersService
+from sava.api.cluster_admin import ClusterService
+from sava.api.examination import DoctorService
+from sava.api.journals_admin import JournalsService
+from sava.api.meta_admin import MetaService
+from sava.api.pipelines_admin import PipelinesService
+from sava.api.replica import ReplicaService
+from sava.api.replication_admin import ReplicationService
+from sava.api.streams import StreamsService
+from sava.api.subscriptions_admin import SubscriptionsService
+from sava.api.topics_admin import NamespacesService, TopicsService
+from sava.api.writers import WritersService
 from sava.config import Config
+from sava.peers import tls
+from sava.peers.brokers import PINGS_ALLOWED
 from sava.proto import (
     admin_pb2_grpc,
     brokers_pb2_grpc,
@@ -22,24 +37,10 @@ from sava.proto import (
 from sava.records import MAX_BATCH_BYTES
 from sava.server.addresses import broker_url
 from sava.server.parts import Parts
-from sava.services import danube, security
-from sava.services.brokers_admin import BrokersService
-from sava.services.cluster_admin import ClusterService
-from sava.services.examination import DoctorService
-from sava.services.journals_admin import JournalsService
-from sava.services.meta_admin import MetaService
-from sava.services.peers import PINGS_ALLOWED
-from sava.services.pipelines_admin import PipelinesService
-from sava.services.replica import ReplicaService
-from sava.services.replication_admin import ReplicationService
-from sava.services.streams import StreamsService
-from sava.services.subscriptions_admin import SubscriptionsService
-from sava.services.topics_admin import NamespacesService, TopicsService
-from sava.services.writers import WritersService
 
 MESSAGE_OVERHEAD: Final = 1 << 20
 """What a request has besides its batch."""
-ADMIN_OPTIONS: Final[security.Options] = (
+ADMIN_OPTIONS: Final[tls.Options] = (
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
@@ -56,7 +57,7 @@ MAX_PENDING: Final = 20_000
 """Calls that have arrived and that no handler has begun with yet. From a thousand on gRPC would cancel some
 of them by lot, and published clients take CANCELLED for final: so many may come at once when a topic that was
 on the move is served again, each from somebody who waited for it."""
-CLIENT_OPTIONS: Final[security.Options] = (
+CLIENT_OPTIONS: Final[tls.Options] = (
     ("grpc.max_send_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
     ("grpc.max_receive_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
     ("grpc.so_reuseport", 0),
@@ -79,11 +80,11 @@ async def open_admin_port(config: Config, parts: Parts) -> aio.Server:
 
 
 async def _listen(
-    config: Config, port: int, options: security.Options, add_services: Callable[[aio.Server], None]
+    config: Config, port: int, options: tls.Options, add_services: Callable[[aio.Server], None]
 ) -> aio.Server:
     server = aio.server(options=options)
     add_services(server)
-    security.listen(server, f"{config.broker.host}:{port}", config.auth)
+    tls.listen(server, f"{config.broker.host}:{port}", config.auth)
     await server.start()
     return server
 

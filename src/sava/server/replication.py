@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sava.broker.names import TopicName
-from sava.broker.position import Position
-from sava.broker.topic import Topic
+from sava.api.remotes import RemoteClusters
+from sava.api.subscriptions_admin import SERVICE
+from sava.api.topic_descriptions import start_message
+from sava.api.topic_parts import TopicParts
 from sava.cluster.controller import Leadership
 from sava.cluster.pipelines import Pipelines
 from sava.config import Config
 from sava.errors import SavaError
 from sava.metadata.node import RaftNode
 from sava.metadata.store import MetadataStore
+from sava.peers.owners import PARALLEL
 from sava.proto import topics_admin_pb2 as pb
 from sava.replication.control import Control
 from sava.replication.cursors import LinkCursors
@@ -22,12 +24,10 @@ from sava.replication.remotes import Identity, Remotes
 from sava.replication.reports import Reports
 from sava.replication.status import Statuses
 from sava.replication.tending import Tending
-from sava.services.owners import PARALLEL
-from sava.services.remotes import RemoteClusters
-from sava.services.subscriptions_admin import SERVICE
-from sava.services.topic_descriptions import start_message
-from sava.services.topic_parts import TopicParts
 from sava.tasks import spread
+from sava.topics.names import TopicName
+from sava.topics.position import Position
+from sava.topics.topic import Topic
 
 
 def open_replication(

@@ -16,10 +16,6 @@ from typing import Any
 
 import msgspec
 
-from sava.broker import ownership, specs
-from sava.broker.conditions import unchanged
-from sava.broker.names import TopicName
-from sava.broker.specs import Ownership, OwnershipState, TopicSpec
 from sava.cluster import records
 from sava.cluster.controller import Controller
 from sava.cluster.records import BrokerMode, Mode, Registration
@@ -31,6 +27,10 @@ from sava.storage import catalog, keys
 from sava.storage.errors import ObjectStoreUnavailable
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
+from sava.topics import ownership, specs
+from sava.topics.conditions import unchanged
+from sava.topics.names import TopicName
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import PATIENCE_S
 
 S = OwnershipState

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from sava.broker import ownership, specs, tenure
-from sava.broker.conditions import unchanged
-from sava.broker.errors import NotOwner
-from sava.broker.names import TopicName
-from sava.broker.namespaces import Namespaces
-from sava.broker.ownership import Held
-from sava.broker.registry import Registry
-from sava.broker.specs import Ownership, OwnershipState
 from sava.cluster import records
 from sava.cluster.records import Registration
 from sava.metadata.commands import Compare, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.memory import MemoryStore
+from sava.topics import ownership, specs, tenure
+from sava.topics.conditions import unchanged
+from sava.topics.errors import NotOwner
+from sava.topics.names import TopicName
+from sava.topics.namespaces import Namespaces
+from sava.topics.ownership import Held
+from sava.topics.registry import Registry
+from sava.topics.specs import Ownership, OwnershipState
 from tests.patience import PATIENCE_S
 
 ORDERS = TopicName("default", "orders")

@@ -8,11 +8,6 @@ from typing import Any
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.errors import NotHandedOver
-from sava.broker.names import TopicName
-from sava.broker.registry import Registry
-from sava.broker.specs import Ownership, OwnershipState, TopicSpec
 from sava.cluster import agent as agent_module
 from sava.cluster import records
 from sava.cluster.agent import NOT_SERVING, Agent, Job, decide
@@ -23,6 +18,11 @@ from sava.metadata.watch import HubLimits
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
+from sava.topics import specs
+from sava.topics.errors import NotHandedOver
+from sava.topics.names import TopicName
+from sava.topics.registry import Registry
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import (
     ORDERS,

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sava.broker.specs import OwnershipState
-from sava.broker.topics import Topics
 from sava.cluster.agent import Agent
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.supervisor import Supervisor
-from tests.unit.broker.lives import ORDERS, World, publish
+from sava.topics.specs import OwnershipState
+from sava.topics.topics import Topics
 from tests.unit.cluster.fakes import registration, until
 from tests.unit.storage.brokers import contents
+from tests.unit.topics.lives import ORDERS, World, publish
 
 S = OwnershipState
 

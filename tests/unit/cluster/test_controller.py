@@ -8,9 +8,6 @@ import random
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.broker.specs import Ownership, OwnershipState, TopicSpec
 from sava.cluster.placement import Candidate, Placement
 from sava.cluster.planning import Scene, Sightings, plan, wait_after
 from sava.cluster.records import Mode
@@ -18,6 +15,9 @@ from sava.cluster.view import Entry
 from sava.metadata.commands import Put
 from sava.storage import keys
 from sava.storage.types import TopicState
+from sava.topics import specs
+from sava.topics.names import TopicName
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.own_time import OwnTime
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, config, registration, soon, storage_key, topic, world

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sava.broker.names import TopicName
 from sava.cluster import drains
 from sava.cluster.drains import DrainStatus
 from sava.cluster.errors import BrokerUnknown, MoveRefused, NotLeader
 from sava.cluster.records import BrokerMode, Mode
+from sava.topics.names import TopicName
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
 

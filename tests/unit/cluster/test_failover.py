@@ -10,32 +10,40 @@ from typing import Any
 
 import pytest
 
-from sava.broker import specs
-from sava.cluster import failover as failover_module
 from sava.cluster import records as cluster_records
 from sava.cluster.errors import JournalUnknown, NothingToGiveUp, NotLeader
-from sava.cluster.failover import Failover
-from sava.cluster.losses import Losses, Prospect
-from sava.cluster.neighbours import Registered
 from sava.cluster.records import Registration
 from sava.cluster.view import ClusterView
+from sava.ledger import failover as failover_module
+from sava.ledger.coordinator import Coordinator
+from sava.ledger.failover import Failover
+from sava.ledger.losses import Losses, Prospect
+from sava.ledger.neighbours import Registered
+from sava.ledger.ports import PeerUnreachable
+from sava.ledger.protocol import (
+    JournalId,
+    JournalState,
+    Message,
+    Range,
+    Read,
+    StorageId,
+    WriteBack,
+)
+from sava.ledger.protocol import record as steps
+from sava.ledger.records import Records
+from sava.ledger.salvage import Salvage
 from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
-from sava.mirror import JournalId, JournalState, Message, Range, Read, StorageId, WriteBack
-from sava.mirror import record as steps
-from sava.mirroring.coordinator import Coordinator
-from sava.mirroring.ports import PeerUnreachable
-from sava.mirroring.records import Records
-from sava.mirroring.salvage import Salvage
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.objectstore import ObjectStore
 from sava.storage.replay import BATCH
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
+from sava.topics import specs
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fake_brokers import stay
-from tests.unit.mirroring.disks import Disks, Writing
+from tests.unit.ledger.disks import Disks, Writing
 
 ORDERS = TopicKey("default", "orders", 7)
 OWNER, HERE, THERE = (StorageId(each) for each in ("disk-of-1", "disk-of-2", "disk-of-3"))

@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.errors import TopicUnknown
-from sava.broker.ownership import WrongState
-from sava.broker.specs import Ownership, TopicSpec
 from sava.cluster import moves
 from sava.cluster.errors import AlreadyMoving, MovePostponed, MoveRefused, NotLeader
 from sava.cluster.moves import Move, outcome_of
 from sava.cluster.records import Mode
 from sava.cluster.view import Entry
 from sava.metadata.errors import OutcomeUnknown
+from sava.topics import specs
+from sava.topics.errors import TopicUnknown
+from sava.topics.ownership import WrongState
+from sava.topics.specs import Ownership, TopicSpec
 from tests.patience import FAR_S, PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from sava.broker.names import InvalidName
+from sava.api.pipeline_metrics import PipelinesCollector
 from sava.cluster.pipeline_errors import (
     PipelineExists,
     PipelineForeign,
@@ -17,7 +17,7 @@ from sava.cluster.pipeline_errors import (
 from sava.cluster.pipeline_records import RunnerRecord, State, Status, claim_key, status_key
 from sava.cluster.pipelines import MAX_SETTINGS_BYTES, Pipelines
 from sava.metadata.errors import OutcomeUnknown
-from sava.services.pipeline_metrics import PipelinesCollector
+from sava.topics.names import InvalidName
 from tests.unit.cluster.fakes import FaultyStore
 
 TTL_MS = 10_000

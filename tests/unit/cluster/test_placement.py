@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.broker import specs
 from sava.cluster import placement, records
 from sava.cluster.loads import LoadReport, Loads, TopicLoad
 from sava.cluster.placement import Candidate, Placement
 from sava.cluster.records import BrokerMode, Mode
 from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
+from sava.topics import specs
 from tests.unit.cluster.fake_brokers import registration
 
 

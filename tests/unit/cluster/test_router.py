@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.errors import TopicMismatch, TopicUnknown
-from sava.broker.names import TopicName
-from sava.broker.registry import Registry
-from sava.broker.specs import Ownership, OwnershipState, TopicSpec
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.router import NotServed, Router
 from sava.cluster.view import ClusterView
 from sava.metadata.commands import Put
 from sava.supervisor import Supervisor
+from sava.topics import specs
+from sava.topics.errors import TopicMismatch, TopicUnknown
+from sava.topics.names import TopicName
+from sava.topics.registry import Registry
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import FAR_S, PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
 

@@ -8,10 +8,6 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from sava.broker import ownership, specs
-from sava.broker.names import TopicName
-from sava.broker.registry import Registry
-from sava.broker.specs import Ownership, OwnershipState, TopicSpec
 from sava.cluster import records, view
 from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.view import ClusterView
@@ -19,6 +15,10 @@ from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
 from sava.metadata.watch import HubLimits
 from sava.supervisor import Supervisor
+from sava.topics import ownership, specs
+from sava.topics.names import TopicName
+from sava.topics.registry import Registry
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.errors import MessageTooLarge
-from sava.broker.names import InvalidName, TopicName
 from sava.cluster import writer_tending
 from sava.cluster.commits import Commit
 from sava.cluster.errors import (
@@ -30,6 +27,9 @@ from sava.storage import staging
 from sava.storage.errors import StagedExpired, StagedInvalid
 from sava.storage.objectstore import ObjectStore
 from sava.storage.staging import Part, Section
+from sava.topics import specs
+from sava.topics.errors import MessageTooLarge
+from sava.topics.names import InvalidName, TopicName
 from tests.staging import batch, new_object
 from tests.unit.cluster.fakes import FaultyStore
 

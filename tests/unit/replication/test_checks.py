@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.broker.topic_schemas import TopicSchemas
 from sava.replication.errors import RemoteDenied, RemoteUnreachable
 from sava.replication.matrix import Mismatch
 from sava.replication.policies import Scope
 from sava.replication.records import PolicyRecord
 from sava.replication.remotes import Identity
 from sava.schemas.types import TopicSchema
+from sava.topics import specs
+from sava.topics.names import TopicName
+from sava.topics.topic_schemas import TopicSchemas
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
 TO_WEST = PolicyRecord(remotes=("west",))

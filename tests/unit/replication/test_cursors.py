@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sava.broker.names import TopicName
-from sava.broker.position import EARLIEST, AtOffset, AtTime
-from sava.broker.specs import subscription_key
 from sava.metadata.errors import Unavailable
 from sava.replication import control
 from sava.replication.errors import ReplicationBusy
 from sava.replication.links import Extent
 from sava.replication.policies import Scope
 from sava.storage.link_cursors import link_cursor
+from sava.topics.names import TopicName
+from sava.topics.position import EARLIEST, AtOffset, AtTime
+from sava.topics.specs import subscription_key
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
 WEST = link_cursor("west")

@@ -8,9 +8,6 @@ import asyncio
 import msgspec
 import pytest
 
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.broker.specs import RecordCorrupt
 from sava.cluster.errors import NotLeader
 from sava.cluster.pipeline_errors import PipelineForeign
 from sava.cluster.pipeline_records import RunnerRecord
@@ -22,6 +19,9 @@ from sava.replication.policies import Scope
 from sava.replication.records import LinkRecord, PartitionReport
 from sava.replication.tending import Tending
 from sava.supervisor import Supervisor
+from sava.topics import specs
+from sava.topics.names import TopicName
+from sava.topics.specs import RecordCorrupt
 from tests.patience import PATIENCE_S
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from sava.broker.errors import NamespaceUnknown, TopicUnknown
-from sava.broker.names import InvalidName, TopicName
 from sava.replication import records
 from sava.replication.errors import (
     PolicyInvalid,
@@ -20,6 +18,8 @@ from sava.replication.errors import (
 from sava.replication.policies import Scope
 from sava.replication.records import PolicyRecord
 from sava.replication.remotes import Identity
+from sava.topics.errors import NamespaceUnknown, TopicUnknown
+from sava.topics.names import InvalidName, TopicName
 from tests.unit.replication.world import EAST, NORTH, ORDERS, WEST, FakeRemote, World, given, world
 
 

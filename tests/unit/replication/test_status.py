@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.names import TopicName
+from sava.api import replication_messages as messages
 from sava.cluster import pipeline_records
 from sava.proto import replication_pb2 as pb
 from sava.replication import records, reports, status
@@ -17,7 +16,8 @@ from sava.replication.policies import Scope
 from sava.replication.records import PartitionReport, ReportRecord
 from sava.replication.remotes import Identity
 from sava.replication.reports import Reports
-from sava.services import replication_messages as messages
+from sava.topics import specs
+from sava.topics.names import TopicName
 from tests.unit.replication.world import ORDERS, World, world
 
 PLAIN = PartitionReport(partition=0, state="active", position=10, end=10)

@@ -7,11 +7,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.broker.namespaces import Namespaces
-from sava.broker.position import Position
-from sava.broker.registry import Registry
 from sava.cluster.pipeline_records import RunnerRecord
 from sava.cluster.pipelines import LONGEST_TTL_MS, Pipelines
 from sava.cluster.view import ClusterView
@@ -27,6 +22,11 @@ from sava.replication.remotes import Identity, Remotes, Shape
 from sava.replication.reports import Reports, Told
 from sava.replication.status import Statuses, TopicStatus
 from sava.supervisor import Supervisor
+from sava.topics import specs
+from sava.topics.names import TopicName
+from sava.topics.namespaces import Namespaces
+from sava.topics.position import Position
+from sava.topics.registry import Registry
 from tests.patience import PATIENCE_S
 
 EAST, WEST, NORTH = Identity("east", "id-east"), Identity("west", "id-west"), Identity("north", "id-north")

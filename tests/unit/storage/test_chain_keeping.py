@@ -13,9 +13,9 @@ from sava.storage.catalog import Catalog
 from sava.storage.chains import CHAIN_BIT, Chains, Link, Progress
 from sava.storage.errors import Fenced
 from sava.storage.types import OriginMark, ProducerState, TopicState
-from tests.unit.broker.lives import until
 from tests.unit.storage.brokers import TOPIC, Cluster, append_each, wake
 from tests.unit.storage.messages import write
+from tests.unit.topics.lives import until
 
 CHAIN = CHAIN_BIT | 5
 

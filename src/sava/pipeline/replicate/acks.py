@@ -2,7 +2,7 @@
 
 **Acks.** What is acknowledged at the source is acknowledged at the target, message by message.
 
-    source   ReadAcks: new acks by origin                                (``sava.broker.origin_acks``)
+    source   ReadAcks: new acks by origin                                (``sava.topics.origin_acks``)
     target   ApplyAcks: looks the messages up in its own log, and acks them
 
 Only news travels. The driver remembers the acks that it has sent as offsets of the source (``known``), and

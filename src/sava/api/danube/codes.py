@@ -1,0 +1,140 @@
+"""Codes: one table from Sava's errors to the gRPC statuses that Danube's clients act on.
+
+Those clients know three kinds of status. UNAVAILABLE and RESOURCE_EXHAUSTED make them wait, look the topic
+up, register again and repeat: right for everything that heals. ALREADY_EXISTS makes a producer register
+again. Every other status is raised to the application at once. So what a repetition can cure must be
+UNAVAILABLE, and what it cannot must never be: a client would repeat a wrong request for ever.
+
+The text of a status is for people. Sava's own stable code goes into the trailing metadata as everywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import lru_cache, wraps
+from typing import Any, Final, NoReturn, TypeVar
+
+import grpc
+
+from sava.cluster import errors as cluster
+from sava.errors import CallerError, HostError, RetryableError, SavaError
+from sava.metadata import errors as metadata
+from sava.peers import faults
+from sava.records import errors as records
+from sava.schemas import errors as schemas
+from sava.storage import errors as storage
+from sava.topics import errors as broker
+from sava.topics import names
+from sava.topics.names import TopicName
+
+S = TypeVar("S")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+Status = grpc.StatusCode
+
+STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
+    # Whatever is not listed, by whose fault it is.
+    RetryableError: Status.UNAVAILABLE,
+    CallerError: Status.FAILED_PRECONDITION,
+    HostError: Status.INTERNAL,
+    SavaError: Status.INTERNAL,
+    # The request can never be right.
+    names.InvalidName: Status.INVALID_ARGUMENT,
+    storage.InvalidName: Status.INVALID_ARGUMENT,
+    metadata.InvalidRequest: Status.INVALID_ARGUMENT,
+    broker.MessageInvalid: Status.INVALID_ARGUMENT,
+    broker.MessageTooLarge: Status.INVALID_ARGUMENT,
+    records.InvalidMessage: Status.INVALID_ARGUMENT,
+    records.BatchTooLarge: Status.INVALID_ARGUMENT,
+    storage.OffsetOutOfRange: Status.OUT_OF_RANGE,
+    schemas.SubjectInvalid: Status.INVALID_ARGUMENT,
+    schemas.SchemaInvalid: Status.INVALID_ARGUMENT,
+    schemas.SchemaTooLarge: Status.INVALID_ARGUMENT,
+    schemas.TypeUnknown: Status.INVALID_ARGUMENT,
+    schemas.ModeUnknown: Status.INVALID_ARGUMENT,
+    schemas.PolicyUnknown: Status.INVALID_ARGUMENT,
+    # What it names is not there, or is there already.
+    broker.NamespaceUnknown: Status.NOT_FOUND,
+    broker.TopicUnknown: Status.NOT_FOUND,
+    broker.SubscriptionUnknown: Status.NOT_FOUND,
+    cluster.BrokerUnknown: Status.NOT_FOUND,
+    schemas.SubjectUnknown: Status.NOT_FOUND,
+    schemas.VersionUnknown: Status.NOT_FOUND,
+    broker.NamespaceExists: Status.ALREADY_EXISTS,
+    broker.TopicExists: Status.ALREADY_EXISTS,
+    # What it names is there and is not what the request takes it for.
+    broker.TopicMismatch: Status.FAILED_PRECONDITION,
+    broker.SubscriptionMismatch: Status.FAILED_PRECONDITION,
+    broker.SchemaRefused: Status.FAILED_PRECONDITION,
+    broker.NamespaceNotEmpty: Status.FAILED_PRECONDITION,
+    cluster.MoveRefused: Status.FAILED_PRECONDITION,
+    schemas.SchemaIncompatible: Status.FAILED_PRECONDITION,
+    schemas.SubjectTypeMismatch: Status.FAILED_PRECONDITION,
+    # Somebody else has what is asked for.
+    broker.SubscriptionBusy: Status.PERMISSION_DENIED,
+    broker.ProducerBusy: Status.PERMISSION_DENIED,
+    broker.ProducerFenced: Status.PERMISSION_DENIED,
+    broker.LimitReached: Status.RESOURCE_EXHAUSTED,
+    schemas.TooManyVersions: Status.RESOURCE_EXHAUSTED,
+    metadata.NoSpace: Status.RESOURCE_EXHAUSTED,
+    # The topic has another owner by now: looking it up again finds that one.
+    storage.Fenced: Status.UNAVAILABLE,
+    storage.TopicSealed: Status.UNAVAILABLE,
+    storage.NotClaimed: Status.UNAVAILABLE,
+    broker.ConsumerReplaced: Status.UNAVAILABLE,
+    # Nobody knows whether it took effect. A repetition may then be the second one, which at-least-once
+    # allows.
+    metadata.OutcomeUnknown: Status.UNAVAILABLE,
+    metadata.SessionExpired: Status.UNAVAILABLE,
+}
+
+
+def status_of(error: SavaError) -> grpc.StatusCode:
+    """The status of the nearest listed type."""
+    return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
+
+
+async def refuse(context: Any, error: SavaError) -> NoReturn:
+    """End the call with ``error``; raises it if another broker may answer the call."""
+    if isinstance(error, faults.ELSEWHERE):
+        raise error
+    await answer(context, error)
+
+
+async def answer(context: Any, error: SavaError) -> NoReturn:
+    """End the call with ``error``, whatever it is."""
+    if isinstance(error, faults.Relayed):
+        await context.abort(error.status, str(error), error.trailing)
+    await context.abort(status_of(error), str(error), faults.trailing_of(error))
+    raise AssertionError("abort always raises")
+
+
+async def unimplemented(context: Any, text: str) -> NoReturn:
+    await context.abort(Status.UNIMPLEMENTED, text)
+    raise AssertionError("abort always raises")
+
+
+def told(
+    handler: Callable[[S, Request, Any], Awaitable[Response]],
+) -> Callable[[S, Request, Any], Coroutine[Any, Any, Response]]:
+    """A unary handler whose errors, raised on purpose, become the call's answer (see ``refuse``)."""
+
+    @wraps(handler)
+    async def answering(self: S, request: Request, context: Any) -> Response:
+        try:
+            return await handler(self, request, context)
+        except SavaError as error:
+            await refuse(context, error)
+
+    return answering
+
+
+topic_name: Callable[[str], TopicName] = lru_cache(maxsize=4096)(TopicName.parse)
+"""``TopicName.parse`` for names that come with every message. Raises InvalidName."""
+
+
+def required(value: str, what: str) -> str:
+    if not value:
+        raise broker.MessageInvalid(f"{what} is missing")
+    return value

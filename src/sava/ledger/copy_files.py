@@ -1,0 +1,336 @@
+"""CopyFiles: one disk's copy of one journal, as files.
+
+    mirrors/{broker}-{incarnation}/note                    what is promised, twice (see below)
+                                   copy-{position}.wal     bytes of the journal from that position on
+
+The bytes are the owner's, at the owner's positions: a file begins between two records, and what a record is
+can be seen without asking anybody but for the owner's storage id, which seeds its checksums and is kept in
+the note.
+
+**The note** has two slots that are written in turn, each with a number and a checksum: a crash spoils at most
+the one that is being written, and the other one is the note before it. Written in place, it costs one sync
+and no room on a full disk.
+
+Behind a small write the file gets room, zeros that the next writes fill: a sync that need not make a new size
+durable is faster (see ``wal.log``).
+
+Owned by one thread at a time. The first error of the disk that is not "full" is final.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import google_crc32c
+import msgspec
+
+from sava.ledger.protocol import (
+    JournalId,
+    Note,
+    Range,
+    StorageId,
+    Work,
+    held_after_restart,
+)
+from sava.ledger.stretches import Stretches
+from sava.wal import Disk, DiskFull, File, FileMissing, LogCorrupt
+
+FILE_BYTES: Final = 64 << 20
+ROOM_BYTES: Final = 128 << 10
+SMALL_BYTES: Final = 4096
+SLOT_BYTES: Final = 4096
+_REWRITE_BYTES: Final = 1 << 20
+_NOTE_FILE: Final = "note"
+_SLOT = struct.Struct("<IIQ")
+_PREFIX, _SUFFIX = "copy-", ".wal"
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    origin: str
+    note: Note
+
+
+def directory_name(journal: JournalId) -> str:
+    return f"{journal.broker}-{journal.incarnation}"
+
+
+def journal_of_directory(name: str) -> JournalId | None:
+    broker, _, incarnation = name.partition("-")
+    if broker.isdecimal() and incarnation.isdecimal():
+        return JournalId(int(broker), int(incarnation))
+    return None
+
+
+def file_name(start: int) -> str:
+    return f"{_PREFIX}{start:020}{_SUFFIX}"
+
+
+def file_start(name: str) -> int | None:
+    digits = name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+    return int(digits) if name == f"{_PREFIX}{digits}{_SUFFIX}" and digits.isdecimal() else None
+
+
+class CopyFiles:
+    def __init__(self, disk: Disk, origin: StorageId, note: Note, *, file_bytes: int = 0) -> None:
+        self.disk = disk
+        self.origin = origin
+        self.note = note
+        self.end = 0
+        """Of what is in the files and belongs to the copy."""
+        self.stretches = Stretches(disk, origin=origin, name=file_name, start_of=file_start)
+        self._file_bytes = file_bytes or FILE_BYTES
+        self._starts: list[int] = []
+        self._file: File | None = None
+        """The last one."""
+        self._room_end = 0
+        self._has_new_names = False
+        self._is_dirty = False
+        self._note_file: File | None = None
+        self._number = 0
+
+    # -- beginning ---------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, disk: Disk, origin: StorageId, journal: JournalId, *, file_bytes: int = 0) -> CopyFiles:
+        """Nothing is durable before the first work is done. Raises DiskFull."""
+        for name in disk.list():
+            disk.remove(name)  # begun once, and without a note: nothing of it was ever told to anybody
+        files = cls(disk, origin, Note(journal=journal), file_bytes=file_bytes)
+        files._note_file = disk.open(_NOTE_FILE, create=True)
+        files._note_file.write(0, [bytes(2 * SLOT_BYTES)])
+        files._has_new_names = True
+        return files
+
+    @classmethod
+    def restore(cls, disk: Disk, *, file_bytes: int = 0) -> CopyFiles | None:
+        """As it was left by a crash, made durable; None when no note was ever stored. Raises LogCorrupt when
+        there was one and it cannot be read: whoever forgets a fence must not answer."""
+        try:
+            note_file = disk.open(_NOTE_FILE)
+        except FileMissing:
+            return None
+        slots = [_read_slot(note_file, index) for index in (0, 1)]
+        intact = [slot for slot in slots if slot is not None]
+        if not intact:
+            is_unused = not note_file.read(0, 2 * SLOT_BYTES).strip(b"\0")
+            note_file.close()
+            if is_unused:
+                return None
+            raise LogCorrupt(disk.path, _NOTE_FILE, 0, "no intact note of what was promised")
+        number, kept = max(intact, key=lambda slot: slot[0])
+        files = cls(disk, StorageId(kept.origin), kept.note, file_bytes=file_bytes)
+        files._note_file, files._number = note_file, number
+        files._restore()
+        return files
+
+    def _restore(self) -> None:
+        note = self.note
+        self._starts = sorted(start for name in self.disk.list() if (start := file_start(name)) is not None)
+        if note.base is None:
+            for start in self._starts:
+                self.disk.remove(file_name(start))
+            self._starts = []
+            return
+        first = max(note.base, note.floor)
+        self.end = held_after_restart(note, self._intact(first)).end
+        while self._starts and self._starts[-1] >= max(self.end, first + 1):
+            self.disk.remove(file_name(self._starts.pop()))
+        if self._starts:
+            self._file = self.disk.open(file_name(self._starts[-1]))
+            self._cut()
+        else:
+            self._file = self._open_file(self.end)
+        self._room_end = self.end
+        self._write_again(max(note.watermark, self._starts[-1]))
+        self._is_dirty = self._has_new_names = True
+        self.sync()
+
+    def _intact(self, first: int) -> list[Range]:
+        """What lies before the watermark was synced, and is looked at when somebody asks for it."""
+        watermark = max(self.note.watermark, first)
+        known = [Range(first, watermark)] if watermark > first else []
+        behind: list[Range] = []
+        if self._starts and self._starts[0] <= watermark:
+            last = self.disk.open(file_name(self._starts[-1]))
+            try:
+                end = self._starts[-1] + last.size()
+            finally:
+                last.close()
+            frames = self.stretches.frames(watermark, end)
+            at = max((frame[5] for frame in frames), default=watermark)
+            behind = [Range(watermark, at)] if at > watermark else []
+        return known + behind
+
+    def _write_again(self, start: int) -> None:
+        """What was read back may be in the page cache only, and the kernel may hold it for clean."""
+        assert self._file is not None
+        base = self._starts[-1]
+        for at in range(start, self.end, _REWRITE_BYTES):
+            data = self._file.read(at - base, min(_REWRITE_BYTES, self.end - at))
+            self._file.write(at - base, [data])
+
+    # -- working -----------------------------------------------------------------------------
+
+    def perform(self, work: Work) -> None:
+        """All of it, in order, durable. Raises DiskFull with nothing of it left, or DiskFailed."""
+        former = self.end
+        try:
+            if work.base is not None:
+                self._begin(work.base)
+            self._write_all(work.writes)
+            self.sync()
+        except DiskFull:
+            self._take_back(former)
+            raise
+        if work.note is not None:
+            self._store(work.note)
+        if work.floor is not None:
+            self._trim(work.floor)
+
+    def _begin(self, base: int) -> None:
+        self._close_file()
+        for start in self._starts:
+            self.disk.remove(file_name(start))
+        self._starts = []
+        self.end = base
+        self._file = self._open_file(base)
+
+    def _write_all(self, writes: Sequence[tuple[int, bytes]]) -> None:
+        """What continues the copy in one piece; what repairs a part of it in its place."""
+        news: list[bytes] = []
+        size = 0
+        for position, data in writes:
+            end = self.end + size
+            if position < end:
+                if news:
+                    self._write(self.end, news)
+                    news, size = [], 0
+                self._repair(position, data[: self.end - position])
+                data = data[self.end - position :]
+            if data:
+                news.append(data)
+                size += len(data)
+        if news:
+            self._write(self.end, news)
+
+    def _repair(self, position: int, data: bytes) -> None:
+        """The same bytes as were there before they were damaged."""
+        while data:
+            index = bisect_right(self._starts, position) - 1
+            start = self._starts[index]
+            limit = self._starts[index + 1] if index + 1 < len(self._starts) else self.end
+            part = data[: limit - position]
+            file = self.disk.open(file_name(start))
+            try:
+                file.write(position - start, [part])
+                file.sync()
+            finally:
+                file.close()
+            position += len(part)
+            data = data[len(part) :]
+
+    def _write(self, position: int, buffers: Sequence[bytes]) -> None:
+        if self._file is not None and position - self._starts[-1] >= self._file_bytes:
+            self._cut()
+            self._file.sync()
+            self._close_file()
+        if self._file is None:
+            self._file = self._open_file(position)
+        offset, end = position - self._starts[-1], position + sum(map(len, buffers))
+        self._is_dirty = True
+        if self._room_end < end <= position + SMALL_BYTES:
+            with suppress(DiskFull):
+                self._file.write(offset, [*buffers, bytes(ROOM_BYTES)])
+                self._room_end = end + ROOM_BYTES
+                self.end = end
+                return
+        self._file.write(offset, buffers)
+        self.end = end
+
+    def _open_file(self, start: int) -> File:
+        file = self.disk.open(file_name(start), create=True)
+        self._starts.append(start)
+        self._has_new_names = True
+        self._room_end = start
+        return file
+
+    def _cut(self) -> None:
+        """Let the last file end where the copy ends."""
+        assert self._file is not None
+        if self._file.size() > self.end - self._starts[-1]:
+            self._file.truncate(self.end - self._starts[-1])
+            self._is_dirty = True
+        self._room_end = self.end
+
+    def _take_back(self, end: int) -> None:
+        self._close_file()
+        while self._starts and self._starts[-1] >= end:
+            self.disk.remove(file_name(self._starts.pop()))
+            self._has_new_names = True
+        self.end = end
+        if self._starts:
+            self._file = self.disk.open(file_name(self._starts[-1]))
+            self._cut()
+
+    def sync(self) -> None:
+        if self._is_dirty and self._file is not None:
+            self._file.sync()
+        if self._has_new_names:
+            self.disk.sync_dir()
+        self._is_dirty = self._has_new_names = False
+
+    def _store(self, note: Note) -> None:
+        assert self._note_file is not None
+        self._number += 1
+        payload = msgspec.json.encode(_Kept(self.origin, note))
+        crc = google_crc32c.extend(google_crc32c.value(self._number.to_bytes(8, "little")), payload)
+        slot = _SLOT.pack(crc, len(payload), self._number) + payload
+        self._note_file.write(self._number % 2 * SLOT_BYTES, [slot.ljust(SLOT_BYTES, b"\0")])
+        self._note_file.sync()
+        self.note = note
+
+    def _trim(self, floor: int) -> None:
+        while len(self._starts) > 1 and self._starts[1] <= floor:
+            self.disk.remove(file_name(self._starts.pop(0)))
+            self.disk.sync_dir()
+
+    # -- ending ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._close_file()
+        if self._note_file is not None:
+            self._note_file.close()
+            self._note_file = None
+
+    def delete(self) -> None:
+        """The note goes last: without it a copy does not exist."""
+        self.close()
+        for name in self.disk.list():
+            if name != _NOTE_FILE:
+                self.disk.remove(name)
+        with suppress(FileMissing):
+            self.disk.remove(_NOTE_FILE)
+        self.disk.sync_dir()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _read_slot(file: File, index: int) -> tuple[int, _Kept] | None:
+    data = file.read(index * SLOT_BYTES, SLOT_BYTES)
+    if len(data) < _SLOT.size:
+        return None
+    crc, length, number = _SLOT.unpack_from(data)
+    payload = data[_SLOT.size : _SLOT.size + length]
+    if not length or google_crc32c.extend(google_crc32c.value(number.to_bytes(8, "little")), payload) != crc:
+        return None
+    try:
+        return number, msgspec.json.decode(payload, type=_Kept)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,161 @@
+"""JournalRecord: what the metadata store knows of a journal, and the only steps that change it.
+
+=============  ====================  ==============  ===================================================
+step           from                  to              by
+=============  ====================  ==============  ===================================================
+``open``       (nothing)             open            the broker, for each life: under an unused number
+``change``     open                  open            the owner: other mirrors from its commit position on
+``drop``       open                  open            the owner: fragments that lie below the floor
+``claim``      open, recovering      recovering, +1  a coordinator: ends the journal
+``close``      recovering            closed          the coordinator whose claim stands
+``forgo``      closed                closed          an operator: parts that nobody has any more
+=============  ====================  ==============  ===================================================
+
+A closed record is removed when every topic of the journal has its tail in segments. Each step is a
+compare-and-swap on the revision that was read; the functions here say what comes out and what is refused.
+
+``epoch`` is what makes a claim more than a note: it is carried to the disks (``Fence``), and they refuse what
+has a lower one. ``by`` tells two coordinators apart that claim with the same number: whose record it is says
+whose claim happened, also when the answer to the write was lost.
+
+**One step at a time leads from one set of mirrors to the next.** Whoever recovers looks at the last fragment
+only, because a fragment begins at a committed position: all before it is on enough disks of the fragments
+before, and one intact copy of each byte will do.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from sava.ledger.protocol.errors import WrongStep
+from sava.ledger.protocol.types import Fragment, Range, StorageId
+
+
+class JournalState(StrEnum):
+    OPEN = "open"
+    RECOVERING = "recovering"
+    CLOSED = "closed"
+
+
+class JournalRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``/journals/{broker}/{incarnation}``."""
+
+    state: JournalState = JournalState.OPEN
+    epoch: int = 0
+    """Raised by each claim; the owner writes under 0."""
+    by: str = ""
+    """Who opened it, and then whose claim stands: unique to the attempt, so that whoever did not hear the
+    outcome of a write sees whether it was theirs."""
+    fragments: tuple[Fragment, ...]
+    qw: int
+    """How many disks should hold the journal, and how many of them before anything is acknowledged. A
+    fragment may have fewer, which is then visible here (``is_degraded``)."""
+    qa: int
+    floor: int = 0
+    """Of a closed journal: what lies before it is in registered segments."""
+    end: int = 0
+    """Of a closed journal: nothing beyond it exists, and nothing from ``floor`` to it is missing but
+    ``lost``."""
+    holders: tuple[StorageId, ...] = ()
+    """Of a closed journal: who was seen to hold it up to its end."""
+    lost: tuple[Range, ...] = ()
+    """What an operator gave up so that the journal could be closed."""
+
+    @property
+    def last(self) -> Fragment:
+        return self.fragments[-1]
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether fewer copies are enough at the moment than were asked for."""
+        return self.last.qa < self.qa
+
+    @property
+    def storages(self) -> tuple[StorageId, ...]:
+        """Every disk that may hold a part, each once."""
+        return tuple(dict.fromkeys(member for part in self.fragments for member in part.members))
+
+
+def opened(
+    start: int, members: tuple[StorageId, ...], *, qw: int, qa: int, by: str, is_degraded: bool = False
+) -> JournalRecord:
+    """A new journal from ``start`` on; ``members`` begins with the owner's disk, and may name disks that are
+    not there at the moment. ``is_degraded``: as many copies as there are members are enough to begin with."""
+    enough = min(qa, len(members)) if is_degraded else qa
+    return JournalRecord(fragments=(_fragment(start, members, enough),), qw=qw, qa=qa, by=by)
+
+
+def changed(
+    record: JournalRecord,
+    start: int,
+    members: tuple[StorageId, ...],
+    *,
+    qa: int,
+    asked: tuple[int, int] = (0, 0),
+) -> JournalRecord:
+    """Other members from ``start`` on, which must be committed. ``asked``: how many disks should hold the
+    journal from now on, and how many of them before anything is acknowledged, if that is another number than
+    before. It is not what there happens to be: a cluster of three of which two have died would otherwise be
+    taken for one that is complete."""
+    _require(record, "change its mirrors", JournalState.OPEN)
+    if members[:1] != record.last.members[:1]:
+        raise WrongStep("change its mirrors", "the owner's disk is not the first member")
+    if start < record.last.start:
+        raise WrongStep("change its mirrors", f"{start} lies before the last fragment")
+    # If nothing was committed since the last change, that fragment is empty, and this one takes its place.
+    kept = record.fragments if start > record.last.start else record.fragments[:-1]
+    return msgspec.structs.replace(
+        record,
+        fragments=(*kept, _fragment(start, members, qa)),
+        qw=asked[0] or record.qw,
+        qa=asked[1] or record.qa,
+    )
+
+
+def dropped(record: JournalRecord, floor: int) -> JournalRecord:
+    """Without the fragments that end at or before ``floor``, which are in registered segments."""
+    _require(record, "drop fragments", JournalState.OPEN)
+    ends = [part.start for part in record.fragments[1:]]
+    gone = sum(1 for end in ends if end <= floor)
+    return msgspec.structs.replace(record, fragments=record.fragments[gone:])
+
+
+def claimed(record: JournalRecord, by: str) -> JournalRecord:
+    """Under a greater epoch than any before, so that what other coordinators and the owner have under way is
+    refused by every disk that was fenced."""
+    _require(record, "be recovered", JournalState.OPEN, JournalState.RECOVERING)
+    return msgspec.structs.replace(record, state=JournalState.RECOVERING, epoch=record.epoch + 1, by=by)
+
+
+def closed(
+    record: JournalRecord, whole: Range, holders: tuple[StorageId, ...], lost: tuple[Range, ...] = ()
+) -> JournalRecord:
+    """``whole`` is what the journal holds beyond segments."""
+    _require(record, "be closed", JournalState.RECOVERING)
+    return msgspec.structs.replace(
+        record,
+        state=JournalState.CLOSED,
+        floor=whole.start,
+        end=whole.end,
+        holders=holders,
+        lost=lost,
+    )
+
+
+def forgone(record: JournalRecord, parts: tuple[Range, ...]) -> JournalRecord:
+    """Without parts whose last copy was lost after the journal was closed; its end stays where it is."""
+    _require(record, "have parts given up", JournalState.CLOSED)
+    return msgspec.structs.replace(record, lost=tuple(sorted((*record.lost, *parts))))
+
+
+def _require(record: JournalRecord, step: str, *states: JournalState) -> None:
+    if record.state not in states:
+        raise WrongStep(step, f"it is {record.state.value}")
+
+
+def _fragment(start: int, members: tuple[StorageId, ...], qa: int) -> Fragment:
+    if not 1 <= qa <= len(set(members)) or len(set(members)) != len(members):
+        raise WrongStep("have these members", f"{qa} of {len(members)} disks are to acknowledge")
+    return Fragment(start, members, qa)

@@ -1,0 +1,177 @@
+"""Records: the journals' records in the metadata store.
+
+/journals/{broker}/{incarnation}    JournalRecord, as JSON
+
+Every change is one compare-and-swap on the revision that was read. What a change may be is not decided here
+(``protocol.record``), nor when. A claim has one condition more: that the owner is not registered under the
+very number that its journal has. Whoever claims has only *seen* that the owner is gone, and may be behind.
+
+``known`` is this node's own view, without waiting, for those who only look whether there is something to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from sava.errors import HostError, SavaError
+from sava.ledger.ports import RecordChanged, Stored
+from sava.ledger.protocol import JournalId, JournalRecord
+from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Relation, Target
+from sava.metadata.errors import Compacted
+from sava.metadata.store import MetadataStore
+from sava.supervisor import Supervisor
+from sava.tasks import cancelled
+
+log = logging.getLogger(__name__)
+
+JOURNALS: Final = "/journals/"
+RETRY_S: Final = 0.2
+PAGE: Final = 500
+
+
+class RecordCorrupt(HostError):
+    """The record of a journal cannot be read. Nobody may act as if there were none."""
+
+
+def record_key(journal: JournalId) -> str:
+    return f"{JOURNALS}{journal.broker}/{journal.incarnation}"
+
+
+def journal_of_key(key: str) -> JournalId | None:
+    """None: not a key of a record."""
+    match key.split("/"):
+        case ["", "journals", broker, incarnation] if broker.isdecimal() and incarnation.isdecimal():
+            return JournalId(int(broker), int(incarnation))
+    return None
+
+
+def stored(kv: KeyValue) -> Stored:
+    """Raises RecordCorrupt."""
+    try:
+        return Stored(msgspec.json.decode(kv.value, type=JournalRecord), kv.mod_revision)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordCorrupt(f"the record {kv.key} cannot be read: {error}") from error
+
+
+class Records:
+    """``ports.JournalRecords``. Owned by the event loop."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._listeners: list[tuple[JournalId | None, Callable[[], None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    # -- reading -----------------------------------------------------------------------------
+
+    async def get(self, journal: JournalId) -> Stored | None:
+        kv = await self._store.get(record_key(journal))
+        return stored(kv) if kv is not None else None
+
+    async def of(self, broker: int) -> Mapping[JournalId, Stored]:
+        return await self._range(f"{JOURNALS}{broker}/")
+
+    async def all(self) -> Mapping[JournalId, Stored]:
+        """Of all brokers, oldest first for each."""
+        return await self._range(JOURNALS)
+
+    async def _range(self, prefix: str) -> Mapping[JournalId, Stored]:
+        found: list[KeyValue] = []
+        more = True
+        while more:
+            after = found[-1].key if found else ""
+            page = await self._store.range(prefix, limit=PAGE, start_after=after)
+            found += page.kvs
+            more = page.more
+        return _by_journal(found)
+
+    def known(self) -> Mapping[JournalId, Stored]:
+        """All of them as this node knows them, oldest first for each broker. Raises RecordCorrupt."""
+        return _by_journal(self._store.local.range(JOURNALS).kvs)
+
+    # -- changing ----------------------------------------------------------------------------
+
+    async def open(self, journal: JournalId, record: JournalRecord) -> int:
+        return await self._write(journal, Put(record_key(journal), msgspec.json.encode(record)), 0)
+
+    async def change(
+        self,
+        journal: JournalId,
+        record: JournalRecord,
+        *,
+        revision: int,
+        conditions: Sequence[Compare] = (),
+        fence_term: int = 0,
+    ) -> int:
+        put = Put(record_key(journal), msgspec.json.encode(record))
+        return await self._write(journal, put, revision, conditions, fence_term)
+
+    async def remove(self, journal: JournalId, *, revision: int) -> None:
+        await self._write(journal, Delete(record_key(journal)), revision)
+
+    async def _write(
+        self,
+        journal: JournalId,
+        operation: Operation,
+        revision: int,
+        conditions: Sequence[Compare] = (),
+        fence_term: int = 0,
+    ) -> int:
+        key = record_key(journal)
+        unchanged = Compare(key, Target.MOD_REVISION, Relation.EQUAL, revision)
+        result = await self._store.txn((unchanged, *conditions), (operation,), fence_term=fence_term)
+        if not result.succeeded:
+            raise RecordChanged(journal, await self.get(journal))
+        return result.revision
+
+    # -- following ---------------------------------------------------------------------------
+
+    def listen(self, journal: JournalId | None, listener: Callable[[], None]) -> Callable[[], None]:
+        entry = (journal, listener)
+        self._listeners.append(entry)
+
+        def end() -> None:
+            with suppress(ValueError):
+                self._listeners.remove(entry)
+
+        return end
+
+    def start(self, supervisor: Supervisor) -> None:
+        self._task = supervisor.essential(self._run(), name="journal records")
+
+    async def close(self) -> None:
+        await cancelled(self._task)
+
+    async def _run(self) -> None:
+        """Listeners are told too often rather than too seldom: they look for themselves."""
+        while True:
+            watch = self._store.watch(JOURNALS)
+            try:
+                self._tell(None)
+                async for batch in watch:
+                    for event in batch.events:
+                        self._tell(journal_of_key(event.key))
+            except Compacted:
+                continue
+            except (SavaError, TimeoutError) as error:
+                log.warning("journals: records cannot be followed error=%s: %s", type(error).__name__, error)
+            finally:
+                watch.close()
+            # Also when the watch has ended without an error: the store is being closed.
+            await asyncio.sleep(RETRY_S)
+
+    def _tell(self, changed: JournalId | None) -> None:
+        """None: any may have changed."""
+        for journal, listener in list(self._listeners):
+            if changed is None or journal is None or journal == changed:
+                listener()
+
+
+def _by_journal(kvs: Sequence[KeyValue]) -> Mapping[JournalId, Stored]:
+    found = {journal: stored(kv) for kv in kvs if (journal := journal_of_key(kv.key)) is not None}
+    return dict(sorted(found.items()))
