@@ -54,9 +54,9 @@ from sava.cluster.pipeline_records import (
 )
 from sava.metadata.commands import Compare, Delete, Operation, Put
 from sava.metadata.errors import LeaseNotFound
+from sava.metadata.records import absent, unchanged
 from sava.metadata.store import MetadataStore
 from sava.topics import specs
-from sava.topics.conditions import absent, unchanged
 from sava.topics.names import InvalidName, check_name
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import Entry
 from sava.metadata.commands import Compare, KeyValue
+from sava.metadata.records import unchanged
 from sava.metadata.store import LocalView
 from sava.topics import specs
-from sava.topics.conditions import unchanged
 from sava.topics.specs import RecordCorrupt
 
 ALMOST_EQUAL: Final = 1.1

@@ -26,9 +26,9 @@ from sava.cluster.placement import Placement
 from sava.cluster.records import Registration
 from sava.cluster.view import Entry
 from sava.metadata.commands import Compare, Put
+from sava.metadata.records import absent, unchanged
 from sava.storage.types import TopicState
 from sava.topics import ownership, specs
-from sava.topics.conditions import absent, unchanged
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership, OwnershipState
 

@@ -31,6 +31,7 @@ from sava.cluster.pipeline_errors import PipelineForeign, PipelineStopping, Pipe
 from sava.cluster.pipelines import Pipelines
 from sava.cluster.view import ClusterView
 from sava.metadata.commands import Compare, Delete, Operation, Put
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.replication import policies, records, remotes
 from sava.replication.cursors import Cursor, LinkCursors, first_position
@@ -38,7 +39,6 @@ from sava.replication.matrix import Known
 from sava.replication.policies import Held, Scope
 from sava.replication.records import LATEST, LinkRecord, PolicyRecord, RemoteRecord
 from sava.topics import specs
-from sava.topics.conditions import unchanged
 from sava.topics.names import TopicName
 from sava.topics.position import EARLIEST, Position
 from sava.topics.specs import TopicSpec

@@ -19,13 +19,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sava.metadata.commands import Put
+from sava.metadata.records import present, unchanged
 from sava.metadata.store import MetadataStore
 from sava.replication import records
 from sava.replication.errors import LinkUnknown, ReplicationBusy
 from sava.replication.links import LinkName, LinkTopic
 from sava.replication.records import LinkRecord, PartitionReport, ReportRecord
 from sava.topics import specs
-from sava.topics.conditions import present, unchanged
 
 STALE_MS: Final = 30_000
 """Of what nobody has reported for so long nobody knows that it goes on."""
