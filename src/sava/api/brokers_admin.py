@@ -4,7 +4,7 @@ them.
 Any broker can list them: everything that is said of a broker is in its own view. But a view says what was so
 when it was last fed: without a majority it shows brokers as active that have long been killed. So the view is
 read behind a linearizable read, and a state that no majority has confirmed in time is ``unknown``. What
-decides who serves what is the leader's (NotLeader, and the call is passed on to it).
+decides who serves what is the leader's (NotController, and the call is passed on to it).
 """
 
 # ruff: noqa: N802 (gRPC names the methods)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from sava.cluster.view import Entry
+from sava.cluster.view import TopicEntry
 from sava.metadata.store import LocalView
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.catalog import known_state
@@ -196,7 +196,7 @@ async def topic_description(topic: Topic, broker: int) -> pb.TopicDescription:
     return described
 
 
-async def unserved_topic(entry: Entry, local: LocalView) -> pb.TopicDescription:
+async def unserved_topic(entry: TopicEntry, local: LocalView) -> pb.TopicDescription:
     """Of a topic that no broker serves: what the metadata store knows. It has more messages than that if its
     owner is gone with some that only its disk holds, so the end is said only where it is certain."""
     name, spec, record = entry.name, entry.spec, entry.record

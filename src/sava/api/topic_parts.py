@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import Message
 
 from sava.api import topic_descriptions as describe
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import RetryableError, SavaError
 from sava.metadata.store import MetadataStore
 from sava.peers.faults import Relayed
@@ -76,7 +76,7 @@ class TopicParts:
             topic = await self.topics.get(name)
         return await describe.topic_description(topic, self.topics.broker)
 
-    def _is_served(self, entry: Entry) -> bool:
+    def _is_served(self, entry: TopicEntry) -> bool:
         return entry.record.state is OwnershipState.ASSIGNED and entry.record.owner in self.view.brokers
 
     async def describe(self, names: Sequence[TopicName]) -> list[pb.TopicDescription]:

@@ -19,7 +19,7 @@ from sava.api.streams import StreamsService
 from sava.client import Client
 from sava.cluster import records
 from sava.cluster.records import Registration
-from sava.cluster.router import Router
+from sava.cluster.router import TopicRouter
 from sava.cluster.view import ClusterView
 from sava.metadata.store import MetadataStore
 from sava.peers.forwarding import Forwarder
@@ -66,7 +66,7 @@ class ClientSite(Site):
         forwarder: Forwarder,
         topics: Topics,
         view: ClusterView,
-        router: Router,
+        router: TopicRouter,
         director: Director,
         node: Node,
     ) -> None:
