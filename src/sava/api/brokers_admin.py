@@ -30,7 +30,7 @@ from sava.proto import brokers_pb2_grpc as rpc
 from sava.raft.types import NO_NODE
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName, check_name
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 PREPARE: Final = "/sava.admin.Brokers/PrepareMove"
 UNREACHABLE: Final = "unreachable"
@@ -125,7 +125,7 @@ class Brokers:
 
 
 class BrokersService(rpc.BrokersServicer):
-    def __init__(self, brokers: Brokers, controller: Controller, topics: Topics) -> None:
+    def __init__(self, brokers: Brokers, controller: Controller, topics: ServedTopics) -> None:
         self._brokers = brokers
         self._controller = controller
         self._topics = topics

@@ -19,7 +19,7 @@ from sava.storage.link_cursors import is_link_cursor
 from sava.storage.types import TopicKey
 from sava.tasks import Slices
 from sava.topics.errors import MessageInvalid, SubscriptionUnknown
-from sava.topics.limits import Effective
+from sava.topics.limits import EffectiveLimits
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
 from sava.topics.position import (
@@ -31,13 +31,13 @@ from sava.topics.position import (
     Position,
 )
 from sava.topics.specs import (
-    Backoff,
     CursorRecord,
+    DeadLetterPolicy,
     FailurePolicy,
     NamespacePolicy,
     Ownership,
     OwnershipState,
-    Poison,
+    RedeliveryBackoff,
     SubscriptionSpec,
     SubscriptionType,
     TopicSpec,
@@ -70,7 +70,7 @@ _SUMS = (
 # -- policies ------------------------------------------------------------------------------------
 
 
-def policy_message(policy: NamespacePolicy | Effective) -> pb.Policy:
+def policy_message(policy: NamespacePolicy | EffectiveLimits) -> pb.Policy:
     limits = ((name, getattr(policy, name)) for name in LIMITS)
     return pb.Policy(**{name: limit for name, limit in limits if limit is not None})
 
@@ -101,9 +101,9 @@ def changed_failure_policy(policy: FailurePolicy, change: pb.FailurePolicy) -> F
             raise MessageInvalid(f"{name} {value} is too long")
     try:
         if "backoff" in fields:
-            fields["backoff"] = Backoff(fields["backoff"])
+            fields["backoff"] = RedeliveryBackoff(fields["backoff"])
         if "poison" in fields:
-            fields["poison"] = Poison(fields["poison"])
+            fields["poison"] = DeadLetterPolicy(fields["poison"])
     except ValueError as error:
         raise MessageInvalid(f"failure policy: {error}") from None
     if fields.get("dead_letter_topic"):

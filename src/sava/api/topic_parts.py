@@ -34,7 +34,7 @@ from sava.topics.errors import SubscriptionUnknown, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 Request = TypeVar("Request", bound=Message)
 
@@ -47,7 +47,7 @@ SETTLE_S: Final = 5.0
 class TopicParts:
     """Holds nothing between calls."""
 
-    def __init__(self, topics: Topics, store: MetadataStore, view: ClusterView, owners: Owners) -> None:
+    def __init__(self, topics: ServedTopics, store: MetadataStore, view: ClusterView, owners: Owners) -> None:
         self.topics = topics
         self.view = view
         self._store = store

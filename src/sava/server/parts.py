@@ -72,7 +72,7 @@ from sava.topics.names import InvalidName, TopicName
 from sava.topics.registry import Registry
 from sava.topics.staged import Stage
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class Parts:
     storage: BrokerStorage
     schemas: SchemaRegistry
     topic_schemas: TopicSchemas
-    topics: Topics
+    topics: ServedTopics
     view: ClusterView
     registrar: Registrar
     agent: Agent
@@ -415,7 +415,7 @@ async def open_parts(
     view.listen(lambda _: peers.look())
     stops.add("connections to peers", peers.close)
     forwarder = Forwarder(router, peers, leading.leader, broker=broker)
-    topics = Topics(
+    topics = ServedTopics(
         store,
         storage,
         config,

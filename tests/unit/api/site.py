@@ -52,7 +52,7 @@ from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState
 from sava.topics.specs import OwnershipState
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import Life
 from tests.unit.topics.lives import QUICK, World
@@ -197,7 +197,7 @@ class BrokerAt:
     broker: int
     client: AdminClient
     channel: aio.Channel
-    topics: Topics
+    topics: ServedTopics
     view: ClusterView
     life: Life
     director: Director
@@ -287,7 +287,7 @@ class Site:
         self,
         server: aio.Server,
         forwarder: Forwarder,
-        topics: Topics,
+        topics: ServedTopics,
         view: ClusterView,
         router: TopicRouter,
         director: Director,

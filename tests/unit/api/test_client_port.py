@@ -32,7 +32,7 @@ from sava.topics import specs
 from sava.topics.names import TopicName
 from sava.topics.subscription import Subscription
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.patience import FAR_S, HURRIES, PATIENCE_S
 from tests.unit.api.site import (
     BrokerAt,
@@ -64,7 +64,7 @@ class ClientSite(Site):
         self,
         server: aio.Server,
         forwarder: Forwarder,
-        topics: Topics,
+        topics: ServedTopics,
         view: ClusterView,
         router: TopicRouter,
         director: Director,
