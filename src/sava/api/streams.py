@@ -13,9 +13,9 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 
-from sava.api.deliveries import Deliveries
 from sava.api.sessions import (
     MAX_CREDITS,
+    Deliveries,
     Publishing,
     Subscribing,
     opening,

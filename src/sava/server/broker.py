@@ -19,7 +19,7 @@ from grpc import aio
 
 from sava import logs
 from sava.api.http import HttpServer
-from sava.api.metrics import Metrics
+from sava.api.metrics.broker import Metrics
 from sava.config import Config
 from sava.errors import HostError
 from sava.metadata.bootstrap import SeedBootstrap

@@ -14,16 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from sava.api.brokers_admin import PREPARE, Brokers
-from sava.api.cluster_metrics import ClusterParts
-from sava.api.danube.figures import DanubeCollector, Sends
-from sava.api.disks import Disks
+from sava.api.admin.brokers import PREPARE, Brokers, LoadReports
+from sava.api.admin.descriptions import TopicParts
+from sava.api.admin.topics import Unloading
+from sava.api.danube.metrics import DanubeCollector, Sends
 from sava.api.http import readiness
-from sava.api.journal_metrics import JournalParts
-from sava.api.load_reports import LoadReports
-from sava.api.metrics import Metrics
-from sava.api.topic_parts import TopicParts
-from sava.api.unloading import Unloading
+from sava.api.metrics.broker import Metrics
+from sava.api.metrics.cluster import ClusterParts
+from sava.api.metrics.storage import Disks, JournalParts
 from sava.api.writers import StagedAnywhere, StagedHere
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sava.api.admin.descriptions import TopicParts, start_message
+from sava.api.admin.topics import SERVICE
 from sava.api.remotes import RemoteClusters
-from sava.api.subscriptions_admin import SERVICE
-from sava.api.topic_descriptions import start_message
-from sava.api.topic_parts import TopicParts
 from sava.cluster.controller import Leadership
 from sava.cluster.pipelines import Pipelines
 from sava.config import Config

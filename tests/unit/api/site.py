@@ -18,12 +18,10 @@ from typing import Any, cast
 from grpc import aio
 
 from sava.api import danube
+from sava.api.admin.brokers import Brokers, BrokersService
+from sava.api.admin.descriptions import TopicParts
+from sava.api.admin.topics import NamespacesService, SubscriptionsService, TopicsService, Unloading
 from sava.api.admin_client import AdminClient
-from sava.api.brokers_admin import Brokers, BrokersService
-from sava.api.subscriptions_admin import SubscriptionsService
-from sava.api.topic_parts import TopicParts
-from sava.api.topics_admin import NamespacesService, TopicsService
-from sava.api.unloading import Unloading
 from sava.cluster import records
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller

@@ -14,7 +14,7 @@ import pytest
 from grpc import aio
 
 from sava.api import danube, streams
-from sava.api.danube.figures import Sends
+from sava.api.danube.metrics import Sends
 from sava.api.streams import StreamsService
 from sava.client import Client
 from sava.cluster import records

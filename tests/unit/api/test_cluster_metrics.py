@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from sava.api.cluster_metrics import ClusterParts
-from sava.api.metrics import Metrics
+from sava.api.metrics.broker import Metrics
+from sava.api.metrics.cluster import ClusterParts
 from sava.cluster import records
 from sava.cluster.controller import Controller
 from sava.cluster.eviction import Evictor

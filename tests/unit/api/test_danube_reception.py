@@ -11,11 +11,10 @@ import grpc
 import pytest
 from grpc import aio
 
-from sava.api.danube import codes, reception
-from sava.api.danube.consumers import ConsumerService
-from sava.api.danube.health import HealthService
+from sava.api.danube import consumers, wire
+from sava.api.danube.consumers import ConsumerService, Seats
+from sava.api.danube.lookup import HealthService
 from sava.api.danube.producers import Producers
-from sava.api.danube.seats import Seats
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.topics.errors import (
@@ -100,7 +99,7 @@ async def fleet() -> AsyncIterator[Fleet]:
     def register(hosted: Hosted, server: aio.Server) -> None:
         own = seats.setdefault(hosted.broker, ScriptedSeats(hosted.broker))
         producers = Producers(topics_of(own))
-        served = hosted.forwarder.serving(server, "client", codes.answer)
+        served = hosted.forwarder.serving(server, "client", wire.answer)
         consumers = ConsumerService(topics_of(own), own, hosted.forwarder, "http://here")
         rpc.add_ConsumerServiceServicer_to_server(consumers, served)
         rpc.add_HealthCheckServicer_to_server(HealthService(producers, own, hosted.forwarder), served)
@@ -182,7 +181,7 @@ async def test_a_stream_that_the_owner_ends_for_a_moment_is_opened_again(fleet: 
 async def test_a_stream_that_nobody_serves_fails_after_a_while(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reception, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(consumers, "PATIENCE_S", 1.0)
     fleet.tell(0)
     with pytest.raises(aio.AioRpcError) as caught:
         await fleet.receive(1).read()

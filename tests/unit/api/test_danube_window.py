@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from sava.api.danube.window import (
+from sava.api.danube.consumers import (
     LEAST,
     MOST,
     START,

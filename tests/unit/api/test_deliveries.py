@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from sava.api.deliveries import MAX_RESPONSE_BYTES, Deliveries
+from sava.api.sessions import MAX_RESPONSE_BYTES, Deliveries
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
 from sava.topics.delivery import Delivery

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sava.api import load_reports
-from sava.api.brokers_admin import load_report
-from sava.api.load_reports import LoadReports, Measure
+from sava.api.admin import brokers
+from sava.api.admin.brokers import LoadReports, Measure, load_report
 from sava.supervisor import Supervisor
 from sava.topics.names import TopicName
 from sava.topics.topic import Topic
@@ -102,7 +101,7 @@ async def test_reports_go_to_the_leader_and_at_once_to_a_new_one(
     pair: tuple[BrokerAt, BrokerAt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broker 2 reports to broker 1; when it leads itself it tells itself. The interval is never over here."""
-    monkeypatch.setattr(load_reports, "LOOK_S", 0.01)
+    monkeypatch.setattr(brokers, "LOOK_S", 0.01)
     one, two = pair
     leader = 0
     reports = LoadReports(two.topics, two.director.loads, two.forwarder, lambda: leader, interval_s=3600)
@@ -120,7 +119,7 @@ async def test_reports_go_to_the_leader_and_at_once_to_a_new_one(
 async def test_a_leader_that_cannot_be_reached_is_tried_again(
     pair: tuple[BrokerAt, BrokerAt], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(load_reports, "LOOK_S", 0.01)
+    monkeypatch.setattr(brokers, "LOOK_S", 0.01)
     caplog.set_level("INFO")
     one, two = pair
     leader = 9

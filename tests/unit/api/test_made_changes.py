@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.api.topic_parts import TopicParts
+from sava.api.admin.descriptions import TopicParts
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.proto import topics_admin_pb2 as pb
 from sava.topics.names import TopicName

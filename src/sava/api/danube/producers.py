@@ -25,14 +25,14 @@ from collections import OrderedDict
 from time import perf_counter
 from typing import Any, Final
 
-from sava.api.danube.codes import (
+from sava.api.danube.metrics import Sends
+from sava.api.danube.wire import (
+    message_from,
     refuse,
     required,
     told,
     topic_name,
 )
-from sava.api.danube.figures import Sends
-from sava.api.danube.messages import message_from
 from sava.errors import RetryableError, SavaError
 from sava.peers import faults
 from sava.proto import danube_api_pb2 as pb

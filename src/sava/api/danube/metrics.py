@@ -20,7 +20,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sava.api.topic_metrics import Figures, subscription_figures
+from sava.api.metrics.topics import Figures, subscription_figures
 from sava.cluster.controller import Controller
 from sava.storage.link_cursors import is_link_cursor
 from sava.topics.dispatch.core import Counters
