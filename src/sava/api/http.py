@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Protocol
 
-from sava.api.metrics.broker import TYPE, Metrics
+from sava.api.metrics.broker import TYPE, BrokerMetrics
 from sava.cluster.view import ClusterView
 from sava.metadata.node import RaftNode
 from sava.supervisor import Supervisor
@@ -69,7 +69,7 @@ def readiness(
 
 
 class HttpServer:
-    def __init__(self, metrics: Metrics, readiness: Readiness) -> None:
+    def __init__(self, metrics: BrokerMetrics, readiness: Readiness) -> None:
         self._metrics = metrics
         self._readiness = readiness
         self._server: asyncio.Server | None = None

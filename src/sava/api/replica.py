@@ -167,7 +167,7 @@ class ReplicaService(rpc.ReplicaServicer):
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         async with faults.told(context):
-            await Appending(await self._chain(await opening(context)), context).run()
+            await AppendStream(await self._chain(await opening(context)), context).run()
 
     async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> None:  # type: ignore[override]
         async with faults.told(context):
@@ -268,7 +268,7 @@ MAX_UNANSWERED: Final = 64
 MAY_PASS: Final = (RetryableError, OutcomeUnknown)
 
 
-class Appending:
+class AppendStream:
     """Owned by the event loop."""
 
     def __init__(self, chain: Chain, context: Any) -> None:

@@ -6,9 +6,9 @@ may be under way is bounded on both sides: unanswered batches by ``MAX_UNANSWERE
 reading), deliveries by the consumer's credits.
 
 A delivery is encoded once, however many subscriptions of a topic get it. A batch goes to each subscription as
-it is stored. Protobuf would copy it into a message and again out of it, for every consumer; ``Deliveries``
-writes the few bytes around it by hand, and one encoded delivery serves the other subscriptions that read the
-same batch within a moment.
+it is stored. Protobuf would copy it into a message and again out of it, for every consumer;
+``DeliveryEncoder`` writes the few bytes around it by hand, and one encoded delivery serves the other
+subscriptions that read the same batch within a moment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GOODBYE_S: Final = 1.0
 """For a client to close a stream that can go on elsewhere."""
 
 
-class Publishing:
+class PublishStream:
     """One Publish stream: batches in, receipts out in their order."""
 
     def __init__(self, producer: Producer, context: Any) -> None:
@@ -143,10 +143,10 @@ class Publishing:
         return response, None
 
 
-class Subscribing:
+class SubscribeStream:
     """One Subscribe stream: deliveries out, credits and acks in."""
 
-    def __init__(self, topic: Topic, consumer: Consumer, deliveries: Deliveries, context: Any) -> None:
+    def __init__(self, topic: Topic, consumer: Consumer, deliveries: DeliveryEncoder, context: Any) -> None:
         self._topic = topic
         self._consumer = consumer
         self._deliveries = deliveries
@@ -243,8 +243,8 @@ _BATCH: Final = bytes(((pb.Delivered.BATCH_FIELD_NUMBER << 3) | 2,))
 _Key = tuple[int, int, int, int, int]
 
 
-class Deliveries:
-    """Those that were encoded last. Owned by the event loop."""
+class DeliveryEncoder:
+    """Encodes deliveries, and keeps those that it encoded last. Owned by the event loop."""
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self._max_held_bytes = max_held_bytes

@@ -19,7 +19,7 @@ from grpc import aio
 
 from sava.api import danube
 from sava.api.admin.brokers import Brokers, BrokersService
-from sava.api.admin.descriptions import TopicParts
+from sava.api.admin.descriptions import Partitions
 from sava.api.admin.topics import NamespacesService, SubscriptionsService, TopicsService, Unloading
 from sava.api.admin_client import AdminClient
 from sava.cluster import records
@@ -292,7 +292,7 @@ class Site:
         node: Node,
     ) -> None:
         store, controller = self.world.metadata, cast(Controller, director)
-        parts = TopicParts(topics, store, view, Owners(router, forwarder))
+        parts = Partitions(topics, store, view, Owners(router, forwarder))
         unloading = Unloading(parts, controller, timeout_ms=10_000)
         brokers = Brokers(cast(RaftNode, node), view)
         own = forwarder.serving(server, "admin")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sava.api.metrics import storage
-from sava.api.metrics.broker import Metrics
+from sava.api.metrics.broker import BrokerMetrics
 from sava.api.metrics.storage import Disks
 from sava.config import Config, check
 from tests.cluster.harness import until
@@ -69,7 +69,7 @@ async def test_a_disk_that_hangs_stops_neither_the_broker_nor_the_others_and_is_
 ) -> None:
     """Prometheus asks for /metrics; the NFS server of the segments is gone: the event loop waited for it,
     without heartbeats, keep-alives and deliveries, for as long as it was gone."""
-    metrics = Metrics()
+    metrics = BrokerMetrics()
     disks = Disks(config)
     metrics.observe_disks(disks)
     turns = 0
@@ -111,6 +111,6 @@ async def test_one_thread_waits_for_it_however_often_it_is_asked_for(
 
 async def test_a_directory_that_is_not_there_is_left_out(config: Config, tmp_path: Path) -> None:
     (tmp_path / "journal").rmdir()
-    metrics = Metrics()
+    metrics = BrokerMetrics()
     metrics.observe_disks(Disks(config))
     assert not any("journal" in line for line in uses(await metrics.page()))

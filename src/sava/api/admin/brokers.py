@@ -64,7 +64,7 @@ MAX_PREPARE_S: Final = 600.0
 """For one topic before a move, whatever the caller asks for."""
 
 
-class Seen(NamedTuple):
+class ListedBroker(NamedTuple):
     """A broker as this one sees it."""
 
     broker: int
@@ -110,7 +110,7 @@ class Brokers:
         core = self._node.core_status
         return core.leader if core is not None else NO_NODE
 
-    async def listed(self, *, timeout: float, local: bool = False) -> tuple[list[Seen], str]:
+    async def listed(self, *, timeout: float, local: bool = False) -> tuple[list[ListedBroker], str]:
         """All brokers, and why no majority has confirmed that; with ``local`` none is asked."""
         core = self._node.core_status
         if local or core is None:
@@ -118,12 +118,12 @@ class Brokers:
         reason = await unconfirmed(self._node, timeout)
         return self._seen(is_confirmed=not reason), reason
 
-    def _seen(self, *, is_confirmed: bool) -> list[Seen]:
+    def _seen(self, *, is_confirmed: bool) -> list[ListedBroker]:
         counts, leader = self._view.counts(), self.leader if is_confirmed else NO_NODE
         core = self._node.core_status
         addresses: dict[int, str] = dict(core.membership.addresses) if core is not None else {}
         return [
-            Seen(
+            ListedBroker(
                 broker=broker,
                 registration=(registration := self._view.brokers.get(broker)),
                 mode=self._view.mode(broker),
@@ -252,7 +252,7 @@ def load_report(message: pb.LoadReport) -> LoadReport:
     )
 
 
-def _broker(seen: Seen) -> pb.Broker:
+def _broker(seen: ListedBroker) -> pb.Broker:
     described = pb.Broker(
         broker_id=seen.broker,
         status=seen.status,
@@ -325,7 +325,7 @@ LOOK_S: Final = 1.0
 STATM: Final = Path("/proc/self/statm")
 
 
-class LoadReports:
+class LoadReporter:
     """Owned by the event loop."""
 
     def __init__(
@@ -342,7 +342,7 @@ class LoadReports:
         self._leader = leader
         self._broker = topics.broker
         self._interval_s = interval_s
-        self._measure = Measure(topics)
+        self._measure = LoadMeter(topics)
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -388,7 +388,7 @@ class _Counted(NamedTuple):
     bytes: int
 
 
-class Measure:
+class LoadMeter:
     """What this broker does, since it was last asked."""
 
     def __init__(self, topics: Topics) -> None:

@@ -75,7 +75,7 @@ SETTLE_S: Final = 5.0
 """How long a topic that was just created is waited for before it is said to be unassigned."""
 
 
-class TopicParts:
+class Partitions:
     """Holds nothing between calls."""
 
     def __init__(self, topics: Topics, store: MetadataStore, view: ClusterView, owners: Owners) -> None:

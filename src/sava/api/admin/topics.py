@@ -20,7 +20,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from sava.api.admin import descriptions as describe
-from sava.api.admin.descriptions import TopicParts
+from sava.api.admin.descriptions import Partitions
 from sava.cluster.controller import Controller
 from sava.cluster.errors import NotLeader
 from sava.config import Policies
@@ -104,7 +104,7 @@ class NamespacesService(rpc.NamespacesServicer):
 
 
 class TopicsService(rpc.TopicsServicer):
-    def __init__(self, parts: TopicParts, unloading: Unloading, store: MetadataStore) -> None:
+    def __init__(self, parts: Partitions, unloading: Unloading, store: MetadataStore) -> None:
         self._parts = parts
         self._unloading = unloading
         self._topics = parts.topics
@@ -246,7 +246,7 @@ _Result = tuple[TopicName, pb.TopicMove | SavaError]
 class Unloading:
     """Holds nothing between calls. On the leader; raises NotLeader elsewhere."""
 
-    def __init__(self, parts: TopicParts, controller: Controller, *, timeout_ms: int) -> None:
+    def __init__(self, parts: Partitions, controller: Controller, *, timeout_ms: int) -> None:
         self._parts = parts
         self._controller = controller
         self._timeout_ms = timeout_ms
@@ -343,7 +343,7 @@ SERVICE: Final = "/sava.admin.Subscriptions/"
 
 
 class SubscriptionsService(rpc.SubscriptionsServicer):
-    def __init__(self, parts: TopicParts) -> None:
+    def __init__(self, parts: Partitions) -> None:
         self._parts = parts
 
     async def CreateSubscription(

@@ -18,15 +18,15 @@ from typing import Final
 from grpc import aio
 
 from sava.api.admin.brokers import Brokers
-from sava.api.admin.descriptions import TopicParts
+from sava.api.admin.descriptions import Partitions
 from sava.api.admin.topics import Unloading
 from sava.api.danube import wire
 from sava.api.danube.admin import BrokerAdmin, ClusterAdmin, SecurityAdmin
 from sava.api.danube.admin_topics import NamespaceAdmin, TopicAdmin
-from sava.api.danube.consumers import ConsumerService, Seats
+from sava.api.danube.consumers import ConsumerService, ConsumerSessions
 from sava.api.danube.lookup import DiscoveryService, HealthService, StorageService
-from sava.api.danube.metrics import Sends
-from sava.api.danube.producers import Producers, ProducerService
+from sava.api.danube.metrics import SendStats
+from sava.api.danube.producers import DanubeProducers, ProducerService
 from sava.api.danube.schemas import SchemaService
 from sava.cluster.controller import Controller
 from sava.metadata.node import RaftNode
@@ -60,20 +60,22 @@ def register_client_services(
     schemas: SchemaRegistry,
     topic_schemas: TopicSchemas,
     forwarder: Forwarder,
-    sends: Sends,
+    sends: SendStats,
     broker_url: str,
 ) -> None:
     """``broker_url`` is where clients reach this broker, with its scheme: ``http://host:6650``."""
     server = forwarder.serving(server, "client", wire.answer)
-    producers, seats = Producers(topics), Seats(topics)
+    producers, sessions = DanubeProducers(topics), ConsumerSessions(topics)
     danube_api_pb2_grpc.add_ProducerServiceServicer_to_server(
         ProducerService(producers, schemas, sends), server
     )
     danube_api_pb2_grpc.add_ConsumerServiceServicer_to_server(
-        ConsumerService(topics, seats, forwarder, broker_url), server
+        ConsumerService(topics, sessions, forwarder, broker_url), server
     )
     danube_api_pb2_grpc.add_DiscoveryServicer_to_server(DiscoveryService(topics.registry, broker_url), server)
-    danube_api_pb2_grpc.add_HealthCheckServicer_to_server(HealthService(producers, seats, forwarder), server)
+    danube_api_pb2_grpc.add_HealthCheckServicer_to_server(
+        HealthService(producers, sessions, forwarder), server
+    )
     danube_api_pb2_grpc.add_StorageServiceServicer_to_server(StorageService(topics), server)
     _register_schemas(server, topics, schemas, topic_schemas)
 
@@ -84,7 +86,7 @@ def register_admin_services(
     node: RaftNode,
     brokers: Brokers,
     controller: Controller,
-    parts: TopicParts,
+    parts: Partitions,
     unloading: Unloading,
     schemas: SchemaRegistry,
     topic_schemas: TopicSchemas,

@@ -18,7 +18,7 @@ from typing import Any, Final
 from sava.api.admin.brokers import (
     CONFIRM_S,
     Brokers,
-    Seen,
+    ListedBroker,
     drain_mode,
 )
 from sava.api.admin.cluster import check_leaving
@@ -170,7 +170,7 @@ def broker_id(text: str) -> int:
     return int(text)
 
 
-def _info(seen: Seen, leader: int) -> pb.BrokerInfo:
+def _info(seen: ListedBroker, leader: int) -> pb.BrokerInfo:
     info = pb.BrokerInfo(
         broker_id=str(seen.broker),
         broker_role=NO_ROLE if not leader else LEADER if seen.is_leader else FOLLOWER,

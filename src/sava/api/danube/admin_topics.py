@@ -15,7 +15,7 @@ import msgspec
 
 from sava.api.admin.descriptions import (
     MAX_MS,
-    TopicParts,
+    Partitions,
     common_owner,
     delivery,
     subscription_names,
@@ -101,7 +101,7 @@ class UnloadFailed(HostError):
 
 class TopicAdmin(rpc.TopicAdminServicer):
     def __init__(
-        self, parts: TopicParts, unloading: Unloading, schemas: SchemaRegistry, topic_schemas: TopicSchemas
+        self, parts: Partitions, unloading: Unloading, schemas: SchemaRegistry, topic_schemas: TopicSchemas
     ) -> None:
         self._parts = parts
         self._unloading = unloading

@@ -108,9 +108,11 @@ from sava.topics.topics import Topics
 
 
 class ConsumerService(rpc.ConsumerServiceServicer):
-    def __init__(self, topics: Topics, seats: Seats, forwarder: Forwarder, broker_url: str) -> None:
+    def __init__(
+        self, topics: Topics, sessions: ConsumerSessions, forwarder: Forwarder, broker_url: str
+    ) -> None:
         self._topics = topics
-        self._seats = seats
+        self._sessions = sessions
         self._forwarder = forwarder
         self._broker_url = broker_url
 
@@ -122,7 +124,7 @@ class ConsumerService(rpc.ConsumerServiceServicer):
             required(request.consumer_name, "consumer_name"),
             tuple(request.key_filters),
         )
-        consumer_id = await self._seats.subscribe(required(request.topic_name, "topic_name"), options)
+        consumer_id = await self._sessions.subscribe(required(request.topic_name, "topic_name"), options)
         return pb.ConsumerResponse(
             request_id=request.request_id, consumer_id=consumer_id, consumer_name=request.consumer_name
         )
@@ -133,13 +135,15 @@ class ConsumerService(rpc.ConsumerServiceServicer):
         began = asyncio.get_running_loop().time()
         try:
             if is_forwarded(context):
-                await self._seats.serve(request.consumer_id, context.write, self._broker_url)
+                await self._sessions.serve(request.consumer_id, context.write, self._broker_url)
             else:
-                await Reception(self._seats, self._forwarder, self._broker_url, request, context).run()
+                await ConsumerStream(
+                    self._sessions, self._forwarder, self._broker_url, request, context
+                ).run()
         except Exception as error:
             lasted = asyncio.get_running_loop().time() - began
             if lasted < HOLD_S and not is_forwarded(context):
-                await self._seats.hold(request.consumer_id, HOLD_S - lasted)
+                await self._sessions.hold(request.consumer_id, HOLD_S - lasted)
             if not isinstance(error, SavaError):
                 raise
             if isinstance(error, SubscriptionBusy):
@@ -152,7 +156,7 @@ class ConsumerService(rpc.ConsumerServiceServicer):
             topic = await self._load(request)
             offset = request.msg_id.topic_offset
             topic.ack(request.subscription_name, ((offset, offset + 1),))
-            self._seats.answered(topic.name, request.subscription_name, offset)
+            self._sessions.answered(topic.name, request.subscription_name, offset)
         except SavaError as error:
             await refuse(context, error)
         return pb.AckResponse(request_id=request.request_id)
@@ -167,7 +171,7 @@ class ConsumerService(rpc.ConsumerServiceServicer):
             delay_ms=request.delay_ms,
             reason=request.reason,
         )
-        self._seats.answered(topic.name, request.subscription_name, offset)
+        self._sessions.answered(topic.name, request.subscription_name, offset)
         return pb.NackResponse(request_id=request.request_id)
 
     async def _load(self, request: pb.AckRequest | pb.NackRequest) -> Topic:
@@ -198,13 +202,18 @@ PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 
 
-class Reception:
+class ConsumerStream:
     """Owned by the event loop."""
 
     def __init__(
-        self, seats: Seats, forwarder: Forwarder, broker_url: str, request: pb.ReceiveRequest, context: Any
+        self,
+        sessions: ConsumerSessions,
+        forwarder: Forwarder,
+        broker_url: str,
+        request: pb.ReceiveRequest,
+        context: Any,
     ) -> None:
-        self._seats = seats
+        self._sessions = sessions
         self._forwarder = forwarder
         self._broker_url = broker_url
         self._request = request
@@ -227,7 +236,7 @@ class Reception:
     async def _once(self) -> None:
         began = self._loop.time()
         try:
-            await self._seats.serve(self._request.consumer_id, self._context.write, self._broker_url)
+            await self._sessions.serve(self._request.consumer_id, self._context.write, self._broker_url)
         except NotOwner as error:
             self._note(began)
             await self._relay(TopicName.parse(error.topic))
@@ -270,11 +279,11 @@ AHEAD: Final = 1000
 HOLD_S: Final = 1.0
 """A stream that fails has lasted at least so long."""
 SETTLE_S: Final = 1.0
-"""How long an older stream leaves the seat to a newer one that has not come yet, or may come back."""
+"""How long an older stream leaves the session to a newer one that has not come yet, or may come back."""
 CLOSE_LAG_S: Final = 0.05
 """Between the answer to a health check and the end of the stream, so that they arrive in this order."""
 PENDING_S: Final = 10.0
-"""How long a seat on a non-reliable topic collects messages before its first stream."""
+"""How long a session on a non-reliable topic collects messages before its first stream."""
 MAX_NAMES: Final = 100_000
 """Topics whose names are remembered."""
 
@@ -283,7 +292,7 @@ TOO_LARGE: Final = "larger than Danube's clients can receive"
 Write = Callable[[pb.StreamMessage], Awaitable[None]]
 
 
-class Seat:
+class ConsumerSession:
     """The place of one consumer id, while it has a stream or is about to get one."""
 
     def __init__(self, consumer_id: int) -> None:
@@ -304,7 +313,7 @@ class Seat:
             self._left.set()
 
     async def vacant(self) -> None:
-        """Until no stream has had the seat for a while."""
+        """Until no stream has had the session for a while."""
         await asyncio.sleep(SETTLE_S)
         while self._taken_by is not None:
             await self._left.wait()
@@ -320,16 +329,16 @@ class Seat:
             self.pending = None
 
 
-class Seats:
-    """The seats of this broker, by id. Owned by the event loop."""
+class ConsumerSessions:
+    """The sessions of this broker, by id. Owned by the event loop."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
-        self._seats: dict[int, Seat] = {}
+        self._sessions: dict[int, ConsumerSession] = {}
         """Those with a stream or a pending consumer; of the others the metadata store knows."""
         self._held: dict[int, asyncio.Event] = {}
         """Set when a stream with an unknown id should end."""
-        self._windows: dict[tuple[TopicName, str], set[Window]] = {}
+        self._windows: dict[tuple[TopicName, str], set[CreditWindow]] = {}
         """Of the streams of each subscription."""
         self._names: OrderedDict[int, TopicName] = OrderedDict()
         """Of topics that were subscribed to, by their id."""
@@ -337,7 +346,7 @@ class Seats:
     # -- subscribing -----------------------------------------------------------------------------
 
     async def subscribe(self, topic_text: str, options: SubscribeOptions) -> int:
-        """The id of the consumer, which is the same each time. Streams that it has lose their seat."""
+        """The id of the consumer, which is the same each time. Streams that it has lose their session."""
         name = topic_name(topic_text)
         try:
             topic = await self._topics.get(name)
@@ -347,10 +356,10 @@ class Seats:
         if topic.spec.reliable:
             consumer.close()
             return consumer.consumer_id
-        seat = self._seat(consumer.consumer_id)
-        seat.drop_pending()
-        seat.pending = consumer
-        asyncio.get_running_loop().call_later(PENDING_S, self._give_up, seat, consumer)
+        session = self._session(consumer.consumer_id)
+        session.drop_pending()
+        session.pending = consumer
+        asyncio.get_running_loop().call_later(PENDING_S, self._give_up, session, consumer)
         return consumer.consumer_id
 
     def _remember(self, name: TopicName) -> None:
@@ -367,35 +376,39 @@ class Seats:
             return await topic.subscribe(options)
         except SubscriptionBusy:
             others = topic.subscriptions[options.subscription].consumers.values()
-            seats = [self._seats.get(other.consumer_id) for other in others]
-            waiting = [seat for seat in seats if seat is not None and seat.pending is not None]
+            sessions = [self._sessions.get(other.consumer_id) for other in others]
+            waiting = [session for session in sessions if session is not None and session.pending is not None]
             if not waiting:
                 raise
-            for seat in waiting:
-                seat.drop_pending()
+            for session in waiting:
+                session.drop_pending()
             return await topic.subscribe(options)
 
-    def _give_up(self, seat: Seat, consumer: Consumer) -> None:
-        if seat.pending is consumer:
-            seat.drop_pending()
-            self._tidy(seat)
+    def _give_up(self, session: ConsumerSession, consumer: Consumer) -> None:
+        if session.pending is consumer:
+            session.drop_pending()
+            self._tidy(session)
 
-    def _seat(self, consumer_id: int) -> Seat:
-        seat = self._seats.get(consumer_id)
-        if seat is None:
-            seat = self._seats[consumer_id] = Seat(consumer_id)
-        return seat
+    def _session(self, consumer_id: int) -> ConsumerSession:
+        session = self._sessions.get(consumer_id)
+        if session is None:
+            session = self._sessions[consumer_id] = ConsumerSession(consumer_id)
+        return session
 
-    def _tidy(self, seat: Seat) -> None:
-        if not seat.streams and seat.pending is None and self._seats.get(seat.consumer_id) is seat:
-            del self._seats[seat.consumer_id]
+    def _tidy(self, session: ConsumerSession) -> None:
+        if (
+            not session.streams
+            and session.pending is None
+            and self._sessions.get(session.consumer_id) is session
+        ):
+            del self._sessions[session.consumer_id]
 
     # -- knowing ---------------------------------------------------------------------------------
 
     async def is_known(self, consumer_id: int) -> bool:
         """False only when it is certain. A stream that is held back for this id ends then. Raises NotOwner:
         the broker that has the topic knows."""
-        if consumer_id in self._seats:
+        if consumer_id in self._sessions:
             return True
         try:
             if await self._consumer_by_id(consumer_id) is not None:
@@ -446,29 +459,29 @@ class Seats:
 
     async def serve(self, consumer_id: int, write: Write, broker_url: str) -> None:
         """One stream, until its client goes (cancellation) or it cannot be served (raises)."""
-        seat = self._seat(consumer_id)
-        seat.streams += 1
+        session = self._session(consumer_id)
+        session.streams += 1
         try:
             while True:
-                await self._serve_seat(seat, write, broker_url)
-                await seat.vacant()
+                await self._serve_session(session, write, broker_url)
+                await session.vacant()
         finally:
-            seat.streams -= 1
-            self._tidy(seat)
+            session.streams -= 1
+            self._tidy(session)
 
-    async def _serve_seat(self, seat: Seat, write: Write, broker_url: str) -> None:
-        """Returns when a newer stream has taken the seat. Raises ConsumerUnknown, also if its subscription
+    async def _serve_session(self, session: ConsumerSession, write: Write, broker_url: str) -> None:
+        """Returns when a newer stream has taken the session. Raises ConsumerUnknown, also if its subscription
         was removed: nobody but Subscribe makes it anew."""
-        known = await self._consumer_by_id(seat.consumer_id)
+        known = await self._consumer_by_id(session.consumer_id)
         if known is None:
-            raise ConsumerUnknown(f"consumer {seat.consumer_id} is not known here; subscribe again")
+            raise ConsumerUnknown(f"consumer {session.consumer_id} is not known here; subscribe again")
         topic = await self._topics.get(known.topic)
-        consumer = seat.take_pending()
+        consumer = session.take_pending()
         if consumer is None:
             options = subscribe_options(known.subscription, known.type, known.name, known.key_filters)
             consumer = await self._attach(topic, options)
         stream = object()
-        seat.take(stream)
+        session.take(stream)
         composer = Composer(topic, broker_url)
         try:
             if topic.spec.reliable:
@@ -479,12 +492,12 @@ class Seats:
             return
         finally:
             consumer.close()
-            seat.leave(stream)
+            session.leave(stream)
 
     async def _deliver(self, topic: Topic, consumer: Consumer, composer: Composer, write: Write) -> None:
         subscription = topic.subscriptions[consumer.subscription]
         assert isinstance(subscription, Subscription)
-        window = Window(consumer.grant, lambda: subscription.spec)
+        window = CreditWindow(consumer.grant, lambda: subscription.spec)
         key = topic.name, subscription.name
         windows = self._windows.setdefault(key, set())
         windows.add(window)
@@ -549,7 +562,7 @@ NO_TIMEOUT_S: Final = 30.0
 """What stands for the ack timeout of a subscription that has none."""
 
 
-class Window:
+class CreditWindow:
     """Of one stream; owned by the event loop. ``grant`` lets so many more messages through; ``spec`` is the
     subscription's, asked for again and again."""
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sava.api.danube.consumers import Seats
-from sava.api.danube.producers import Producers
+from sava.api.danube.consumers import ConsumerSessions
+from sava.api.danube.producers import DanubeProducers
 from sava.api.danube.wire import told, topic_name
 from sava.errors import SavaError
 from sava.peers.forwarding import Forwarder
@@ -76,9 +76,9 @@ _CLOSE = pb.HealthCheckResponse(status=pb.HealthCheckResponse.CLOSE)
 
 
 class HealthService(rpc.HealthCheckServicer):
-    def __init__(self, producers: Producers, seats: Seats, forwarder: Forwarder) -> None:
+    def __init__(self, producers: DanubeProducers, sessions: ConsumerSessions, forwarder: Forwarder) -> None:
         self._producers = producers
-        self._seats = seats
+        self._sessions = sessions
         self._forwarder = forwarder
 
     @told
@@ -101,7 +101,7 @@ class HealthService(rpc.HealthCheckServicer):
                     raise NotOwner(topic, 0)
                 return False
             case pb.HealthCheckRequest.Consumer:
-                return await self._seats.is_known(request.id)
+                return await self._sessions.is_known(request.id)
             case number:
                 raise MessageInvalid(f"client {number} is not one of Producer (0), Consumer (1)")
 
@@ -117,7 +117,7 @@ class HealthService(rpc.HealthCheckServicer):
         if answer.status != pb.HealthCheckResponse.CLOSE:
             return True
         if request.client == pb.HealthCheckRequest.Consumer:
-            self._seats.release(request.id)
+            self._sessions.release(request.id)
         return False
 
 

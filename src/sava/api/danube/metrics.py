@@ -63,7 +63,7 @@ class _Sent:
         return [(each, ordered[min(int(each * len(ordered)), len(ordered) - 1)]) for each in QUANTILES]
 
 
-class Sends:
+class SendStats:
     """What became of messages that came through Danube's protocol. Owned by the event loop; bounded by the
     topics that this broker serves, because ``keep`` forgets all others at each scrape."""
 
@@ -92,7 +92,7 @@ class Sends:
 
 class DanubeCollector(Collector):
     def __init__(
-        self, topics: Topics, controller: Controller, sends: Sends, calls: Callable[[], int]
+        self, topics: Topics, controller: Controller, sends: SendStats, calls: Callable[[], int]
     ) -> None:
         self._topics = topics
         self._controller = controller

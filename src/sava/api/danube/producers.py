@@ -25,7 +25,7 @@ from collections import OrderedDict
 from time import perf_counter
 from typing import Any, Final
 
-from sava.api.danube.metrics import Sends
+from sava.api.danube.metrics import SendStats
 from sava.api.danube.wire import (
     message_from,
     refuse,
@@ -57,7 +57,7 @@ class ProducerUnknown(RetryableError):
     """No producer has this id here. Its client registers again."""
 
 
-class Producers:
+class DanubeProducers:
     """Danube's producers on this broker, by id. Owned by the event loop."""
 
     def __init__(self, topics: Topics) -> None:
@@ -125,7 +125,7 @@ class Producers:
 
 
 class ProducerService(rpc.ProducerServiceServicer):
-    def __init__(self, producers: Producers, schemas: SchemaRegistry, sends: Sends) -> None:
+    def __init__(self, producers: DanubeProducers, schemas: SchemaRegistry, sends: SendStats) -> None:
         self._producers = producers
         self._schemas = schemas
         self._sends = sends

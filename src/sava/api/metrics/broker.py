@@ -26,12 +26,12 @@ from prometheus_client.samples import Sample
 
 from sava.api.danube.metrics import DanubeCollector
 from sava.api.metrics.cluster import (
-    ClusterParts,
+    ClusterSources,
     PipelinesCollector,
     ReplicationCollector,
     observe_cluster,
 )
-from sava.api.metrics.storage import Disks, JournalCollector, JournalParts
+from sava.api.metrics.storage import Disks, JournalCollector, JournalSources
 from sava.api.metrics.topics import TopicsCollector
 from sava.cluster.pipelines import Pipelines
 from sava.metadata.node import RaftNode
@@ -61,7 +61,7 @@ _LATENCIES = (
 _SIZES = tuple(float(1 << bits) for bits in range(8, 27, 2))
 
 
-class Metrics:
+class BrokerMetrics:
     """Implements ``metadata.node.Observer``. One per process."""
 
     def __init__(self) -> None:
@@ -126,14 +126,14 @@ class Metrics:
     def observe_topics(self, topics: Topics, storage: BrokerStorage) -> None:
         self.registry.register(TopicsCollector(topics, storage))
 
-    def observe_cluster(self, parts: ClusterParts) -> None:
+    def observe_cluster(self, parts: ClusterSources) -> None:
         observe_cluster(self.registry, parts)
 
     def observe_danube(self, collector: DanubeCollector) -> None:
         """The same figures under the names that Danube's tools ask for."""
         self.registry.register(collector)
 
-    def observe_journals(self, parts: JournalParts) -> None:
+    def observe_journals(self, parts: JournalSources) -> None:
         self.registry.register(JournalCollector(parts))
 
     def observe_pipelines(self, pipelines: Pipelines, is_leading: Callable[[], bool]) -> None:

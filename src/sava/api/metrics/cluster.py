@@ -46,7 +46,7 @@ _DOWNTIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterParts:
+class ClusterSources:
     """What is read when scraped."""
 
     broker: int
@@ -61,7 +61,7 @@ class ClusterParts:
     evictor: Evictor
 
 
-def observe_cluster(registry: CollectorRegistry, parts: ClusterParts) -> None:
+def observe_cluster(registry: CollectorRegistry, parts: ClusterSources) -> None:
     downtime = Histogram(
         "sava_topic_move_downtime_seconds",
         "From the request to the owner of a topic until this broker had taken it up.",
@@ -104,7 +104,7 @@ class MoveTimes:
 
 
 class ClusterCollector(Collector):
-    def __init__(self, parts: ClusterParts) -> None:
+    def __init__(self, parts: ClusterSources) -> None:
         self._parts = parts
 
     def collect(self) -> Iterable[Metric]:

@@ -30,7 +30,7 @@ from sava.ledger.protocol import StorageId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JournalParts:
+class JournalSources:
     """What is read when scraped."""
 
     own: Callable[[], OwnedJournal | None]
@@ -44,7 +44,7 @@ class JournalParts:
 
 
 class JournalCollector(Collector):
-    def __init__(self, parts: JournalParts) -> None:
+    def __init__(self, parts: JournalSources) -> None:
         self._parts = parts
 
     def collect(self) -> Iterable[Metric]:
