@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sava.api.admin.descriptions import Partitions, start_message
+from sava.api.admin.topics import SERVICE
 from sava.api.remotes import RemoteClusters
-from sava.api.subscriptions_admin import SERVICE
-from sava.api.topic_descriptions import start_message
-from sava.api.topic_parts import TopicParts
 from sava.cluster.controller import Leadership
 from sava.cluster.pipelines import Pipelines
 from sava.config import Config
@@ -34,7 +33,7 @@ def open_replication(
     config: Config,
     node: RaftNode,
     store: MetadataStore,
-    topics: TopicParts,
+    topics: Partitions,
     pipelines: Pipelines,
     leadership: Leadership,
 ) -> tuple[Control, ReplicationMaintenance]:
@@ -67,7 +66,7 @@ def open_replication(
 class OwnersPins:
     """``Pins``: each by the owner of its topic."""
 
-    def __init__(self, topics: TopicParts) -> None:
+    def __init__(self, topics: Partitions) -> None:
         self._topics = topics
 
     async def pin(self, topic: TopicName, cursor: str, start: Position) -> None:
@@ -101,7 +100,7 @@ class OwnersPins:
         )
 
 
-async def _extents(topics: TopicParts, names: Sequence[TopicName]) -> dict[TopicName, Extent]:
+async def _extents(topics: Partitions, names: Sequence[TopicName]) -> dict[TopicName, Extent]:
     """Of those whose end somebody knows for certain: of the others it is asked again later."""
 
     async def extent(name: TopicName) -> Extent | None:

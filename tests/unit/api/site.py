@@ -18,12 +18,10 @@ from typing import Any, cast
 from grpc import aio
 
 from sava.api import danube
+from sava.api.admin.brokers import Brokers, BrokersService
+from sava.api.admin.descriptions import Partitions
+from sava.api.admin.topics import NamespacesService, SubscriptionsService, TopicsService, Unloading
 from sava.api.admin_client import AdminClient
-from sava.api.brokers_admin import Brokers, BrokersService
-from sava.api.subscriptions_admin import SubscriptionsService
-from sava.api.topic_parts import TopicParts
-from sava.api.topics_admin import NamespacesService, TopicsService
-from sava.api.unloading import Unloading
 from sava.cluster import records
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
@@ -294,7 +292,7 @@ class Site:
         node: Node,
     ) -> None:
         store, controller = self.world.metadata, cast(Controller, director)
-        parts = TopicParts(topics, store, view, Owners(router, forwarder))
+        parts = Partitions(topics, store, view, Owners(router, forwarder))
         unloading = Unloading(parts, controller, timeout_ms=10_000)
         brokers = Brokers(cast(RaftNode, node), view)
         own = forwarder.serving(server, "admin")

@@ -14,7 +14,7 @@ import pytest
 from grpc import aio
 
 from sava.api import danube, streams
-from sava.api.danube.figures import Sends
+from sava.api.danube.metrics import SendStats
 from sava.api.streams import StreamsService
 from sava.client import Client
 from sava.cluster import records
@@ -81,7 +81,7 @@ class ClientSite(Site):
             schemas=schemas,
             topic_schemas=TopicSchemas(store),
             forwarder=forwarder,
-            sends=Sends(),
+            sends=SendStats(),
             broker_url=f"http://broker-{forwarder.broker}:6650",
         )
 

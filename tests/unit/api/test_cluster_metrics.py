@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from sava.api.cluster_metrics import ClusterParts
-from sava.api.metrics import Metrics
+from sava.api.metrics.broker import BrokerMetrics
+from sava.api.metrics.cluster import ClusterSources
 from sava.cluster import records
 from sava.cluster.controller import Controller
 from sava.cluster.eviction import Evictor
@@ -57,9 +57,9 @@ class Story:
         self.forwards: dict[str, int] = {}
         self.suspicion = Suspicion(NodeId(1), tick_ms=100)
         self.evictor = Evictor(store)
-        self._metrics = Metrics()
+        self._metrics = BrokerMetrics()
         self._metrics.observe_cluster(
-            ClusterParts(
+            ClusterSources(
                 broker=1,
                 view=view,
                 registrar=cast(Registrar, self.life),

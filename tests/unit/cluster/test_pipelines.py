@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from sava.api.pipeline_metrics import PipelinesCollector
+from sava.api.metrics.cluster import PipelinesCollector
 from sava.cluster.pipeline_errors import (
     PipelineExists,
     PipelineForeign,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sava.api import replication_messages as messages
+from sava.api.admin import replication
 from sava.cluster import pipeline_records
 from sava.proto import replication_pb2 as pb
 from sava.replication import records, reports, status
@@ -194,8 +194,8 @@ async def test_a_subscription_that_is_not_copied_is_told_of_a_partition_that_is(
         report = pb.LinkTopic(topic=str(ORDERS), topic_ids=topic.wanted.topic_ids)
         report.partitions.add(state="idle", reason="too many", unsynced_subscriptions=["billing"])
         await made.claim()
-        await made.control.report("west", "runner-1", {ORDERS: messages.told(report)})
-        shown = messages.topic_status(made.status(), "")
+        await made.control.report("west", "runner-1", {ORDERS: replication.report_of(report)})
+        shown = replication.topic_status_message(made.status(), "")
         assert (shown.connected_count, shown.partitions[0].reason) == (1, "too many")
         assert [*shown.partitions[0].unsynced_subscriptions] == ["billing"]
         assert written(made).partitions[0].unsynced_subscriptions == ("billing",)

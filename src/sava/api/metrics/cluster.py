@@ -1,16 +1,24 @@
-"""What a broker tells Prometheus about its place in the cluster: whether it is there, which topics it has,
-what it passes on to others, and, while it leads, what the controller does.
+"""Metrics of the cluster: whether this broker is registered, which topics it has, what it passes on, and,
+while it leads, what the controller does; replication per topic and remote; pipelines.
 
 The downtime of a move is measured by the broker that the topic came to, from when its view said *moving*
-until it said that the topic was taken up. So each move is counted once in the whole cluster, whoever leads.
+until it said that the topic was taken up. So each move is counted once in the whole cluster, whichever broker
+leads.
+
+Only the leader has the metrics of replication and of pipelines: what other brokers knew when they led is not
+so any more, and sums over brokers count each topic and each pipeline once. A figure that is not known is left
+out. It is never 0 because no runner copies (see ``sava.replication.status``), and what a runner does not
+report any more does not stay as it was: without a runner the rate of a pipeline is 0 and its lag is left out.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client import Counter as CounterMetric
@@ -18,21 +26,27 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sava.cluster.controller import Controller
+from sava.cluster.errors import NotController
 from sava.cluster.eviction import Evictor
+from sava.cluster.pipeline_records import PipelineState
+from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Mode
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.cluster.writer_tending import WriterMaintenance
 from sava.cluster.writers import Writers
+from sava.errors import SavaError
 from sava.metadata.suspicion import Suspicion
+from sava.replication.control import Control
+from sava.replication.status import TopicStatus
 from sava.topics.names import TopicName
-from sava.topics.specs import OwnershipState
+from sava.topics.specs import OwnershipState, RecordCorrupt
 
 _DOWNTIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterParts:
+class ClusterSources:
     """What is read when scraped."""
 
     broker: int
@@ -47,7 +61,7 @@ class ClusterParts:
     evictor: Evictor
 
 
-def observe_cluster(registry: CollectorRegistry, parts: ClusterParts) -> None:
+def observe_cluster(registry: CollectorRegistry, parts: ClusterSources) -> None:
     downtime = Histogram(
         "sava_topic_move_downtime_seconds",
         "From the request to the owner of a topic until this broker had taken it up.",
@@ -90,7 +104,7 @@ class MoveTimes:
 
 
 class ClusterCollector(Collector):
-    def __init__(self, parts: ClusterParts) -> None:
+    def __init__(self, parts: ClusterSources) -> None:
         self._parts = parts
 
     def collect(self) -> Iterable[Metric]:
@@ -203,3 +217,157 @@ class ClusterCollector(Collector):
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=float(value))
+
+
+# -- replication -----------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+LABELS: Final = ("cluster", "namespace", "topic", "remote_cluster")
+_DISCONNECTED: Final = (
+    "Partitions of the topic that are not copied: nobody does, or something keeps it from going on."
+)
+_COUNTERS: Final = (
+    ("messages", "Messages copied."),
+    ("duplicates", "Messages that had come to the remote another way before, and were left out."),
+    ("skipped", "Messages that were not to be copied: they exclude the remote, or have been there."),
+    ("disconnects", "How often the remote was lost."),
+    ("restarts", "How often copying was begun anew because it did not get on."),
+)
+
+
+class ReplicationCollector(Collector):
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def collect(self) -> Iterable[Metric]:
+        try:
+            statuses = self._control.status()
+        except NotController:
+            return
+        except RecordCorrupt as error:
+            log.error("replication: %s", error)
+            return
+        yield from self._connections(statuses)
+        yield from self._backlogs(statuses)
+        yield from self._work(statuses)
+
+    def _connections(self, statuses: list[TopicStatus]) -> Iterable[Metric]:
+        connected = _replication_gauge(
+            "sava_replication_connected_count", "Partitions of the topic that are copied."
+        )
+        lost = [
+            _replication_gauge("sava_replication_disconnected_count", _DISCONNECTED),
+            _replication_gauge(
+                "pulsar_replication_disconnected_count", _DISCONNECTED + " The name that PIP-370 gives it."
+            ),
+        ]
+        states = GaugeMetricFamily(
+            "sava_replication_partitions", "Partitions of the topic by state.", labels=(*LABELS, "state")
+        )
+        unsynced = _replication_gauge(
+            "sava_replication_unsynced_subscriptions",
+            "Replicated subscriptions, of each partition, whose positions cannot be copied at present.",
+        )
+        for status in statuses:
+            labels = self._labels(status)
+            connected.add_metric(labels, status.connected)
+            for family in lost:
+                family.add_metric(labels, status.disconnected)
+            for state, count in sorted(Counter(each.report.state for each in status.partitions).items()):
+                states.add_metric((*labels, state), count)
+            unsynced.add_metric(
+                labels, sum(len(each.report.unsynced_subscriptions) for each in status.partitions)
+            )
+        yield connected
+        yield from lost
+        yield states
+        yield unsynced
+
+    def _backlogs(self, statuses: list[TopicStatus]) -> Iterable[Metric]:
+        messages = _replication_gauge("sava_replication_backlog", "Messages that are not copied yet.")
+        seconds = _replication_gauge(
+            "sava_replication_delay_seconds", "Age of the oldest message that is not copied yet."
+        )
+        for status in statuses:
+            backlogs = [each.backlog for each in status.partitions]
+            ages = [each.backlog_s for each in status.partitions]
+            if min(backlogs) >= 0:
+                messages.add_metric(self._labels(status), sum(backlogs))
+            if min(ages) >= 0:
+                seconds.add_metric(self._labels(status), max(ages))
+        yield messages
+        yield seconds
+
+    def _work(self, statuses: list[TopicStatus]) -> Iterable[Metric]:
+        rate = _replication_gauge("sava_replication_rate_out", "Messages a second that are copied.")
+        throughput = _replication_gauge("sava_replication_throughput_out", "Bytes a second that are copied.")
+        counters = {
+            name: CounterMetricFamily(f"sava_replication_{name}", text, labels=LABELS)
+            for name, text in _COUNTERS
+        }
+        for status in statuses:
+            labels, reports = self._labels(status), [each.report for each in status.partitions]
+            rate.add_metric(labels, sum(each.rate for each in reports))
+            throughput.add_metric(labels, sum(each.bytes_rate for each in reports))
+            for name, family in counters.items():
+                family.add_metric(labels, sum(getattr(each, name) for each in reports))
+        yield rate
+        yield throughput
+        yield from counters.values()
+
+    def _labels(self, status: TopicStatus) -> tuple[str, str, str, str]:
+        name = status.topic.name
+        return self._control.remotes.own().cluster_name, name.topic.namespace, str(name.topic), name.remote
+
+
+def _replication_gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=LABELS)
+
+
+# -- pipelines -------------------------------------------------------------------------------------
+
+
+class PipelinesCollector(Collector):
+    def __init__(self, pipelines: Pipelines, is_leading: Callable[[], bool]) -> None:
+        self._pipelines = pipelines
+        self._is_leading = is_leading
+
+    def collect(self) -> Iterable[Metric]:
+        if not self._is_leading():
+            return
+        try:
+            found = self._pipelines.known()
+        except SavaError as error:
+            log.error("pipelines: no metrics error=%s", error)
+            return
+        labels = ("pipeline", "kind")
+        states = GaugeMetricFamily(
+            "sava_pipeline_state", "1 for the state that it is in.", labels=(*labels, "state")
+        )
+        rows = CounterMetricFamily("sava_pipeline_rows", "Rows read, by all runners.", labels=labels)
+        restarts = CounterMetricFamily(
+            "sava_pipeline_restarts", "Times that it was begun again after an error.", labels=labels
+        )
+        rate = GaugeMetricFamily("sava_pipeline_rows_per_second", "Rows a second, lately.", labels=labels)
+        lag = GaugeMetricFamily(
+            "sava_pipeline_lag_messages", "Behind its topics; absent if not known.", labels=labels
+        )
+        age = GaugeMetricFamily(
+            "sava_pipeline_lag_seconds",
+            "For how long it has been behind; absent if not known.",
+            labels=labels,
+        )
+        for pipeline in found:
+            names, status = (pipeline.name, pipeline.record.kind), pipeline.status
+            for state in PipelineState:
+                states.add_metric((*names, state.value), float(status.state is state))
+            rows.add_metric(names, status.rows)
+            restarts.add_metric(names, status.restarts)
+            rate.add_metric(names, status.rate)
+            if status.lag_messages >= 0:
+                lag.add_metric(names, status.lag_messages)
+            if status.lag_seconds >= 0:
+                age.add_metric(names, status.lag_seconds)
+        yield from (states, rows, restarts, rate, lag, age)
