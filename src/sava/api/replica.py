@@ -44,7 +44,7 @@ from sava.records import iter_batches
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.chains import Origin
 from sava.tasks import cancelled
-from sava.topics.chain import Chain, Copied
+from sava.topics.chain import Copied, SourceCopier
 from sava.topics.delivery import Range
 from sava.topics.errors import (
     MessageInvalid,
@@ -56,9 +56,9 @@ from sava.topics.errors import (
 from sava.topics.names import TopicName, check_name
 from sava.topics.origin_acks import OriginAcks
 from sava.topics.specs import SubscriptionType, TopicSpec
-from sava.topics.stretches import Source, Stretch
+from sava.topics.stretches import Source, SourceRange
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -71,7 +71,12 @@ MAX_DESCRIBED: Final = 1000
 
 class ReplicaService(rpc.ReplicaServicer):
     def __init__(
-        self, topics: Topics, *, schemas: SchemaRegistry, cluster_name: str, cluster_id: Callable[[], str]
+        self,
+        topics: ServedTopics,
+        *,
+        schemas: SchemaRegistry,
+        cluster_name: str,
+        cluster_id: Callable[[], str],
     ) -> None:
         """``cluster_id``: empty while the cluster is not initialized."""
         self._topics = topics
@@ -177,7 +182,7 @@ class ReplicaService(rpc.ReplicaServicer):
         async with faults.told(context):
             await read_each(self._topics, request, context)
 
-    async def _chain(self, opening: pb.OpenChain, topic_id: int | None = None) -> Chain:
+    async def _chain(self, opening: pb.OpenChain, topic_id: int | None = None) -> SourceCopier:
         """``topic_id``: that the topic must have."""
         source = self._source(opening.source)
         topic = await self._topics.get(TopicName.parse(opening.topic))
@@ -271,7 +276,7 @@ MAY_PASS: Final = (RetryableError, OutcomeUnknown)
 class AppendStream:
     """Owned by the event loop."""
 
-    def __init__(self, chain: Chain, context: Any) -> None:
+    def __init__(self, chain: SourceCopier, context: Any) -> None:
         self._chain = chain
         self._context = context
         self._unanswered: deque[asyncio.Future[Copied]] = deque()
@@ -361,15 +366,15 @@ class AppendStream:
         raise failure
 
 
-def _requested(request: pb.AppendRequest) -> Stretch:
+def _requested(request: pb.AppendRequest) -> SourceRange:
     if request.WhichOneof("kind") != "stretch":
         raise MessageInvalid("a stream of a chain carries stretches after its opening")
     return stretch_of(request.stretch)
 
 
-def stretch_of(stretch: pb.Stretch) -> Stretch:
+def stretch_of(stretch: pb.Stretch) -> SourceRange:
     batches = list(iter_batches(stretch.batches))
-    return Stretch(stretch.start, stretch.end, stretch.begin, batches, stretch.offsets)
+    return SourceRange(stretch.start, stretch.end, stretch.begin, batches, stretch.offsets)
 
 
 def receipt_of(copied: Copied) -> pb.ChainReceipt:
@@ -393,7 +398,7 @@ MAX_BYTES: Final = 16 << 20
 """Of one call."""
 
 
-async def read_each(topics: Topics, request: pb.ReadEachRequest, context: Any) -> None:
+async def read_each(topics: ServedTopics, request: pb.ReadEachRequest, context: Any) -> None:
     _check_number(request.tails)
     left = min(request.max_bytes, MAX_BYTES)
     response, size = pb.ReadEachResponse(), 0
@@ -420,7 +425,7 @@ async def read_each(topics: Topics, request: pb.ReadEachRequest, context: Any) -
 
 async def append_each(
     request: pb.AppendEachRequest,
-    open_chain: Callable[[pb.ChainStretch], Awaitable[Chain]],
+    open_chain: Callable[[pb.ChainStretch], Awaitable[SourceCopier]],
     context: Any,
 ) -> None:
     """Side by side: one that waits, for its rate or because its topic moves, keeps no other waiting."""
@@ -439,7 +444,7 @@ async def append_each(
 
 
 async def _answer(
-    number: int, each: pb.ChainStretch, open_chain: Callable[[pb.ChainStretch], Awaitable[Chain]]
+    number: int, each: pb.ChainStretch, open_chain: Callable[[pb.ChainStretch], Awaitable[SourceCopier]]
 ) -> pb.StretchAnswer:
     try:
         chain = await open_chain(each)

@@ -8,12 +8,12 @@ import pytest
 from google.protobuf.message import Message
 
 from sava.api.messages import from_message, to_message
-from sava.cluster.pipeline_records import State, Status
+from sava.cluster.pipeline_records import PipelineState, PipelineStatus
 from sava.proto import pipelines_pb2, replication_pb2, topics_admin_pb2, writers_pb2
 from sava.replication.checks import Difference
 from sava.replication.records import PartitionReport, PolicyRecord
 from sava.storage.staging import Section
-from sava.topics.specs import Backoff, FailurePolicy
+from sava.topics.specs import FailurePolicy, RedeliveryBackoff
 
 
 def both_ways(record: Any, kind: type[Message], missing: tuple[str, ...] = ()) -> Any:
@@ -35,14 +35,16 @@ def test_records_come_back_as_they_were() -> None:
     assert both_ways(difference, replication_pb2.Difference) == difference
     section = Section("key", 1, 2, 3, 4, 5)
     assert both_ways(section, writers_pb2.Section, ("topic",)) == section
-    status = Status(state=State.RUNNING, runner="r", rows=9, lag_messages=-1, last_error="late", batch=4)
+    status = PipelineStatus(
+        state=PipelineState.RUNNING, runner="r", rows=9, lag_messages=-1, last_error="late", batch=4
+    )
     assert both_ways(status, pipelines_pb2.PipelineStatus) == status
 
 
 def test_an_override_wins_and_none_leaves_a_field_unset() -> None:
-    policy = FailurePolicy(backoff=Backoff.FIXED, dead_letter_topic="")
+    policy = FailurePolicy(backoff=RedeliveryBackoff.FIXED, dead_letter_topic="")
     message = to_message(topics_admin_pb2.FailurePolicy, policy, ack_timeout_ms=5, poison=None)
-    assert (message.ack_timeout_ms, message.backoff) == (5, Backoff.FIXED.value)
+    assert (message.ack_timeout_ms, message.backoff) == (5, RedeliveryBackoff.FIXED.value)
     assert message.HasField("dead_letter_topic")
     assert not message.HasField("poison")
 

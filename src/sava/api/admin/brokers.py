@@ -4,7 +4,7 @@ spread over them; and the load reports of this broker.
 Any broker can list them: everything that is said of a broker is in its own view. But a view says what was so
 when it was last fed: without a majority it shows brokers as active that have long been killed. So the view is
 read behind a linearizable read, and a state that no majority has confirmed in time is ``unknown``. What
-decides who serves what is the leader's (NotLeader, and the call is passed on to it).
+decides who serves what is the leader's (NotController, and the call is passed on to it).
 
 A load report is worth something for a while and nothing after that, so one that could not be delivered is not
 repeated: the next one follows. A new leader knows nothing, and gets a report as soon as it is known.
@@ -43,7 +43,7 @@ from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName, check_name
 from sava.topics.subscription import Subscription
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -141,7 +141,7 @@ class Brokers:
 
 
 class BrokersService(rpc.BrokersServicer):
-    def __init__(self, brokers: Brokers, controller: Controller, topics: Topics) -> None:
+    def __init__(self, brokers: Brokers, controller: Controller, topics: ServedTopics) -> None:
         self._brokers = brokers
         self._controller = controller
         self._topics = topics
@@ -306,7 +306,7 @@ class LoadReporter:
 
     def __init__(
         self,
-        topics: Topics,
+        topics: ServedTopics,
         loads: Loads,
         forwarder: Forwarder,
         leader: Callable[[], int],
@@ -367,7 +367,7 @@ class _Counted(NamedTuple):
 class LoadMeter:
     """What this broker does, since it was last asked."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: ServedTopics) -> None:
         self._topics = topics
         self._at = time.monotonic()
         self._cpu_s = time.process_time()

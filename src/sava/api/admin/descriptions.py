@@ -23,7 +23,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from sava.api.messages import to_message
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import RetryableError, SavaError
 from sava.metadata.store import LocalView, MetadataStore
 from sava.peers.faults import Relayed
@@ -39,7 +39,7 @@ from sava.storage.link_cursors import is_link_cursor
 from sava.storage.types import TopicKey
 from sava.tasks import Slices, spread
 from sava.topics.errors import MessageInvalid, SubscriptionUnknown, TopicUnknown
-from sava.topics.limits import Effective
+from sava.topics.limits import EffectiveLimits
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
 from sava.topics.position import (
@@ -51,13 +51,13 @@ from sava.topics.position import (
     Position,
 )
 from sava.topics.specs import (
-    Backoff,
     CursorRecord,
+    DeadLetterPolicy,
     FailurePolicy,
     NamespacePolicy,
     Ownership,
     OwnershipState,
-    Poison,
+    RedeliveryBackoff,
     SubscriptionSpec,
     SubscriptionType,
     TopicSpec,
@@ -66,7 +66,7 @@ from sava.topics.specs import (
 )
 from sava.topics.subscribing import AnySubscription
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 Request = TypeVar("Request", bound=Message)
 
@@ -79,7 +79,7 @@ SETTLE_S: Final = 5.0
 class Partitions:
     """Holds nothing between calls."""
 
-    def __init__(self, topics: Topics, store: MetadataStore, view: ClusterView, owners: Owners) -> None:
+    def __init__(self, topics: ServedTopics, store: MetadataStore, view: ClusterView, owners: Owners) -> None:
         self.topics = topics
         self.view = view
         self._store = store
@@ -108,7 +108,7 @@ class Partitions:
             topic = await self.topics.get(name)
         return await topic_description(topic, self.topics.broker)
 
-    def _is_served(self, entry: Entry) -> bool:
+    def _is_served(self, entry: TopicEntry) -> bool:
         return entry.record.state is OwnershipState.ASSIGNED and entry.record.owner in self.view.brokers
 
     async def describe(self, names: Sequence[TopicName]) -> list[pb.TopicDescription]:
@@ -251,7 +251,7 @@ _SUMS = (
 # -- policies ------------------------------------------------------------------------------------
 
 
-def policy_message(policy: NamespacePolicy | Effective) -> pb.Policy:
+def policy_message(policy: NamespacePolicy | EffectiveLimits) -> pb.Policy:
     limits = ((name, getattr(policy, name)) for name in LIMITS)
     return pb.Policy(**{name: limit for name, limit in limits if limit is not None})
 
@@ -282,9 +282,9 @@ def changed_failure_policy(policy: FailurePolicy, change: pb.FailurePolicy) -> F
             raise MessageInvalid(f"{name} {value} is too long")
     try:
         if "backoff" in fields:
-            fields["backoff"] = Backoff(fields["backoff"])
+            fields["backoff"] = RedeliveryBackoff(fields["backoff"])
         if "poison" in fields:
-            fields["poison"] = Poison(fields["poison"])
+            fields["poison"] = DeadLetterPolicy(fields["poison"])
     except ValueError as error:
         raise MessageInvalid(f"failure policy: {error}") from None
     if fields.get("dead_letter_topic"):
@@ -377,7 +377,7 @@ async def topic_description(topic: Topic, broker: int) -> pb.TopicDescription:
     return described
 
 
-async def unserved_topic(entry: Entry, local: LocalView) -> pb.TopicDescription:
+async def unserved_topic(entry: TopicEntry, local: LocalView) -> pb.TopicDescription:
     """Of a topic that no broker serves: what the metadata store knows. It has more messages than that if its
     owner is gone with some that only its disk holds, so the end is said only where it is certain."""
     name, spec, record = entry.name, entry.spec, entry.record

@@ -2,7 +2,7 @@
 and report.
 
 A translation: what a call means is in ``sava.replication``. What changes or knows how far replication is, is
-the leader's (NotLeader, and the call is passed on to it).
+the leader's (NotController, and the call is passed on to it).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sava.replication.control import Control
 from sava.replication.links import LinkTopic
 from sava.replication.policies import Scope
 from sava.replication.records import PartitionReport, PolicyRecord, RemoteRecord, ReportRecord
-from sava.replication.reports import Told
+from sava.replication.reports import TopicReport
 from sava.replication.status import PartitionStatus, TopicStatus
 from sava.topics.names import TopicName
 
@@ -213,8 +213,8 @@ def _partition(status: PartitionStatus) -> pb.LinkPartition:
     )
 
 
-def report_of(message: pb.LinkTopic) -> Told:
-    return from_message(Told, message, partitions=tuple(map(_report, message.partitions)))
+def report_of(message: pb.LinkTopic) -> TopicReport:
+    return from_message(TopicReport, message, partitions=tuple(map(_report, message.partitions)))
 
 
 def _report(message: pb.LinkPartition) -> PartitionReport:

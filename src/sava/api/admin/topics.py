@@ -22,7 +22,7 @@ from typing import Any, Final
 from sava.api.admin import descriptions as describe
 from sava.api.admin.descriptions import Partitions
 from sava.cluster.controller import Controller
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotController
 from sava.config import Policies
 from sava.errors import CallerError, SavaError
 from sava.metadata.store import MetadataStore
@@ -41,13 +41,13 @@ from sava.topics.position import AtOffset, Position
 from sava.topics.specs import NamespacePolicy
 from sava.topics.topic import SubscribeOptions, Topic
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 
 
 class NamespacesService(rpc.NamespacesServicer):
-    def __init__(self, topics: Topics, policies: Policies) -> None:
+    def __init__(self, topics: ServedTopics, policies: Policies) -> None:
         self._topics = topics
         self._namespaces = topics.namespaces
         self._configured = configured(policies)
@@ -244,7 +244,7 @@ _Result = tuple[TopicName, pb.TopicMove | SavaError]
 
 
 class Unloading:
-    """Holds nothing between calls. On the leader; raises NotLeader elsewhere."""
+    """Holds nothing between calls. On the leader; raises NotController elsewhere."""
 
     def __init__(self, parts: Partitions, controller: Controller, *, timeout_ms: int) -> None:
         self._parts = parts
@@ -255,14 +255,14 @@ class Unloading:
         self, name: TopicName, *, target: int = 0, timeout_ms: int = 0
     ) -> AsyncGenerator[pb.TopicMove, None]:
         """One result for each topic as it is done. What is refused before anything has moved is raised
-        (NotLeader, TopicUnknown, MoveRefused, WrongState): of several partitions if it is refused for all of
-        them."""
+        (NotController, TopicUnknown, MoveRefused, WrongState): of several partitions if it is refused for all
+        of them."""
         names = await self._parts.names(name)
         refused: list[_Result] = []
         has_moved = False
         async with aclosing(self._each(names, target, timeout_ms or self._timeout_ms)) as results:
             async for topic, result in results:
-                if isinstance(result, NotLeader) and not has_moved:
+                if isinstance(result, NotController) and not has_moved:
                     raise result
                 if isinstance(result, SavaError):
                     refused.append((topic, result))

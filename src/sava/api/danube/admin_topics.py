@@ -31,15 +31,15 @@ from sava.schemas.registry import SchemaRegistry
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName
 from sava.topics.specs import (
-    Backoff,
+    DeadLetterPolicy,
     FailurePolicy,
-    Poison,
+    RedeliveryBackoff,
     TopicSpec,
 )
 from sava.topics.subscription import Subscription
 from sava.topics.topic import Topic
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -49,7 +49,7 @@ NO_TOPIC: Final = "."
 
 
 class NamespaceAdmin(rpc.NamespaceAdminServicer):
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: ServedTopics) -> None:
         self._namespaces = topics.namespaces
         self._registry = topics.registry
         self._limits = topics.limits
@@ -89,8 +89,12 @@ class NamespaceAdmin(rpc.NamespaceAdminServicer):
 
 SERVICE: Final = "/danube_admin.TopicAdmin/"
 
-_BACKOFF: Final = {pb.Fixed: Backoff.FIXED, pb.Exponential: Backoff.EXPONENTIAL}
-_POISON: Final = {pb.DeadLetter: Poison.DEAD_LETTER, pb.Block: Poison.BLOCK, pb.Drop: Poison.DROP}
+_BACKOFF: Final = {pb.Fixed: RedeliveryBackoff.FIXED, pb.Exponential: RedeliveryBackoff.EXPONENTIAL}
+_POISON: Final = {
+    pb.DeadLetter: DeadLetterPolicy.DEAD_LETTER,
+    pb.Block: DeadLetterPolicy.BLOCK,
+    pb.Drop: DeadLetterPolicy.DROP,
+}
 _BACKOFF_NUMBERS: Final = {backoff: number for number, backoff in _BACKOFF.items()}
 _POISON_NUMBERS: Final = {poison: number for number, poison in _POISON.items()}
 

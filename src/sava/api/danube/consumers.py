@@ -87,7 +87,7 @@ from sava.peers.forwarding import Forwarder
 from sava.peers.relays import is_forwarded
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.consumers import KnownConsumer, topic_of_consumer
 from sava.topics.errors import (
     ConsumerReplaced,
@@ -102,14 +102,14 @@ from sava.topics.position import LATEST
 from sava.topics.specs import FailurePolicy, SubscriptionSpec, SubscriptionType
 from sava.topics.subscription import Subscription
 from sava.topics.topic import SubscribeOptions, Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 
 
 class ConsumerService(rpc.ConsumerServiceServicer):
     def __init__(
-        self, topics: Topics, sessions: ConsumerSessions, forwarder: Forwarder, broker_url: str
+        self, topics: ServedTopics, sessions: ConsumerSessions, forwarder: Forwarder, broker_url: str
     ) -> None:
         self._topics = topics
         self._sessions = sessions
@@ -298,7 +298,7 @@ class ConsumerSession:
     def __init__(self, consumer_id: int) -> None:
         self.consumer_id = consumer_id
         self.streams = 0
-        self.pending: Consumer | None = None
+        self.pending: ConsumerHandle | None = None
         """Attached by Subscribe and waiting for the first stream; on non-reliable topics."""
         self._taken_by: object | None = None
         self._left = asyncio.Event()
@@ -319,7 +319,7 @@ class ConsumerSession:
             await self._left.wait()
             await asyncio.sleep(SETTLE_S)
 
-    def take_pending(self) -> Consumer | None:
+    def take_pending(self) -> ConsumerHandle | None:
         consumer, self.pending = self.pending, None
         return None if consumer is None or consumer.is_closed else consumer
 
@@ -332,7 +332,7 @@ class ConsumerSession:
 class ConsumerSessions:
     """The sessions of this broker, by id. Owned by the event loop."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: ServedTopics) -> None:
         self._topics = topics
         self._sessions: dict[int, ConsumerSession] = {}
         """Those with a stream or a pending consumer; of the others the metadata store knows."""
@@ -370,7 +370,7 @@ class ConsumerSessions:
             if len(self._names) > MAX_NAMES:
                 self._names.popitem(last=False)
 
-    async def _attach(self, topic: Topic, options: SubscribeOptions) -> Consumer:
+    async def _attach(self, topic: Topic, options: SubscribeOptions) -> ConsumerHandle:
         """A consumer that only waits for its stream does not keep others out. Raises SubscriptionBusy."""
         try:
             return await topic.subscribe(options)
@@ -384,7 +384,7 @@ class ConsumerSessions:
                 session.drop_pending()
             return await topic.subscribe(options)
 
-    def _give_up(self, session: ConsumerSession, consumer: Consumer) -> None:
+    def _give_up(self, session: ConsumerSession, consumer: ConsumerHandle) -> None:
         if session.pending is consumer:
             session.drop_pending()
             self._tidy(session)
@@ -494,7 +494,9 @@ class ConsumerSessions:
             consumer.close()
             session.leave(stream)
 
-    async def _deliver(self, topic: Topic, consumer: Consumer, composer: Composer, write: Write) -> None:
+    async def _deliver(
+        self, topic: Topic, consumer: ConsumerHandle, composer: Composer, write: Write
+    ) -> None:
         subscription = topic.subscriptions[consumer.subscription]
         assert isinstance(subscription, Subscription)
         window = CreditWindow(consumer.grant, lambda: subscription.spec)
@@ -521,7 +523,7 @@ class ConsumerSessions:
                 self._windows.pop(key, None)
 
 
-async def _pass_on(consumer: Consumer, composer: Composer, write: Write) -> None:
+async def _pass_on(consumer: ConsumerHandle, composer: Composer, write: Write) -> None:
     """On a non-reliable topic: acks mean nothing there, and most clients send none."""
     consumer.grant(AHEAD)
     while True:

@@ -28,7 +28,7 @@ from sava.storage.types import Segment
 from sava.topics.errors import MessageInvalid, NotOwner, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -128,7 +128,7 @@ class HealthService(rpc.HealthCheckServicer):
 
 
 class StorageService(rpc.StorageServiceServicer):
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: ServedTopics) -> None:
         self._topics = topics
 
     @told

@@ -26,14 +26,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sava.cluster.controller import Controller
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotController
 from sava.cluster.eviction import Evictor
-from sava.cluster.pipeline_records import State
+from sava.cluster.pipeline_records import PipelineState
 from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Mode
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import Tending
+from sava.cluster.writer_tending import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.errors import SavaError
 from sava.metadata.suspicion import Suspicion
@@ -56,7 +56,7 @@ class ClusterSources:
     forwards: Mapping[str, int]
     """Calls that another broker answered, by kind: the port, or ``leader``."""
     writers: Writers
-    tending: Tending
+    tending: WriterMaintenance
     suspicion: Suspicion
     evictor: Evictor
 
@@ -244,7 +244,7 @@ class ReplicationCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         try:
             statuses = self._control.status()
-        except NotLeader:
+        except NotController:
             return
         except RecordCorrupt as error:
             log.error("replication: %s", error)
@@ -361,7 +361,7 @@ class PipelinesCollector(Collector):
         )
         for pipeline in found:
             names, status = (pipeline.name, pipeline.record.kind), pipeline.status
-            for state in State:
+            for state in PipelineState:
                 states.add_metric((*names, state.value), float(status.state is state))
             rows.add_metric(names, status.rows)
             restarts.add_metric(names, status.restarts)
