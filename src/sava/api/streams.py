@@ -13,6 +13,7 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 
+from sava.api.messages import to_message
 from sava.api.sessions import (
     MAX_CREDITS,
     DeliveryEncoder,
@@ -168,19 +169,7 @@ class StreamsService(rpc.StreamsServicer):
             segments = await log.segments(request.from_offset)
             return pb.SegmentsResponse(
                 segments=[
-                    pb.Segment(
-                        start_offset=segment.start,
-                        end_offset=segment.end,
-                        key=segment.key,
-                        size=segment.size,
-                        crc32c=segment.crc32c,
-                        footer_size=segment.footer_size,
-                        footer_crc32c=segment.footer_crc32c,
-                        min_publish_time=segment.min_publish_time,
-                        max_publish_time=segment.max_publish_time,
-                        created_ms=segment.created_ms,
-                        epoch=segment.epoch,
-                    )
+                    to_message(pb.Segment, segment, start_offset=segment.start, end_offset=segment.end)
                     for segment in segments[: request.limit or None]
                 ],
                 store_url=self._store_url,
@@ -195,9 +184,7 @@ class StreamsService(rpc.StreamsServicer):
                 found = await self._schemas.get_version(request.subject, request.version)
             else:
                 found = await self._schemas.latest(request.subject)
-        return pb.SchemaResponse(
-            schema_id=found.schema_id, version=found.version, type=found.type, definition=found.definition
-        )
+        return to_message(pb.SchemaResponse, found)
 
     async def ListTopics(self, request: pb.ListTopicsRequest, context: Any) -> pb.ListTopicsResponse:
         """From what this node knows, once it knows anything: programs ask again and again."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import grpc
 
+from sava.api.messages import from_message, to_message
 from sava.cluster.commits import Commit
 from sava.cluster.errors import StagedLost
 from sava.cluster.writers import Writers
@@ -164,7 +165,7 @@ class WritersService(rpc.WritersServicer):
                     f"batch {request.batch} of writer {request.writer} is not published in time; if it was "
                     "decided it will be, and repeating the commit waits for that"
                 ) from None
-        published = [pb.Published(topic=each.topic, messages=each.messages) for each in done.published]
+        published = [to_message(pb.Published, each) for each in done.published]
         return pb.CommitResponse(decided_now=done.decided_now, published=published)
 
     async def PublishStaged(self, request: pb.PublishStagedRequest, context: Any) -> pb.PublishStagedResponse:
@@ -177,19 +178,7 @@ class WritersService(rpc.WritersServicer):
         async with faults.told(context):
             found = await self._writers.list()
         return pb.ListWritersResponse(
-            writers=[
-                pb.WriterInfo(
-                    writer=writer,
-                    query=record.query,
-                    run=record.run,
-                    batch=record.batch,
-                    is_published=record.is_published,
-                    decided_ms=record.decided_ms,
-                    messages=record.messages,
-                    error=record.error,
-                )
-                for writer, record in found
-            ]
+            writers=[to_message(pb.WriterInfo, record, writer=writer) for writer, record in found]
         )
 
     async def ForgetWriter(self, request: pb.ForgetWriterRequest, context: Any) -> pb.ForgetWriterResponse:
@@ -216,18 +205,9 @@ def _end(topic: Topic) -> int:
 
 
 def sections_of(messages: Iterable[pb.Section]) -> list[Section]:
-    return [
-        Section(each.key, each.start, each.end, each.messages, each.largest, each.crc32c) for each in messages
-    ]
+    return [from_message(Section, each) for each in messages]
 
 
 def _section(section: Section) -> pb.Section:
     """Of the topic that is asked."""
-    return pb.Section(
-        key=section.key,
-        start=section.start,
-        end=section.end,
-        messages=section.messages,
-        largest=section.largest,
-        crc32c=section.crc32c,
-    )
+    return to_message(pb.Section, section, topic=None)

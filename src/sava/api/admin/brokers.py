@@ -21,6 +21,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from sava.api.messages import from_message, to_message
 from sava.cluster import rebalancing
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
@@ -182,12 +183,12 @@ class BrokersService(rpc.BrokersServicer):
             done = await self._controller.rebalance(dry_run=request.dry_run, max_moves=request.max_moves)
         return pb.RebalanceResponse(
             moves=[
-                pb.PlannedMove(
+                to_message(
+                    pb.PlannedMove,
+                    move,
                     topic=str(move.topic),
                     from_broker_id=move.from_broker,
                     to_broker_id=move.to_broker,
-                    load=move.load,
-                    error=move.error,
                 )
                 for move in done.moves
             ],
@@ -234,21 +235,8 @@ def load_report(message: pb.LoadReport) -> LoadReport:
         raise MessageInvalid(
             f"the load of broker {message.broker_id} is not told in numbers from 0 on, or is nobody's"
         )
-    return LoadReport(
-        broker_id=message.broker_id,
-        cpu_percent=message.cpu_percent,
-        memory_percent=message.memory_percent,
-        topics=tuple(
-            TopicLoad(
-                topic=each.topic,
-                messages_per_second=each.messages_per_second,
-                megabytes_per_second=each.megabytes_per_second,
-                producers=each.producers,
-                consumers=each.consumers,
-                backlog=each.backlog,
-            )
-            for each in message.topics
-        ),
+    return from_message(
+        LoadReport, message, topics=tuple(from_message(TopicLoad, each) for each in message.topics)
     )
 
 
@@ -273,43 +261,31 @@ def _broker(seen: ListedBroker) -> pb.Broker:
 
 
 def _progress(status: DrainStatus) -> pb.DrainProgress:
-    return pb.DrainProgress(
-        total=status.total,
-        succeeded=status.succeeded,
-        failed=status.failed,
-        pending=status.pending,
-        failed_topics=map(str, status.failed_topics),
+    return to_message(
+        pb.DrainProgress,
+        status,
         topics=map(str, status.topics),
+        failed_topics=map(str, status.failed_topics),
         status=status.mode.value,
         done=status.is_done,
-        waiting=status.waiting,
     )
 
 
 def _balance(balance: rebalancing.Balance) -> pb.Balance:
-    return pb.Balance(
-        strategy=balance.strategy,
-        coefficient_of_variation=balance.coefficient_of_variation,
-        threshold=balance.threshold,
-        mean_load=balance.mean_load,
-        max_load=balance.max_load,
-        min_load=balance.min_load,
-        std_deviation=balance.std_deviation,
+    return to_message(
+        pb.Balance,
+        balance,
+        rebalancing_enabled=balance.is_enabled,
         brokers=[
-            pb.BrokerLoad(
+            to_message(
+                pb.BrokerLoad,
+                each,
                 broker_id=each.broker,
-                load=each.load,
-                topics=each.topics,
                 overloaded=each.is_overloaded,
                 underloaded=each.is_underloaded,
-                cpu_percent=each.cpu_percent,
-                memory_percent=each.memory_percent,
-                megabytes_per_second=each.megabytes_per_second,
             )
             for each in balance.brokers
         ],
-        rebalancing_enabled=balance.is_enabled,
-        moves_last_hour=balance.moves_last_hour,
     )
 
 

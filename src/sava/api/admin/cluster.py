@@ -16,6 +16,7 @@ from typing import Any, Final
 import sava
 from sava.api.admin.brokers import CONFIRM_S, unconfirmed
 from sava.api.http import Readiness
+from sava.api.messages import to_message
 from sava.api.metrics.storage import Disks
 from sava.cluster.records import Mode
 from sava.cluster.view import ClusterView
@@ -393,12 +394,7 @@ class DoctorService(doctor_rpc.DoctorServicer):
             version=sava.__version__,
             ready=ready,
             ready_reason=reason,
-            disks=[
-                doctor_pb.DiskRoom(
-                    use=room.use, path=str(room.path), size=room.size, free=room.free, error=room.error
-                )
-                for room in disks
-            ],
+            disks=[to_message(doctor_pb.DiskRoom, room, path=str(room.path)) for room in disks],
             store=probed,
             journal_held_bytes=self._storage.journal.held_bytes,
             leftover_topic_ids=self._storage.leftovers,
@@ -411,11 +407,4 @@ class DoctorService(doctor_rpc.DoctorServicer):
             found = await probe(ObjectStore.open(url, timeout_s=PROBE_S, attempts=ATTEMPTS))
         except SavaError as error:
             found = Probed(error=str(error))
-        return doctor_pb.StoreProbe(
-            url=url,
-            store_id=found.store_id,
-            reachable=found.is_reachable,
-            puts_if_absent=found.puts_if_absent,
-            milliseconds=found.milliseconds,
-            error=found.error,
-        )
+        return to_message(doctor_pb.StoreProbe, found, url=url, reachable=found.is_reachable)

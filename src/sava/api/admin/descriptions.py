@@ -22,11 +22,17 @@ import grpc
 import msgspec
 from google.protobuf.message import Message
 
+from sava.api.messages import to_message
 from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import RetryableError, SavaError
 from sava.metadata.store import LocalView, MetadataStore
 from sava.peers.faults import Relayed
-from sava.peers.owners import PARALLEL, Owners, Part, Reply
+from sava.peers.owners import (
+    PARALLEL,
+    Owners,
+    Part,
+    Reply,
+)
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.catalog import known_state
 from sava.storage.link_cursors import is_link_cursor
@@ -265,7 +271,7 @@ def changed_policy(policy: NamespacePolicy, change: pb.Policy, clear: Iterable[s
 
 
 def failure_policy_message(policy: FailurePolicy) -> pb.FailurePolicy:
-    return pb.FailurePolicy(**msgspec.structs.asdict(policy))
+    return to_message(pb.FailurePolicy, policy)
 
 
 def changed_failure_policy(policy: FailurePolicy, change: pb.FailurePolicy) -> FailurePolicy:
@@ -463,43 +469,31 @@ def subscription_description(topic: Topic, subscription: str) -> pb.Subscription
 
 
 def _subscription(topic: TopicName, subscription: AnySubscription) -> pb.SubscriptionDescription:
-    described = pb.SubscriptionDescription(
-        topic=str(topic),
-        subscription=subscription.name,
-        type=_type(subscription.name, subscription.type),
-        consumers=sorted(subscription.consumers),
-    )
+    active = ""
     if subscription.type is SubscriptionType.FAILOVER:
-        active = (name for name, consumer in subscription.consumers.items() if consumer.is_active)
-        described.active_consumer = next(active, "")
+        served = (name for name, consumer in subscription.consumers.items() if consumer.is_active)
+        active = next(served, "")
+    common: dict[str, Any] = {
+        "topic": str(topic),
+        "subscription": subscription.name,
+        "type": _type(subscription.name, subscription.type),
+        "consumers": sorted(subscription.consumers),
+        "active_consumer": active,
+    }
     if isinstance(subscription, NonReliableSubscription):
-        described.delivered = subscription.delivered
-        described.dropped = subscription.dropped
-        return described
+        delivered, dropped = subscription.delivered, subscription.dropped
+        return pb.SubscriptionDescription(**common, delivered=delivered, dropped=dropped)
     stats, spec = subscription.stats, subscription.spec
-    described.MergeFrom(
-        pb.SubscriptionDescription(
-            cursor=subscription.cursor_offset,
-            backlog=subscription.backlog,
-            unacked=stats.unacked,
-            in_flight=stats.in_flight,
-            blocked=stats.blocked,
-            blocked_offsets=[offset for stretch in stats.blocked_offsets for offset in stretch],
-            error=stats.error,
-            delivered=stats.delivered,
-            acked=stats.acked,
-            nacked=stats.nacked,
-            redelivered=stats.redelivered,
-            timed_out=stats.timed_out,
-            dropped=stats.dropped,
-            dead_lettered=stats.dead_lettered,
-            skipped_by_filter=stats.skipped_by_filter,
-            skipped_by_retention=stats.skipped_by_retention,
-            failure_policy=failure_policy_message(spec.failure_policy),
-            max_unacked_messages=spec.max_unacked_messages,
-        )
+    return to_message(
+        pb.SubscriptionDescription,
+        stats,
+        **common,
+        cursor=subscription.cursor_offset,
+        backlog=subscription.backlog,
+        blocked_offsets=[offset for blocked in stats.blocked_offsets for offset in blocked],
+        failure_policy=failure_policy_message(spec.failure_policy),
+        max_unacked_messages=spec.max_unacked_messages,
     )
-    return described
 
 
 def whole_topic(

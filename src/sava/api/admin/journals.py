@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
+from sava.api.messages import to_message
 from sava.cluster.errors import JournalUnknown
 from sava.errors import SavaError
 from sava.ledger.closed import origin_of
@@ -208,10 +209,7 @@ def _told(prospect: Prospect) -> pb.RecoverJournalResponse:
     return pb.RecoverJournalResponse(
         loss=loss,
         answers_needed=prospect.answers_needed,
-        topics=[
-            pb.TopicLoss(topic=each.topic, stored=each.stored, kept=each.kept, found=each.found)
-            for each in prospect.topics
-        ],
+        topics=[to_message(pb.TopicLoss, each) for each in prospect.topics],
     )
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
-
+from sava.api.messages import from_message, to_message
 from sava.cluster.pipeline_errors import PipelineInvalid
 from sava.cluster.pipeline_records import Pipeline, PipelineState, PipelineStatus, Runner, RunnerRecord
 from sava.cluster.pipelines import Pipelines
@@ -90,9 +89,7 @@ class PipelinesService(rpc.PipelinesServicer):
             reported = await self._pipelines.report(
                 request.name, request.runner, request.claim, _status_of(request.status)
             )
-        return pb.ReportPipelineResponse(
-            is_held=reported.is_held, is_wanted=reported.is_wanted, revision=reported.revision
-        )
+        return to_message(pb.ReportPipelineResponse, reported)
 
     async def ReleasePipeline(
         self, request: pb.ReleasePipelineRequest, context: Any
@@ -124,7 +121,7 @@ def _pipeline(found: Pipeline) -> pb.Pipeline:
         ),
         is_paused=record.is_paused,
         revision=found.revision,
-        status=pb.PipelineStatus(**msgspec.structs.asdict(found.status)),
+        status=to_message(pb.PipelineStatus, found.status),
         holder=found.claim.runner if found.claim is not None else "",
         is_deleting=record.is_deleting,
     )
@@ -139,24 +136,8 @@ def _status_of(status: pb.PipelineStatus) -> PipelineStatus:
         raise PipelineInvalid(
             f"a pipeline cannot be in the state {status.state!r}; states are {states}"
         ) from None
-    return PipelineStatus(
-        state=state,
-        rows=status.rows,
-        rate=status.rate,
-        lag_messages=status.lag_messages,
-        lag_seconds=status.lag_seconds,
-        last_error=status.last_error,
-        restarts=status.restarts,
-        since_ms=status.since_ms,
-        batch=status.batch,
-    )
+    return from_message(PipelineStatus, status, state=state, runner="", claim=0, reported_ms=0)
 
 
 def _runner(found: Runner) -> pb.Runner:
-    return pb.Runner(
-        runner=found.name,
-        kinds=found.record.kinds,
-        only=found.record.only,
-        claims=found.claims,
-        since_ms=found.record.since_ms,
-    )
+    return to_message(pb.Runner, found.record, runner=found.name, claims=found.claims)

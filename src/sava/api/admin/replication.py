@@ -7,8 +7,9 @@ the leader's (NotController, and the call is passed on to it).
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
+from sava.api.messages import from_message, to_message
 from sava.peers import faults
 from sava.proto import replication_pb2 as pb
 from sava.proto import replication_pb2_grpc as rpc
@@ -141,58 +142,25 @@ class ReplicationService(rpc.ReplicationServicer):
 # -- records as messages, and back -----------------------------------------------------------------
 
 
-REPORTED: Final = tuple(PartitionReport.__struct_fields__)
-"""Of one partition, under the same names in a message."""
-
-
 def remote_record(message: pb.Remote) -> RemoteRecord:
     """As somebody gave it; who it is, it says itself."""
-    return RemoteRecord(
-        service=message.service,
-        token=message.token,
-        tls_ca=message.tls_ca,
-        tls_cert=message.tls_cert,
-        tls_key=message.tls_key,
-        max_rate=message.max_rate,
-        cluster_name="",
-        cluster_id="",
-    )
+    return from_message(RemoteRecord, message, cluster_name="", cluster_id="", added_ms=0)
 
 
 def remote_message(name: str, record: RemoteRecord, *, with_token: bool) -> pb.Remote:
-    return pb.Remote(
-        name=name,
-        service=record.service,
-        token=record.token if with_token else "",
-        tls_ca=record.tls_ca,
-        tls_cert=record.tls_cert,
-        tls_key=record.tls_key,
-        max_rate=record.max_rate,
-        cluster_name=record.cluster_name,
-        cluster_id=record.cluster_id,
-    )
+    return to_message(pb.Remote, record, name=name, token=record.token if with_token else "")
 
 
 def difference_message(found: Difference) -> pb.Difference:
-    return pb.Difference(**found._asdict())
+    return to_message(pb.Difference, found)
 
 
 def policy_record(message: pb.ReplicationPolicy) -> PolicyRecord:
-    return PolicyRecord(
-        remotes=tuple(message.remotes),
-        start=message.start,
-        forward=message.forward,
-        subscriptions=tuple(message.subscriptions),
-    )
+    return from_message(PolicyRecord, message)
 
 
 def policy_message(record: PolicyRecord) -> pb.ReplicationPolicy:
-    return pb.ReplicationPolicy(
-        remotes=record.remotes,
-        start=record.start,
-        forward=record.forward,
-        subscriptions=record.subscriptions,
-    )
+    return to_message(pb.ReplicationPolicy, record)
 
 
 def link_topic_message(topic: LinkTopic, report: ReportRecord | None, schema_subject: str) -> pb.LinkTopic:
@@ -200,7 +168,11 @@ def link_topic_message(topic: LinkTopic, report: ReportRecord | None, schema_sub
     message = _topic(topic, schema_subject)
     if report is not None:
         for each in report.partitions:
-            message.partitions.add(**_fields(each), reported_ms=report.reported_ms)
+            message.partitions.append(
+                to_message(
+                    pb.LinkPartition, each, reported_ms=report.reported_ms, backlog=None, backlog_seconds=None
+                )
+            )
     return message
 
 
@@ -231,31 +203,19 @@ def _topic(topic: LinkTopic, schema_subject: str) -> pb.LinkTopic:
 
 
 def _partition(status: PartitionStatus) -> pb.LinkPartition:
-    message = pb.LinkPartition(
-        **_fields(status.report),
+    return to_message(
+        pb.LinkPartition,
+        status.report,
+        end=status.end,
         reported_ms=status.reported_ms,
         backlog=status.backlog,
         backlog_seconds=status.backlog_s,
     )
-    message.end = status.end
-    return message
-
-
-def _fields(report: PartitionReport) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in REPORTED}
 
 
 def report_of(message: pb.LinkTopic) -> TopicReport:
-    return TopicReport(
-        topic_ids=tuple(message.topic_ids),
-        generation=message.generation,
-        remote_topic_ids=tuple(message.remote_topic_ids),
-        is_tombstone=message.is_tombstone,
-        begins=tuple(message.begins),
-        partitions=tuple(map(_report, message.partitions)),
-    )
+    return from_message(TopicReport, message, partitions=tuple(map(_report, message.partitions)))
 
 
 def _report(message: pb.LinkPartition) -> PartitionReport:
-    fields = {name: getattr(message, name) for name in REPORTED}
-    return PartitionReport(**fields | {"unsynced_subscriptions": tuple(message.unsynced_subscriptions)})
+    return from_message(PartitionReport, message)
