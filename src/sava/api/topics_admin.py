@@ -17,7 +17,7 @@ from typing import Any
 from sava.api import topic_descriptions as describe
 from sava.api.topic_parts import TopicParts
 from sava.api.unloading import Unloading
-from sava.config import Policies
+from sava.config import PolicySettings
 from sava.metadata.store import MetadataStore
 from sava.peers import faults, relays
 from sava.proto import topics_admin_pb2 as pb
@@ -32,7 +32,7 @@ from sava.topics.topics import ServedTopics
 
 
 class NamespacesService(rpc.NamespacesServicer):
-    def __init__(self, topics: ServedTopics, policies: Policies) -> None:
+    def __init__(self, topics: ServedTopics, policies: PolicySettings) -> None:
         self._topics = topics
         self._namespaces = topics.namespaces
         self._configured = configured(policies)

@@ -15,7 +15,7 @@ import typer
 
 from sava.api.admin_client import AdminClient
 from sava.cli.output import print_unconfirmed
-from sava.config import Auth, ConfigInvalid, Tls
+from sava.config import Auth, ConfigInvalid, TlsSettings
 from sava.errors import CallerError, Outcome, SavaError
 from sava.proto import brokers_pb2 as pb
 
@@ -86,7 +86,7 @@ def auth_from_environment() -> Auth:
             f"{', '.join(given)} set, but not {', '.join(missing)}; mutual TLS needs all three"
         )
     cert, key, ca = (Path(given[name]) for name in TLS_VARIABLES)
-    return Auth(mode="tls", tls=Tls(cert_file=cert, key_file=key, ca_file=ca))
+    return Auth(mode="tls", tls=TlsSettings(cert_file=cert, key_file=key, ca_file=ca))
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
