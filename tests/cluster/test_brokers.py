@@ -21,7 +21,7 @@ TOPIC = "/default/orders"
 DETECTED_S = 12.0
 """What the documentation promises: from a broker's death until its uploaded topics serve elsewhere, with the
 default settings."""
-DEFAULTS: dict[str, Any] = {"cluster": {"registration_ttl_ms": config.Cluster().registration_ttl_ms}}
+DEFAULTS: dict[str, Any] = {"cluster": {"registration_ttl_ms": config.ClusterSettings().registration_ttl_ms}}
 
 
 async def publish(cluster: Brokers, topic: str, count: int) -> None:

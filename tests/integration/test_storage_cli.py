@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from sava.api.admin_client import AdminClient
-from sava.cli.storage_work import RemoteRecords
+from sava.cli.storage import RemoteRecords
 from sava.metadata import commands as c
 from sava.metadata.store import MetadataStore, RangeResult
 from sava.proto import admin_pb2 as pb

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sava.api.admin_client import AdminClient
-from sava.config import Auth, Tls
+from sava.config import Auth, TlsSettings
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
 from sava.peers.raft_transport import TcpTransport
@@ -32,7 +32,7 @@ def make_certificates(directory: Path, *addresses: str) -> Auth:
     openssl("x509", "-req", "-in", "node.csr", *signed_by, "-out", "node.pem", "-extfile", "san")
     return Auth(
         mode="tls",
-        tls=Tls(
+        tls=TlsSettings(
             cert_file=directory / "node.pem", key_file=directory / "node.key", ca_file=directory / "ca.pem"
         ),
     )

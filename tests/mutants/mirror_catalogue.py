@@ -335,7 +335,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h8",
         "a client that was stopped takes its broker for silent",
-        "sava/client/pulse.py",
+        "sava/client/liveness.py",
         "            if now - due > LATE_S or not self._is_owed(now):\n",
         "            if not self._is_owed(now):\n",
         tests=("tests/unit/client/test_silent_broker.py",),
@@ -343,7 +343,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h9",
         "a broker that only takes its time is left without asking a second connection",
-        "sava/client/pulse.py",
+        "sava/client/liveness.py",
         "            elif not await self._is_there():\n",
         "            else:\n",
         tests=("tests/unit/client/test_silent_broker.py",),

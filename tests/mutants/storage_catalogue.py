@@ -205,7 +205,7 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
     _Client(
         "s26",
         "a client that comes back opens the name again",
-        "sava/client/lane.py",
+        "sava/client/publish_stream.py",
         "            self._opening.producer_epoch = self.producer_epoch\n",
         "",
     ),
@@ -213,8 +213,8 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
         "s27",
         "each partition decides by itself which producer is the later one",
         "sava/client/producer.py",
-        "self._lane(partition, first.producer_epoch)",
-        "self._lane(partition)",
+        "self._stream(partition, first.producer_epoch)",
+        "self._stream(partition)",
     ),
     Mutant(
         "e1",

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sava.api.admin_client import PLAIN, AdminClient
-from sava.cli import replication_verify
-from sava.cli.replication_verify import question_of
+from sava.cli import replication
+from sava.cli.replication import question_of
 from sava.client.blocking import Client
 from sava.client.loop_thread import LoopThread
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
@@ -221,9 +221,7 @@ class Command:
 
         async def ask() -> VerifyRequest:
             async with AdminClient(self._east.broker.admin, PLAIN) as client:
-                return question_of(
-                    self.topic, WEST, *await replication_verify.ask(client, self.topic, WEST), ""
-                )
+                return question_of(self.topic, WEST, *await replication.ask(client, self.topic, WEST), "")
 
         return self._loop.run(ask())
 

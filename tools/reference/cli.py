@@ -10,7 +10,7 @@ from typing import Any, Final
 import typer.main
 
 from sava.cli.connection import TLS_VARIABLES
-from sava.cli.main import app
+from sava.cli.main import tree
 from tools.reference.pages import anchor, page, prose, table
 
 INTRODUCTION: Final = """
@@ -32,7 +32,7 @@ from there where the option is not given. These are variables only; all three to
 
 
 def render() -> str:
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(tree())
     commands = list(walk(root, "sava"))
     rows = [
         (f"[`{name}`](#{anchor(name)})", prose(command.help).partition("\n\n")[0])

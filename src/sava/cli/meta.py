@@ -26,7 +26,7 @@ from sava.cli.output import (
 from sava.errors import CallerError
 from sava.proto import admin_pb2 as pb
 
-app = typer.Typer(help="Read, write and watch the metadata store.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A key, such as /namespaces/default/policy.")]
 Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="A prefix that ends in '/', or a whole key.")]

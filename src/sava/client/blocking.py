@@ -4,8 +4,8 @@
         with client.producer("/default/orders") as producer:
             offset = producer.send(b"…", key="k")
 
-Any thread may call. Ctrl-C interrupts whatever waits and leaves everything usable. A process that was forked
-from one that had used a client can use none: gRPC does not survive it.
+Any thread may call. Ctrl-C interrupts a call that waits and leaves everything usable. A process that was
+forked from one that had used a client can use none: gRPC does not survive it.
 
 A call from another thread costs tens of microseconds, so ``send_many``, ``receive_batch`` and iteration,
 which hand over a batch at a time, are the fast ways. Iteration takes whole batches off the queue: after a
@@ -25,12 +25,11 @@ from sava.client import Client as AsyncClient
 from sava.client import Consumer as AsyncConsumer
 from sava.client import Producer as AsyncProducer
 from sava.client import Reader as AsyncReader
-from sava.client.codec import Codec, SchemaCodec
 from sava.client.connection import Tls, Token
 from sava.client.consumer import SubscriptionType
 from sava.client.errors import Closed, Refused
 from sava.client.loop_thread import LoopThread
-from sava.client.position import End, Start
+from sava.client.messages import Codec, End, SchemaCodec, Start
 from sava.client.producer import Sent
 from sava.records import Message
 
@@ -148,8 +147,8 @@ class Consumer(_Facade[AsyncConsumer]):
             self._loop.start(self._pass_on, name=f"sava acks of {self.topic}")
 
     async def _pass_on(self) -> None:
-        """On the loop's thread. The flag falls first: whoever acks after that calls for another pass, and
-        whoever acked before is seen by this one."""
+        """On the loop's thread. The flag falls first: a thread that acks after that calls for another pass,
+        and what was acked before is seen by this one."""
         self._is_passing = False
         messages: list[Message] = []
         while self._acked:

@@ -31,7 +31,7 @@ from sava.cluster.rebalancing import (
     plan_moves,
 )
 from sava.cluster.view import ClusterView, TopicEntry
-from sava.config import LoadManager
+from sava.config import LoadManagerSettings
 from sava.errors import SavaError
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
@@ -53,7 +53,7 @@ class Rebalancer:
         self,
         view: ClusterView,
         loads: Loads,
-        config: LoadManager,
+        config: LoadManagerSettings,
         move: MoveTo,
         *,
         clock: Callable[[], float] = time.monotonic,

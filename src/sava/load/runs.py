@@ -28,7 +28,7 @@ class LoadProgress(Protocol):
     def is_due(self) -> bool:
         """Whether the next line would be shown."""
 
-    def tell(self, line: str) -> None: ...
+    def show(self, line: str) -> None: ...
 
 
 class LoadRun(Protocol):
@@ -186,7 +186,7 @@ async def _telling(progress: LoadProgress, line: Callable[[float], str], meter: 
             await asyncio.sleep(TELL_S)
             if progress.is_due:
                 now = time.perf_counter()
-                progress.tell(line((meter.count - count) / (now - at)))
+                progress.show(line((meter.count - count) / (now - at)))
                 at, count = now, meter.count
 
     task = asyncio.create_task(tell(), name="bench: telling")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import grpc
 from grpc import aio
 
-from sava.config import Auth, ConfigInvalid, Tls
+from sava.config import Auth, ConfigInvalid, TlsSettings
 
 Options = Sequence[tuple[str, int | str]]
 
@@ -64,7 +64,7 @@ def _context(auth: Auth, purpose: ssl.Purpose) -> ssl.SSLContext | None:
     return context
 
 
-def _read(tls: Tls) -> tuple[bytes, bytes, bytes]:
+def _read(tls: TlsSettings) -> tuple[bytes, bytes, bytes]:
     try:
         return tls.ca_file.read_bytes(), tls.key_file.read_bytes(), tls.cert_file.read_bytes()
     except OSError as error:

@@ -177,10 +177,10 @@ async def _responses(
         call = getattr(connection.stub(target, rpc.ReplicaStub), method)(
             request, timeout=max(timeout, 0.001), metadata=metadata
         )
-        with connection.pulse(target).watch(call, lambda: True) as waiting:
+        with connection.liveness(target).watch(call, lambda: True) as waiting:
             try:
                 async for response in call:
-                    waiting.pulse.heard()
+                    waiting.liveness.heard()
                     yield response
             except asyncio.CancelledError:
                 if not waiting.was_given_up():

@@ -33,7 +33,7 @@ from sava.cluster.router import TopicRouter
 from sava.cluster.view import ClusterView
 from sava.cluster.writer_tending import WriterMaintenance
 from sava.cluster.writers import Writers
-from sava.config import Config, Journal
+from sava.config import Config, JournalSettings
 from sava.errors import SavaError
 from sava.ledger.choice import choose
 from sava.ledger.failover import Failover
@@ -303,7 +303,7 @@ class Parts:
         await closing
 
 
-def mirror_options(journal: Journal) -> MirrorOptions:
+def mirror_options(journal: JournalSettings) -> MirrorOptions:
     return MirrorOptions(
         write_quorum=journal.write_quorum,
         ack_quorum=journal.ack_quorum,

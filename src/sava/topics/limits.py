@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sava.config import Policies
+from sava.config import PolicySettings
 from sava.metadata.store import MetadataStore
 from sava.storage.retention import RetentionPolicy
 from sava.topics import specs
@@ -53,7 +53,7 @@ class EffectiveLimits(NamedTuple):
 UNLIMITED: Final = EffectiveLimits._make([0] * len(EffectiveLimits._fields))
 
 
-def configured(policies: Policies) -> NamespacePolicy:
+def configured(policies: PolicySettings) -> NamespacePolicy:
     """The configuration's policies, whose keys are Danube's, in the terms of a namespace's."""
     return NamespacePolicy(
         max_producers_per_topic=policies.max_producers,
@@ -69,7 +69,7 @@ def configured(policies: Policies) -> NamespacePolicy:
 
 
 class TopicLimits:
-    def __init__(self, store: MetadataStore, policies: Policies) -> None:
+    def __init__(self, store: MetadataStore, policies: PolicySettings) -> None:
         self._store = store
         self._configured = configured(policies)
         self._known: dict[TopicName, _Known] = {}

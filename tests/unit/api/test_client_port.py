@@ -313,7 +313,7 @@ async def test_a_stream_presents_the_number_of_its_producer_s_open(
         if status is None:
             given = (await call.read()).opened.producer_epoch
             assert given == presented or not presented
-            assert given > producer._lanes[0].producer_epoch
+            assert given > producer._streams[0].producer_epoch
             call.cancel()
         else:
             assert dict(await call.trailing_metadata())["sava-code"] == status

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sava.api.admin_client import AdminClient
-from sava.config import Config, Policies
+from sava.config import Config, PolicySettings
 from sava.errors import SavaError
 from sava.proto import topics_admin_pb2 as pb
 from sava.topics.names import TopicName
@@ -66,7 +66,7 @@ class Admin:
 
 @pytest.fixture
 async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
-    site = Site(tmp_path, Config(policies=Policies(max_message_size=1000)))
+    site = Site(tmp_path, Config(policies=PolicySettings(max_message_size=1000)))
     async with site.broker(1) as broker:
         assigning = asyncio.create_task(broker.director.assign_new())
         yield Admin(broker.client, broker.topics)

@@ -20,7 +20,7 @@ from sava.cluster import records
 from sava.cluster.controller import Controller
 from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import ClusterView, TopicEntry
-from sava.config import Config, LoadManager, Rebalancing
+from sava.config import Config, LoadManagerSettings, RebalancingSettings
 from sava.metadata.commands import Delete, Put
 from sava.metadata.memory import MemoryStore
 from sava.metadata.records import unchanged
@@ -278,8 +278,8 @@ class World:
 def config(strategy: str = "fair", **rebalancing: Any) -> Config:
     values = {"enabled": False, "min_topic_age_seconds": 0, "cooldown_seconds": 0} | rebalancing
     return Config(
-        load_manager=LoadManager.model_validate(
-            {"assignment_strategy": strategy, "rebalancing": Rebalancing(**values)}
+        load_manager=LoadManagerSettings.model_validate(
+            {"assignment_strategy": strategy, "rebalancing": RebalancingSettings(**values)}
         )
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sava.config import Policies
+from sava.config import PolicySettings
 from sava.errors import RetryableError
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.memory import MemoryStore
@@ -73,7 +73,7 @@ class World:
         """The owner takes the topic up, under its epoch."""
         self.metadata._planned.clear()
         self.log = await self.brokers[self.owner].open_topic(TOPIC, epoch=self.epoch)
-        limits, gate = TopicLimits(self.metadata, Policies()), unchecked(MemoryStore())
+        limits, gate = TopicLimits(self.metadata, PolicySettings()), unchecked(MemoryStore())
         publisher = Publisher(NAME, self.log, limits, gate)
         self.producers = TopicProducers(
             NAME, TOPIC.topic_id, publisher, limits, gate, self.log.epochs, epoch=self.epoch, is_reliable=True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.config import Config, Policies, Replication
+from sava.config import Config, PolicySettings, ReplicationSettings
 from sava.storage.link_cursors import link_cursor
 from sava.storage.types import Segment
 from sava.topics.errors import SubscriptionUnknown
@@ -116,7 +116,7 @@ async def test_what_is_to_be_copied_again_is_kept_again(world: World) -> None:
 
 
 async def test_users_have_no_use_of_it(world: World) -> None:
-    async with world.topics(Config(policies=Policies(max_subscriptions=1))) as topics:
+    async with world.topics(Config(policies=PolicySettings(max_subscriptions=1))) as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await topic.pin(WEST, LATEST)
         consumer = await topic.subscribe(options())  # the limit is about users' subscriptions
@@ -162,7 +162,7 @@ async def test_beyond_the_limit_messages_go_and_somebody_is_told(
         await stored(topic, 4)
         assert topic.log is not None
         size = max(segment.size for segment in await topic.log.segments())
-    limited = Config(replication=Replication(max_backlog_gb=2.5 * size / 1e9))
+    limited = Config(replication=ReplicationSettings(max_backlog_gb=2.5 * size / 1e9))
     async with world.topics(limited, storage=EAGER) as topics:
         topic = await topics.get(ORDERS)
         await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sava.config import Policies
+from sava.config import PolicySettings
 from sava.metadata.memory import MemoryStore
 from sava.records import BatchCorrupt, Message, RecordBatch
 from sava.storage import producer_epochs
@@ -53,7 +53,7 @@ class Stage:
         self.store = MemoryStore()
         self.sink = sink
         self.clock = Clock()
-        self._limits = TopicLimits(self.store, Policies())
+        self._limits = TopicLimits(self.store, PolicySettings())
         self._gate = unchecked(self.store)
         self._publisher = Publisher(NAME, sink, self._limits, self._gate)
         self.producers = TopicProducers(

@@ -10,7 +10,7 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from sava.config import Config, Policies
+from sava.config import Config, PolicySettings
 from sava.records import Codec, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
@@ -203,7 +203,7 @@ async def test_what_a_topic_would_refuse_is_known_before_anything_is_published(
     world: World, stage: Stage
 ) -> None:
     large = await staged(world, "large", batch([bytes(2000)]))
-    config = Config(policies=Policies(max_message_size=1000))
+    config = Config(policies=PolicySettings(max_message_size=1000))
     async with world.topics(config) as topics:
         topic = await topics.get_or_create(ORDERS, True)
         with pytest.raises(MessageTooLarge):

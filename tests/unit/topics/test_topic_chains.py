@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sava.cluster.writer_records import new_producer_id
-from sava.config import Config, Policies
+from sava.config import Config, PolicySettings
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
 from sava.storage.chains import Progress, is_chain
@@ -77,7 +77,7 @@ async def test_a_topic_that_is_one_producers_alone_takes_no_chain(world: World) 
 
 async def test_limits_and_schema_hold_for_copies_and_the_chain_stays_where_it_is(world: World) -> None:
     eu = Origins("eu").publish(10)
-    async with world.topics(Config(policies=Policies(max_message_size=1000))) as topics:
+    async with world.topics(Config(policies=PolicySettings(max_message_size=1000))) as topics:
         topic = await topics.get_or_create(ORDERS, True)
         chain = await topic.open_chain(eu.source)
         await (await chain.begin(eu.stretch(0, 2, begin=True)))

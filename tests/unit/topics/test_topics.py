@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sava.config import Config, Policies
+from sava.config import Config, PolicySettings
 from sava.metadata.errors import Unavailable
 from sava.metadata.memory import MemoryStore
 from sava.records import Message, RecordBatch
@@ -422,7 +422,7 @@ class TestRetention:
             assert topic.describe().start_offset == 4
 
     async def test_it_happens_by_itself(self, world: World) -> None:
-        config = Config(policies=Policies(retention_size_mb=1))
+        config = Config(policies=PolicySettings(retention_size_mb=1))
         often = TopicsOptions(retention_interval_s=0.02)
         async with world.topics(config, often, storage=EAGER) as topics:
             topic = await topics.get_or_create(ORDERS, True)

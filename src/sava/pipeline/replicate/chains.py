@@ -21,10 +21,15 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sava.client.backoff import Backoff
-from sava.client.connection import Connection
+from sava.client.connection import (
+    STATUS_S,
+    ClientStream,
+    Connection,
+    Route,
+    open_stream,
+)
 from sava.client.errors import ClientError, Unavailable
 from sava.client.loop_thread import LoopThread
-from sava.client.stream import STATUS_S, Route, Stream, open_stream
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.tasks import cancelled
@@ -117,7 +122,7 @@ class Chain:
         self._opening = pb.AppendRequest(open=pb.OpenChain(topic=topic, source=source))
         self._streams = AsyncExitStack()
         """Ends the stream that is open."""
-        self._stream: Stream | None = None
+        self._stream: ClientStream | None = None
         self._is_opening = False
         self._reading: asyncio.Task[None] | None = None
         self._unanswered: deque[Stretch] = deque()
@@ -234,7 +239,7 @@ class Chain:
         self._changed.clear()
         await self._changed.wait()
 
-    async def _read(self, stream: Stream) -> None:
+    async def _read(self, stream: ClientStream) -> None:
         try:
             while self.ended is None:
                 response: pb.AppendResponse = await stream.receive()

@@ -1,4 +1,4 @@
-"""Pulse: whether the broker at one address is still there, for calls that wait for its answer.
+"""Whether the broker at one address is still there, for calls that wait for its answer.
 
 A broker that was stopped, or whose network was cut, closes no connection: a call would wait until gRPC's own
 keepalive gives up after fifteen seconds. That time cannot be short, because a ping waits behind the batches
@@ -12,7 +12,8 @@ connection is asked, which carries nothing but pings:
   on their way, any consumer or reader, a question.
 * **Confirm.** A stopped process accepts connections (its kernel does) but never speaks HTTP/2 on them. It has
   ``CONFIRM_S``, or several times the fastest answer that it ever gave if that is longer, so that a distant
-  broker is not taken for a silent one. Each time in vain doubles it, until the broker is heard again.
+  broker is not taken for a silent one. Each attempt without an answer doubles it, until the broker is heard
+  again.
 * The second connection stays for as long as the address is quiet, and pings once a second; busy clients have
   none.
 
@@ -46,7 +47,7 @@ LATE_S: Final = 0.25
 KEEP_S: Final = 10.0
 """For a second connection after an answer: traffic that comes and goes would open one each time."""
 SHUN_S: Final = 5.0
-"""A silent address is asked last for so long."""
+"""How long a silent address is asked last."""
 
 Options = Sequence[tuple[str, int]]
 PINGS: Final[Options] = (
@@ -61,11 +62,11 @@ PINGS: Final[Options] = (
 )
 
 
-class Waiting:
+class WatchedCall:
     """One call that waits for a broker."""
 
-    def __init__(self, pulse: Pulse, call: Any, owes: Callable[[], bool]) -> None:
-        self.pulse = pulse
+    def __init__(self, liveness: Liveness, call: Any, owes: Callable[[], bool]) -> None:
+        self.liveness = liveness
         self.call = call
         self.owes = owes
         """Whether the broker owes it an answer now."""
@@ -78,7 +79,7 @@ class Waiting:
         return self.is_given_up and (task is None or not task.cancelling())
 
 
-class Pulse:
+class Liveness:
     def __init__(
         self, target: str, open_channel: Callable[[str, Options], aio.Channel], silent: Callable[[str], None]
     ) -> None:
@@ -87,7 +88,7 @@ class Pulse:
         self._open_channel = open_channel
         self._silent = silent
         self._loop = asyncio.get_running_loop()
-        self._waiting: set[Waiting] = set()
+        self._waiting: set[WatchedCall] = set()
         self._task: asyncio.Task[None] | None = None
         self._probe: aio.Channel | None = None
         self._probed_at = 0.0
@@ -108,17 +109,17 @@ class Pulse:
         self._shunned_until = 0.0
 
     def answered(self, seconds: float) -> None:
-        """A question was answered, so soon."""
+        """The broker has answered a question within this time."""
         self.heard()
         self._fastest = seconds if self._fastest is None else min(self._fastest, seconds)
 
     @contextmanager
-    def watch(self, call: Any, owes: Callable[[], bool]) -> Iterator[Waiting]:
+    def watch(self, call: Any, owes: Callable[[], bool]) -> Iterator[WatchedCall]:
         """Cancel the call if the broker falls silent while it owes an answer to any call."""
-        waiting = Waiting(self, call, owes)
+        waiting = WatchedCall(self, call, owes)
         self._waiting.add(waiting)
         if self._task is None or self._task.done():
-            self._task = spawn(self._run(), name=f"pulse of {self._target}")
+            self._task = spawn(self._run(), name=f"liveness of {self._target}")
         try:
             yield waiting
         finally:

@@ -1,18 +1,101 @@
-"""Batch: messages as they came from a broker, turned into objects only when somebody looks at them."""
+"""Messages as an application hands them over and receives them: codecs of typed values, positions in a topic,
+and batches as they came from a broker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import chain
-from typing import Any, overload
+from typing import Any, Final, Literal, Protocol, overload
 
 import msgspec
 
-from sava.client.codec import Codec
+from sava.client.errors import Refused
+from sava.proto import streams_pb2 as pb
 from sava.records import STORED_COLUMNS, Message, RecordBatch
 
 Range = tuple[int, int]
 """Offsets from the first to, and without, the second."""
+
+Start = Literal["earliest", "latest"] | int | datetime
+"""An offset, or a time: the first message that was not published before it."""
+End = Literal["latest"] | int | datetime | None
+"""Exclusive. None: continue with what comes; "latest": what is there when the reader opens."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+# -- codecs ------------------------------------------------------------------
+
+
+class Codec(Protocol):
+    """Turns typed values into payloads and back; any object with these two methods will do. A codec may have
+    ``schema_id`` and ``schema_version`` besides: messages then carry these numbers."""
+
+    def encode(self, value: Any, /) -> bytes: ...
+
+    def decode(self, payload: bytes, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaCodec:
+    """One version of a registered schema."""
+
+    subject: str
+    schema_id: int
+    schema_version: int
+    codec: Codec
+
+    def encode(self, value: Any, /) -> bytes:
+        """Raises sava.schemas.errors.PayloadInvalid for a value that is not of the schema."""
+        return self.codec.encode(value)
+
+    def decode(self, payload: bytes, /) -> Any:
+        return self.codec.decode(payload)
+
+
+def codec_of(subject: str, schema: pb.SchemaResponse) -> SchemaCodec:
+    """Blocks while it compiles Protobuf source."""
+    # Only here: applications without schemas need not load the libraries of three schema languages.
+    from sava.schemas.codecs import codec_for
+    from sava.schemas.types import parse_type
+
+    codec = codec_for(parse_type(schema.type), schema.definition)
+    return SchemaCodec(subject, schema.schema_id, schema.version, codec)
+
+
+def schema_of(codec: Codec | None) -> tuple[int | None, int | None]:
+    return getattr(codec, "schema_id", None), getattr(codec, "schema_version", None)
+
+
+# -- positions ---------------------------------------------------------------
+
+
+def microseconds(time: datetime) -> int:
+    """Since 1970-01-01 UTC. Raises Refused for a time without a zone: it would mean something else on every
+    machine."""
+    if time.tzinfo is None:
+        raise Refused(f"the time {time.isoformat()} has no time zone")
+    return (time - _EPOCH) // _MICROSECOND
+
+
+def position_of(start: Start) -> pb.Position:
+    match start:
+        case "earliest":
+            return pb.Position(earliest=True)
+        case "latest":
+            return pb.Position(latest=True)
+        case datetime():
+            return pb.Position(publish_time=microseconds(start))
+        case int() if start >= 0 and start is not True and start is not False:
+            return pb.Position(offset=start)
+        case _:
+            raise Refused(f'start {start!r}: "earliest", "latest", an offset or a datetime')
+
+
+# -- batches -----------------------------------------------------------------
 
 
 class TypedMessage(Message, frozen=True, gc=False):
@@ -27,7 +110,8 @@ class TypedMessage(Message, frozen=True, gc=False):
 
 
 class Batch(Sequence[Message]):
-    """Messages of one topic or partition, in order. ``ranges`` names their offsets; a key-shared consumer
+    """Messages of one topic or partition, in order, turned into objects only when the application looks at
+    them. ``ranges`` names their offsets; a key-shared consumer
     gets some with others between them. ``attempt`` is 1 for the first delivery."""
 
     __slots__ = ("_codec", "_messages", "attempt", "ranges", "records", "topic")
@@ -106,7 +190,7 @@ class Batch(Sequence[Message]):
         return self if tuple(kept) == self.ranges else self._chosen(tuple(kept))
 
     def _part(self, ranges: tuple[Range, ...], first_row: int) -> Batch:
-        """A stretch of rows."""
+        """A range of rows."""
         if self.records.header.is_assigned:
             records = self.records.slice(ranges[0][0], ranges[-1][1])
         else:

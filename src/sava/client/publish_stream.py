@@ -1,21 +1,21 @@
-"""Lane: one producer's way into one partition.
+"""A producer's stream into one partition.
 
-Messages gather in the open batch at the end of the queue. The lane's task keeps a stream open, moves batches
-from the queue into the window when they are ready and the window has room, and settles them as receipts come:
+Messages gather in the open batch at the end of the queue. The task of a ``PublishStream`` keeps a gRPC stream
+open, moves batches from the queue into the window when they are ready and the window has room, and settles
+them as receipts come:
 
-    send ─▶ queue [sealed][sealed][open] ─▶ window (at most 16, numbered) ─▶ stream ─▶ receipts settle the
-    window
+    send ─▶ queue [sealed][sealed][open] ─▶ window (at most 16, numbered) ─▶ stream ─▶ receipts settle
 
 A batch is ready when it is sealed (full, flushed, or another one follows it) or has lingered. Without linger
 it is ready at once if nothing is in flight; otherwise what comes meanwhile gathers, and the next receipt
 sends it.
 
 When a stream ends, the next one is opened with the same producer name, and the window says what is sent again
-and how it is numbered (see ``window``). A batch whose time is up fails: with Timeout or Unavailable if it was
-never sent, with OutcomeUnknown otherwise, and then it stays in the window, settled, until a new stream tells
-whether its sequence is taken.
+and how it is numbered (see ``SendWindow``). A batch whose time is up fails: with Timeout or Unavailable if it
+was never sent, with OutcomeUnknown otherwise, and then it stays in the window, settled, until a new stream
+tells whether its sequence is taken.
 
-Owned by one event loop; only the lane's own task writes to its stream.
+Owned by one event loop; only its own task writes to its stream.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from sava.client.backoff import Backoff
-from sava.client.connection import Connection
+from sava.client.connection import (
+    ClientStream,
+    Connection,
+    Route,
+    both,
+    open_stream,
+)
 from sava.client.errors import (
     ClientError,
     DuplicateForgotten,
@@ -38,10 +44,7 @@ from sava.client.errors import (
     Timeout,
     Unavailable,
 )
-from sava.client.pending import Pending, Ready, Stamp
-from sava.client.room import Room
-from sava.client.stream import Route, Stream, both, open_stream
-from sava.client.window import UNKNOWN_OFFSET, Window
+from sava.client.outgoing import UNKNOWN_OFFSET, EncodedBatch, PendingLimit, ProducerBatch, SendWindow, Stamp
 from sava.errors import CallerError
 from sava.proto import streams_pb2 as pb
 from sava.records import MAX_BATCH_BYTES, RecordBatch
@@ -51,18 +54,18 @@ log = logging.getLogger(__name__)
 
 
 MAX_SINGLES: Final = 1000
-"""Messages sent one by one in a batch. Thousands of callers that wait for one batch go on together when it
+"""Messages sent one by one in a batch. Thousands of callers that wait for one batch continue together when it
 has its receipt, and then wait together while the next is on its way; in several batches, some work while
 others wait."""
 
 
 STUCK_S: Final = 1.0
-"""A batch that was to go so long ago and is still here waits for more than its turn: a broker is gone, or its
+"""A batch that was due this long ago and is still here waits for more than its turn: a broker is gone, or its
 disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
-class LaneOptions:
+class PublishOptions:
     stamp: Stamp
     delivery: pb.Delivery.ValueType
     access_mode: pb.AccessMode.ValueType
@@ -74,14 +77,14 @@ class LaneOptions:
     timeout: float
 
 
-class Lane:
+class PublishStream:
     def __init__(
         self,
         connection: Connection,
         topic: str,
         address: str,
-        options: LaneOptions,
-        room: Room,
+        options: PublishOptions,
+        pending: PendingLimit,
         *,
         producer_epoch: int = 0,
     ) -> None:
@@ -91,19 +94,19 @@ class Lane:
         """Of the producer's open. Presented by each stream from then on: a broker that knows a higher one has
         given the name to another producer, and this one ends."""
         self.error: ClientError | None = None
-        """Set when the lane has ended: nothing can be sent any more."""
+        """Set when the stream has ended for good: nothing can be sent any more."""
         self.largest = MAX_BATCH_BYTES
         """Message that the topic takes."""
         self.degraded = 0
         """Messages that were acknowledged on fewer disks than they should be on."""
-        self.open_batch: Pending | None = None
+        self.open_batch: ProducerBatch | None = None
         """The end of the queue, while messages can be added to it."""
         self._connection = connection
         self._route = Route(connection, topic, address)
         self._options = options
-        self._room = room
-        self._queue: deque[Pending] = deque()
-        self._window = Window(succeed=self._succeed, fail=self._fail_batch)
+        self._pending = pending
+        self._queue: deque[ProducerBatch] = deque()
+        self._window = SendWindow(succeed=self._succeed, fail=self._fail_batch)
         self._ended_with: ClientError | None = None
         self._backoff = Backoff()
         self._loop = asyncio.get_running_loop()
@@ -111,7 +114,7 @@ class Lane:
         self._wake = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        self._stream: Stream | None = None
+        self._stream: ClientStream | None = None
         self._is_open = False
         self._is_reliable = True
         """What the broker said of the topic."""
@@ -192,7 +195,9 @@ class Lane:
         message. Its room must be taken."""
         self._seal()
         future: asyncio.Future[int] = self._loop.create_future()
-        self._enqueue(Ready(records, deadline=self._loop.time() + self._options.timeout, waiter=future))
+        self._enqueue(
+            EncodedBatch(records, deadline=self._loop.time() + self._options.timeout, waiter=future)
+        )
         return future
 
     async def flush(self) -> None:
@@ -205,18 +210,18 @@ class Lane:
             await watcher
 
     async def close(self) -> None:
-        """End at once. Whatever has no receipt fails."""
+        """End at once. What has no receipt fails."""
         await cancelled(self._task)
         self._end(Unavailable("the producer was closed before its messages were sent"))
 
-    def _begin(self) -> Pending:
+    def _begin(self) -> ProducerBatch:
         now = self._loop.time()
-        batch = Pending(ready_at=now + self._options.linger_s, deadline=now + self._options.timeout)
+        batch = ProducerBatch(ready_at=now + self._options.linger_s, deadline=now + self._options.timeout)
         self._enqueue(batch)
         self.open_batch = batch
         return batch
 
-    def _enqueue(self, batch: Pending) -> None:
+    def _enqueue(self, batch: ProducerBatch) -> None:
         self._queue.append(batch)
         if self._expiry is None:
             self._expiry = self._loop.call_at(batch.deadline, self._expire)
@@ -226,7 +231,7 @@ class Lane:
         self.open_batch = None
         self._wake.set()
 
-    def _take(self) -> Pending | None:
+    def _take(self) -> ProducerBatch | None:
         """The next batch to send, if one is ready."""
         if not self._queue or self._window.is_full:
             return None
@@ -265,8 +270,8 @@ class Lane:
             await self._backoff.pause(self._failure)
 
     def _ran(self, task: asyncio.Task[None]) -> None:
-        """Not foreseen: a mistake here, or in a callable that gives tokens. Those who wait must not wait for
-        ever."""
+        """Not foreseen: a mistake here, or in a callable that gives tokens. No caller may wait without
+        end."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("producer: %s failed", self.topic, exc_info=error)
             self._end(ClientError(f"the producer of {self.topic} failed: {error!r}"))
@@ -301,7 +306,7 @@ class Lane:
         if not self._opened.done():
             self._opened.set_result(None)
 
-    async def _receive(self, stream: Stream) -> None:
+    async def _receive(self, stream: ClientStream) -> None:
         while True:
             response = await stream.receive()
             receipts = response.receipts
@@ -313,8 +318,8 @@ class Lane:
                 self._backoff.reset()
                 self._wake.set()
                 if not len(self._window):
-                    # Whoever waited for a receipt goes first, and what it sends now is on its way before the
-                    # next read is asked for, which takes gRPC as long as a write.
+                    # A caller that waited for a receipt goes first, and what it sends now is on its way
+                    # before the next read is asked for, which takes gRPC as long as a write.
                     await asyncio.sleep(0)
             if response.ending:
                 raise Unavailable(f"topic {self.topic} has gone to another broker", response.ending)
@@ -327,7 +332,7 @@ class Lane:
             )
         self.degraded += count
 
-    async def _transmit(self, stream: Stream) -> None:
+    async def _transmit(self, stream: ClientStream) -> None:
         for batch in tuple(self._window.batches):
             if not batch.is_settled:
                 await self._send(stream, batch)
@@ -340,7 +345,7 @@ class Lane:
             elif self._is_encoded(next_batch):
                 await self._send(stream, next_batch)
 
-    def _is_encoded(self, batch: Pending) -> bool:
+    def _is_encoded(self, batch: ProducerBatch) -> bool:
         """Number and encode a batch. One that the format cannot hold fails, and its number is the next
         one's."""
         self._window.push(batch)
@@ -352,7 +357,7 @@ class Lane:
             return False
         return True
 
-    async def _send(self, stream: Stream, batch: Pending) -> None:
+    async def _send(self, stream: ClientStream, batch: ProducerBatch) -> None:
         data = batch.encode(self._options.stamp, self._window.producer_id)
         batch.was_sent = True
         await stream.write(pb.PublishRequest(batch=bytes(data)))
@@ -364,15 +369,15 @@ class Lane:
 
     # -- settling -----------------------------------------------------------------
 
-    def _succeed(self, batch: Pending, base_offset: int) -> None:
+    def _succeed(self, batch: ProducerBatch, base_offset: int) -> None:
         if not batch.is_settled:
             batch.succeed(base_offset)
-            self._room.give_back(len(batch), batch.size)
+            self._pending.give_back(len(batch), batch.size)
 
-    def _fail_batch(self, batch: Pending, error: ClientError) -> None:
+    def _fail_batch(self, batch: ProducerBatch, error: ClientError) -> None:
         if not batch.is_settled:
             batch.fail(error)
-            self._room.give_back(len(batch), batch.size)
+            self._pending.give_back(len(batch), batch.size)
 
     def _expire(self) -> None:
         """Fail what has waited too long. Deadlines are in the order of the batches."""
@@ -425,4 +430,4 @@ class Lane:
         self.open_batch = None
         if not self._opened.done():
             self._opened.set_exception(error)
-            self._opened.exception()  # whoever waits gets it; that nobody does is no mistake
+            self._opened.exception()  # a caller that waits gets it; that none does is no mistake

@@ -1,22 +1,22 @@
 """Judgements about brokers: whether they are reached where they say, agree on who leads, have the time, room
-and version that they should."""
+and version that they should, what their metrics say, and where they send clients."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import sava
-from sava.doctor import journals
-from sava.doctor.findings import Finding, error, note, warning
-from sava.doctor.observation import BrokerSeen, Observation
-from sava.doctor.reach import days_left
+from sava.doctor.contents import give_up, waiting
+from sava.doctor.findings import Finding, Level, error, note, warning
+from sava.doctor.observation import BrokerSeen, Greeting, Observation, days_left
 from sava.proto import admin_pb2
 
 CLOCK_S: Final = 0.5
-"""Publish times are compared, and searched by, across brokers; leases bear more than this."""
+"""Publish times are compared, and searched by, across brokers; leases tolerate more than this."""
 CATCHING_UP: Final = 1000
 """Entries that a broker may lag behind."""
 EXPIRY_DAYS: Final = 30.0
@@ -43,8 +43,7 @@ def check_reachability(seen: Observation) -> Iterator[Finding]:
             yield error(
                 "reachability",
                 broker.name,
-                f"is registered, and from here nobody is reached at any of its addresses ({told}): "
-                f"{lost[0].error}",
+                f"is registered, and none of its addresses is reached from here ({told}): {lost[0].error}",
                 f"it runs, for it answers at {seen.admin}: {SETTING}"
                 if seen.asked is not None and seen.asked.self_node_id == broker.listed.broker_id
                 else f"see whether it runs: it may have died a moment ago; if it does, {SETTING}",
@@ -54,8 +53,8 @@ def check_reachability(seen: Observation) -> Iterator[Finding]:
             yield error(
                 "reachability",
                 broker.name,
-                f"advertises {contact.address} as its {contact.use} address, and from here nobody is reached "
-                f"there: {contact.error}",
+                f"advertises {contact.address} as its {contact.use} address, which is not reached from "
+                f"here: {contact.error}",
                 f"let the network pass to this port, or {SETTING}",
             )
         answered = broker.status or broker.first
@@ -91,7 +90,7 @@ def _missing(seen: Observation, broker: BrokerSeen) -> Finding:
     return error(
         "reachability",
         broker.name,
-        f"is a member of the cluster, and the others do not hear of it{topics}; but somebody takes "
+        f"is a member of the cluster, and the others do not hear of it{topics}; but a process takes "
         f"connections at its Raft address {hanging[0]}",
         "it starts, hangs, or cannot reach the others, and its log says which: a broker that hangs is "
         f"restarted without loss; otherwise {_without(seen, broker)}",
@@ -102,17 +101,17 @@ def _without(seen: Observation, broker: BrokerSeen) -> str:
     """What to do about a broker that is not there."""
     number = broker.listed.broker_id
     removal = f"`sava cluster remove-node --node-id {number}`"
-    for journal in journals.waiting(seen):
+    for journal in waiting(seen):
         if journal.broker_id == number:
             return (
                 "start it again, with its disk: its topics wait, for too few of the disks that hold its "
-                f"journal are there; if they are lost for good, {journals.give_up(journal)}, and {removal} "
+                f"journal are there; if they are lost for good, {give_up(journal)}, and {removal} "
                 "removes it"
             )
     gone = ", when its topics have gone to others, which takes some seconds" if broker.listed.topics else ""
     return (
-        "start it again; if it runs, its log says what keeps it away, such as a full disk; if it is gone for "
-        f"ever, {removal}{gone}"
+        "start it again; if it runs, its log says what keeps it away, such as a full disk; if it never "
+        f"returns, {removal}{gone}"
     )
 
 
@@ -156,7 +155,9 @@ def _leaders(seen: Observation) -> Iterator[Finding]:
     if leaders == {0}:
         yield _no_leader(answered[0][1], {broker.listed.broker_id for broker, _ in answered})
     elif len(leaders) > 1:
-        told = "; ".join(f"{broker.name} says {status.leader_id or 'nobody'}" for broker, status in answered)
+        told = "; ".join(
+            f"{broker.name} says {status.leader_id or 'no leader'}" for broker, status in answered
+        )
         yield warning(
             "leader",
             "cluster",
@@ -172,9 +173,9 @@ def _leaders(seen: Observation) -> Iterator[Finding]:
         yield warning(
             "terms",
             "cluster",
-            f"the term rose by {max(rises)} within {seen.waited_s:.0f} s: elections go on",
+            f"the term rose by {max(rises)} within {seen.waited_s:.0f} s: elections continue",
             "look for a broker that is overloaded, paused, or cut off in one direction; a larger "
-            "meta_store.election_timeout_ms bears slower machines",
+            "meta_store.election_timeout_ms tolerates slower machines",
         )
     terms = {status.current_term for _, status in answered}
     if len(terms) > 1 and len(leaders) == 1:
@@ -217,7 +218,9 @@ def _quorum(seen: Observation) -> Iterator[Finding]:
         )
     if len(voters) > 1 and len(voters) % 2 == 0:
         yield note(
-            "quorum", "cluster", f"{len(voters)} voters bear the loss of no more than {len(voters) - 1} do"
+            "quorum",
+            "cluster",
+            f"{len(voters)} voters tolerate no more failures than {len(voters) - 1}; use an odd number",
         )
     if status.learners:
         yield note(
@@ -231,12 +234,12 @@ def _quorum(seen: Observation) -> Iterator[Finding]:
             "quorum",
             "cluster",
             "a change of the voters is not finished",
-            "it goes on when a majority of the old and of the new voters is there",
+            "it finishes when a majority of the old and of the new voters is there",
         )
 
 
 def check_modes(seen: Observation) -> Iterator[Finding]:
-    """A drain that somebody forgot to end."""
+    """Brokers that were drained and not activated again."""
     there = [broker for broker in seen.brokers if broker.is_registered]
     active = [broker for broker in there if broker.listed.status == "active"]
     idle = [broker for broker in there if broker.listed.status in ("draining", "drained")]
@@ -244,7 +247,7 @@ def check_modes(seen: Observation) -> Iterator[Finding]:
         yield warning(
             "modes",
             "cluster",
-            f"{len(active)} of {len(there)} brokers may get topics, the others are drained: nobody takes "
+            f"{len(active)} of {len(there)} brokers may get topics, the others are drained: no broker takes "
             "over when one dies",
             f"`sava brokers activate {idle[0].listed.broker_id}`, and so on",
         )
@@ -340,3 +343,128 @@ def check_certificates(seen: Observation) -> Iterator[Finding]:
                 "its certificate has ended" if left <= 0 else f"its certificate ends in {left:.0f} days",
                 "replace the files that auth.tls names, and restart one broker after the other",
             )
+
+
+# -- metrics -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MetricAlert:
+    """What to say of a metric that is not zero. ``text`` may contain the value."""
+
+    metric: str
+    level: Level
+    text: str
+    remedy: str
+
+
+METRIC_ALERTS: Final = (
+    MetricAlert(
+        "sava_controller_unplaced_topics",
+        Level.ERROR,
+        "{value:.0f} topics cannot be given to any broker",
+        "activate a broker (`sava brokers activate`), or start one more",
+    ),
+    MetricAlert(
+        "sava_journal_degraded",
+        Level.ERROR,
+        "its journal has fewer mirrors than it should: what is acknowledged now is on fewer disks",
+        "bring back the brokers that are missing",
+    ),
+    MetricAlert(
+        "sava_journal_refusing",
+        Level.ERROR,
+        "it refuses messages: too few mirrors of its journal are there to acknowledge anything",
+        "bring back the brokers that are missing (`sava journals list` shows who holds the journal), or "
+        "start others; a smaller journal.ack_quorum, or journal.degraded: allow, is content with fewer "
+        "copies",
+    ),
+    MetricAlert(
+        "sava_journal_recoveries_waiting",
+        Level.ERROR,
+        "{value:.0f} journals of brokers that are gone wait for disks which do not answer; topics whose last "
+        "messages are in them are not served",
+        "`sava journals list` names them and their disks: start a broker with one of these again; if they "
+        "are lost for good, `sava journals recover BROKER/NUMBER` shows what would be lost, and gives it up "
+        "with --yes",
+    ),
+)
+
+
+def check_metrics(seen: Observation) -> Iterator[Finding]:
+    for broker in seen.brokers:
+        for alert in METRIC_ALERTS:
+            for _, value in broker.metrics.get(alert.metric, ()):
+                if value:
+                    text = alert.text.format(value=value)
+                    yield Finding(alert.level, "metrics", broker.name, text, alert.remedy)
+
+
+# -- what a client sees -------------------------------------------------------
+
+CLIENT_PORT: Final = (
+    "see that this is the client port of a broker (6650 by default; `sava brokers list` has all of them), "
+    "that the broker runs, and that it is reached from here"
+)
+LEADER_FIRST: Final = "without a leader no broker knows: see what is said of the leader"
+
+
+def check_clients(seen: Observation) -> Iterator[Finding]:
+    if not seen.greetings:
+        yield note("clients", "cluster", "not known: no broker tells a client address")
+        return
+    strangers = list(_strangers(seen))
+    yield from strangers
+    if len(strangers) < len(seen.greetings):
+        yield from _look_ups(seen)
+
+
+def _strangers(seen: Observation) -> Iterator[Finding]:
+    """Addresses that do not lead to this cluster. As long as one does, clients find their way."""
+    answered = any(not greeting.error for greeting in seen.greetings.values())
+    for address, greeting in seen.greetings.items():
+        if greeting.error:
+            if not seen.is_service_given and _is_broker_of(seen, address):
+                continue  # said of the broker already
+            level = Level.WARNING if answered else Level.ERROR
+            yield Finding(level, "clients", address, _unanswered(greeting), CLIENT_PORT)
+        elif seen.asked is not None and greeting.cluster_id != seen.asked.cluster_id:
+            yield error(
+                "clients",
+                address,
+                f"clients come to cluster {greeting.cluster_name} (id {greeting.cluster_id}) here, and "
+                f"{seen.admin} is of another (id {seen.asked.cluster_id})",
+                "let --service and --admin (SAVA_SERVICE and SAVA_ADMIN) name the same cluster",
+            )
+
+
+def _unanswered(greeting: Greeting) -> str:
+    if greeting.is_stranger:
+        return f"a process answers there that is not the client port of a broker: {greeting.error}"
+    return f"a client learns nothing there: {greeting.error}"
+
+
+def _is_broker_of(seen: Observation, address: str) -> bool:
+    return any(broker.listed.client_addr == address for broker in seen.brokers)
+
+
+def _look_ups(seen: Observation) -> Iterator[Finding]:
+    known = {broker.listed.client_addr for broker in seen.brokers if broker.is_registered}
+    for topic, answer in seen.look_ups.items():
+        if isinstance(answer, str):
+            yield error(
+                "clients",
+                seen.service,
+                f"a client that looks up {topic} learns nothing: {answer}",
+                CLIENT_PORT if seen.has_leader else LEADER_FIRST,
+            )
+            continue
+        for part, address in answer:
+            if address and address not in known:
+                yield error(
+                    "clients",
+                    part,
+                    f"clients are sent to {address}, which is no broker's client address",
+                    "ask again in a few seconds: its broker may have just gone; if it stays so, see that "
+                    "--service and --admin name the same cluster",
+                )

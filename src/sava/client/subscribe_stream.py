@@ -1,4 +1,4 @@
-"""Feed: one consumer's stream out of one partition.
+"""A consumer's stream out of one partition, and the acks that go back on it.
 
 Deliveries go to the consumer's queue as they come; the broker sends no more than the credits it was granted,
 so the queue is bounded without the stream ever having to stop. Acks and credits gather and go back in large
@@ -9,7 +9,7 @@ the application has not seen is dropped, and acks that may have been lost are se
 stream, before any credit: what is acked does not come back. If it does all the same (a broker that restarted
 may have begun to deliver from an older cursor), it is acked once more and not shown again.
 
-Owned by one event loop; only the feed's own task writes to its stream.
+Owned by one event loop; only its own task writes to its stream.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sava.client.acks import AckBook, Range
 from sava.client.backoff import Backoff
-from sava.client.batch import Batch
-from sava.client.codec import Codec
-from sava.client.connection import Connection
+from sava.client.connection import (
+    ClientStream,
+    Connection,
+    Route,
+    both,
+    open_stream,
+)
 from sava.client.errors import ClientError, Closed, Unavailable
-from sava.client.stream import Route, Stream, both, open_stream
+from sava.client.messages import Batch, Codec, Range
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
@@ -36,12 +39,14 @@ from sava.tasks import cancelled, is_done_within
 log = logging.getLogger(__name__)
 
 ACK_LINGER_S: Final = 0.005
+MAX_RANGES: Final = 1_000
+"""In one message; more acks go without waiting for others."""
 CONFIRM_EVERY_S: Final = 1.0
-"""How often the broker is asked to tell that acks are stored: this bounds what is kept to be sent again."""
+"""How often the client asks the broker whether acks are stored: this bounds what is kept to be sent again."""
 
 
 @dataclass(frozen=True, slots=True)
-class FeedOptions:
+class SubscribeOptions:
     subscription: str
     consumer: str
     type: pb.SubscriptionType.ValueType
@@ -51,23 +56,23 @@ class FeedOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedHooks:
-    """What a feed tells its consumer."""
+class SubscribeHooks:
+    """What a stream reports to its consumer."""
 
-    deliver: Callable[[Feed, Batch], None]
-    drop: Callable[[Feed], None]
-    """Everything delivered so far that the application has not seen is void."""
+    deliver: Callable[[SubscribeStream, Batch], None]
+    drop: Callable[[SubscribeStream], None]
+    """What was delivered and the application has not seen comes again: forget it."""
     end: Callable[[SavaError], None]
 
 
-class Feed:
+class SubscribeStream:
     def __init__(
         self,
         connection: Connection,
         partition: pb.Partition,
         start: pb.Position,
-        options: FeedOptions,
-        hooks: FeedHooks,
+        options: SubscribeOptions,
+        hooks: SubscribeHooks,
     ) -> None:
         self.topic = partition.topic
         self._connection = connection
@@ -84,11 +89,11 @@ class Feed:
         )
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff()
-        self._book = AckBook()
+        self._acks = AckTracker()
         self._reliable = True
-        self._voided: list[Range] = []
+        self._resent: list[Range] = []
         """Acked before the stream was opened, and then not known to be stored."""
-        self._voided_until = 0
+        self._resent_until = 0
         self._nacks: deque[pb.Nacks] = deque()
         self._consumed = 0
         self._wake = asyncio.Event()
@@ -112,17 +117,17 @@ class Feed:
     def ack(self, offset: int) -> None:
         if not self._reliable:
             return
-        self._book.add(offset)
+        self._acks.add(offset)
         if self._timer is None:
             self._timer = self._loop.call_later(ACK_LINGER_S, self._send_acks)
-        elif self._book.is_large:
+        elif self._acks.is_large:
             self._send_acks()
 
     def ack_ranges(self, ranges: Sequence[Range]) -> None:
         if not self._reliable:
             return
         for start, end in ranges:
-            self._book.add_range(start, end)
+            self._acks.add_range(start, end)
         if self._timer is None:
             self._timer = self._loop.call_later(ACK_LINGER_S, self._send_acks)
 
@@ -139,7 +144,7 @@ class Feed:
 
     async def flush(self) -> None:
         """When all acks so far are stored."""
-        if not self._reliable or self._book.is_confirmed or self._task.done():
+        if not self._reliable or self._acks.is_confirmed or self._task.done():
             return
         stored: asyncio.Future[None] = self._loop.create_future()
         self._flushes.append((0, stored))
@@ -173,8 +178,8 @@ class Feed:
             await self._backoff.pause(self._failure)
 
     def _ran(self, task: asyncio.Task[None]) -> None:
-        """Not foreseen: a mistake here, or in a callable that gives tokens. Those who wait must not wait for
-        ever."""
+        """Not foreseen: a mistake here, or in a callable that gives tokens. No caller may wait without
+        end."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("consumer: %s failed", self.topic, exc_info=error)
             self._end(ClientError(f"the consumer of {self.topic} failed: {error!r}"))
@@ -185,7 +190,7 @@ class Feed:
             self._hooks.end(error)
         else:
             self._opened.set_exception(error)
-            self._opened.exception()  # whoever waits gets it; that nobody does is no mistake
+            self._opened.exception()  # a caller that waits gets it; that none does is no mistake
 
     async def _session(self) -> None:
         """One stream, from its opening to its end, which is always an error."""
@@ -193,20 +198,20 @@ class Feed:
         async with open_stream(self._connection, "Subscribe", target) as stream:
             opened = (await stream.open(pb.SubscribeRequest(open=self._opening))).opened
             self._reliable = opened.reliable
-            self._voided = self._book.rewind()
+            self._resent = self._acks.rewind()
             self._consumed = 0
             self._nacks.clear()
-            if not self._book.is_empty:
+            if not self._acks.is_empty:
                 self._wants_receipt = True
                 # Deliveries that were on their way may pass the first receipt; none passes the one after it.
-                self._voided_until = await self._write_acks(stream)
+                self._resent_until = await self._write_acks(stream)
             await stream.write(pb.SubscribeRequest(credits=self._options.credits))
             if not self._opened.done():
                 self._opened.set_result(None)
             self._wake.set()
             await both(self._receive(stream), self._transmit(stream))
 
-    async def _receive(self, stream: Stream) -> None:
+    async def _receive(self, stream: ClientStream) -> None:
         while True:
             response = await stream.receive()
             for delivered in response.delivered:
@@ -227,13 +232,13 @@ class Feed:
             attempt=delivered.attempt,
             codec=self._options.codec,
         )
-        unseen = self._unseen(batch) if self._voided else batch
+        unseen = self._unseen(batch) if self._resent else batch
         if unseen is not None:
             self._hooks.deliver(self, unseen)
 
     def _unseen(self, batch: Batch) -> Batch | None:
         """What of a batch the application has not acked already; the rest is acked again."""
-        unseen = batch.without(self._voided)
+        unseen = batch.without(self._resent)
         if unseen is not batch:
             kept = [] if unseen is None else list(unseen.ranges)
             self.ack_ranges(_difference(batch.ranges, kept))
@@ -241,16 +246,16 @@ class Feed:
         return unseen
 
     def _stored(self, receipt: int) -> None:
-        self._book.stored(receipt)
-        if receipt > self._voided_until:
-            self._voided = []
+        self._acks.stored(receipt)
+        if receipt > self._resent_until:
+            self._resent = []
         waiting = [(number, future) for number, future in self._flushes if number > receipt or not number]
         for number, future in self._flushes:
             if 0 < number <= receipt and not future.done():
                 future.set_result(None)
         self._flushes = waiting
 
-    async def _transmit(self, stream: Stream) -> None:
+    async def _transmit(self, stream: ClientStream) -> None:
         while True:
             self._wake.clear()
             while self._nacks:
@@ -262,7 +267,7 @@ class Feed:
                 await self._write_acks(stream)
             await self._wake.wait()
 
-    async def _write_acks(self, stream: Stream) -> int:
+    async def _write_acks(self, stream: ClientStream) -> int:
         """Returns the receipt that was asked for, 0 for none."""
         self._acks_due = False
         if self._timer is not None:
@@ -270,10 +275,10 @@ class Feed:
             self._timer = None
         now = self._loop.time()
         wants_receipt = self._wants_receipt or now - self._confirmed_at > CONFIRM_EVERY_S
-        if self._book.is_empty and not self._wants_receipt:
+        if self._acks.is_empty and not self._wants_receipt:
             return 0
         self._wants_receipt = False
-        ranges, receipt = self._book.take(receipt=wants_receipt)
+        ranges, receipt = self._acks.take(receipt=wants_receipt)
         if receipt:
             self._confirmed_at = now
             self._flushes = [(number or receipt, future) for number, future in self._flushes]
@@ -303,3 +308,101 @@ def _difference(ranges: Sequence[Range], kept: Sequence[Range]) -> list[Range]:
         if start < end:
             left.append((start, end))
     return left
+
+
+# -- acks --------------------------------------------------------------------
+
+
+class AckTracker:
+    """What an application has acked of one partition, and how far the broker has stored it.
+
+        add ─▶ the run that grows ─▶ runs ─▶ take: on the wire ─▶ unconfirmed ─▶ stored: forgotten
+
+    Acks that were sent are kept until a receipt says that they are stored. A stream that breaks, or a broker
+    that restarts, loses those that were not; they are sent again first thing on the next stream, and messages
+    that come once more although they are acked are not shown to the application again.
+
+    Offsets are acked mostly in order, so an ack usually moves the end of a run by one. Owned by the stream of
+    one partition; no I/O, no clock.
+    """
+
+    def __init__(self) -> None:
+        self._start = 0
+        self._end = 0
+        self._runs: list[Range] = []
+        self._sent: list[Range] = []
+        """Sent since a receipt was last asked for."""
+        self._awaited: deque[tuple[int, list[Range]]] = deque()
+        self._receipt = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to send."""
+        return self._start == self._end and not self._runs
+
+    @property
+    def is_large(self) -> bool:
+        return len(self._runs) >= MAX_RANGES
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether all that was acked is known to be stored."""
+        return self.is_empty and not self._sent and not self._awaited
+
+    def add(self, offset: int) -> None:
+        if offset == self._end:
+            self._end += 1
+        else:
+            self.add_range(offset, offset + 1)
+
+    def add_range(self, start: int, end: int) -> None:
+        if start != self._end:
+            self._close_run()
+            self._start = start
+        self._end = end
+
+    def take(self, *, receipt: bool) -> tuple[list[int], int]:
+        """The ranges to send (start, end, …), and a receipt to ask for or 0. A receipt covers all that was
+        taken before, too."""
+        self._close_run()
+        ranges, self._runs = coalesced(self._runs), []
+        self._sent.extend(ranges)
+        if not receipt:
+            return _flat(ranges), 0
+        self._receipt += 1
+        self._awaited.append((self._receipt, self._sent))
+        self._sent = []
+        return _flat(ranges), self._receipt
+
+    def stored(self, receipt: int) -> None:
+        while self._awaited and self._awaited[0][0] <= receipt:
+            self._awaited.popleft()
+
+    def rewind(self) -> list[Range]:
+        """The stream is gone: everything unconfirmed is to be sent again. Returns it."""
+        runs = [run for _, ranges in self._awaited for run in ranges]
+        self._awaited.clear()
+        self._close_run()
+        self._runs = coalesced([*runs, *self._sent, *self._runs])
+        self._sent = []
+        return list(self._runs)
+
+    def _close_run(self) -> None:
+        if self._start < self._end:
+            self._runs.append((self._start, self._end))
+        self._start = self._end = 0
+
+
+def coalesced(ranges: Iterable[Range]) -> list[Range]:
+    """Ascending, and joined where they touch."""
+    joined: list[Range] = []
+    for start, end in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _flat(ranges: Iterable[Range]) -> list[int]:
+    return [offset for pair in ranges for offset in pair]
