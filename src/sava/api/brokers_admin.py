@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from sava.cluster import rebalancing
+from sava.cluster import rebalancer
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
 from sava.cluster.loads import LoadReport, TopicLoad
@@ -271,7 +271,7 @@ def _progress(status: DrainStatus) -> pb.DrainProgress:
     )
 
 
-def _balance(balance: rebalancing.Balance) -> pb.Balance:
+def _balance(balance: rebalancer.Balance) -> pb.Balance:
     return pb.Balance(
         strategy=balance.strategy,
         coefficient_of_variation=balance.coefficient_of_variation,

@@ -18,11 +18,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sava.cluster.controller import Controller
-from sava.cluster.eviction import Evictor
 from sava.cluster.records import Mode
-from sava.cluster.registration import Registrar
+from sava.cluster.registration import Evictor, Registrar
 from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import WriterMaintenance
+from sava.cluster.writer_maintenance import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.metadata.suspicion import Suspicion
 from sava.topics.names import TopicName

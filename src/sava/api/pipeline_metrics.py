@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sava.cluster.pipeline_records import PipelineState
-from sava.cluster.pipelines import Pipelines
+from sava.cluster.pipelines import Pipelines, PipelineState
 from sava.errors import SavaError
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,15 @@ from typing import Any
 
 import msgspec
 
-from sava.cluster.pipeline_errors import PipelineInvalid
-from sava.cluster.pipeline_records import Pipeline, PipelineState, PipelineStatus, Runner, RunnerRecord
-from sava.cluster.pipelines import Pipelines
+from sava.cluster.pipelines import (
+    Pipeline,
+    PipelineInvalid,
+    Pipelines,
+    PipelineState,
+    PipelineStatus,
+    Runner,
+    RunnerRecord,
+)
 from sava.peers import faults
 from sava.proto import pipelines_pb2 as pb
 from sava.proto import pipelines_pb2_grpc as rpc

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sava.proto import replication_pb2 as pb
-from sava.replication.checks import Difference
+from sava.replication.control import Difference
 from sava.replication.links import LinkTopic
 from sava.replication.records import PartitionReport, PolicyRecord, RemoteRecord, ReportRecord
-from sava.replication.reports import TopicReport
-from sava.replication.status import PartitionStatus, TopicStatus
+from sava.replication.status import PartitionStatus, TopicReport, TopicStatus
 
 REPORTED: Final = tuple(PartitionReport.__struct_fields__)
 """Of one partition, under the same names in a message."""

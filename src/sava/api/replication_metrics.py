@@ -14,7 +14,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sava.cluster.errors import NotController
+from sava.cluster.records import NotController
 from sava.replication.control import Control
 from sava.replication.status import TopicStatus
 from sava.topics.specs import RecordCorrupt

@@ -15,7 +15,7 @@ from typing import Final
 
 from sava.api.topic_parts import TopicParts
 from sava.cluster.controller import Controller
-from sava.cluster.errors import NotController
+from sava.cluster.records import NotController
 from sava.errors import CallerError, SavaError
 from sava.proto import topics_admin_pb2 as pb
 from sava.tasks import cancelled

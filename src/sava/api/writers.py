@@ -16,8 +16,7 @@ from typing import Any, Final
 
 import grpc
 
-from sava.cluster.commits import Commit
-from sava.cluster.errors import StagedLost
+from sava.cluster.writer_records import Commit, StagedLost
 from sava.cluster.writers import Writers
 from sava.errors import RetryableError, SavaError
 from sava.metadata.errors import Unavailable, Unfinished

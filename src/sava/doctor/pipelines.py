@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sava.cluster.pipeline_records import PipelineState
+from sava.cluster.pipelines import PipelineState
 from sava.doctor.findings import Finding, Level, error, note
 from sava.doctor.observation import Observation
 from sava.proto import pipelines_pb2 as pb

@@ -15,8 +15,14 @@ from typing import NamedTuple
 from sava.metadata.commands import Compare, Delete, Put
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
-from sava.replication.errors import PolicyInvalid, RemoteUnknown, ReplicationBusy
-from sava.replication.records import EARLIEST, LATEST, PolicyRecord
+from sava.replication.records import (
+    EARLIEST,
+    LATEST,
+    PolicyInvalid,
+    PolicyRecord,
+    RemoteUnknown,
+    ReplicationBusy,
+)
 from sava.topics import specs
 from sava.topics.conditions import present, unchanged
 from sava.topics.errors import NamespaceUnknown

@@ -12,8 +12,8 @@ import pytest
 
 from sava.api import writers
 from sava.api.writers import StagedAnywhere, StagedHere
-from sava.cluster.errors import StagedLost
-from sava.cluster.router import NotServed
+from sava.cluster.view import NotServed
+from sava.cluster.writer_records import StagedLost
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
 from sava.peers import faults

@@ -22,7 +22,7 @@ from sava.api.brokers_admin import (
 from sava.api.danube.codes import required, told
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
-from sava.cluster.rebalancing import PlannedMove, Rebalanced
+from sava.cluster.rebalancer import PlannedMove, Rebalanced
 from sava.cluster.records import BrokerMode, Registration
 from sava.metadata.errors import Unavailable, Unfinished
 from sava.peers.deadlines import remaining

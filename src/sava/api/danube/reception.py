@@ -18,7 +18,7 @@ from typing import Any, Final
 import grpc
 
 from sava.api.danube.seats import Seats
-from sava.cluster.router import NotServed
+from sava.cluster.view import NotServed
 from sava.errors import SavaError
 from sava.peers import relays
 from sava.peers.brokers import Unreachable
