@@ -40,13 +40,13 @@ from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import SavaError
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unfinished
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
 from sava.topics import ownership, specs
-from sava.topics.conditions import unchanged
 from sava.topics.errors import NotOwner, RegistryBusy, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState

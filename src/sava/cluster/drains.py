@@ -40,10 +40,10 @@ from sava.cluster.records import (
 from sava.cluster.view import ClusterView, TopicEntry
 from sava.metadata.commands import Compare, Put
 from sava.metadata.errors import Deposed
+from sava.metadata.records import present, unchanged
 from sava.metadata.store import MetadataStore
 from sava.tasks import cancelled
 from sava.topics import specs
-from sava.topics.conditions import present, unchanged
 from sava.topics.errors import RegistryBusy
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState

@@ -39,9 +39,9 @@ import msgspec
 from sava.errors import CallerError, RetryableError
 from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put
 from sava.metadata.errors import LeaseNotFound
+from sava.metadata.records import absent, unchanged
 from sava.metadata.store import LocalView, MetadataStore, RangeResult
 from sava.topics import specs
-from sava.topics.conditions import absent, unchanged
 from sava.topics.names import InvalidName, check_name
 
 PIPELINES: Final = "/pipelines/"

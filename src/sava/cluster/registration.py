@@ -53,13 +53,13 @@ from sava.cluster.records import Registration
 from sava.errors import SavaError
 from sava.metadata.commands import Put
 from sava.metadata.errors import Deposed, LeaseNotFound, Unavailable
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.metadata.suspicion import Note
 from sava.raft.types import NodeId
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
 from sava.topics import specs
-from sava.topics.conditions import unchanged
 
 log = logging.getLogger(__name__)
 

@@ -63,6 +63,7 @@ from sava.cluster.writer_records import (
 from sava.errors import SavaError
 from sava.metadata.commands import Delete, Put
 from sava.metadata.errors import OutcomeUnknown, Unavailable
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage import staging
 from sava.storage.errors import ObjectMissing, StagedExpired, StagedInvalid
@@ -70,7 +71,6 @@ from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.staging import Manifest, Part, Section
 from sava.tasks import cancelled, spawn, spread
 from sava.topics import specs
-from sava.topics.conditions import unchanged
 from sava.topics.names import TopicName, check_name
 from sava.topics.single_flight import SingleFlight
 

@@ -30,6 +30,7 @@ from sava.cluster.pipelines import PipelineForeign, Pipelines, PipelineStopping,
 from sava.cluster.records import NotController
 from sava.cluster.view import ClusterView
 from sava.metadata.commands import Compare, Delete, Operation, Put
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.replication import policies, records, remotes
 from sava.replication.matrix import KnownThere
@@ -37,7 +38,6 @@ from sava.replication.policies import Scope, ScopedPolicy
 from sava.replication.records import LATEST, LinkRecord, PolicyRecord, RemoteRecord
 from sava.replication.slots import ReplicationSlot, ReplicationSlots, first_position
 from sava.topics import specs
-from sava.topics.conditions import unchanged
 from sava.topics.names import TopicName
 from sava.topics.position import EARLIEST, Position
 from sava.topics.specs import TopicSpec

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sava.metadata.commands import Compare, Delete, Put
+from sava.metadata.records import present, unchanged
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
 from sava.replication.records import (
@@ -24,7 +25,6 @@ from sava.replication.records import (
     ReplicationBusy,
 )
 from sava.topics import specs
-from sava.topics.conditions import present, unchanged
 from sava.topics.errors import NamespaceUnknown
 from sava.topics.names import TopicName, check_name, check_unreserved
 from sava.topics.registry import Registry

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from sava.metadata.commands import Delete, DeletePrefix, Put
+from sava.metadata.records import absent, unchanged
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
 from sava.replication.matrix import There
@@ -29,7 +30,6 @@ from sava.replication.records import (
     ReplicationBusy,
 )
 from sava.topics import specs
-from sava.topics.conditions import absent, unchanged
 from sava.topics.names import InvalidName, check_name
 
 ATTEMPTS: Final = 8

@@ -27,6 +27,7 @@ import msgspec
 
 from sava.cluster.pipelines import Pipeline, Pipelines, PipelineState
 from sava.metadata.commands import Put
+from sava.metadata.records import present, unchanged
 from sava.metadata.store import MetadataStore
 from sava.replication import records
 from sava.replication.links import Extent, Extents, LinkName, Links, LinkTopic, pipeline_name
@@ -40,7 +41,6 @@ from sava.replication.records import (
     ReportRecord,
 )
 from sava.topics import specs
-from sava.topics.conditions import present, unchanged
 from sava.topics.names import TopicName
 
 STALE_MS: Final = 30_000

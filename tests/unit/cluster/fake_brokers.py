@@ -23,12 +23,12 @@ from sava.cluster.view import ClusterView, TopicEntry
 from sava.config import Config, LoadManager, Rebalancing
 from sava.metadata.commands import Delete, Put
 from sava.metadata.memory import MemoryStore
+from sava.metadata.records import unchanged
 from sava.storage import catalog, keys
 from sava.storage.errors import ObjectStoreUnavailable
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.topics import ownership, specs
-from sava.topics.conditions import unchanged
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import PATIENCE_S
