@@ -283,7 +283,7 @@ class Controller:
             except Deposed:
                 raise
             except (SavaError, TimeoutError) as error:
-                log.warning("controller: cannot go on error=%s: %s", type(error).__name__, error)
+                log.warning("controller pass failed, retrying error=%s: %s", type(error).__name__, error)
                 self._touches_all = True
                 await asyncio.sleep(RETRY_S)
                 continue

@@ -43,7 +43,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -58,7 +57,7 @@ from sava.metadata.store import MetadataStore
 from sava.metadata.suspicion import Note
 from sava.raft.types import NodeId
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
+from sava.tasks import Backoff, cancelled, set_within
 from sava.topics import specs
 
 log = logging.getLogger(__name__)
@@ -197,7 +196,7 @@ class Registrar:
     # -- registering -------------------------------------------------------------------------
 
     async def _register(self) -> None:
-        delay, reason = FIRST_RETRY_S, ""
+        backoff, reason = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S), ""
         while True:
             try:
                 await self._try_register()
@@ -206,8 +205,7 @@ class Registrar:
                 if str(error) != reason:
                     reason = str(error)
                     log.info("cluster: not registered yet error=%s: %s", type(error).__name__, reason)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, LONGEST_RETRY_S)
+                await backoff.pause()
         log.info("cluster: this broker is registered broker=%d incarnation=%d", self._broker, self._lease)
         for listener in self._listeners:
             listener()
@@ -248,10 +246,8 @@ class Registrar:
         ttl, interval = self._ttl_ms / 1000, self._ttl_ms / 4000
         sent, reason = self._deadline - ttl, ""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, min(sent + interval, self._deadline) - time.monotonic())):
-                    await self._gives_up.wait()
-            if self._gives_up.is_set():
+            left = max(0.0, min(sent + interval, self._deadline) - time.monotonic())
+            if await set_within(left, self._gives_up):
                 return self._given_up
             sent = time.monotonic()
             if sent >= self._deadline:

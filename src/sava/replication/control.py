@@ -17,7 +17,6 @@ there yet does not block; it is created, or waited for.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -48,13 +47,11 @@ from sava.replication.remotes import ClusterIdentity, Remotes, Shape
 from sava.replication.status import Reports, Statuses, TopicReport, TopicStatus
 from sava.schemas.types import TopicSchema
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
+from sava.tasks import Backoff, Reconciler, cancelled
 from sava.topics import specs
 from sava.topics.names import TopicName, check_name
 from sava.topics.registry import Registry
 from sava.topics.specs import RecordCorrupt, TopicSpec
-
-log = logging.getLogger(__name__)
 
 PROBE: Final = "replication-check"
 """The topic by which a namespace without topics is asked about; nobody minds whether it exists."""
@@ -409,7 +406,8 @@ LOOK_S: Final = 5.0
 
 
 class ReplicationMaintenance:
-    """Owned by the event loop."""
+    """Settles the links when something has changed, and every few seconds in any case; asks for the ends of
+    partitions that no runner copies. Owned by the event loop."""
 
     def __init__(
         self,
@@ -424,12 +422,18 @@ class ReplicationMaintenance:
         self._reports = reports
         self._statuses = statuses
         self._leadership = leadership
+        self._term = 0
         self._is_changed = True
+        self._settle_at = self._look_at = 0.0
+        # By its tick, not woken: a thousand topics that are created at once are one reason to settle.
+        self._passes = Reconciler(
+            "replication", self._pass, period_s=TICK_S, retry=Backoff(RETRY_S, RETRY_S, jitter=0)
+        )
         self._task: asyncio.Task[None] | None = None
         view.listen(self._on_change)
 
     def start(self, supervisor: Supervisor) -> None:
-        self._task = supervisor.repeated(self._run, name="replication")
+        self._task = supervisor.repeated(self._passes.run, name="replication")
 
     async def close(self) -> None:
         await cancelled(self._task)
@@ -437,39 +441,32 @@ class ReplicationMaintenance:
     def _on_change(self, topics: frozenset[TopicName] | None) -> None:
         self._is_changed = True
 
-    async def _run(self) -> None:
-        term = 0
-        while True:
-            leading = self._leadership.term()
-            if leading and leading != term:
-                self._reports.begin()
-                self._is_changed = True
-            term = leading
-            if term and self._view.is_ready:
-                await self._lead(term)
-            await asyncio.sleep(TICK_S)
+    async def _pass(self) -> None:
+        term = self._leadership.term()
+        if term and term != self._term:
+            self._reports.begin()
+            self._is_changed, self._look_at = True, 0.0
+        self._term = term
+        if not term or not self._view.is_ready:
+            return
+        failure: SavaError | TimeoutError | None = None
+        try:
+            await self._settle(time.monotonic())
+        except (Deposed, NotController):
+            return
+        except (SavaError, TimeoutError) as error:
+            failure = error  # ends are asked for all the same: brokers may answer while the store does not
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            await self._statuses.look()
+        if failure is not None:
+            raise failure
 
-    async def _lead(self, term: int) -> None:
-        """Until this node does not lead in this term any more, or something goes wrong."""
-        settle_at = look_at = 0.0
-        reason = ""
-        while self._leadership.term() == term:
-            now = time.monotonic()
-            try:
-                if self._is_changed or now >= settle_at:
-                    self._is_changed = False
-                    is_done = await self._links.settle()
-                    self._reports.forget(topic.name for topic in self._links.topics())
-                    settle_at = now + (IDLE_S if is_done else RETRY_S)
-                if now >= look_at:
-                    look_at = now + LOOK_S
-                    await self._statuses.look()
-                reason = ""
-            except (Deposed, NotController):
-                return
-            except (SavaError, TimeoutError) as error:
-                settle_at = now + RETRY_S
-                if str(error) != reason:
-                    reason = str(error)
-                    log.warning("replication: cannot go on error=%s: %s", type(error).__name__, error)
-            await asyncio.sleep(TICK_S)
+    async def _settle(self, now: float) -> None:
+        if not self._is_changed and now < self._settle_at:
+            return
+        self._is_changed, self._settle_at = False, now
+        is_done = await self._links.settle()
+        self._reports.forget(topic.name for topic in self._links.topics())
+        self._settle_at = now + (IDLE_S if is_done else RETRY_S)
