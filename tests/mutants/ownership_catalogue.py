@@ -29,7 +29,7 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "o3",
         "a move that was postponed uses up the moves of the hour",
-        "sava/cluster/rounds.py",
+        "sava/cluster/rebalancer.py",
         "            return replace(move, error=str(postponed))\n",
         "            error = str(postponed)\n",
         tests=("tests/unit/cluster/test_rebalancing.py",),
@@ -65,7 +65,7 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "o8",
         "topics are assigned to a broker that is about to stop",
-        "sava/cluster/placement.py",
+        "sava/cluster/planning.py",
         "    return found if found is not None and not found.is_leaving else None\n",
         "    return found\n",
         tests=("tests/unit/cluster/test_placement.py",),
@@ -73,15 +73,15 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "o9",
         "what was decided before a broker said that it leaves is written after it",
-        "sava/cluster/placement.py",
+        "sava/cluster/planning.py",
         "                unchanged(records.registration_key(broker), registered.mod_revision),\n",
         "                present(records.registration_key(broker)),\n",
         tests=("tests/unit/cluster/test_placement.py",),
         more=(
             (
-                "sava/cluster/placement.py",
-                "from sava.metadata.records import unchanged\n",
-                "from sava.metadata.records import present, unchanged\n",
+                "sava/cluster/planning.py",
+                "from sava.metadata.records import absent, unchanged\n",
+                "from sava.metadata.records import absent, present, unchanged\n",
             ),
         ),
     ),

@@ -21,9 +21,8 @@ from sava.connecting import cause_of
 from sava.peers import tls
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
-from sava.replication.errors import RemoteDenied, RemoteRefused, RemoteUnreachable
 from sava.replication.matrix import There
-from sava.replication.records import RemoteRecord
+from sava.replication.records import RemoteDenied, RemoteRecord, RemoteRefused, RemoteUnreachable
 from sava.replication.remotes import ClusterIdentity, Shape
 
 Reply = TypeVar("Reply", bound=Message)

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import grpc
 
-from sava.api.messages import from_message, to_message
-from sava.cluster.commits import Commit
-from sava.cluster.errors import StagedLost
+from sava.api.messages import from_message
+from sava.api.messages import to_message
+from sava.cluster.writer_records import Commit
+from sava.cluster.writer_records import StagedLost
 from sava.cluster.writers import Writers
 from sava.errors import RetryableError, SavaError
 from sava.metadata.errors import Unavailable, Unfinished

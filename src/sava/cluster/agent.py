@@ -45,7 +45,7 @@ from sava.metadata.store import MetadataStore
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled, spawn
+from sava.tasks import Backoff, Reconciler, cancelled, spawn
 from sava.topics import ownership, specs
 from sava.topics.errors import NotOwner, RegistryBusy, TopicUnknown
 from sava.topics.names import TopicName
@@ -133,13 +133,13 @@ def decide(entry: TopicEntry, *, broker: int, incarnation: int, epoch: int) -> J
 class _Case:
     """A topic that something is being done about, and what must be remembered until it is done."""
 
-    __slots__ = ("failed", "failures", "handed_over", "moving", "pauses", "refused", "task", "woken")
+    __slots__ = ("backoff", "failed", "failures", "handed_over", "moving", "refused", "task", "woken")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.failures = 0
         """In a row, by the topic's own fault: not because the record had changed."""
-        self.pauses = 0
+        self.backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
         self.failed: Job | None = None
         """What is to be tried again after a pause."""
         self.woken = asyncio.Event()
@@ -174,7 +174,8 @@ class Agent:
         self._slots = asyncio.Semaphore(parallel)
         self._slots_for_moves = asyncio.Semaphore(MOVES)
         self._cases: dict[TopicName, _Case] = {}
-        self._pass_due = asyncio.Event()
+        # No failure of a pass is foreseen: it only looks at dictionaries.
+        self._passes = Reconciler("agent", self._pass, period_s=PASS_S, failures=())
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -182,9 +183,8 @@ class Agent:
 
     def start(self, supervisor: Supervisor) -> None:
         self._view.listen(self._changed)
-        self._registrar.listen(self._pass_due.set)
-        self._pass_due.set()
-        self._task = supervisor.essential(self._run(), name="agent")
+        self._registrar.listen(self._passes.wake)
+        self._task = supervisor.essential(self._passes.run(), name="agent")
 
     async def close(self) -> None:
         """What is under way ends where it is; records and journal say where that was."""
@@ -193,20 +193,10 @@ class Agent:
 
     def _changed(self, topics: frozenset[TopicName] | None) -> None:
         if topics is None:
-            self._pass_due.set()
+            self._passes.wake()
         else:
             for name in topics:
                 self._consider(name)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(PASS_S):
-                    await self._pass_due.wait()
-            except TimeoutError:
-                pass
-            self._pass_due.clear()
-            await self._pass()
 
     async def _pass(self) -> None:
         names = self._view.names_of(self._broker) | set(self._topics.loaded)
@@ -274,7 +264,8 @@ class Agent:
                 await self._try_give_back(name, case, _text(error))
             await self._pause(job, case)
         else:
-            case.failures = case.pauses = 0
+            case.failures = 0
+            case.backoff.reset()
 
     async def _do(self, job: Job, name: TopicName, entry: TopicEntry | None, case: _Case) -> None:
         began = time.monotonic()
@@ -359,15 +350,9 @@ class Agent:
 
     async def _pause(self, job: Job, case: _Case) -> None:
         """Before the next attempt, unless something else is to be done by then."""
-        delay = min(FIRST_RETRY_S * 2 ** min(case.pauses, 10), LONGEST_RETRY_S)
-        case.pauses += 1
         case.failed = job
         case.woken.clear()
-        try:
-            async with asyncio.timeout(delay):
-                await case.woken.wait()
-        except TimeoutError:
-            pass
+        await case.backoff.pause(case.woken)
         case.failed = None
 
     # -- records -----------------------------------------------------------------------------

@@ -19,22 +19,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
-from sava.cluster import placement
-from sava.cluster.decisions import DecisionWriter
+from sava.cluster import planning
 from sava.cluster.drains import Drains, DrainStatus
-from sava.cluster.errors import NotController, RebalanceRunning
 from sava.cluster.loads import Loads
 from sava.cluster.moves import Move, Moves, PrepareMove
-from sava.cluster.placement import Placement
-from sava.cluster.planning import ORPHAN_LOOK_S, Plan, Scene, Sightings, is_settled, plan
-from sava.cluster.rebalancing import Balance, Rebalanced
-from sava.cluster.records import BrokerMode, Registration
-from sava.cluster.rounds import Rebalancer
-from sava.cluster.unserved import OfflineTopics
+from sava.cluster.planning import (
+    ORPHAN_LOOK_S,
+    DecisionWriter,
+    Placement,
+    Plan,
+    Scene,
+    Sightings,
+    is_settled,
+    plan,
+)
+from sava.cluster.rebalancer import Balance, Rebalanced, Rebalancer
+from sava.cluster.records import BrokerMode, NotController, RebalanceRunning, Registration
 from sava.cluster.view import ClusterView, TopicEntry
 from sava.config import Config
 from sava.errors import SavaError
@@ -279,7 +283,7 @@ class Controller:
             except Deposed:
                 raise
             except (SavaError, TimeoutError) as error:
-                log.warning("controller: cannot go on error=%s: %s", type(error).__name__, error)
+                log.warning("controller pass failed, retrying error=%s: %s", type(error).__name__, error)
                 self._touches_all = True
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -363,7 +367,7 @@ class Controller:
         )
 
     def _placement(self) -> Placement:
-        active = placement.candidates(self._view.brokers, self._store.local)
+        active = planning.candidates(self._view.brokers, self._store.local)
         owned, bound = self._view.counts(), self._moves.bound
         counts = {broker: owned.get(broker, 0) + bound[broker] for broker in active}
         loads = self.loads.by_broker(self._config.load_manager.assignment_strategy, counts)
@@ -430,3 +434,42 @@ class Controller:
 
 def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + PART] for start in range(0, len(items), PART))
+
+
+class OfflineTopics:
+    """Owned by the event loop."""
+
+    def __init__(self) -> None:
+        self.orphans: set[TopicName] = set()
+        """They wait until the journal of their owner was recovered, or for the owner to return."""
+        self.unplaced: set[TopicName] = set()
+        """There is no broker for them."""
+
+    def forget(self, name: TopicName) -> None:
+        """It is served, or about to be."""
+        self.orphans.discard(name)
+        self.unplaced.discard(name)
+
+    def keep(self, names: Iterable[TopicName]) -> None:
+        """No others exist."""
+        names = set(names)
+        self.orphans &= names
+        self.unplaced &= names
+
+    def note(self, plan: Plan) -> None:
+        for decision in plan.decisions:
+            self.forget(decision.name)
+        for entry in plan.orphans:
+            if entry.name not in self.orphans:
+                log.warning(
+                    "controller: a topic waits for the journal of its owner, which is gone "
+                    "topic=%s owner=%d epoch=%d",
+                    entry.name,
+                    entry.record.owner,
+                    entry.record.epoch,
+                )
+        for entry in plan.unplaced:
+            if entry.name not in self.unplaced:
+                log.warning("controller: there is no broker for a topic topic=%s", entry.name)
+        self.orphans.update(entry.name for entry in plan.orphans)
+        self.unplaced.update(entry.name for entry in plan.unplaced)

@@ -27,10 +27,16 @@ from typing import Final, Literal
 
 import msgspec
 
-from sava.cluster import placement, records
-from sava.cluster.errors import BrokerUnknown, MovePostponed, MoveRefused, NotController
+from sava.cluster import planning, records
 from sava.cluster.moves import Move
-from sava.cluster.records import BrokerMode, Mode
+from sava.cluster.records import (
+    BrokerMode,
+    BrokerUnknown,
+    Mode,
+    MovePostponed,
+    MoveRefused,
+    NotController,
+)
 from sava.cluster.view import ClusterView, TopicEntry
 from sava.metadata.commands import Compare, Put
 from sava.metadata.errors import Deposed
@@ -313,7 +319,7 @@ class Drains:
         """The conditions of a drain: the broker is there, and another that may take its topics."""
         if broker not in self._view.brokers:
             raise BrokerUnknown(broker)
-        active = placement.candidates(self._view.brokers, self._store.local)
+        active = planning.candidates(self._view.brokers, self._store.local)
         other = next((each for each in active.values() if each.broker != broker), None)
         if other is None:
             raise MoveRefused(f"broker {broker} cannot be drained: no other broker is active")

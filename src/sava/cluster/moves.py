@@ -19,10 +19,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sava.cluster.decisions import DecisionWriter, holds
-from sava.cluster.errors import AlreadyMoving, MovePostponed, MoveRefused, NotController
-from sava.cluster.placement import Candidate, Placement, store_of
-from sava.cluster.planning import Decision, decide
+from sava.cluster.planning import Candidate, Decision, DecisionWriter, Placement, decide, holds, store_of
+from sava.cluster.records import (
+    AlreadyMoving,
+    MovePostponed,
+    MoveRefused,
+    NotController,
+)
 from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import SavaError
 from sava.metadata.errors import Deposed, OutcomeUnknown

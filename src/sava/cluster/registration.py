@@ -41,8 +41,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -51,11 +51,13 @@ from sava.cluster import records
 from sava.cluster.records import Registration
 from sava.errors import SavaError
 from sava.metadata.commands import Put
-from sava.metadata.errors import LeaseNotFound, Unavailable
+from sava.metadata.errors import Deposed, LeaseNotFound, Unavailable
 from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
+from sava.metadata.suspicion import Note
+from sava.raft.types import NodeId
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
+from sava.tasks import Backoff, cancelled, set_within
 from sava.topics import specs
 
 log = logging.getLogger(__name__)
@@ -194,7 +196,7 @@ class Registrar:
     # -- registering -------------------------------------------------------------------------
 
     async def _register(self) -> None:
-        delay, reason = FIRST_RETRY_S, ""
+        backoff, reason = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S), ""
         while True:
             try:
                 await self._try_register()
@@ -203,8 +205,7 @@ class Registrar:
                 if str(error) != reason:
                     reason = str(error)
                     log.info("cluster: not registered yet error=%s: %s", type(error).__name__, reason)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, LONGEST_RETRY_S)
+                await backoff.pause()
         log.info("cluster: this broker is registered broker=%d incarnation=%d", self._broker, self._lease)
         for listener in self._listeners:
             listener()
@@ -245,10 +246,8 @@ class Registrar:
         ttl, interval = self._ttl_ms / 1000, self._ttl_ms / 4000
         sent, reason = self._deadline - ttl, ""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, min(sent + interval, self._deadline) - time.monotonic())):
-                    await self._gives_up.wait()
-            if self._gives_up.is_set():
+            left = max(0.0, min(sent + interval, self._deadline) - time.monotonic())
+            if await set_within(left, self._gives_up):
                 return self._given_up
             sent = time.monotonic()
             if sent >= self._deadline:
@@ -273,3 +272,67 @@ class Registrar:
                     log.info("cluster: the registration is renewed again broker=%d", self._broker)
                 reason = ""
                 self._deadline = sent + ttl
+
+
+# -- eviction: the leader ends the lease of a broker that the members agree is gone ------------
+#
+# It is the one action that follows from a suspicion (``sava.metadata.suspicion``). Everything after it is
+# driven by the absence of the registration, as after a lease that has run out: topics become orphans, the
+# journal is fenced and recovered, other brokers take the topics up.
+#
+# One write ends the lease. It names the lease that the suspect had when the doubt began, so a broker that has
+# registered again keeps its new one; and it names the term, so a leader that was deposed meanwhile, and whose
+# evidence may be old, changes nothing. A write that fails is not repeated here: while the evidence lasts, the
+# suspicion is confirmed again after two seconds, and the lease runs out in any case.
+
+WRITE_S: Final = 2.0
+
+
+class Evictor:
+    """Owned by the event loop."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._confirmed: dict[NodeId, Note] = {}
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.evictions: Counter[str] = Counter()
+        """Leases ended, by the sign that led to it."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        self._task = supervisor.repeated(self._run, name="evictions")
+
+    async def close(self) -> None:
+        await cancelled(self._task)
+
+    def confirmed(self, note: Note) -> None:
+        self._confirmed[note.node] = note
+        self._woken.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            confirmed, self._confirmed = self._confirmed, {}
+            for note in confirmed.values():
+                await self._evict(note)
+
+    async def _evict(self, note: Note) -> None:
+        sign = note.sign.name.lower()
+        # Before the write: if its outcome is unknown and it was applied, no later line tells of the eviction.
+        log.warning(
+            "cluster: evicting broker=%d incarnation=%d sign=%s silent_ms=%d",
+            *(note.node, note.lease, sign, note.silent_ms),
+        )
+        try:
+            await self._store.revoke_lease(note.lease, fence_term=note.term, timeout=WRITE_S)
+        except (LeaseNotFound, Deposed) as error:
+            log.info("cluster: not evicted broker=%d incarnation=%d error=%s", note.node, note.lease, error)
+        except (SavaError, TimeoutError) as error:
+            log.warning(
+                "cluster: eviction failed broker=%d incarnation=%d error=%s: %s",
+                *(note.node, note.lease, type(error).__name__, error),
+            )
+        else:
+            self.evictions[sign] += 1
+            log.info("cluster: evicted broker=%d incarnation=%d", note.node, note.lease)

@@ -1,16 +1,16 @@
 """Writers: batches of messages for any number of topics, published whole and once.
 
-    1 stage     whoever has a part puts it into the object store                       nobody sees anything
-    2 check     each topic says whether it would take its part                         nobody sees anything
+    1 stage     the writer puts each part into the object store                        no reader sees anything
+    2 check     each topic says whether it would take its part                         no reader sees anything
     3 decide    one compare-and-swap of the writer's record names the batch            ◀── the one moment
     4 publish   the owner of each topic appends what it finds staged
     5 mark      the record says published; what was staged is removed
 
-Up to 3 nothing has happened. From 3 on it will: whoever comes to a record that is decided and not published
-goes on with 4, be it the broker that decided, the one that a repeated commit comes to, the next commit of the
-writer, or the leader, which looks for such records every few seconds. What they publish is what the record
-names, and topics recognise what they have (``sava.topics.staged``), so it does not matter how many do it or
-how often.
+Up to 3 nothing has happened. From 3 on it will: every broker that comes to a record that is decided and not
+published continues with 4, be it the broker that decided, the one that a repeated commit comes to, the next
+commit of the writer, or the leader, which looks for such records every few seconds. What they publish is what
+the record names, and topics recognise what they have (``sava.topics.staged``), so it does not matter how many
+do it or how often.
 
 **One at a time.** A batch is decided when the one before it is published, and not before. So a topic that has
 seen a later one of a writer has all of the earlier ones, and one number per writer is all that it must
@@ -28,10 +28,10 @@ at them and the decision they might be:
     broker   looks: the parts are there                    … stalls …                      decides
     leader                              they are old and unnamed: removed
 
-Whoever sweeps therefore first writes down, under the key SWEEP, up to when it sweeps, then reads the records,
-and then removes. A decision is conditional on that key being what it was when the parts were found to be
-younger. Either the sweep sees the decision, or the decision is refused. All these times are the object
-store's: no broker's clock has a part in it.
+The sweep therefore first writes down, under the key SWEEP, up to when it sweeps, then reads the records, and
+then removes. A decision is conditional on that key being what it was when the parts were found to be younger.
+Either the sweep sees the decision, or the decision is refused. All these times are the object store's: no
+broker's clock has a part in it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,17 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from sava.cluster import commits
-from sava.cluster.commits import Commit
-from sava.cluster.errors import StagedLost, WriterBusy, WriterContended, WriterUnknown
+from sava.cluster import writer_records
 from sava.cluster.writer_records import (
     SWEEP,
     WRITERS,
+    Commit,
     HeldWriter,
+    StagedLost,
+    WriterBusy,
+    WriterContended,
     WriterRecord,
+    WriterUnknown,
     held,
     now_ms,
     swept_until,
@@ -141,14 +144,14 @@ class Writers:
         BatchOutOfOrder, StagedExpired, StagedInvalid and what a topic refuses its part with: nothing is
         published then. Any other error leaves open whether it is decided; a batch that is will be
         published."""
-        commits.check(commit)
+        writer_records.check_commit(commit)
         for _ in range(ATTEMPTS):
             known = await self._held(commit.writer)
             record = known.record
             if record is not None:
-                commits.check_run(record, commit)
+                writer_records.check_run(record, commit)
                 if commit.batch <= record.batch:
-                    commits.check_repeated(record, commit)
+                    writer_records.check_repeated(record, commit)
                     if await self._follow(known, record, commit.run):
                         return CommitResult(False, await self._published(record, commit))
                     continue
@@ -176,7 +179,7 @@ class Writers:
         swept = swept_until(await self._store.get(SWEEP))
         await self._check_fresh(commit, swept.moment_ms)
         manifest = Manifest(writer=commit.writer, batch=commit.batch, parts=await self._check_topics(commit))
-        record = commits.next_record(commit, known.record, manifest)
+        record = writer_records.next_record(commit, known.record, manifest)
         await staging.put_manifest(self._objects, record.manifest, manifest)
         key = writer_key(commit.writer)
         conditions = (

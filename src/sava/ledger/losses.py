@@ -17,7 +17,7 @@ import logging
 from dataclasses import dataclass
 
 from sava.cluster.controller import Leadership
-from sava.cluster.errors import JournalUnknown, NotController, NothingToGiveUp
+from sava.cluster.records import JournalUnknown, NotController, NothingToGiveUp
 from sava.ledger.closed import ClosedJournal, origin_of
 from sava.ledger.coordinator import Coordinator
 from sava.ledger.failover import Failover

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, cast
 import grpc
 from grpc import aio
 
-from sava.cluster.errors import NotController
+from sava.cluster.records import NotController
 from sava.connecting import Cause, cause_of
 from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
 from sava.metadata import failures

@@ -29,9 +29,8 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from sava.cluster.errors import NotController
-from sava.cluster.records import Registration
-from sava.cluster.router import NotServed
+from sava.cluster.records import NotController, Registration
+from sava.cluster.view import NotServed
 from sava.errors import SavaError
 from sava.peers import faults, relays
 from sava.peers.brokers import (
@@ -66,7 +65,7 @@ class _Here(Exception):
 
 
 class Routes(Protocol):
-    """Who has a topic (``sava.cluster.router``)."""
+    """Who has a topic (``sava.cluster.view``)."""
 
     async def owner(self, name: TopicName, *, timeout: float = 5.0, but_not: int = 0) -> int: ...
 

@@ -26,18 +26,17 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sava.cluster.controller import Leadership
-from sava.cluster.errors import NotController
-from sava.cluster.pipeline_errors import PipelineForeign, PipelineStopping, PipelineUnknown
-from sava.cluster.pipelines import Pipelines
+from sava.cluster.pipelines import PipelineForeign, Pipelines, PipelineStopping, PipelineUnknown
+from sava.cluster.records import NotController
 from sava.cluster.view import ClusterView
 from sava.metadata.commands import Compare, Delete, Operation, Put
 from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.replication import policies, records, remotes
-from sava.replication.cursors import ReplicationSlot, ReplicationSlots, first_position
 from sava.replication.matrix import KnownThere
 from sava.replication.policies import Scope, ScopedPolicy
 from sava.replication.records import LATEST, LinkRecord, PolicyRecord, RemoteRecord
+from sava.replication.slots import ReplicationSlot, ReplicationSlots, first_position
 from sava.topics import specs
 from sava.topics.names import TopicName
 from sava.topics.position import EARLIEST, Position

@@ -16,8 +16,14 @@ from sava.metadata.commands import Compare, Delete, Put
 from sava.metadata.records import present, unchanged
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
-from sava.replication.errors import PolicyInvalid, RemoteUnknown, ReplicationBusy
-from sava.replication.records import EARLIEST, LATEST, PolicyRecord
+from sava.replication.records import (
+    EARLIEST,
+    LATEST,
+    PolicyInvalid,
+    PolicyRecord,
+    RemoteUnknown,
+    ReplicationBusy,
+)
 from sava.topics import specs
 from sava.topics.errors import NamespaceUnknown
 from sava.topics.names import TopicName, check_name, check_unreserved

@@ -19,16 +19,16 @@ from sava.metadata.commands import Delete, DeletePrefix, Put
 from sava.metadata.records import absent, unchanged
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
-from sava.replication.errors import (
+from sava.replication.matrix import There
+from sava.replication.records import (
     RemoteDenied,
     RemoteInUse,
+    RemoteRecord,
     RemoteRefused,
     RemoteUnknown,
     RemoteUnreachable,
     ReplicationBusy,
 )
-from sava.replication.matrix import There
-from sava.replication.records import RemoteRecord
 from sava.topics import specs
 from sava.topics.names import InvalidName, check_name
 

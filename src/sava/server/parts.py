@@ -25,13 +25,11 @@ from sava.api.metrics.storage import Disks, JournalSources
 from sava.api.writers import LocalStaged, RoutedStaged
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
-from sava.cluster.eviction import Evictor
 from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Registration, registration_key
-from sava.cluster.registration import Registrar
-from sava.cluster.router import TopicRouter
-from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import WriterMaintenance
+from sava.cluster.registration import Evictor, Registrar
+from sava.cluster.view import ClusterView, TopicRouter
+from sava.cluster.writer_maintenance import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.config import Config, JournalSettings
 from sava.errors import SavaError
@@ -54,8 +52,7 @@ from sava.peers.journal_door import JournalDoor
 from sava.peers.owners import Owners
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
-from sava.replication.control import Control
-from sava.replication.tending import ReplicationMaintenance
+from sava.replication.control import Control, ReplicationMaintenance
 from sava.schemas.registry import SchemaRegistry
 from sava.server.addresses import registration
 from sava.server.replication import open_replication

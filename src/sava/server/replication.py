@@ -15,14 +15,12 @@ from sava.metadata.node import RaftNode
 from sava.metadata.store import MetadataStore
 from sava.peers.owners import PARALLEL
 from sava.proto import topics_admin_pb2 as pb
-from sava.replication.control import Control
-from sava.replication.cursors import ReplicationSlots
+from sava.replication.control import Control, ReplicationMaintenance
 from sava.replication.links import Extent, Links
 from sava.replication.matrix import Mismatch, Settings
 from sava.replication.remotes import ClusterIdentity, Remotes
-from sava.replication.reports import Reports
-from sava.replication.status import Statuses
-from sava.replication.tending import ReplicationMaintenance
+from sava.replication.slots import ReplicationSlots
+from sava.replication.status import Reports, Statuses
 from sava.tasks import spread
 from sava.topics.names import TopicName
 from sava.topics.position import Position

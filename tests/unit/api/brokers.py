@@ -11,7 +11,7 @@ from typing import Any
 from grpc import aio
 
 from sava.cluster.records import Registration
-from sava.cluster.router import NotServed
+from sava.cluster.view import NotServed
 from sava.config import Auth
 from sava.peers import faults, tls
 from sava.peers.brokers import PINGS_ALLOWED, Peers, Port
@@ -34,7 +34,7 @@ SIZES: tls.Options = (
 
 
 class View:
-    """What one broker knows of who has what; as ``sava.cluster.router``, without a store behind it."""
+    """What one broker knows of who has what; as ``sava.cluster.view``, without a store behind it."""
 
     def __init__(self) -> None:
         self.owners: dict[TopicName, int] = {}

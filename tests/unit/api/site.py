@@ -26,14 +26,12 @@ from sava.cluster import records
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
-from sava.cluster.errors import NotController
 from sava.cluster.loads import Loads
 from sava.cluster.moves import Move
-from sava.cluster.rebalancing import Balance, Rebalanced
-from sava.cluster.records import BrokerMode, Registration
+from sava.cluster.rebalancer import Balance, Rebalanced
+from sava.cluster.records import BrokerMode, NotController, Registration
 from sava.cluster.registration import Registrar
-from sava.cluster.router import TopicRouter
-from sava.cluster.view import ClusterView
+from sava.cluster.view import ClusterView, TopicRouter
 from sava.config import Auth, Config
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode

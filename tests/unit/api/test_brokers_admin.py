@@ -14,9 +14,13 @@ from grpc import StatusCode
 
 from sava.cluster import records
 from sava.cluster.drains import DrainStatus
-from sava.cluster.errors import BrokerUnknown, MoveRefused
-from sava.cluster.rebalancing import Balance, BrokerLoad, PlannedMove, Rebalanced
-from sava.cluster.records import BrokerMode, Mode
+from sava.cluster.rebalancer import (
+    Balance,
+    BrokerLoad,
+    PlannedMove,
+    Rebalanced,
+)
+from sava.cluster.records import BrokerMode, BrokerUnknown, Mode, MoveRefused
 from sava.cluster.view import ClusterView
 from sava.proto import brokers_pb2 as pb
 from sava.proto import danube_admin_pb2 as admin

@@ -19,8 +19,7 @@ from sava.api.streams import StreamsService
 from sava.client import Client
 from sava.cluster import records
 from sava.cluster.records import Registration
-from sava.cluster.router import TopicRouter
-from sava.cluster.view import ClusterView
+from sava.cluster.view import ClusterView, TopicRouter
 from sava.metadata.store import MetadataStore
 from sava.peers.forwarding import Forwarder
 from sava.proto import danube_api_pb2 as pb

@@ -11,11 +11,10 @@ from sava.api.metrics.broker import BrokerMetrics
 from sava.api.metrics.cluster import ClusterSources
 from sava.cluster import records
 from sava.cluster.controller import Controller
-from sava.cluster.eviction import Evictor
 from sava.cluster.records import BrokerMode, Mode
-from sava.cluster.registration import Registrar
+from sava.cluster.registration import Evictor, Registrar
 from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import WriterMaintenance
+from sava.cluster.writer_maintenance import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.metadata.suspicion import Suspicion
 from sava.raft.types import NodeId

@@ -11,7 +11,7 @@ import pytest
 from sava.api.danube import admin as danube_admin
 from sava.api.danube.admin import BrokerAdmin
 from sava.cluster.drains import DrainStatus
-from sava.cluster.rebalancing import Balance, PlannedMove, Rebalanced
+from sava.cluster.rebalancer import Balance, PlannedMove, Rebalanced
 from sava.proto import danube_admin_pb2 as pb
 from sava.topics.names import TopicName
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from sava.cluster.errors import NotController
+from sava.cluster.records import NotController
 from sava.config import Auth
 from sava.peers import forwarding, relays
 from sava.peers.brokers import Link, Peers, Unreachable

@@ -14,8 +14,7 @@ from grpc import aio
 from sava.api.remotes import RemoteClusters, parse_service
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
-from sava.replication.errors import RemoteDenied, RemoteRefused, RemoteUnreachable
-from sava.replication.records import RemoteRecord
+from sava.replication.records import RemoteDenied, RemoteRecord, RemoteRefused, RemoteUnreachable
 from tests.ports import free_ports
 
 

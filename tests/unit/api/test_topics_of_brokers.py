@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sava.api.admin import descriptions
-from sava.cluster.errors import MoveRefused
+from sava.cluster.records import MoveRefused
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
 from sava.peers import brokers as peers

@@ -11,9 +11,10 @@ import grpc
 import pytest
 
 from sava.api import writers
-from sava.api.writers import LocalStaged, RoutedStaged
-from sava.cluster.errors import StagedLost
-from sava.cluster.router import NotServed
+from sava.api.writers import LocalStaged
+from sava.api.writers import RoutedStaged
+from sava.cluster.view import NotServed
+from sava.cluster.writer_records import StagedLost
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
 from sava.peers import faults

@@ -227,7 +227,7 @@ async def test_a_topic_that_stopped_by_itself_is_taken_up_again_at_the_next_pass
         await broker.serves()
         await broker.idle()
         broker.topics.topics[ORDERS].is_serving = False
-        broker.agent._pass_due.set()
+        broker.agent._passes.wake()
         await until(lambda: held(store).record.epoch == 3)
         await broker.serves()
 
@@ -588,5 +588,5 @@ async def test_what_nobody_foresaw_is_told_and_tried_again(
         await step(store, "assign", owner=ME)
         await until(lambda: "ZeroDivisionError" in caplog.text)
         await broker.idle()
-        broker.agent._pass_due.set()
+        broker.agent._passes.wake()
         await broker.serves()

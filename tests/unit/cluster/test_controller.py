@@ -8,8 +8,7 @@ import random
 
 import pytest
 
-from sava.cluster.placement import Candidate, Placement
-from sava.cluster.planning import Scene, Sightings, plan, wait_after
+from sava.cluster.planning import Candidate, Placement, Scene, Sightings, plan, wait_after
 from sava.cluster.records import Mode
 from sava.cluster.view import TopicEntry
 from sava.metadata.commands import Put

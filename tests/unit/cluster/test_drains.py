@@ -9,8 +9,7 @@ import pytest
 
 from sava.cluster import drains
 from sava.cluster.drains import DrainStatus
-from sava.cluster.errors import BrokerUnknown, MoveRefused, NotController
-from sava.cluster.records import BrokerMode, Mode
+from sava.cluster.records import BrokerMode, BrokerUnknown, Mode, MoveRefused, NotController
 from sava.topics.names import TopicName
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world

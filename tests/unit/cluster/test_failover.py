@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from sava.cluster import records as cluster_records
-from sava.cluster.errors import JournalUnknown, NotController, NothingToGiveUp
-from sava.cluster.records import Registration
+from sava.cluster.records import JournalUnknown, NotController, NothingToGiveUp, Registration
 from sava.cluster.view import ClusterView
 from sava.ledger import failover as failover_module
 from sava.ledger.coordinator import Coordinator

@@ -8,9 +8,14 @@ import time
 import pytest
 
 from sava.cluster import moves
-from sava.cluster.errors import AlreadyMoving, MovePostponed, MoveRefused, NotController
 from sava.cluster.moves import Move, outcome_of
-from sava.cluster.records import Mode
+from sava.cluster.records import (
+    AlreadyMoving,
+    Mode,
+    MovePostponed,
+    MoveRefused,
+    NotController,
+)
 from sava.cluster.view import TopicEntry
 from sava.metadata.errors import OutcomeUnknown
 from sava.topics import specs

@@ -6,16 +6,21 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from sava.api.metrics.cluster import PipelinesCollector
-from sava.cluster.pipeline_errors import (
+from sava.cluster.pipelines import (
+    MAX_SETTINGS_BYTES,
     PipelineExists,
     PipelineForeign,
     PipelineInvalid,
+    Pipelines,
+    PipelineState,
+    PipelineStatus,
     PipelineStopping,
     PipelineUnknown,
+    RunnerRecord,
     RunnerUnknown,
+    claim_key,
+    status_key,
 )
-from sava.cluster.pipeline_records import PipelineState, PipelineStatus, RunnerRecord, claim_key, status_key
-from sava.cluster.pipelines import MAX_SETTINGS_BYTES, Pipelines
 from sava.metadata.errors import OutcomeUnknown
 from sava.topics.names import InvalidName
 from tests.unit.cluster.fakes import FaultyStore

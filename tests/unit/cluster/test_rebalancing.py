@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.cluster.errors import NotController, RebalanceRunning
 from sava.cluster.loads import LoadReport, TopicLoad
-from sava.cluster.rebalancing import Movable, Spread, is_excluded, plan_moves
+from sava.cluster.rebalancer import (
+    Movable,
+    Spread,
+    is_excluded,
+    plan_moves,
+)
+from sava.cluster.records import NotController, RebalanceRunning
 from tests.unit.cluster.fake_brokers import World, config, soon, topic, world
 
 # -- pure ----------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ import pytest
 
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode
-from sava.cluster.router import NotServed, TopicRouter
-from sava.cluster.view import ClusterView
+from sava.cluster.view import ClusterView, NotServed, TopicRouter
 from sava.metadata.commands import Put
 from sava.supervisor import Supervisor
 from sava.topics import specs

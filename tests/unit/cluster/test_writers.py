@@ -8,18 +8,23 @@ from typing import Any
 
 import pytest
 
-from sava.cluster import writer_tending
-from sava.cluster.commits import Commit
-from sava.cluster.errors import (
+from sava.cluster import writer_maintenance
+from sava.cluster.writer_maintenance import WriterMaintenance
+from sava.cluster.writer_records import (
+    MAX_EARLIER,
+    MAX_RECENT,
+    SWEEP,
     BatchOutOfOrder,
+    Commit,
     StagedLost,
     WriterBusy,
     WriterFenced,
+    WriterRecord,
     WriterReused,
     WriterUnknown,
+    now_ms,
+    writer_key,
 )
-from sava.cluster.writer_records import MAX_EARLIER, MAX_RECENT, SWEEP, WriterRecord, now_ms, writer_key
-from sava.cluster.writer_tending import WriterMaintenance
 from sava.cluster.writers import CommitResult, Writers
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
@@ -336,7 +341,7 @@ async def test_a_broker_dies_after_the_decision_and_the_leader_publishes_it(
     await leader.run()
     assert story.orders() == []  # it may still be under way
     assert leader.unpublished == 1
-    monkeypatch.setattr(writer_tending, "LEFT_MS", 0)
+    monkeypatch.setattr(writer_maintenance, "LEFT_MS", 0)
     await leader.run()
     assert story.orders() == [b"order 0"]
     assert leader.unpublished == 0
@@ -470,7 +475,7 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     async def store_time_ms(_: ObjectStore) -> int:
         return moment
 
-    monkeypatch.setattr(writer_tending, "now_ms", lambda: moment)
+    monkeypatch.setattr(writer_maintenance, "now_ms", lambda: moment)
     monkeypatch.setattr(staging, "store_time_ms", store_time_ms)
 
 
@@ -479,7 +484,7 @@ async def test_the_leaders_own_clock_does_not_age_what_is_staged(
 ) -> None:
     commit = await story.staged(0)
     ahead = now_ms() + 10**9
-    monkeypatch.setattr(writer_tending, "now_ms", lambda: ahead)
+    monkeypatch.setattr(writer_maintenance, "now_ms", lambda: ahead)
     assert await story.leader().sweep() == []
     assert (await story.writers.commit(commit)).decided_now
     assert await story.keys() == []
@@ -581,7 +586,7 @@ async def test_a_record_that_cannot_be_read_does_not_keep_others_from_being_fini
 ) -> None:
     await dies_before_publishing(story)
     await story.store.put(writer_key("broken"), b"{")
-    monkeypatch.setattr(writer_tending, "LEFT_MS", 0)
+    monkeypatch.setattr(writer_maintenance, "LEFT_MS", 0)
     await story.leader()._finish_left()
     assert story.orders() == [b"order 0"]
     later(monkeypatch, EXPIRY_S + 1)

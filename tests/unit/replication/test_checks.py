@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from sava.replication.errors import RemoteDenied, RemoteUnreachable
 from sava.replication.matrix import Mismatch
 from sava.replication.policies import Scope
-from sava.replication.records import PolicyRecord
+from sava.replication.records import PolicyRecord, RemoteDenied, RemoteUnreachable
 from sava.replication.remotes import ClusterIdentity
 from sava.schemas.types import TopicSchema
 from sava.topics import specs

@@ -6,9 +6,9 @@ import pytest
 
 from sava.metadata.errors import Unavailable
 from sava.replication import control
-from sava.replication.errors import ReplicationBusy
 from sava.replication.links import Extent
 from sava.replication.policies import Scope
+from sava.replication.records import ReplicationBusy
 from sava.storage.link_cursors import link_cursor
 from sava.topics.names import TopicName
 from sava.topics.position import EARLIEST, AtOffset, AtTime

@@ -8,16 +8,14 @@ import asyncio
 import msgspec
 import pytest
 
-from sava.cluster.errors import NotController
-from sava.cluster.pipeline_errors import PipelineForeign
-from sava.cluster.pipeline_records import RunnerRecord
+from sava.cluster.pipelines import PipelineForeign, RunnerRecord
+from sava.cluster.records import NotController
 from sava.metadata.errors import Deposed
 from sava.replication import records
-from sava.replication.errors import LinkUnknown, RemoteUnknown
+from sava.replication.control import ReplicationMaintenance
 from sava.replication.links import Extent, LinkTopic
 from sava.replication.policies import Scope
-from sava.replication.records import LinkRecord, PartitionReport
-from sava.replication.tending import ReplicationMaintenance
+from sava.replication.records import LinkRecord, LinkUnknown, PartitionReport, RemoteUnknown
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from sava.topics.names import TopicName

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from sava.replication import records
-from sava.replication.errors import (
+from sava.replication.policies import Scope
+from sava.replication.records import (
     PolicyInvalid,
+    PolicyRecord,
     RemoteDenied,
     RemoteInUse,
     RemoteRefused,
     RemoteUnknown,
     RemoteUnreachable,
 )
-from sava.replication.policies import Scope
-from sava.replication.records import PolicyRecord
 from sava.replication.remotes import ClusterIdentity
 from sava.topics.errors import NamespaceUnknown, TopicUnknown
 from sava.topics.names import InvalidName, TopicName

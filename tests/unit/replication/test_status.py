@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from sava.api.admin import replication
-from sava.cluster import pipeline_records
+from sava.cluster.pipelines import PipelineState
+from sava.cluster.pipelines import PipelineStatus
 from sava.proto import replication_pb2 as pb
-from sava.replication import records, reports, status
-from sava.replication.errors import LinkUnknown
+from sava.replication import records, status
+from sava.replication import status as status_module
 from sava.replication.links import Extent
 from sava.replication.policies import Scope
-from sava.replication.records import PartitionReport, ReportRecord
+from sava.replication.records import LinkUnknown, PartitionReport, ReportRecord
 from sava.replication.remotes import ClusterIdentity
-from sava.replication.reports import Reports
+from sava.replication.status import Reports
 from sava.topics import specs
 from sava.topics.names import TopicName
 from tests.unit.replication.world import ORDERS, World, world
@@ -92,7 +93,7 @@ async def test_a_report_holds_for_half_a_minute(clock: Clock) -> None:
     async with world() as made:
         await replicated(made)
         await made.report(active(position=5, end=5, rate=100.0, messages=5))
-        clock.now_ms += reports.STALE_MS
+        clock.now_ms += status_module.STALE_MS
         assert made.status().connected == 1
         clock.now_ms += 1
         (shown,) = made.status().partitions
@@ -147,16 +148,14 @@ async def test_a_link_that_fails_as_a_whole_has_its_error_as_the_reason(clock: C
         await replicated(made)
         claim = await made.claim()
         await made.report(PartitionReport(partition=0, state="starting"))
-        failing = pipeline_records.PipelineStatus(
-            state=pipeline_records.PipelineState.FAILING, last_error="ca.pem: no such file"
-        )
+        failing = PipelineStatus(state=PipelineState.FAILING, last_error="ca.pem: no such file")
         await made.pipelines.report("replicate-west", "runner-1", claim, failing)
         (shown,) = made.status().partitions
         assert (shown.report.state, shown.is_connected) == ("failed", False)
         assert shown.report.reason.endswith("ca.pem: no such file")
-        clock.now_ms += 2 * reports.STALE_MS
+        clock.now_ms += 2 * status_module.STALE_MS
         assert made.status().partitions[0].report.state == "failed"
-        running = pipeline_records.PipelineStatus(state=pipeline_records.PipelineState.RUNNING)
+        running = PipelineStatus(state=PipelineState.RUNNING)
         await made.pipelines.report("replicate-west", "runner-1", claim, running)
         await made.report(active())
         assert made.status().connected == 1
@@ -168,11 +167,11 @@ async def test_a_new_leader_gives_runners_time_to_be_heard_of(clock: Clock) -> N
     async with world() as made:
         await replicated(made)
         await made.report(active())
-        clock.now_ms += reports.STALE_MS + 5_000
+        clock.now_ms += status_module.STALE_MS + 5_000
         assert made.status().disconnected == 1
         made.reports.begin()
         assert made.status().connected == 1
-        clock.now_ms += reports.STALE_MS + 1
+        clock.now_ms += status_module.STALE_MS + 1
         assert made.status().disconnected == 1
 
 
@@ -209,7 +208,7 @@ async def test_the_backlog_grows_while_nobody_copies(clock: Clock) -> None:
         await replicated(made)
         await made.report(active(position=10, end=10))
         assert (made.status().partitions[0].backlog, made.status().partitions[0].backlog_s) == (0, 0.0)
-        clock.now_ms += reports.STALE_MS + 1_000
+        clock.now_ms += status_module.STALE_MS + 1_000
         made.ends = {ORDERS: Extent(0, 25)}
         await made.statuses.look()
         (shown,) = made.status().partitions
@@ -360,7 +359,7 @@ async def test_progress_is_written_down_now_and_then_and_a_new_state_at_once(clo
             clock.now_ms += 500
         assert written(made).partitions[0].position == 0
         assert made.status().partitions[0].report.position == 9
-        clock.now_ms += reports.REWRITE_MS
+        clock.now_ms += status_module.REWRITE_MS
         await made.report(active(position=20))
         assert written(made).partitions[0].position == 20
         await made.report(PartitionReport(partition=0, state="unreachable", position=21))
@@ -383,7 +382,7 @@ async def test_an_idle_topic_is_not_written_down_again_and_again(clock: Clock) -
         await made.report(PartitionReport(partition=0, state="idle", position=5))
         revision = made.store.local.revision
         for _ in range(10):
-            clock.now_ms += reports.REWRITE_MS
+            clock.now_ms += status_module.REWRITE_MS
             await made.report(PartitionReport(partition=0, state="idle", position=5))
         assert made.store.local.revision == revision
         assert made.status().connected == 1
@@ -408,7 +407,7 @@ async def test_reports_of_topics_that_are_not_replicated_are_ignored(clock: Cloc
         await replicated(made)
         await made.report(active(), topic_ids=(999,))
         assert made.status().disconnected == 1
-        told = reports.TopicReport((), 0, (), False, (), (active(),))
+        told = status_module.TopicReport((), 0, (), False, (), (active(),))
         await made.control.report("west", "runner-1", {TopicName("default", "other"): told})
         await made.control.report("nowhere", "runner-1", {ORDERS: told})
         assert made.status().disconnected == 1
@@ -429,4 +428,4 @@ async def test_reasons_are_kept_short(clock: Clock) -> None:
     async with world() as made:
         await replicated(made)
         await made.report(PartitionReport(partition=0, state="failed", reason="x" * 100_000))
-        assert len(made.status().partitions[0].report.reason) == reports.MAX_REASON
+        assert len(made.status().partitions[0].report.reason) == status_module.MAX_REASON

@@ -7,20 +7,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sava.cluster.pipeline_records import RunnerRecord
-from sava.cluster.pipelines import LONGEST_TTL_MS, Pipelines
+from sava.cluster.pipelines import LONGEST_TTL_MS, Pipelines, RunnerRecord
 from sava.cluster.view import ClusterView
 from sava.metadata.memory import MemoryStore
 from sava.replication import records
 from sava.replication.control import Control
-from sava.replication.cursors import ReplicationSlots
 from sava.replication.links import KIND, Extent, LinkName, Links, pipeline_name
 from sava.replication.matrix import Mismatch, Settings, There
 from sava.replication.policies import Scope
 from sava.replication.records import LinkRecord, PartitionReport, PolicyRecord, RemoteRecord
 from sava.replication.remotes import ClusterIdentity, Remotes, Shape
-from sava.replication.reports import Reports, TopicReport
-from sava.replication.status import Statuses, TopicStatus
+from sava.replication.slots import ReplicationSlots
+from sava.replication.status import Reports, Statuses, TopicReport, TopicStatus
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from sava.topics.names import TopicName

@@ -21,8 +21,9 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sava.api.messages import from_message, to_message
-from sava.cluster import rebalancing
+from sava.api.messages import from_message
+from sava.api.messages import to_message
+from sava.cluster import rebalancer
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
 from sava.cluster.loads import LoadReport, Loads, TopicLoad
@@ -271,7 +272,7 @@ def _progress(status: DrainStatus) -> pb.DrainProgress:
     )
 
 
-def _balance(balance: rebalancing.Balance) -> pb.Balance:
+def _balance(balance: rebalancer.Balance) -> pb.Balance:
     return to_message(
         pb.Balance,
         balance,

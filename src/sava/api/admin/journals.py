@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message
 
 from sava.api.messages import to_message
-from sava.cluster.errors import JournalUnknown
+from sava.cluster.records import JournalUnknown
 from sava.errors import SavaError
 from sava.ledger.closed import origin_of
 from sava.ledger.failover import Failover

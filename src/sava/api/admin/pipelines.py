@@ -10,10 +10,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sava.api.messages import from_message, to_message
-from sava.cluster.pipeline_errors import PipelineInvalid
-from sava.cluster.pipeline_records import Pipeline, PipelineState, PipelineStatus, Runner, RunnerRecord
+from sava.api.messages import from_message
+from sava.api.messages import to_message
+from sava.cluster.pipelines import Pipeline
+from sava.cluster.pipelines import PipelineInvalid
+from sava.cluster.pipelines import PipelineState
+from sava.cluster.pipelines import PipelineStatus
 from sava.cluster.pipelines import Pipelines
+from sava.cluster.pipelines import Runner
+from sava.cluster.pipelines import RunnerRecord
 from sava.peers import faults
 from sava.proto import pipelines_pb2 as pb
 from sava.proto import pipelines_pb2_grpc as rpc

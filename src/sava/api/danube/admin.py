@@ -25,7 +25,7 @@ from sava.api.admin.cluster import check_leaving
 from sava.api.danube.wire import required, told, unimplemented
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
-from sava.cluster.rebalancing import PlannedMove, Rebalanced
+from sava.cluster.rebalancer import PlannedMove, Rebalanced
 from sava.cluster.records import BrokerMode, Registration
 from sava.cluster.view import ClusterView
 from sava.metadata.errors import InvalidRequest, Unavailable, Unfinished

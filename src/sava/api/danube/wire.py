@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
-from sava.cluster import errors as cluster
+from sava.cluster import records as cluster
 from sava.errors import CallerError, HostError, RetryableError, SavaError
 from sava.metadata import errors as metadata
 from sava.peers import faults

@@ -27,13 +27,12 @@ from prometheus_client.registry import Collector
 
 from sava.cluster.controller import Controller
 from sava.cluster.errors import NotController
-from sava.cluster.eviction import Evictor
 from sava.cluster.pipeline_records import PipelineState
 from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Mode
-from sava.cluster.registration import Registrar
+from sava.cluster.registration import Evictor, Registrar
 from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import WriterMaintenance
+from sava.cluster.writer_maintenance import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.errors import SavaError
 from sava.metadata.suspicion import Suspicion

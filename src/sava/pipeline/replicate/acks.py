@@ -17,7 +17,7 @@ what is acked anywhere is acked everywhere. A message that a consumer has not ac
 ends, also if messages behind it are acked.
 
 **The slot.** Retention at the source keeps what is not below the link's cursor (its leader makes and removes
-it, see ``sava.replication.cursors``). Two things hold it: messages that the target may still need, and
+it, see ``sava.replication.slots``). Two things hold it: messages that the target may still need, and
 messages whose acks it may still need where subscriptions are replicated, since acks of a copy are read off
 the copy. A late cursor only keeps a little more for a little longer. So a thread sends the changed offsets
 once a second and repeats what fails.

@@ -1,7 +1,7 @@
-"""Tending writers, on the leader: batches that nobody finishes are finished, what nobody needs is removed.
+"""Writer maintenance, on the leader: finishes batches that their brokers left, removes what no batch needs.
 
-It acts on records, not on events, and everything that it does can be done by two leaders at once; so it needs
-no term. A batch that is merely slow may be joined by it while its own broker is still at work, which costs a
+It acts on records, not on events, and two leaders can do everything that it does at once; so it needs no
+term. It may join a batch that is merely slow while the broker that decided it is still at work, which costs a
 question to each topic.
 """
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 LEFT_MS: Final = 10_000
 """A batch that was decided so long ago is taken for one whose broker has died."""
 SINGLE_MS: Final = 24 * 3_600_000
-"""Nobody asks again for a writer without a query after so long. A query's is kept for its checkpoint, which
+"""No program asks again for a writer without a query after that. A query's is kept for its checkpoint, which
 may be taken up after a year."""
 SWEEP_S: Final = 300.0
 FINISHED_AT_A_TIME: Final = 4
