@@ -19,8 +19,7 @@ from sava.ledger.protocol.messages import (
     Trim,
     WriteBack,
 )
-from sava.ledger.protocol.record import JournalRecord, JournalState
-from sava.ledger.protocol.types import JournalId, StorageId
+from sava.ledger.protocol.record import JournalId, JournalRecord, JournalState, StorageId
 from sava.wal.errors import DiskFailed, DiskFull
 from tests.mirror_sim.controller import Controller
 from tests.mirror_sim.hosting import Host

@@ -17,9 +17,8 @@ from sava.ledger.protocol.messages import (
     Refused,
     Trim,
 )
-from sava.ledger.protocol.record import JournalRecord, JournalState
+from sava.ledger.protocol.record import JournalId, JournalRecord, JournalState
 from sava.ledger.protocol.recovery import Phase, Recovery
-from sava.ledger.protocol.types import JournalId
 from tests.mirror_sim.records import TopicRecord, TopicState, journal_key, topic_key
 from tests.mirror_sim.store import Held, Key, Outcome
 

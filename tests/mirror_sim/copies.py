@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from sava.ledger.protocol.member import Note
-from sava.ledger.protocol.types import JournalId, Range
+from sava.ledger.protocol.record import JournalId, Range
 from sava.wal.format import FRAME_BYTES, crc32c, encode, read_frame, read_frames, seed_of
 from tests.mirror_sim.tails import Frame
 from tests.sim.disk import SimDisk, SimFile

@@ -26,7 +26,7 @@ from sava.ledger.protocol.messages import (
     Trim,
     WriteBack,
 )
-from sava.ledger.protocol.types import JournalId, Range, without
+from sava.ledger.protocol.record import JournalId, Range, without
 from sava.wal.errors import DiskFailed, DiskFull
 from tests.mirror_sim.copies import Copy
 

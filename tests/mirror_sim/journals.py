@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sava.ledger.protocol.errors import JournalFenced, WrongStep
 from sava.ledger.protocol.messages import (
     Append,
     Durable,
@@ -16,8 +15,7 @@ from sava.ledger.protocol.messages import (
     Refused,
 )
 from sava.ledger.protocol.owner import Owner
-from sava.ledger.protocol.record import JournalRecord
-from sava.ledger.protocol.types import JournalId, StorageId
+from sava.ledger.protocol.record import JournalFenced, JournalId, JournalRecord, StorageId, WrongStep
 from tests.mirror_sim.copies import Batch, encode_batch
 from tests.mirror_sim.hosting import Host
 from tests.mirror_sim.records import TopicRecord, TopicState, journal_key, topic_key

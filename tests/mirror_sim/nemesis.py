@@ -5,8 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from sava.ledger.protocol.quorum import recovery_quorum
-from sava.ledger.protocol.types import JournalId, StorageId
+from sava.ledger.protocol.record import JournalId, StorageId, recovery_quorum
 from tests.mirror_sim.copies import directory_of, durable_bytes, durable_note
 from tests.mirror_sim.net import RAFT, Link
 from tests.sim.disk import CrashPolicy

@@ -11,13 +11,14 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from sava.ledger.protocol.messages import Fenced
-from sava.ledger.protocol.quorum import recovery_quorum
-from sava.ledger.protocol.record import JournalRecord, JournalState
-from sava.ledger.protocol.types import (
+from sava.ledger.protocol.record import (
     Fragment,
     JournalId,
+    JournalRecord,
+    JournalState,
     Range,
     StorageId,
+    recovery_quorum,
 )
 from tests.mirror_sim.copies import Batch, durable_bytes, durable_note
 from tests.mirror_sim.records import TopicRecord, TopicState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from sava.ledger.protocol.types import JournalId, StorageId
+from sava.ledger.protocol.record import JournalId, StorageId
 from tests.mirror_sim.store import Key
 
 

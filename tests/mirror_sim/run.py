@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sava.ledger.protocol.quorum import recovery_quorum
-from sava.ledger.protocol.record import JournalState
+from sava.ledger.protocol.record import JournalState, Range, recovery_quorum
 from sava.ledger.protocol.recovery import Loss
-from sava.ledger.protocol.types import Range
 from tests.mirror_sim.clients import Prober, Producer
 from tests.mirror_sim.controller import Attempt
 from tests.mirror_sim.copies import durable_note

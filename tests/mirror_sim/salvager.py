@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sava.ledger.protocol.errors import TailBroken
 from sava.ledger.protocol.messages import Bytes, Read
-from sava.ledger.protocol.record import JournalRecord
-from sava.ledger.protocol.types import JournalId, StorageId
-from sava.ledger.salvage import WHOLE, Share, share_of
+from sava.ledger.protocol.record import JournalId, JournalRecord, StorageId, TailBroken
+from sava.ledger.tail_recovery import WHOLE, Share, share_of
 from tests.mirror_sim.copies import Batch, parse
 from tests.mirror_sim.records import TopicRecord, TopicState, journal_key, topic_key
 from tests.mirror_sim.store import Held, Key, Outcome

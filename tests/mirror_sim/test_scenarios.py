@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from sava.ledger.protocol.record import JournalState
-from sava.ledger.protocol.types import JournalId
+from sava.ledger.protocol.record import JournalId, JournalState
 from tests.mirror_sim.clients import Prober, Producer
 from tests.mirror_sim.journals import OwnJournal
 from tests.mirror_sim.knobs import Knobs, draw

@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sava.ledger.failover import Failover
-from sava.ledger.neighbours import Registered
-from sava.ledger.owner_host import OwnedJournal
+from sava.ledger.live_brokers import Registered
 from sava.ledger.protocol import StorageId
+from sava.ledger.writer import OwnedJournal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

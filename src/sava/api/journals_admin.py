@@ -17,12 +17,8 @@ from google.protobuf.message import Message
 
 from sava.cluster.errors import JournalUnknown
 from sava.errors import SavaError
-from sava.ledger.closed import origin_of
-from sava.ledger.failover import Failover
-from sava.ledger.losses import Losses, Prospect
-from sava.ledger.neighbours import Registered
-from sava.ledger.owner_host import OwnedJournal
-from sava.ledger.ports import Stored
+from sava.ledger.failover import Failover, Losses, Prospect
+from sava.ledger.live_brokers import Registered
 from sava.ledger.protocol import (
     JournalId,
     JournalRecord,
@@ -31,7 +27,9 @@ from sava.ledger.protocol import (
     Range,
     StorageId,
 )
-from sava.ledger.records import Records
+from sava.ledger.records import Records, Stored
+from sava.ledger.recoverer import origin_of
+from sava.ledger.writer import OwnedJournal
 from sava.peers import faults
 from sava.peers.forwarding import Forwarder
 from sava.peers.relays import is_forwarded

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from sava.doctor.findings import Finding, error, note
 from sava.doctor.observation import Observation
 from sava.ledger.protocol import Fragment, StorageId
-from sava.ledger.protocol.quorum import recovery_quorum, suffices
+from sava.ledger.protocol.record import recovery_quorum, suffices
 from sava.proto import journals_pb2 as pb
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Final
 
-from sava.ledger.ports import Neighbours, PeerUnreachable
+from sava.ledger.live_brokers import PeerUnreachable, Registered
 from sava.ledger.protocol import Message, StorageId
 from sava.ledger.server import Holder
 from sava.ledger.wire import (
@@ -47,7 +47,7 @@ class _Line:
 class Asking:
     """Owned by the event loop."""
 
-    def __init__(self, door: Door, neighbours: Neighbours, own: StorageId, holder: Holder) -> None:
+    def __init__(self, door: Door, neighbours: Registered, own: StorageId, holder: Holder) -> None:
         self._door = door
         self._neighbours = neighbours
         self._own = own

@@ -1,28 +1,40 @@
-"""Failover: journals of brokers that are gone are recovered, and what their topics have in them is salvaged.
+"""Failover: the ledgers of brokers that are gone are recovered, and what their topics have in them is saved.
 
 =================================================================  =====================  ==================
-a journal that is                                                  gets                   by
+a ledger that is                                                   gets                   by
 =================================================================  =====================  ==================
 open or recovering, and its broker is not registered under its     a recovery, until it   the leader
 number any more                                                    is closed
-closed, as all others of its disk, and the disk is not there       a salvage, until its   the brokers that
-                                                                   record is gone         have a copy
+closed, as all others of its disk, and the disk is not there       a tail recovery,       the brokers that
+                                                                   until its record is    have a copy
+                                                                   gone
 =================================================================  =====================  ==================
 
 Level-triggered as the controller: a pass looks at all records, whenever one of them or a registration changes
-and every few seconds. A leader that is deposed leaves off where it is; the next one claims anew.
+and every few seconds. A leader that is deposed leaves off where it is; the next one claims again.
 
 Then the storage state of each topic says where it ends, and the controller gives it to another broker. A disk
 that is there keeps its topics: its broker serves them from its own bytes.
 
-**The number of a journal is its broker's registration.** So a broker that came back within the time of its
-lease, or that lost the lease and got another, has left a journal that nobody continues, and it is recovered
+**The number of a ledger is its broker's registration.** So a broker that came back within the time of its
+lease, or that lost the lease and got another, has left a ledger that no broker continues, and it is recovered
 like that of a dead one. That the registration has another number by then is a condition of the claim.
 
-**What nobody needs is not waited for.** A broker that was drained and taken away may have been the only one
-that had its journal. If it is a member of the cluster no more, it cannot take up a topic again; if no topic
-is its, and no state that is not sealed names its disk, whatever was acknowledged is in segments. Then it is
-closed without the parts that cannot be had, and no operator is asked.
+**What no topic needs is not waited for.** A broker that was drained and taken away may have been the only one
+that had its ledger. If it is a member of the cluster no more, it cannot take up a topic again; if it owns no
+topic, and no state that is not sealed names its disk, whatever was acknowledged is in segments. Then the
+ledger is closed without the parts that cannot be had, and no operator is asked.
+
+**Unclean recovery.** A ledger of a broker that is gone can wait for disks without limit, at three places:
+
+* its *recovery* has too few answers to know how far it goes, or no disk has a part of it intact;
+* all of it is there, and too few disks can take the copies that are written back before it is closed: nothing
+  is lost by closing it, unless the disks that have it are lost before its messages are in segments;
+* it is *closed*, and before its topics' tails were recovered the last disk that had some part was lost, too.
+
+All are decided alike. First a report says which positions are missing, and what that means for each topic;
+then the operator accepts exactly this loss, or nothing happens, because it is not the same any more: a disk
+has come back.
 """
 
 from __future__ import annotations
@@ -39,21 +51,28 @@ from typing import Final
 
 from sava.cluster import records as cluster_records
 from sava.cluster.controller import Leadership
+from sava.cluster.errors import JournalUnknown, NothingToGiveUp, NotLeader
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
-from sava.ledger.choice import choose
-from sava.ledger.closed import BytesMissing, origin_of
-from sava.ledger.coordinator import Coordinator
-from sava.ledger.neighbours import Registered
-from sava.ledger.ports import Peers, Stored
-from sava.ledger.protocol import JournalId, JournalState, StorageId
-from sava.ledger.records import RecordCorrupt, Records
-from sava.ledger.salvage import (
+from sava.ledger.live_brokers import Peers, Registered, choose
+from sava.ledger.protocol import (
+    JournalId,
+    JournalRecord,
+    JournalState,
+    Loss,
+    StorageId,
+)
+from sava.ledger.protocol import record as steps
+from sava.ledger.records import RecordChanged, RecordCorrupt, Records, Stored
+from sava.ledger.recoverer import BytesMissing, ClosedJournal, Coordinator, origin_of
+from sava.ledger.tail_recovery import (
     WHOLE,
     NotClosed,
     Salvage,
     Share,
+    read_tails,
     share_of,
+    unsettled,
 )
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
@@ -443,3 +462,120 @@ async def _paced(work: _Work, doing: Coroutine[object, object, None]) -> None:
     except Exception as error:
         work.failed(error)
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLoss:
+    """What giving up would mean for a topic, as far as is known."""
+
+    topic: str
+    stored: int
+    """Up to here it is in segments."""
+    kept: int
+    """Up to here its messages would be there."""
+    found: int
+    """Messages behind a missing part reach up to here, and would go with it; 0: none were found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What going on with what is there would cost."""
+
+    loss: Loss
+    answers_needed: int
+    topics: tuple[TopicLoss, ...]
+
+
+class Losses:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        failover: Failover,
+        store: MetadataStore,
+        records: Records,
+        neighbours: Registered,
+        peers: Peers,
+        leadership: Leadership,
+        *,
+        own: StorageId,
+    ) -> None:
+        self._failover = failover
+        self._store = store
+        self._records = records
+        self._neighbours = neighbours
+        self._peers = peers
+        self._leadership = leadership
+        self._own = own
+
+    async def prospect(self, journal: JournalId) -> Prospect:
+        """What would be lost. Raises NotLeader, JournalUnknown, NothingToGiveUp."""
+        stored = await self._stuck(journal)
+        if stored.record.state is JournalState.CLOSED:
+            loss = await self._missing(journal, stored)
+            return Prospect(loss, 0, await self._topics(journal, steps.forgone(stored.record, loss.missing)))
+        coordinator = self._recovery(journal)
+        expected = coordinator.loss()
+        if expected is None:
+            raise NothingToGiveUp(journal, f"its recovery goes on ({coordinator.phase.value})")
+        return Prospect(expected, coordinator.answers_needed, await self._topics(journal, stored.record))
+
+    async def give_up(self, journal: JournalId, loss: Loss) -> bool:
+        """Accept exactly this loss; False if it is not what would be lost now. Raises as ``prospect``."""
+        stored = await self._stuck(journal)
+        if stored.record.state is not JournalState.CLOSED:
+            return self._recovery(journal).give_up(loss, why="by an operator")
+        if await self._missing(journal, stored) != loss:
+            return False
+        forgone = steps.forgone(stored.record, loss.missing)
+        try:
+            await self._records.change(
+                journal, forgone, revision=stored.revision, fence_term=self._leadership.term()
+            )
+        except RecordChanged:
+            return False
+        log.warning("journals: an operator gave up messages journal=%s loss=%s", journal, loss)
+        return True
+
+    async def _stuck(self, journal: JournalId) -> Stored:
+        if not self._leadership.term():
+            raise NotLeader
+        stored = await self._records.get(journal)
+        if stored is None:
+            raise JournalUnknown(journal)
+        if self._failover.is_continued(journal):
+            raise NothingToGiveUp(journal, "its broker is there and writes it")
+        return stored
+
+    def _recovery(self, journal: JournalId) -> Coordinator:
+        coordinator = self._failover.recovery(journal)
+        if coordinator is None:
+            raise NothingToGiveUp(journal, "its recovery is about to begin; ask again")
+        return coordinator
+
+    async def _missing(self, journal: JournalId, stored: Stored) -> Loss:
+        """Of a closed journal."""
+        if self._neighbours.find(origin_of(stored.record)) is not None:
+            raise NothingToGiveUp(journal, "it is closed, and its broker serves it")
+        closed = ClosedJournal(journal, stored.record, self._peers, own=self._own)
+        await closed.locate()
+        missing = await closed.missing()
+        if not missing:
+            raise NothingToGiveUp(journal, "it is closed, and all of it can be read")
+        return Loss(missing, None, closed.silent)
+
+    async def _topics(self, journal: JournalId, record: JournalRecord) -> tuple[TopicLoss, ...]:
+        """``record`` is that of this journal if the loss is accepted."""
+        origin = origin_of(record)
+        states = unsettled(await named_states(self._store), origin)
+        found = {each: kept.record for each, kept in (await self._records.of(journal.broker)).items()}
+        opened = [
+            ClosedJournal(each, kept, self._peers, own=self._own)
+            for each, kept in sorted({**found, journal: record}.items())
+            if origin_of(kept) == origin
+        ]
+        tails = await read_tails(states, opened, is_partial=True)
+        return tuple(
+            TopicLoss(tail.topic.path, tail.state.end, tail.end, tail.behind_a_hole)
+            for tail in sorted(tails.by_id.values(), key=lambda tail: tail.topic.path)
+        )

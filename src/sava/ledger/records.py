@@ -15,12 +15,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.errors import HostError, SavaError
-from sava.ledger.ports import RecordChanged, Stored
+from sava.errors import HostError, RetryableError, SavaError
 from sava.ledger.protocol import JournalId, JournalRecord
 from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Relation, Target
 from sava.metadata.errors import Compacted
@@ -35,8 +34,25 @@ RETRY_S: Final = 0.2
 PAGE: Final = 500
 
 
+class Stored(NamedTuple):
+    """A record as it is in the metadata store."""
+
+    record: JournalRecord
+    revision: int
+
+
 class RecordCorrupt(HostError):
-    """The record of a journal cannot be read. Nobody may act as if there were none."""
+    """The record of a ledger cannot be read. No broker may act as if there were none."""
+
+
+class RecordChanged(RetryableError):
+    """The record is not the one that was to be replaced; ``found`` is there instead (None: nothing)."""
+
+    def __init__(self, journal: JournalId, found: Stored | None) -> None:
+        state = found.record.state.value if found is not None else "gone"
+        super().__init__(f"the record of journal {journal} was changed meanwhile: it is {state}")
+        self.journal = journal
+        self.found = found
 
 
 def record_key(journal: JournalId) -> str:
@@ -60,7 +76,9 @@ def stored(kv: KeyValue) -> Stored:
 
 
 class Records:
-    """``ports.JournalRecords``. Owned by the event loop."""
+    """The records in the metadata store. Reads are linearizable, but for ``known``. Every call may raise what
+    the metadata store raises (Unavailable, OutcomeUnknown, TimeoutError): it is unknown then whether the call
+    had an effect. Owned by the event loop."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -74,6 +92,7 @@ class Records:
         return stored(kv) if kv is not None else None
 
     async def of(self, broker: int) -> Mapping[JournalId, Stored]:
+        """Of one broker, oldest first."""
         return await self._range(f"{JOURNALS}{broker}/")
 
     async def all(self) -> Mapping[JournalId, Stored]:
@@ -97,6 +116,7 @@ class Records:
     # -- changing ----------------------------------------------------------------------------
 
     async def open(self, journal: JournalId, record: JournalRecord) -> int:
+        """Store the first record under an unused number; its revision. Raises RecordChanged if it is used."""
         return await self._write(journal, Put(record_key(journal), msgspec.json.encode(record)), 0)
 
     async def change(
@@ -108,10 +128,12 @@ class Records:
         conditions: Sequence[Compare] = (),
         fence_term: int = 0,
     ) -> int:
+        """Compare-and-swap; the new revision. Raises RecordChanged."""
         put = Put(record_key(journal), msgspec.json.encode(record))
         return await self._write(journal, put, revision, conditions, fence_term)
 
     async def remove(self, journal: JournalId, *, revision: int) -> None:
+        """Compare-and-delete. Raises RecordChanged."""
         await self._write(journal, Delete(record_key(journal)), revision)
 
     async def _write(
@@ -132,6 +154,8 @@ class Records:
     # -- following ---------------------------------------------------------------------------
 
     def listen(self, journal: JournalId | None, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` (on the event loop, it must return at once) whenever the record of this journal,
+        or any, may have changed in this broker's view. Returns what ends the listening."""
         entry = (journal, listener)
         self._listeners.append(entry)
 

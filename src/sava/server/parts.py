@@ -37,15 +37,13 @@ from sava.cluster.writer_tending import Tending
 from sava.cluster.writers import Writers
 from sava.config import Config, Journal
 from sava.errors import SavaError
-from sava.ledger.choice import choose
-from sava.ledger.failover import Failover
-from sava.ledger.lives import Lives
-from sava.ledger.losses import Losses
-from sava.ledger.mirrored import MirroredJournal
-from sava.ledger.neighbours import Registered
-from sava.ledger.owner_host import MirrorOptions
+from sava.ledger.failover import Failover, Losses
+from sava.ledger.generations import Lives
+from sava.ledger.host import MirroredJournal
+from sava.ledger.live_brokers import Registered
 from sava.ledger.records import Records
-from sava.ledger.salvage import Salvage
+from sava.ledger.tail_recovery import Salvage
+from sava.ledger.writer import MirrorOptions
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import ClusterOperations
@@ -380,7 +378,6 @@ async def open_parts(
         lives,
         records=journals,
         neighbours=neighbours,
-        choose=choose,
         door=JournalDoor(config.auth, lambda: node.info().cluster),
         brokers=lambda: _members(node),
         options=mirror_options(config.journal),

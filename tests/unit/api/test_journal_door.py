@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sava.config import Auth
-from sava.ledger.copies import Reply
 from sava.ledger.protocol import (
     Fence,
     Fenced,
@@ -17,6 +16,7 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.server import Session
+from sava.ledger.store import Reply
 from sava.ledger.wire import Answer, Link, Request
 from sava.peers.journal_door import JournalDoor
 from sava.peers.raft_listener import RaftListener

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sava.ledger.closed import parse
-from sava.ledger.ports import PeerUnreachable
+from sava.ledger.live_brokers import PeerUnreachable
 from sava.ledger.protocol import (
     Bytes,
     Check,
@@ -26,6 +25,7 @@ from sava.ledger.protocol import (
     StorageId,
     WriteBack,
 )
+from sava.ledger.recoverer import parse
 from sava.wal import LocalDisk, Log, LogOptions
 
 
@@ -45,7 +45,7 @@ class Copy:
 
 @dataclass
 class Disks:
-    """``mirroring.ports.Peers``."""
+    """``live_brokers.Peers``."""
 
     copies: dict[tuple[StorageId, JournalId], Copy] = field(default_factory=dict)
     known: set[StorageId] = field(default_factory=set)

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Self, cast
 
 from sava.framing import BadFrame, FrameReader, frame
-from sava.ledger.choice import choose
-from sava.ledger.coordinator import Coordinator
-from sava.ledger.lives import Lives
-from sava.ledger.mirrored import MirroredJournal
-from sava.ledger.owner_host import MirrorOptions
-from sava.ledger.ports import Neighbour
+from sava.ledger.generations import Lives
+from sava.ledger.host import MirroredJournal
+from sava.ledger.live_brokers import Neighbour, Registered
 from sava.ledger.protocol import JournalId, JournalRecord, StorageId
 from sava.ledger.records import Records
+from sava.ledger.recoverer import Coordinator
 from sava.ledger.server import Session
+from sava.ledger.writer import MirrorOptions
 from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage.journal import Journal, JournalOptions
@@ -50,12 +49,12 @@ def batch(base: int, *, topic: int = 1, epoch: int = 1, size: int = 100) -> Reco
     return encoded.assigned(topic_id=topic, epoch=epoch, base_offset=base)
 
 
-class Town:
-    """Who is there (``ports.Neighbours``), for all hosts alike."""
+class Town(Registered):
+    """The live brokers of all hosts, as a test wants them."""
 
     def __init__(self) -> None:
         self.there: dict[StorageId, Neighbour] = {}
-        self._listeners: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], None]] = []
 
     def all(self) -> Sequence[Neighbour]:
         return list(self.there.values())
@@ -64,8 +63,8 @@ class Town:
         return self.there.get(storage)
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        self._waiting.append(listener)
+        return lambda: self._waiting.remove(listener)
 
     def come(self, neighbour: Neighbour) -> None:
         self.there[neighbour.storage] = neighbour
@@ -76,7 +75,7 @@ class Town:
         self._tell()
 
     def _tell(self) -> None:
-        for listener in list(self._listeners):
+        for listener in list(self._waiting):
             listener()
 
 
@@ -240,7 +239,6 @@ class Host:
             lives,
             records=self._hosts.records,
             neighbours=self._hosts.town,
-            choose=choose,
             door=self.door,
             brokers=lambda: self._hosts.size,
             options=self._hosts.options,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sava.ledger.protocol import JournalState
-from sava.ledger.protocol.errors import JournalFenced
-from sava.ledger.salvage import Salvage
+from sava.ledger.protocol.record import JournalFenced
+from sava.ledger.tail_recovery import Salvage
 from sava.storage.catalog import Catalog
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import TopicKey

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from sava.ledger.ports import RecordChanged
 from sava.ledger.protocol import JournalId, StorageId
 from sava.ledger.protocol import record as steps
 from sava.ledger.records import (
+    RecordChanged,
     RecordCorrupt,
     Records,
     journal_of_key,

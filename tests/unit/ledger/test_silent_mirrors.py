@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sava.ledger.copy_files import CopyFiles
-from sava.ledger.owner_host import MirrorOptions, OwnedJournal
+from sava.ledger.mirror_log import CopyFiles
 from sava.ledger.protocol import Refusal
+from sava.ledger.writer import MirrorOptions, OwnedJournal
 from sava.wal import DiskFull
 from tests.patience import PATIENCE_S
 from tests.unit.ledger.hosts import Host, Hosts, until

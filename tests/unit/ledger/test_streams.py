@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sava.ledger.owner_host import MirrorOptions
+from sava.ledger.mirror_log import Stretches
 from sava.ledger.protocol import Refusal
-from sava.ledger.recent import MAX_RUNS, RUN_BYTES, RecentBytes
-from sava.ledger.stretches import Stretches
+from sava.ledger.streams import MAX_RUNS, RUN_BYTES, RecentBytes
+from sava.ledger.writer import MirrorOptions
 from sava.wal import LocalDisk
 from tests.patience import PATIENCE_S
 from tests.unit.ledger.disks import Writing

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sava.framing import BadFrame, FrameReader
-from sava.ledger.ports import Neighbour, PeerUnreachable
+from sava.ledger.live_brokers import Neighbour, PeerUnreachable
 from sava.ledger.protocol import (
     Append,
     Bytes,

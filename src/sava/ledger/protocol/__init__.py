@@ -45,14 +45,15 @@ from sava.ledger.protocol.messages import (
     WriteBack,
 )
 from sava.ledger.protocol.owner import Owner
-from sava.ledger.protocol.record import JournalRecord, JournalState
-from sava.ledger.protocol.recovery import Loss, Phase, Recovery
-from sava.ledger.protocol.types import (
+from sava.ledger.protocol.record import (
     Fragment,
     JournalId,
+    JournalRecord,
+    JournalState,
     Range,
     StorageId,
 )
+from sava.ledger.protocol.recovery import Loss, Phase, Recovery
 
 __all__ = [
     "Answers",

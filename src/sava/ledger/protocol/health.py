@@ -41,7 +41,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from sava.ledger.protocol.types import StorageId
+from sava.ledger.protocol.record import StorageId
 
 FLOOR_S: Final = 1.0
 FACTOR: Final = 5.0

@@ -54,7 +54,7 @@ from sava.ledger.protocol.messages import (
     Trim,
     WriteBack,
 )
-from sava.ledger.protocol.types import JournalId, Range, StorageId
+from sava.ledger.protocol.record import JournalId, Range, StorageId
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from sava.ledger.protocol.types import JournalId, Range, StorageId
+from sava.ledger.protocol.record import JournalId, Range, StorageId
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -47,7 +47,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sava.ledger.protocol import record as steps
-from sava.ledger.protocol.errors import JournalFenced
 from sava.ledger.protocol.messages import (
     Append,
     Durable,
@@ -57,13 +56,15 @@ from sava.ledger.protocol.messages import (
     Refused,
     Trim,
 )
-from sava.ledger.protocol.quorum import committed
-from sava.ledger.protocol.record import JournalRecord, JournalState
-from sava.ledger.protocol.types import (
+from sava.ledger.protocol.record import (
     Fragment,
+    JournalFenced,
     JournalId,
+    JournalRecord,
+    JournalState,
     Range,
     StorageId,
+    committed,
 )
 
 

@@ -1,36 +1,155 @@
-"""JournalRecord: what the metadata store knows of a journal, and the only steps that change it.
+"""A ledger: its name, the disks that hold it, how many of them are enough, and its record in the metadata
+store.
+
+A *position* is a byte of the owner's log (``wal``), and the same byte has the same position on every disk.
+Every position that is said to any disk is the border of a record: streams are cut between records, so a copy
+that ends somewhere ends with a whole one. Ends are exclusive.
+
+**The record** changes only by these steps:
 
 =============  ====================  ==============  ===================================================
 step           from                  to              by
 =============  ====================  ==============  ===================================================
-``open``       (nothing)             open            the broker, for each life: under an unused number
+``open``       (nothing)             open            the broker, for each generation: an unused number
 ``change``     open                  open            the owner: other mirrors from its commit position on
 ``drop``       open                  open            the owner: fragments that lie below the floor
-``claim``      open, recovering      recovering, +1  a coordinator: ends the journal
+``claim``      open, recovering      recovering, +1  a coordinator: ends the ledger
 ``close``      recovering            closed          the coordinator whose claim stands
-``forgo``      closed                closed          an operator: parts that nobody has any more
+``abandon``    closed                closed          an operator: parts that no disk has any more
 =============  ====================  ==============  ===================================================
 
-A closed record is removed when every topic of the journal has its tail in segments. Each step is a
+A closed record is removed when every topic of the ledger has its tail in segments. Each step is a
 compare-and-swap on the revision that was read; the functions here say what comes out and what is refused.
 
 ``epoch`` is what makes a claim more than a note: it is carried to the disks (``Fence``), and they refuse what
 has a lower one. ``by`` tells two coordinators apart that claim with the same number: whose record it is says
 whose claim happened, also when the answer to the write was lost.
 
-**One step at a time leads from one set of mirrors to the next.** Whoever recovers looks at the last fragment
-only, because a fragment begins at a committed position: all before it is on enough disks of the fragments
-before, and one intact copy of each byte will do.
+**One step at a time leads from one set of mirrors to the next.** A recovery looks at the last fragment only,
+because a fragment begins at a committed position: all before it is on enough disks of the fragments before,
+and one intact copy of each byte will do.
+
+**Quorum.** Of ``n`` members, a position is committed when ``qa`` have it durably. Recovery must hear from
+enough that at least one of *any* ``qa`` members is among them:
+
+    qa + qc > n,  so  qc = n - qa + 1          3 members, 2 to acknowledge: 2 to recover
+                                               2 members, 2 to acknowledge: 1 to recover
+                                               1 member (degraded, or a single broker): that one
+
+With one answer fewer, the members that acknowledged may be exactly those that were not asked. The same number
+says when something was *not* acknowledged: when ``qc`` members say that they do not have it, fewer than
+``qa`` are left.
+
+The owner's own disk is always among the ``qa``: an acknowledged message can be read back where it was
+accepted, and a ledger that is read after a restart is never behind what was promised.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from enum import StrEnum
+from typing import NamedTuple, NewType
 
 import msgspec
 
-from sava.ledger.protocol.errors import WrongStep
-from sava.ledger.protocol.types import Fragment, Range, StorageId
+from sava.errors import HostError, Outcome, RetryableError
+
+StorageId = NewType("StorageId", str)
+"""A disk, for its life: drawn when the directory is created. A disk that was lost and replaced has another
+one, so that it cannot say "nothing here" in the name of the one that held something."""
+
+
+class JournalId(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """One life of a broker's journal. Nobody, its owner included, ever continues a journal of an earlier
+    life: a stream that only one process has written cannot have forked."""
+
+    broker: int
+    incarnation: int
+    """Greater for each life; the first record in the metadata store under a number has it."""
+
+    def __str__(self) -> str:
+        return f"{self.broker}/{self.incarnation}"
+
+
+class Fragment(msgspec.Struct, frozen=True, array_like=True):
+    """From ``start`` on (up to the next fragment) these disks hold the journal, and what is durable on ``qa``
+    of them is committed. The first of them is the owner's."""
+
+    start: int
+    members: tuple[StorageId, ...]
+    qa: int
+
+
+class Range(NamedTuple):
+    start: int
+    end: int
+
+
+def without(whole: Range, parts: list[Range]) -> list[Range]:
+    """What is left of ``whole`` when the parts are taken out of it."""
+    left: list[Range] = []
+    at = whole.start
+    for part in sorted(parts):
+        if part.start > at:
+            left.append(Range(at, min(part.start, whole.end)))
+        at = max(at, part.end)
+        if at >= whole.end:
+            return left
+    if at < whole.end:
+        left.append(Range(at, whole.end))
+    return left
+
+
+class JournalFenced(RetryableError):
+    """Somebody else ends this journal: its owner acknowledges nothing more. What was under way may have
+    happened."""
+
+    outcome = Outcome.UNKNOWN
+
+    def __init__(self, journal: JournalId) -> None:
+        super().__init__(f"journal {journal} was fenced; its topics go on elsewhere, or in the next journal")
+        self.journal = journal
+
+
+class WrongStep(RetryableError):
+    """The journal's record does not allow this step."""
+
+    def __init__(self, step: str, why: str) -> None:
+        super().__init__(f"a journal's record does not allow to {step}: {why}")
+        self.step = step
+
+
+class TailBroken(HostError):
+    """A closed journal does not hold what it must hold of a topic."""
+
+
+NOTHING = 0
+"""The durable end of a member that has not said any."""
+
+
+def recovery_quorum(fragment: Fragment) -> int:
+    """How many of its members must answer before anybody knows how far the journal goes."""
+    return len(fragment.members) - fragment.qa + 1
+
+
+def suffices(fragment: Fragment, answered: Collection[StorageId]) -> bool:
+    """Whether these answers leave no room for an acknowledgement that none of them knows of. An answer counts
+    only from the very disk that is listed: all else is unknown, which is not empty."""
+    return len(set(fragment.members).intersection(answered)) >= recovery_quorum(fragment)
+
+
+def is_disproved(fragment: Fragment, position: int, ends: Mapping[StorageId, int]) -> bool:
+    """Whether what begins at ``position`` can never have been acknowledged, by what members say of their
+    ends."""
+    denials = sum(1 for member in fragment.members if member in ends and ends[member] <= position)
+    return denials >= recovery_quorum(fragment)
+
+
+def committed(fragment: Fragment, durable: Mapping[StorageId, int]) -> int:
+    """Up to where ``qa`` members, the owner among them, are durable."""
+    ends = sorted((durable.get(member, NOTHING) for member in fragment.members), reverse=True)
+    own = durable.get(fragment.members[0], NOTHING)
+    return min(own, ends[fragment.qa - 1])
 
 
 class JournalState(StrEnum):

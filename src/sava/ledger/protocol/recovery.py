@@ -56,12 +56,15 @@ from sava.ledger.protocol.messages import (
     Refused,
     WriteBack,
 )
-from sava.ledger.protocol.quorum import is_disproved, recovery_quorum, suffices
-from sava.ledger.protocol.record import JournalRecord, JournalState
-from sava.ledger.protocol.types import (
+from sava.ledger.protocol.record import (
     JournalId,
+    JournalRecord,
+    JournalState,
     Range,
     StorageId,
+    is_disproved,
+    recovery_quorum,
+    suffices,
     without,
 )
 

@@ -18,7 +18,7 @@ from sava.ledger.protocol.messages import (
     decode,
     encode,
 )
-from sava.ledger.protocol.types import JournalId, Range, StorageId
+from sava.ledger.protocol.record import JournalId, Range, StorageId
 
 JOURNAL = JournalId(1, 1)
 DISK = StorageId("disk")

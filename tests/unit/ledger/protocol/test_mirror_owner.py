@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sava.ledger.protocol.errors import JournalFenced
 from sava.ledger.protocol.messages import (
     Durable,
     Joined,
@@ -12,8 +11,7 @@ from sava.ledger.protocol.messages import (
     Refused,
 )
 from sava.ledger.protocol.owner import Owner
-from sava.ledger.protocol.record import claimed, opened
-from sava.ledger.protocol.types import JournalId, Range, StorageId
+from sava.ledger.protocol.record import JournalFenced, JournalId, Range, StorageId, claimed, opened
 
 JOURNAL = JournalId(1, 1)
 OWN, A, B, C = (StorageId(name) for name in ("own", "a", "b", "c"))

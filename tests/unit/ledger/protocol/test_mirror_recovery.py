@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sava.ledger.protocol.errors import WrongStep
 from sava.ledger.protocol.messages import (
     Bytes,
     Check,
@@ -17,8 +16,12 @@ from sava.ledger.protocol.messages import (
     WriteBack,
 )
 from sava.ledger.protocol.record import (
+    JournalId,
     JournalRecord,
     JournalState,
+    Range,
+    StorageId,
+    WrongStep,
     changed,
     claimed,
     closed,
@@ -30,7 +33,6 @@ from sava.ledger.protocol.recovery import (
     Phase,
     Recovery,
 )
-from sava.ledger.protocol.types import JournalId, Range, StorageId
 
 JOURNAL = JournalId(1, 1)
 OWN, A, B, C = (StorageId(name) for name in ("own", "a", "b", "c"))

@@ -30,13 +30,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sava.errors import SavaError
-from sava.ledger.ports import (
-    Choose,
-    JournalRecords,
-    Neighbour,
-    Neighbours,
-    RecordChanged,
-)
+from sava.ledger.live_brokers import Neighbour, Registered, choose
+from sava.ledger.mirror_log import Stretches
 from sava.ledger.protocol import (
     Durable,
     Health,
@@ -47,8 +42,8 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol.health import FLOOR_S
-from sava.ledger.recent import RecentBytes
-from sava.ledger.streams import OlderBytes, Stream
+from sava.ledger.records import RecordChanged, Records
+from sava.ledger.streams import RecentBytes, Stream
 from sava.ledger.wire import Door
 from sava.storage.commitment import NotCommittable
 from sava.tasks import cancelled, spawn
@@ -93,12 +88,11 @@ class OwnedJournal:
         record: JournalRecord,
         revision: int,
         *,
-        records: JournalRecords,
-        neighbours: Neighbours,
-        choose: Choose,
+        records: Records,
+        neighbours: Registered,
         door: Door,
         recent: RecentBytes,
-        older: OlderBytes,
+        older: Stretches,
         brokers: Callable[[], int],
         set_tap: Callable[[Tap | None], Awaitable[int]],
         is_tapped: bool,
@@ -113,7 +107,6 @@ class OwnedJournal:
         self.owner = Owner(journal, record, revision, window=options.window_bytes)
         self._records = records
         self._neighbours = neighbours
-        self._choose = choose
         self._door = door
         self._recent = recent
         self._older = older
@@ -380,7 +373,7 @@ class OwnedJournal:
             elif self._keeps_up(storage, now):
                 self._health.recovered(storage)
         avoid = self._health.avoided(current, now)
-        chosen = self._choose(
+        chosen = choose(
             candidates,
             own=self.owner.own,
             keep=[storage for storage in current if storage not in avoid],

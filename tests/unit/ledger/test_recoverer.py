@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sava.ledger.coordinator import Coordinator
-from sava.ledger.ports import RecordChanged
 from sava.ledger.protocol import (
     Check,
     Fence,
@@ -24,7 +22,8 @@ from sava.ledger.protocol import (
     WriteBack,
 )
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import Records
+from sava.ledger.records import RecordChanged, Records
+from sava.ledger.recoverer import Coordinator
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
 from tests.patience import PATIENCE_S
@@ -204,7 +203,7 @@ async def test_a_deposed_leader_stops(story: Story) -> None:
 
 async def test_a_question_under_way_is_not_asked_twice(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that takes longer than the pause between two attempts."""
-    monkeypatch.setattr("sava.ledger.coordinator.RETRY_S", 0.02)
+    monkeypatch.setattr("sava.ledger.recoverer.RETRY_S", 0.02)
     for disk in (B, C):
         story.disks.put(disk, JOURNAL, story.data)
     answer = story.disks.ask

@@ -14,11 +14,10 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from sava.ledger import owner_host
-from sava.ledger.copy_files import CopyFiles
-from sava.ledger.lives import Life, Lives
-from sava.ledger.owner_host import MirrorOptions
-from sava.ledger.ports import Neighbour, PeerUnreachable
+from sava.ledger import writer as owner_host
+from sava.ledger.generations import Life, Lives
+from sava.ledger.live_brokers import Neighbour, PeerUnreachable
+from sava.ledger.mirror_log import CopyFiles
 from sava.ledger.protocol import (
     Fence,
     Fenced,
@@ -28,7 +27,8 @@ from sava.ledger.protocol import (
     Owner,
     StorageId,
 )
-from sava.ledger.protocol.errors import JournalFenced
+from sava.ledger.protocol.record import JournalFenced
+from sava.ledger.writer import MirrorOptions
 from sava.storage.commitment import NotCommittable
 from sava.tasks import cancelled
 from sava.wal import Disk, DiskFull, File, LocalDisk
@@ -503,7 +503,7 @@ async def test_trimmed_here_is_trimmed_on_the_mirrors(tmp_path: Path) -> None:
 async def test_a_record_goes_when_all_of_its_journal_is_in_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sava.ledger.mirrored.TIDY_S", 0.05)
+    monkeypatch.setattr("sava.ledger.host.TIDY_S", 0.05)
     async with Hosts(3, tmp_path, options=OPTIONS) as hosts:
         await hosts.begin()
         owner = hosts[0]

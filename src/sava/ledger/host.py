@@ -29,30 +29,24 @@ import msgspec
 
 from sava.errors import HostError, SavaError
 from sava.ledger.asking import Asking
-from sava.ledger.closed import ClosedJournal, origin_of
-from sava.ledger.copies import Copies
-from sava.ledger.lives import Life, Lives
-from sava.ledger.own_disk import Ended, OwnDisk
-from sava.ledger.owner_host import MirrorOptions, OwnedJournal
-from sava.ledger.ports import (
-    Choose,
-    JournalRecords,
-    Neighbours,
-    RecordChanged,
-    Stored,
-)
+from sava.ledger.endpoint import Ended, OwnDisk
+from sava.ledger.generations import Life, Lives
+from sava.ledger.live_brokers import Registered, choose
+from sava.ledger.mirror_log import Stretches
 from sava.ledger.protocol import (
     JournalId,
     JournalRecord,
     JournalState,
     StorageId,
 )
-from sava.ledger.protocol.errors import JournalFenced
-from sava.ledger.protocol.record import opened
-from sava.ledger.recent import RecentBytes
+from sava.ledger.protocol.record import JournalFenced, opened
+from sava.ledger.records import RecordChanged, Records, Stored
+from sava.ledger.recoverer import ClosedJournal, origin_of
 from sava.ledger.server import Session, Write
-from sava.ledger.stretches import Stretches
+from sava.ledger.store import Copies
+from sava.ledger.streams import RecentBytes
 from sava.ledger.wire import Door
+from sava.ledger.writer import MirrorOptions, OwnedJournal
 from sava.records import RecordBatch
 from sava.storage.journal import Journal
 from sava.storage.replay import BATCH
@@ -81,9 +75,8 @@ class MirroredJournal:
         journal: Journal,
         lives: Lives,
         *,
-        records: JournalRecords,
-        neighbours: Neighbours,
-        choose: Choose,
+        records: Records,
+        neighbours: Registered,
         door: Door,
         brokers: Callable[[], int],
         options: MirrorOptions,
@@ -97,7 +90,6 @@ class MirroredJournal:
         self._lives = lives
         self._records = records
         self._neighbours = neighbours
-        self._choose = choose
         self._door = door
         self._brokers = brokers
         self._options = options
@@ -184,7 +176,6 @@ class MirroredJournal:
             revision,
             records=self._records,
             neighbours=self._neighbours,
-            choose=self._choose,
             door=self._door,
             recent=recent,
             older=self._older,
@@ -283,9 +274,7 @@ class MirroredJournal:
                 changed.clear()
                 candidates = self._neighbours.all()
                 qw, qa = self._options.quorums(max(self._brokers(), len(candidates)))
-                chosen = self._choose(
-                    candidates, own=self.storage, keep=(), avoid=(), count=qw - 1, needed=qa - 1
-                )
+                chosen = choose(candidates, own=self.storage, keep=(), avoid=(), count=qw - 1, needed=qa - 1)
                 is_late = asyncio.get_running_loop().time() > deadline
                 if 1 + len(chosen) >= qa or (self._options.may_degrade and is_late):
                     return (self.storage, *chosen), qw, qa

@@ -1,29 +1,30 @@
-"""Copies: what this disk holds of other brokers' journals.
+"""The mirror store: what this disk holds of other brokers' ledgers.
 
-Each copy is a ``Member`` (which decides) over ``CopyFiles`` (which write), and has at most one work on the
-disk at a time. What arrives while it runs waits in the Member and is the next work: one sync serves it all.
-Works of different copies run side by side in a few threads, so that the syncs of one owner's journal do not
+Each mirror log is a ``Member`` (which decides) over ``CopyFiles`` (which write), and has at most one work on
+the disk at a time. What arrives while it runs waits in the Member and is the next work: one sync serves it
+all. Works of different logs run side by side in a few threads, so that the syncs of one owner's ledger do not
 wait for those of another's; the filesystem joins them where it can.
 
 Memory is bounded by the owners: none sends more than its window beyond what was said to be durable.
 
-Answers go to whoever asked. An owner's connection is told how far its journal is durable; the latest one that
-spoke for the journal is the one that counts, for an owner has one connection at a time.
+An answer goes to the connection that asked. The owner's connection hears how far its ledger is durable; the
+latest connection that spoke for the ledger counts, for an owner has one connection at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Final
 
 from sava.errors import SavaError
-from sava.ledger.copy_files import CopyFiles, directory_name, journal_of_directory
-from sava.ledger.ports import JournalRecords
+from sava.ledger.mirror_log import CopyFiles, directory_name, journal_of_directory
 from sava.ledger.protocol import (
     Append,
     Bytes,
@@ -46,8 +47,8 @@ from sava.ledger.protocol import (
     Work,
     WriteBack,
 )
-from sava.ledger.protocol.types import without
-from sava.ledger.syncing import Syncing
+from sava.ledger.protocol.record import without
+from sava.ledger.records import Records
 from sava.tasks import cancelled, spawn
 from sava.wal import DiskFull, LocalDisk, PositionOutside, Record
 
@@ -236,7 +237,7 @@ class Copies:
     # -- messages ----------------------------------------------------------------------------
 
     def receive(self, origin: StorageId, message: Message, reply: Reply) -> None:
-        """``origin``: see ``ports``. ``reply`` is called with the answer, now or later, once or (for an
+        """``origin``: the owner's disk. ``reply`` is called with the answer, now or later, once or (for an
         owner's stream) as often as there is something to say; or never, when the disk has failed."""
         if self._failure is not None or self._is_closed:
             return
@@ -328,17 +329,17 @@ class Copies:
         files.delete()
         self._disk.remove_directory(directory_name(files.note.journal))
 
-    async def sweep(self, records: JournalRecords) -> None:
+    async def sweep(self, records: Records) -> None:
         """Delete the copies of journals whose record is gone: a number is never used again."""
         for journal in self.journals:
             if await records.get(journal) is None:
                 await self.forget(journal)
 
-    def start(self, records: JournalRecords) -> None:
+    def start(self, records: Records) -> None:
         """Sweep from time to time."""
         self._sweeping = spawn(self._sweep(records), name="copies", failed=self._failed)
 
-    async def _sweep(self, records: JournalRecords) -> None:
+    async def _sweep(self, records: Records) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
@@ -370,3 +371,58 @@ def _intact(files: CopyFiles, start: int, end: int) -> list[Range]:
         return files.stretches.intact(start, end)
     except PositionOutside:
         return []
+
+
+Job = Callable[[], None]
+Done = Callable[[BaseException | None], None]
+
+
+class Syncing:
+    """The threads that write and sync mirror logs.
+
+    A producer waits for each mirror, so what lies between a message and its sync counts: a job goes to a
+    thread by a queue, and its outcome back to the event loop by one call, with no future in between. Threads
+    are started as they are needed, up to a bound, and stay.
+
+    Owned by the event loop that made it; ``done`` is called there.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._max_threads = threads
+        self._busy = 0
+
+    def do(self, job: Job, done: Done) -> None:
+        """Run the job on a thread, then ``done`` with None or what it raised."""
+        self._busy += 1
+        if self._busy > len(self._threads) < self._max_threads:
+            thread = threading.Thread(target=self._serve, name="sava-mirror", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._queue.put((job, done))
+
+    def _serve(self) -> None:
+        while (item := self._queue.get()) is not None:
+            job, done = item
+            outcome: BaseException | None = None
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
+                outcome = error
+            try:
+                self._loop.call_soon_threadsafe(self._finish, done, outcome)
+            except RuntimeError:
+                return  # the loop is closed: nobody waits any more
+
+    def _finish(self, done: Done, outcome: BaseException | None) -> None:
+        self._busy -= 1
+        done(outcome)
+
+    def close(self) -> None:
+        """When nothing is under way."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()

@@ -15,11 +15,8 @@ from sava.cluster.errors import JournalUnknown, NothingToGiveUp, NotLeader
 from sava.cluster.records import Registration
 from sava.cluster.view import ClusterView
 from sava.ledger import failover as failover_module
-from sava.ledger.coordinator import Coordinator
-from sava.ledger.failover import Failover
-from sava.ledger.losses import Losses, Prospect
-from sava.ledger.neighbours import Registered
-from sava.ledger.ports import PeerUnreachable
+from sava.ledger.failover import Failover, Losses, Prospect
+from sava.ledger.live_brokers import PeerUnreachable, Registered
 from sava.ledger.protocol import (
     JournalId,
     JournalState,
@@ -31,7 +28,8 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.protocol import record as steps
 from sava.ledger.records import Records
-from sava.ledger.salvage import Salvage
+from sava.ledger.recoverer import Coordinator
+from sava.ledger.tail_recovery import Salvage
 from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch

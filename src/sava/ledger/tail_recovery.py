@@ -1,28 +1,28 @@
-"""Salvage: a disk is gone and its journals are closed; what its topics have beyond their segments becomes
-segments, and the topics end there, so that any broker may go on with them.
+"""Tail recovery: a disk is gone and its ledgers are closed; what its topics have beyond their segments
+becomes segments, and the topics end there, so that any broker may open them.
 
     states     the topics whose state is not settled and names the disk
-    journals   all records of the disk's journals, every one closed (else somebody may still write)
-    tails      one pass over the journals tells which frames count (``tails``)
+    ledgers    all records of the disk's ledgers, every one closed (else their broker may still write)
+    tails      one pass over the ledgers tells which frames count (``Tail``)
     upload     a second pass gives them to segments: written, verified, registered by compare-and-swap
-    seal       the topic ends with its tail, and with what its owner knew of producers, chains and origins: in
-               one write with its last segment
-    remove     when no topic needs the journals any more, their records go, and with them the copies
+    seal       the topic ends with its tail, and with what its owner knew of producers, source positions and
+               origins: in one write with its last segment
+    remove     when no topic needs the ledgers any more, their records go, and with them the copies
 
-**In this order.** States are read before the journals' records. A topic whose state was then of epoch *e* has
-frames only in journals that existed then, for an owner writes the frames of an epoch into one journal, whose
+**In this order.** States are read before the ledgers' records. A topic whose state was then of epoch *e* has
+frames only in ledgers that existed then, for an owner writes the frames of an epoch into one ledger, whose
 record is older than the claim. If all of these are closed, the tail is known. A state that changes meanwhile
 (the disk is back, and its broker took the topic again) refuses what is registered here: each write is on the
 condition of the epoch that was read.
 
-**Nothing else is needed for it to be right.** Two brokers that salvage one disk register the same messages at
-the same offsets, and whoever is second finds them there; so does an owner that was cut off, and uploads what
-it has. Who salvages is a matter of who is near the bytes, and not of safety.
+**Nothing else is needed for it to be right.** Two brokers that recover the tails of one disk register the
+same messages at the same offsets, and the second one finds them there; so does an owner that was cut off, and
+uploads what it has. Which broker does it is a matter of which is near the bytes, and not of safety.
 
 **Shared.** Making a small segment is work for a processor, and a thousand of them keep one broker busy for
-seconds. So the brokers that hold the journals divide the topics by id (``Share``), and each reads the
-journals for its own part. The records of the journals stay until no state needs them: a broker that removed
-them after its own part would remove the only copy of the others' tails.
+seconds. So the brokers that hold the ledgers divide the topics by id (``Share``), and each reads the ledgers
+for its own part. The records of the ledgers stay until no state needs them: a broker that removed them after
+its own part would remove the only copy of the others' tails.
 
 **Many small tails.** Segments are made side by side. Those that were made wait for each other, ``WAVE`` of
 them or as many as there are, so that their registrations share log entries (``metadata.batching``), each on
@@ -38,34 +38,170 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sava.errors import RetryableError
-from sava.ledger.closed import BytesMissing, ClosedJournal, origin_of
-from sava.ledger.ports import (
-    JournalRecords,
-    Peers,
-    RecordChanged,
-    Stored,
-)
+from sava.errors import RetryableError, SavaError
+from sava.ledger.live_brokers import Peers
 from sava.ledger.protocol import JournalId, JournalState, StorageId
-from sava.ledger.protocol.errors import TailBroken
-from sava.ledger.tails import Frame, Tail, Tails
+from sava.ledger.protocol.record import TailBroken
+from sava.ledger.records import RecordChanged, Records, Stored
+from sava.ledger.recoverer import BytesMissing, ClosedJournal, origin_of
 from sava.metadata.store import MetadataStore
-from sava.records import BatchCorrupt, Header, RecordBatch, UnsupportedBatch
+from sava.records import BatchCorrupt, Header, RecordBatch, UnsupportedBatch, peek_header
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced, SegmentConflict, TopicGone
 from sava.storage.leftovers import named_states
 from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
+from sava.storage.replay import BATCH, DISOWNED, unpack_note
 from sava.storage.segment import write_segment
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import marks_of
 from sava.tasks import cancelled
 from sava.wal import Record
+
+
+class Frame(NamedTuple):
+    """One batch in a journal."""
+
+    start: int
+    """Offsets ``start .. end``."""
+    end: int
+    epoch: int
+    journal: JournalId
+    position: int
+    size: int
+
+
+class Tail:
+    """The frames of a disk's closed ledgers that are one topic's history beyond its segments. The topic's
+    state is not settled and names the disk.
+
+    A disk may have had several generations since a topic was last uploaded, each with a ledger of its own;
+    all of them are read in order, as the owner would at a restart. Frames that follow one another without a
+    gap are the tail.
+
+        segments    0 ─────── 40
+        ledger 7         30 ─────── 55   epoch 3
+        ledger 9                    55 ── 60   epoch 5                        the topic ends at 60
+
+    **A later epoch corrects an earlier one.** A mirror may have synced what the owner's own disk had not, so
+    that a ledger is closed further than its owner's disk goes. Nothing there was acknowledged (the own disk
+    is always among those that it takes). An owner that came back took the topic at the end of its own disk,
+    and its offsets from there on are the ones that count:
+
+        ledger 7     … 55 56 57      epoch 3, closed at 57; the owner's disk had only up to 55
+        ledger 9          55' 56'    epoch 5                                    the topic has 55' and 56'
+
+    An owner may also have fetched what its disk was missing, and have appended it again, unchanged, at the
+    beginning of its next ledger; the second copy adds nothing. A note that truncates (``storage.journal``)
+    takes away frames that were abandoned.
+    """
+
+    def __init__(self, topic: TopicKey, state: TopicState) -> None:
+        self.topic = topic
+        self.state = state
+        self._frames: list[Frame] = []
+
+    def take(self, header: Header, journal: JournalId, position: int) -> None:
+        """The next frame in the order of the journals. Raises TailBroken."""
+        if header.epoch > self.state.epoch:
+            raise TailBroken(
+                f"topic {self.topic.path}: journal {journal} has frames of epoch {header.epoch} at "
+                f"{position}, and the topic is at {self.state.epoch}"
+            )
+        last = self._frames[-1] if self._frames else None
+        if last is not None and header.base_offset < last.end:
+            if self._has(header):
+                return
+            if header.epoch <= last.epoch:
+                raise TailBroken(
+                    f"topic {self.topic.path}: journal {journal} has offset {header.base_offset} at "
+                    f"{position}, after {last.end} of the same epoch {last.epoch}"
+                )
+            self.disown(header.base_offset)
+        if header.next_offset > self.state.end:
+            self._frames.append(
+                Frame(header.base_offset, header.next_offset, header.epoch, journal, position, header.length)
+            )
+
+    def _has(self, header: Header) -> bool:
+        """Whether this very frame was taken before: an owner whose disk had lost what others had synced
+        writes it down once more."""
+        for frame in reversed(self._frames):
+            if frame.start <= header.base_offset:
+                return (frame.start, frame.end, frame.epoch) == (
+                    header.base_offset,
+                    header.next_offset,
+                    header.epoch,
+                )
+        return False
+
+    def disown(self, offset: int) -> None:
+        """What was taken from the offset on is not history."""
+        while self._frames and self._frames[-1].end > offset:
+            del self._frames[-1]
+
+    @property
+    def frames(self) -> Iterator[Frame]:
+        """Without a gap from the registered end on."""
+        at = self.state.end
+        for frame in self._frames:
+            if frame.start > at:
+                return
+            yield frame
+            at = frame.end
+
+    @property
+    def end(self) -> int:
+        return max((frame.end for frame in self.frames), default=self.state.end)
+
+    @property
+    def behind_a_hole(self) -> int:
+        """The end of what follows a gap, and so cannot be given to anybody; 0: there is none."""
+        return self._frames[-1].end if self._frames and self._frames[-1].start > self.end else 0
+
+
+class Tails:
+    """Of all unsettled topics of a disk. Owned by one task."""
+
+    def __init__(self, states: dict[TopicKey, TopicState]) -> None:
+        self.by_id = {topic.topic_id: Tail(topic, state) for topic, state in states.items()}
+        self.broken: dict[int, TailBroken] = {}
+        """Topics whose frames contradict one another: to be looked at by somebody."""
+
+    def take(self, record: Record, journal: JournalId) -> None:
+        if record.kind == BATCH:
+            try:
+                header = peek_header(record.payload)
+            except (BatchCorrupt, UnsupportedBatch) as error:
+                self._unreadable(journal, record.position, error)
+                return
+            tail = self.by_id.get(header.topic_id)
+            if tail is not None and header.topic_id not in self.broken:
+                try:
+                    tail.take(header, journal, record.position)
+                except TailBroken as error:
+                    self.broken[header.topic_id] = error
+        elif record.kind == DISOWNED:
+            topic_id, offset = unpack_note(record.payload)
+            if topic_id in self.by_id:
+                self.by_id[topic_id].disown(offset)
+
+    def _unreadable(self, journal: JournalId, position: int, error: SavaError) -> None:
+        """The frame may be the last one of any of the topics. A topic that were sealed without it would lose
+        an acknowledged message, and give its offset out again."""
+        for topic_id, tail in self.by_id.items():
+            broken = TailBroken(
+                f"topic {tail.topic.path}: the header of the frame in journal {journal} at {position} cannot "
+                f"be read ({error}), so it may be the topic's; a broker of the version that wrote it can "
+                "read it"
+            )
+            self.broken.setdefault(topic_id, broken)
+
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +265,7 @@ class Salvage:
 
     def __init__(
         self,
-        records: JournalRecords,
+        records: Records,
         peers: Peers,
         metadata: MetadataStore,
         objects: ObjectStore,

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from sava.errors import SavaError
-from sava.ledger.owner_host import MirrorOptions
+from sava.ledger.writer import MirrorOptions
 from sava.records import RecordBatch
 from sava.wal.format import HEADER_BYTES
 from tests.long import IS_LONG
@@ -145,7 +145,7 @@ def _tear(path: Path, acked_end: int, rng: Random) -> None:
 async def test_what_was_acknowledged_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("sava.ledger.mirrored.TIDY_S", 0.02)
+    monkeypatch.setattr("sava.ledger.host.TIDY_S", 0.02)
     rng = Random(seed)
     async with Hosts(3, tmp_path, options=MirrorOptions(mirror_timeout_s=0.5)) as hosts:
         await hosts.begin()

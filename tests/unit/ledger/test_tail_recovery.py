@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from sava.ledger.closed import BytesMissing, parse
 from sava.ledger.protocol import (
     JournalId,
     JournalRecord,
@@ -19,7 +18,8 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.protocol import record as steps
 from sava.ledger.records import Records
-from sava.ledger.salvage import (
+from sava.ledger.recoverer import BytesMissing, parse
+from sava.ledger.tail_recovery import (
     WAVE,
     NotClosed,
     Salvage,

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from sava.ledger.copies import Copies, Reply
-from sava.ledger.lives import Life, Lives
+from sava.ledger.generations import Life, Lives
+from sava.ledger.mirror_log import Stretches
 from sava.ledger.protocol import (
     Append,
     Bytes,
@@ -41,8 +41,8 @@ from sava.ledger.protocol import (
     Trim,
     WriteBack,
 )
-from sava.ledger.protocol.types import without
-from sava.ledger.stretches import Stretches
+from sava.ledger.protocol.record import without
+from sava.ledger.store import Copies, Reply
 from sava.storage.journal import Journal
 from sava.tasks import cancelled, spawn
 from sava.wal import DiskFull, PositionOutside

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sava.ledger.choice import choose
-from sava.ledger.ports import Neighbour
+from sava.ledger.live_brokers import Neighbour, choose
 from sava.ledger.protocol import StorageId
 
 

@@ -12,9 +12,8 @@ from typing import TypeVar
 
 import pytest
 
-from sava.ledger import copy_files
-from sava.ledger.copies import Copies
-from sava.ledger.copy_files import CopyFiles, directory_name
+from sava.ledger import mirror_log as copy_files
+from sava.ledger.mirror_log import CopyFiles, Stretches, directory_name
 from sava.ledger.protocol import (
     Append,
     Bytes,
@@ -37,7 +36,7 @@ from sava.ledger.protocol import (
     Trim,
     WriteBack,
 )
-from sava.ledger.stretches import Stretches
+from sava.ledger.store import Copies
 from sava.wal import DiskFull, LocalDisk, Log, LogCorrupt, LogOptions
 from sava.wal.format import record_bytes
 from tests.patience import PATIENCE_S
