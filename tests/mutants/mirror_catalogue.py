@@ -1,4 +1,4 @@
-"""Known ways to break the mirrored journal, named after the invariants in docs/design/journal.md."""
+"""Known ways to break the mirrored ledger, named after the invariants in docs/design/journal.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     ),
     _Mirror(
         "j2c",
-        "a journal of a cluster that grew says that it has all the copies it should have when it has not",
+        "a ledger of a cluster that grew says that it has all the copies it should have when it has not",
         f"{PROTOCOL}/record.py",
         "        qa=asked[1] or record.qa,\n",
         "",
@@ -40,7 +40,8 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "a copy takes bytes that do not continue it",
         f"{PROTOCOL}/member.py",
         "        if position > self._end:\n"
-        "            return [Refused(self.journal, self.storage, Refusal.GAP, self._fence, self._end)]\n",
+        "            return [LedgerRefused(self.ledger, self.storage, RefusalReason.GAP, self._fence, "
+        "self._end)]\n",
         "        self._end = max(self._end, position)\n",
         seeds=200,
     ),
@@ -49,7 +50,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "a fence is answered before it is stored",
         f"{PROTOCOL}/member.py",
         "        self._asked = [message.epoch]\n        return []\n",
-        "        return [Fenced(self.journal, self.storage, message.epoch, self._copy_state())]\n",
+        "        return [FenceAnswer(self.ledger, self.storage, message.epoch, self._copy_state())]\n",
         seeds=50,
     ),
     _Mirror(
@@ -66,7 +67,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "a fenced disk takes the old owner's bytes",
         f"{PROTOCOL}/member.py",
         "        if message.epoch < self._fence:\n",
-        "        if message.epoch < self._fence and not isinstance(message, Append):\n",
+        "        if message.epoch < self._fence and not isinstance(message, LedgerAppend):\n",
         seeds=50,
     ),
     _Mirror(
@@ -98,13 +99,13 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "j6",
         "an empty disk answers in the name of the one that was lost",
         f"{PROTOCOL}/member.py",
-        "            return [Refused(self.journal, self.storage, Refusal.OTHER_DISK)]\n",
+        "            return [LedgerRefused(self.ledger, self.storage, RefusalReason.OTHER_DISK)]\n",
         "            self.storage = message.storage\n",
         seeds=200,
     ),
     _Mirror(
         "j7",
-        "a journal is closed before it was written back",
+        "a ledger is closed before it was written back",
         f"{PROTOCOL}/recovery.py",
         "        if self._settled >= self._end or len(self._holders()) >= self.record.last.qa:\n",
         "        if True:\n",
@@ -172,15 +173,15 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     ),
     _Mirror(
         "j8",
-        "a topic goes on before its journal is closed",
+        "a topic goes on before its ledger is closed",
         "sava/ledger/tail_recovery.py",
-        "            if stored.record.state is not JournalState.CLOSED:\n",
-        "            if stored.record.state is JournalState.OPEN:\n",
+        "            if stored.record.state is not LedgerState.CLOSED:\n",
+        "            if stored.record.state is LedgerState.OPEN:\n",
         tests=("tests/unit/ledger/test_tail_recovery.py",),
     ),
     _Mirror(
         "j8b",
-        "a topic goes on at the end of its segments, whatever the journal holds",
+        "a topic goes on at the end of its segments, whatever the ledger holds",
         "sava/ledger/tail_recovery.py",
         "        return max((frame.end for frame in self.frames), default=self.state.end)\n",
         "        return self.state.end\n",
@@ -188,7 +189,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     ),
     _Mirror(
         "j8c",
-        "a broker removes the journals when its own share is salvaged",
+        "a broker removes the ledgers when its own share is salvaged",
         "sava/ledger/tail_recovery.py",
         "        if done.is_complete and not done.overtaken and not done.others:\n",
         "        if done.is_complete and not done.overtaken:\n",
@@ -236,18 +237,18 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "j9c",
-        "a life begins while the promise that ended it is being written down",
+        "a generation begins while the promise that ended it is being written down",
         "sava/ledger/host.py",
-        "        if life is None or life.end is not None or journal.incarnation in self._ended:\n",
-        "        if life is None or life.end is not None:\n",
+        "        if generation is None or generation.end is not None or ledger.incarnation in self._ended:\n",
+        "        if generation is None or generation.end is not None:\n",
         tests=("tests/unit/ledger/test_generations.py",),
     ),
     Mutant(
         "j9d",
-        "a change of a life is written beside another one, and undoes it",
+        "a change of a generation is written beside another one, and undoes it",
         "sava/ledger/generations.py",
-        "        async with self._changing:\n            lives = changed()\n",
-        "        if True:\n            lives = changed()\n",
+        "        async with self._changing:\n            generations = changed()\n",
+        "        if True:\n            generations = changed()\n",
         tests=("tests/unit/ledger/test_generations.py",),
     ),
     _Mirror(
@@ -261,7 +262,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     ),
     _Mirror(
         "j10b",
-        "trimming outruns the journal's record",
+        "trimming outruns the ledger's record",
         f"{PROTOCOL}/owner.py",
         "        return min([self._covered, *borders])\n",
         "        return self._covered\n",
@@ -430,7 +431,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "v3",
         "a closed journal that has lost its last copies is listed as if it went on",
         "sava/api/journals_admin.py",
-        "        if is_held and not self._failover.lacks_bytes(origin_of(record)):\n",
+        "        if is_held and not self._failover.lacks_bytes(record.origin):\n",
         "        if True:\n",
         tests=("tests/unit/api/test_journals_admin.py",),
     ),

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from sava.cluster.view import ClusterView
 from sava.errors import Outcome, RetryableError
-from sava.ledger.protocol import JournalState, Message, StorageId
-from sava.ledger.records import Records
+from sava.ledger.protocol import LedgerState, Message, StorageId
+from sava.ledger.records import LedgerRecords
 from sava.topics.names import TopicName
 
 
-class Neighbour(NamedTuple):
+class LiveBroker(NamedTuple):
     """The disk of a broker that is registered now."""
 
     storage: StorageId
@@ -32,13 +33,13 @@ class Neighbour(NamedTuple):
     """The broker is about to stop."""
 
 
-class Registered:
+class LiveBrokers:
     """The disks of the live brokers, this one included. Owned by the event loop."""
 
     def __init__(
         self,
         view: ClusterView,
-        records: Records,
+        records: LedgerRecords,
         addresses: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         """``addresses``: where the members of the cluster reach one another. A broker that is no member is
@@ -49,10 +50,10 @@ class Registered:
         self._listeners: dict[object, Callable[[], None]] = {}
         view.listen(self._changed)
 
-    def all(self) -> Sequence[Neighbour]:
+    def all(self) -> Sequence[LiveBroker]:
         mirrored, addresses = self._mirrored(), self._addresses()
         return [
-            Neighbour(
+            LiveBroker(
                 storage=StorageId(each.storage_id),
                 broker=broker,
                 address=addresses.get(broker, each.raft),
@@ -68,14 +69,14 @@ class Registered:
         """How many open ledgers each disk mirrors."""
         counts: Counter[StorageId] = Counter()
         for record, _ in self._records.known().values():
-            if record.state is JournalState.OPEN:
+            if record.state is LedgerState.OPEN:
                 counts.update(record.last.members[1:])
         return counts
 
-    def find(self, storage: StorageId) -> Neighbour | None:
+    def find(self, storage: StorageId) -> LiveBroker | None:
         for broker, each in self._view.brokers.items():
             if each.storage_id == storage:
-                return Neighbour(storage, broker, self._addresses().get(broker, each.raft), each.rack)
+                return LiveBroker(storage, broker, self._addresses().get(broker, each.raft), each.rack)
         return None
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -100,7 +101,7 @@ class PeerUnreachable(RetryableError):
     outcome = Outcome.UNKNOWN
 
 
-class Peers(Protocol):
+class LedgerPeers(Protocol):
     """The client of every disk, this broker's own included. The connections are made above this package."""
 
     async def ask(
@@ -111,11 +112,22 @@ class Peers(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerAccess:
+    """The ledgers of all brokers, as this broker reaches them."""
+
+    records: LedgerRecords
+    live_brokers: LiveBrokers
+    peers: LedgerPeers
+    own: StorageId
+    """This broker's disk."""
+
+
 # -- choosing mirrors --------------------------------------------------------------------------
 
 
 def choose(
-    candidates: Sequence[Neighbour],
+    candidates: Sequence[LiveBroker],
     *,
     own: StorageId,
     keep: Sequence[StorageId],
@@ -161,8 +173,8 @@ def choose(
     return tuple(each.storage for each in chosen[:count])
 
 
-def _spread(chosen: list[Neighbour], fresh: Sequence[Neighbour], owner: Neighbour | None) -> None:
-    """Leave out one that shares its rack, if there is somebody in another one."""
+def _spread(chosen: list[LiveBroker], fresh: Sequence[LiveBroker], owner: LiveBroker | None) -> None:
+    """Leave out one that shares its rack, if a candidate is in another one."""
     racks = {each.rack for each in (*chosen, *([owner] if owner is not None else []))}
     if not any(each.rack and each.rack not in racks for each in fresh):
         return
@@ -173,13 +185,13 @@ def _spread(chosen: list[Neighbour], fresh: Sequence[Neighbour], owner: Neighbou
             return
 
 
-def _is_shared(each: Neighbour, owner: Neighbour | None, chosen: Sequence[Neighbour]) -> bool:
+def _is_shared(each: LiveBroker, owner: LiveBroker | None, chosen: Sequence[LiveBroker]) -> bool:
     others = [*([owner] if owner is not None else []), *chosen]
     return bool(each.rack) and any(each.rack == other.rack for other in others)
 
 
 def _rank(
-    each: Neighbour, owner: Neighbour | None, chosen: Sequence[Neighbour]
+    each: LiveBroker, owner: LiveBroker | None, chosen: Sequence[LiveBroker]
 ) -> tuple[bool, int, bool, int]:
     own_id = owner.broker if owner is not None else 0
     return _is_shared(each, owner, chosen), each.mirrored, each.broker < own_id, each.broker

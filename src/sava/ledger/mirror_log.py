@@ -29,8 +29,8 @@ import google_crc32c
 import msgspec
 
 from sava.ledger.protocol import (
-    JournalId,
-    Note,
+    LedgerId,
+    MemberNote,
     Range,
     StorageId,
     Work,
@@ -52,17 +52,17 @@ _PREFIX, _SUFFIX = "copy-", ".wal"
 
 class _Kept(msgspec.Struct, frozen=True):
     origin: str
-    note: Note
+    note: MemberNote
 
 
-def directory_name(journal: JournalId) -> str:
-    return f"{journal.broker}-{journal.incarnation}"
+def directory_name(ledger: LedgerId) -> str:
+    return f"{ledger.broker}-{ledger.incarnation}"
 
 
-def journal_of_directory(name: str) -> JournalId | None:
+def ledger_of_directory(name: str) -> LedgerId | None:
     broker, _, incarnation = name.partition("-")
     if broker.isdecimal() and incarnation.isdecimal():
-        return JournalId(int(broker), int(incarnation))
+        return LedgerId(int(broker), int(incarnation))
     return None
 
 
@@ -75,14 +75,14 @@ def file_start(name: str) -> int | None:
     return int(digits) if name == f"{_PREFIX}{digits}{_SUFFIX}" and digits.isdecimal() else None
 
 
-class CopyFiles:
-    def __init__(self, disk: Disk, origin: StorageId, note: Note, *, file_bytes: int = 0) -> None:
+class MirrorFiles:
+    def __init__(self, disk: Disk, origin: StorageId, note: MemberNote, *, file_bytes: int = 0) -> None:
         self.disk = disk
         self.origin = origin
         self.note = note
         self.end = 0
         """Of what is in the files and belongs to the copy."""
-        self.stretches = Stretches(disk, origin=origin, name=file_name, start_of=file_start)
+        self.stretches = WalRangeReader(disk, origin=origin, name=file_name, start_of=file_start)
         self._file_bytes = file_bytes or FILE_BYTES
         self._starts: list[int] = []
         self._file: File | None = None
@@ -96,20 +96,20 @@ class CopyFiles:
     # -- beginning ---------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, disk: Disk, origin: StorageId, journal: JournalId, *, file_bytes: int = 0) -> CopyFiles:
+    def create(cls, disk: Disk, origin: StorageId, ledger: LedgerId, *, file_bytes: int = 0) -> MirrorFiles:
         """Nothing is durable before the first work is done. Raises DiskFull."""
         for name in disk.list():
             disk.remove(name)  # begun once, and without a note: nothing of it was ever told to anybody
-        files = cls(disk, origin, Note(journal=journal), file_bytes=file_bytes)
+        files = cls(disk, origin, MemberNote(ledger=ledger), file_bytes=file_bytes)
         files._note_file = disk.open(_NOTE_FILE, create=True)
         files._note_file.write(0, [bytes(2 * SLOT_BYTES)])
         files._has_new_names = True
         return files
 
     @classmethod
-    def restore(cls, disk: Disk, *, file_bytes: int = 0) -> CopyFiles | None:
+    def restore(cls, disk: Disk, *, file_bytes: int = 0) -> MirrorFiles | None:
         """As it was left by a crash, made durable; None when no note was ever stored. Raises LogCorrupt when
-        there was one and it cannot be read: whoever forgets a fence must not answer."""
+        there was one and it cannot be read: a disk that forgets a fence must not answer."""
         try:
             note_file = disk.open(_NOTE_FILE)
         except FileMissing:
@@ -151,7 +151,7 @@ class CopyFiles:
         self.sync()
 
     def _intact(self, first: int) -> list[Range]:
-        """What lies before the watermark was synced, and is looked at when somebody asks for it."""
+        """What lies before the watermark was synced, and is looked at when a request asks for it."""
         watermark = max(self.note.watermark, first)
         known = [Range(first, watermark)] if watermark > first else []
         behind: list[Range] = []
@@ -284,7 +284,7 @@ class CopyFiles:
             self.disk.sync_dir()
         self._is_dirty = self._has_new_names = False
 
-    def _store(self, note: Note) -> None:
+    def _store(self, note: MemberNote) -> None:
         assert self._note_file is not None
         self._number += 1
         payload = msgspec.json.encode(_Kept(self.origin, note))
@@ -340,7 +340,7 @@ def _read_slot(file: File, index: int) -> tuple[int, _Kept] | None:
 READ_BYTES = 1 << 20
 
 
-class Stretches:
+class WalRangeReader:
     """Reads back the bytes of one log, in one directory, by position.
 
     The owner's log and a mirror log are the same bytes at the same positions, in files that are named by
@@ -390,7 +390,7 @@ class Stretches:
             if frame[1] < KINDS:
                 yield Record(frame[0], frame[1], frame[4])
         if at < end:
-            raise LogCorrupt(self._disk.path, "a journal's copy", at, "no intact record")
+            raise LogCorrupt(self._disk.path, "a ledger's copy", at, "no intact record")
 
     def read(self, start: int, end: int, max_bytes: int = READ_BYTES) -> bytes:
         """Whole verified records from ``start``, about ``max_bytes`` of them, at least one; empty when there

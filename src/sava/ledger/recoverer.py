@@ -1,6 +1,6 @@
 """How a ledger whose owner is gone is closed, and how a closed one is read.
 
-A ``Coordinator`` carries out one recovery (``protocol.Recovery``) with the metadata store and the disks. The
+A ``Recoverer`` carries out one recovery (``protocol.Recovery``) with the metadata store and the disks. The
 state machine says what to store and whom to ask; here are the tasks, the deadlines, and the patience:
 
 * a question that is under way is not asked a second time: a check of a long copy takes its seconds;
@@ -23,27 +23,27 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from sava.errors import RetryableError, SavaError
-from sava.ledger.live_brokers import Peers, PeerUnreachable
+from sava.ledger.live_brokers import LedgerPeers, PeerUnreachable
 from sava.ledger.protocol import (
-    Bytes,
     Check,
-    Checked,
+    CheckAnswer,
     CopyState,
     Fence,
-    Fenced,
-    JournalId,
-    JournalRecord,
-    JournalState,
+    FenceAnswer,
+    LedgerId,
+    LedgerRecord,
+    LedgerState,
     Loss,
     Message,
     Phase,
     Range,
     Read,
+    ReadAnswer,
     Recovery,
     StorageId,
 )
 from sava.ledger.protocol.record import without
-from sava.ledger.records import RecordChanged, Records
+from sava.ledger.records import LedgerRecordChanged, LedgerRecords
 from sava.metadata.commands import Compare
 from sava.metadata.errors import Deposed, OutcomeUnknown, Unavailable
 from sava.tasks import cancelled, spawn
@@ -56,33 +56,33 @@ log = logging.getLogger(__name__)
 FENCE_S: Final = 3.0
 """A disk stores a few bytes and syncs."""
 CHECK_S: Final = 120.0
-"""A disk reads all that it has of the journal."""
+"""A disk reads all that it has of the ledger."""
 COPY_S: Final = 15.0
 """Of one piece."""
 RETRY_S: Final = 0.5
 STORE_RETRY_S: Final = 0.2
 TOLD_AFTER_S: Final = 10.0
-"""A recovery that lasts longer is told of, and again whenever it waits for others."""
+"""A recovery that lasts longer is logged, and again whenever it waits for others."""
 
 
-class Coordinator:
-    """One recovery of one journal. Owned by the event loop; ``run`` is one task."""
+class Recoverer:
+    """One recovery of one ledger. Owned by the event loop; ``run`` is one task."""
 
     def __init__(
         self,
-        journal: JournalId,
-        records: Records,
-        peers: Peers,
+        ledger: LedgerId,
+        records: LedgerRecords,
+        peers: LedgerPeers,
         *,
         name: str,
         conditions: Sequence[Compare] = (),
         term: int = 0,
         spares: Callable[[], Sequence[StorageId]] = tuple,
     ) -> None:
-        """``name`` is the coordinator's, for people. ``conditions`` must hold when the claim is written,
+        """``name`` is the recoverer's, for people. ``conditions`` must hold when the claim is written,
         ``term`` (if any) when anything is. ``spares`` (at the time) may hold a copy if too few members are
         left."""
-        self.journal = journal
+        self.ledger = ledger
         self._records = records
         self._peers = peers
         self._by = f"{name}-{uuid.uuid4().hex[:12]}"
@@ -112,30 +112,30 @@ class Coordinator:
         return self._recovery.answers_needed if self._recovery is not None else 0
 
     def loss(self) -> Loss | None:
-        """What closing the journal with what is there would cost; None: it goes on by itself."""
+        """What closing the ledger with what is there would cost; None: it continues by itself."""
         is_asking = any(
             message not in self._asked for message in self._asking if isinstance(message, (Fence, Check))
         )
         return self._recovery.loss() if self._recovery is not None and not is_asking else None
 
-    def give_up(self, loss: Loss, *, why: str) -> bool:
-        """Somebody accepts exactly this loss; False if it is no longer what would be lost."""
-        if self._recovery is None or loss != self.loss() or not self._recovery.give_up(loss):
+    def accept_loss(self, loss: Loss, *, why: str) -> bool:
+        """Accept exactly this loss; False if it is no longer what would be lost."""
+        if self._recovery is None or loss != self.loss() or not self._recovery.accept_loss(loss):
             return False
-        log.warning("journals: given up, %s journal=%s loss=%s", why, self.journal, loss)
+        log.warning("ledgers: a loss is accepted, %s ledger=%s loss=%s", why, self.ledger, loss)
         self._changed.set()
         return True
 
     # -- running -----------------------------------------------------------------------------
 
-    async def run(self) -> JournalRecord | None:
-        """Until the journal is closed; None: it has no record, or somebody else recovers it. Raises Deposed,
+    async def run(self) -> LedgerRecord | None:
+        """Until the ledger is closed; None: it has no record, or another broker recovers it. Raises Deposed,
         and what keeps the record from being read."""
-        found = await self._records.get(self.journal)
-        if found is None or found.record.state is JournalState.CLOSED:
+        found = await self._records.get(self.ledger)
+        if found is None or found.record.state is LedgerState.CLOSED:
             return found.record if found is not None else None
         recovery = self._recovery = Recovery(
-            self.journal, found.record, found.revision, by=self._by, spares=self._spares()
+            self.ledger, found.record, found.revision, by=self._by, spares=self._spares()
         )
         try:
             while recovery.phase not in (Phase.CLOSED, Phase.OVERTAKEN):
@@ -163,22 +163,22 @@ class Coordinator:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether somebody is at work, and not only to be heard of."""
+        """Whether a disk is at work, and not only to be heard of."""
         return any(not isinstance(message, Fence) for message in self._asking)
 
     async def _store(self, recovery: Recovery) -> None:
         wanted = recovery.wanted
         assert wanted is not None
-        is_claim = wanted.state is JournalState.RECOVERING
+        is_claim = wanted.state is LedgerState.RECOVERING
         try:
             revision = await self._records.change(
-                self.journal,
+                self.ledger,
                 wanted,
                 revision=recovery.revision,
                 conditions=self._conditions if is_claim else (),
                 fence_term=self._term,
             )
-        except RecordChanged as changed:
+        except LedgerRecordChanged as changed:
             found = changed.found
             if found is not None and found.revision == recovery.revision:
                 # As it was: it is a condition that does not hold. The owner is there.
@@ -187,7 +187,7 @@ class Coordinator:
         except Deposed:
             raise
         except (Unavailable, OutcomeUnknown, TimeoutError) as error:
-            log.info("journals: a record is written again journal=%s error=%s", self.journal, error)
+            log.info("ledgers: writing the record again ledger=%s error=%s", self.ledger, error)
             await asyncio.sleep(STORE_RETRY_S)
         else:
             recovery.stored(revision)
@@ -197,18 +197,18 @@ class Coordinator:
     def _send(self, recovery: Recovery) -> None:
         for message in recovery.poll():
             if message not in self._asking:
-                task = spawn(self._ask(recovery, message), name=f"recovery of {self.journal}")
+                task = spawn(self._ask(recovery, message), name=f"recovery of {self.ledger}")
                 self._asking[message] = task
 
     async def _ask(self, recovery: Recovery, message: Message) -> None:
         timeout = FENCE_S if isinstance(message, Fence) else CHECK_S if isinstance(message, Check) else COPY_S
-        origin = recovery.record.fragments[0].members[0]
+        origin = recovery.record.origin
         try:
             answer = await self._peers.ask(message.storage, message, origin=origin, timeout=timeout)
         except PeerUnreachable as error:
-            log.debug("journals: no answer journal=%s error=%s", self.journal, error)
+            log.debug("ledgers: no answer ledger=%s error=%s", self.ledger, error)
         except (SavaError, TimeoutError) as error:
-            log.warning("journals: no answer journal=%s error=%s", self.journal, error)
+            log.warning("ledgers: no answer ledger=%s error=%s", self.ledger, error)
         else:
             recovery.receive(answer)
             self._changed.set()
@@ -218,19 +218,19 @@ class Coordinator:
                 self._asked.add(message)
 
     def _tell(self, recovery: Recovery) -> None:
-        """Once for everybody that is waited for."""
+        """Log once for each set of disks that is waited for."""
         loss = self.loss()
         if loss is None or self.seconds < TOLD_AFTER_S or loss.silent == self._told:
             return
         self._told = loss.silent
         log.warning(
-            "journals: a recovery waits for disks journal=%s phase=%s needed=%d disks=%s; "
-            "`sava journals recover %s` tells what it would cost to go on without them",
-            self.journal,
+            "ledgers: a recovery waits for disks ledger=%s phase=%s needed=%d disks=%s; "
+            "`sava journals recover %s` shows what it would cost to close it without them",
+            self.ledger,
             recovery.phase.value,
             recovery.answers_needed,
             ",".join(loss.silent),
-            self.journal,
+            self.ledger,
         )
 
 
@@ -242,15 +242,10 @@ VERIFY_S: Final = 90.0
 
 
 class BytesMissing(RetryableError):
-    """No disk that answers has this part of a journal."""
+    """No disk that answers has this part of a ledger."""
 
 
-def origin_of(record: JournalRecord) -> StorageId:
-    """The owner's disk."""
-    return record.fragments[0].members[0]
-
-
-class ClosedJournal:
+class LedgerReader:
     """Reads the records of a ledger that no broker writes any more, from whichever disks hold them.
 
     A ledger's bytes are at the same positions on every disk, so the reader continues with another disk
@@ -266,9 +261,9 @@ class ClosedJournal:
     wants. Owned by one task.
     """
 
-    def __init__(self, journal: JournalId, record: JournalRecord, peers: Peers, *, own: StorageId) -> None:
+    def __init__(self, ledger: LedgerId, record: LedgerRecord, peers: LedgerPeers, *, own: StorageId) -> None:
         """``own`` is this broker's disk, which is asked first."""
-        self.journal = journal
+        self.ledger = ledger
         self.record = record
         self._peers = peers
         self._own = own
@@ -290,16 +285,16 @@ class ClosedJournal:
             if answer is not None and answer.copy is not None
         }
 
-    async def _fence(self, storage: StorageId) -> Fenced | None:
+    async def _fence(self, storage: StorageId) -> FenceAnswer | None:
         try:
-            answer = await self._ask(storage, Fence(self.journal, storage, self.record.epoch), ASK_S)
+            answer = await self._ask(storage, Fence(self.ledger, storage, self.record.epoch), ASK_S)
         except (SavaError, TimeoutError):
             return None
-        return answer if isinstance(answer, Fenced) else None
+        return answer if isinstance(answer, FenceAnswer) else None
 
     @property
     def start(self) -> int:
-        """What lies before it is in registered segments, or was never part of the journal."""
+        """What lies before it is in registered segments, or was never part of the ledger."""
         floors = [copy.floor for copy in self._copies.values()]
         return max([self.record.fragments[0].start, self.record.floor, *floors])
 
@@ -318,10 +313,10 @@ class ClosedJournal:
         copy = self._copies[storage]
         part = Range(max(copy.base, copy.floor), copy.end)
         try:
-            answer = await self._ask(storage, Check(self.journal, storage, *part), VERIFY_S)
+            answer = await self._ask(storage, Check(self.ledger, storage, *part), VERIFY_S)
         except (SavaError, TimeoutError):
             return []
-        return without(part, list(answer.bad)) if isinstance(answer, Checked) else []
+        return without(part, list(answer.bad)) if isinstance(answer, CheckAnswer) else []
 
     async def records(self, start: int, end: int) -> AsyncIterator[Sequence[Record]]:
         """Of callers' kinds, a few at a time; what was given up (``record.lost``) is passed over. Raises
@@ -330,7 +325,7 @@ class ClosedJournal:
             at = part.start
             while at < part.end:
                 data = await self._read(Range(at, part.end))
-                found, at = await asyncio.to_thread(parse, data, at, origin_of(self.record))
+                found, at = await asyncio.to_thread(parse, data, at, self.record.origin)
                 yield found
 
     async def _read(self, wanted: Range) -> bytes:
@@ -340,20 +335,20 @@ class ClosedJournal:
                 continue
             try:
                 answer = await self._ask(
-                    storage, Read(self.journal, storage, wanted.start, end, READ_BYTES), READ_S
+                    storage, Read(self.ledger, storage, wanted.start, end, READ_BYTES), READ_S
                 )
             except (SavaError, TimeoutError):
                 continue
-            if isinstance(answer, Bytes) and answer.data and answer.position == wanted.start:
+            if isinstance(answer, ReadAnswer) and answer.data and answer.position == wanted.start:
                 return answer.data
         raise BytesMissing(
-            f"no disk that answers has journal {self.journal} from {wanted.start} on; asked: "
-            f"{', '.join(self._copies) or 'nobody'}"
+            f"no disk that answers has ledger {self.ledger} from {wanted.start} on; asked: "
+            f"{', '.join(self._copies) or 'none'}"
         )
 
     async def _ask(self, storage: StorageId, message: Fence | Check | Read, timeout: float) -> object:
         async with asyncio.timeout(timeout + 1):  # whatever the other side of this port does
-            return await self._peers.ask(storage, message, origin=origin_of(self.record), timeout=timeout)
+            return await self._peers.ask(storage, message, origin=self.record.origin, timeout=timeout)
 
 
 class _Received:
@@ -382,7 +377,7 @@ def parse(data: bytes, position: int, origin: StorageId) -> tuple[list[Record], 
             # A file of the log begins here, with a header that tells the seed.
             header = read_frame(file, base=position, offset=at, end=len(data), seed=0)
             if header is None or header[1] != HEADER:
-                raise LogCorrupt("journal", "received bytes", position + at, "no intact record")
+                raise LogCorrupt("ledger", "received bytes", position + at, "no intact record")
             at = header[5] - position
         assert at > before
     return records, position + at

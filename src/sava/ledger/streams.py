@@ -1,6 +1,6 @@
 """One broker's ledger on its way to one mirror, over one ordered connection.
 
-    connect ── Join ─▶ ◀─ Joined ── Append, Append … ─▶ ◀─ Durable …
+    connect ── Join ─▶ ◀─ JoinAnswer ── LedgerAppend, LedgerAppend … ─▶ ◀─ Durable …
 
 The ``Owner`` decides what to send; a ``Stream`` carries it. The newest bytes come from memory
 (``RecentBytes``); what is older is read back from the log, verified, in a worker thread. Nothing waits here:
@@ -25,16 +25,16 @@ from itertools import islice
 from typing import Any, Final
 
 from sava.errors import SavaError
-from sava.ledger.live_brokers import Registered
-from sava.ledger.mirror_log import READ_BYTES, Stretches
+from sava.ledger.live_brokers import LiveBrokers
+from sava.ledger.mirror_log import READ_BYTES, WalRangeReader
 from sava.ledger.protocol import (
     Answers,
     Durable,
-    Joined,
+    JoinAnswer,
+    LedgerRefused,
     Owner,
     Range,
-    Refusal,
-    Refused,
+    RefusalReason,
     StorageId,
 )
 from sava.ledger.wire import (
@@ -64,9 +64,9 @@ class Stream:
         owner: Owner,
         *,
         door: Door,
-        neighbours: Registered,
+        live_brokers: LiveBrokers,
         recent: RecentBytes,
-        older: Stretches,
+        older: WalRangeReader,
         heard: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -74,7 +74,7 @@ class Stream:
         self.storage = storage
         self._owner = owner
         self._door = door
-        self._neighbours = neighbours
+        self._live_brokers = live_brokers
         self._recent = recent
         self._older = older
         self._heard = heard
@@ -82,13 +82,13 @@ class Stream:
         self._joined = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._trimmed = 0
-        self.refusal: Refusal | None = None
+        self.refusal: RefusalReason | None = None
         """Why the mirror took nothing, until it does again."""
         self.answers = Answers(asyncio.get_running_loop().time())
         self.connects = 0
         self.reread_bytes = 0
         self._fail = fail
-        self._task = spawn(self._run(), name=f"journal stream to {storage}", failed=fail)
+        self._task = spawn(self._run(), name=f"ledger stream to {storage}", failed=fail)
 
     @property
     def is_joined(self) -> bool:
@@ -106,7 +106,7 @@ class Stream:
                     pause, reason = PAUSE_MIN_S, ""
                 if str(error) != reason:
                     reason = str(error)
-                    log.info("journals: no stream disk=%s error=%s", self.storage, reason or "no answer")
+                    log.info("ledgers: no stream disk=%s error=%s", self.storage, reason or "no answer")
             finally:
                 self._joined.clear()
                 self.answers.lost(asyncio.get_running_loop().time())
@@ -117,14 +117,14 @@ class Stream:
 
     async def _connected(self) -> None:
         """One connection, from its beginning to its end."""
-        neighbour = self._neighbours.find(self.storage)
-        if neighbour is None:
+        live = self._live_brokers.find(self.storage)
+        if live is None:
             raise ConnectionError("its broker is not registered")
         link = Link(self._door, self._received)
         link.resumed = self.pump
         try:
             async with asyncio.timeout(CONNECT_S):
-                await self._door.connect(neighbour.address, lambda: link)
+                await self._door.connect(live.address, lambda: link)
                 await link.is_ready
             self._link = link
             self.connects += 1
@@ -146,24 +146,24 @@ class Stream:
 
     def _received(self, answer: Answer) -> None:
         message = answer.message
-        if isinstance(message, (Joined, Durable, Refused)):
+        if isinstance(message, (JoinAnswer, Durable, LedgerRefused)):
             self._took(message)
             self._heard()
             self.pump()
 
-    def _took(self, message: Joined | Durable | Refused) -> None:
+    def _took(self, message: JoinAnswer | Durable | LedgerRefused) -> None:
         before = self._owner.durable_end(self.storage)
         self._owner.receive(message)
-        if isinstance(message, Joined):
+        if isinstance(message, JoinAnswer):
             self._joined.set()
-        elif isinstance(message, Refused):
+        elif isinstance(message, LedgerRefused):
             self.refusal = message.reason
-            if message.reason is not Refusal.GAP and self._link is not None:
+            if message.reason is not RefusalReason.GAP and self._link is not None:
                 self._link.abort(f"refused: {message.reason.name}")
         durable = self._owner.durable_end(self.storage)
         if durable > before:
             self.refusal = None
-        if durable > before or (isinstance(message, Joined) and durable >= self._owner.end):
+        if durable > before or (isinstance(message, JoinAnswer) and durable >= self._owner.end):
             self.answers.answered(asyncio.get_running_loop().time(), durable, self._owner.end)
 
     # -- sending -----------------------------------------------------------------------------
@@ -190,13 +190,13 @@ class Stream:
         try:
             data = await asyncio.get_running_loop().run_in_executor(None, read)
         except SavaError as error:
-            log.warning("journals: the own log cannot be read back position=%d error=%s", start, error)
+            log.warning("ledgers: the own log cannot be read back position=%d error=%s", start, error)
             data = b""
         finally:
             self._reading = None
         if not data:
             # Trimmed meanwhile, or not intact. The next Join says from where on the mirror can be served.
-            link.abort(f"the journal cannot be read back at {start}")
+            link.abort(f"the ledger cannot be read back at {start}")
             return
         wanted = self._owner.next_send(self.storage)
         if self._link is link and wanted is not None and wanted.start == start:
@@ -218,7 +218,7 @@ class Stream:
 RUN_BYTES: Final = 256 << 10
 """Small records are sent together up to this size."""
 MAX_RUNS: Final = 4096
-"""So many groups of the log, however small, may wait here."""
+"""At most this many groups of the log, however small, wait here."""
 
 
 class _Run:

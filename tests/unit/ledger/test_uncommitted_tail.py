@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.ledger.protocol.record import JournalFenced
+from sava.ledger.protocol.record import LedgerFenced
 from tests.patience import PATIENCE_S
 from tests.unit.ledger.hosts import Hosts, until
 
@@ -31,7 +31,7 @@ async def test_a_void_part_stays_void_after_the_journal_is_forgotten(
         record = await hosts.recover(before, through=hosts[1])
         assert record.end < await owner.journal.drained()
         owner.back()
-        with pytest.raises(JournalFenced):
+        with pytest.raises(LedgerFenced):
             await asyncio.wait_for(cut_off, PATIENCE_S)
         await owner.mirrored.lost()
         await owner.begin()
