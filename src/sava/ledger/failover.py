@@ -51,7 +51,7 @@ from typing import Final
 
 from sava.cluster import records as cluster_records
 from sava.cluster.controller import Leadership
-from sava.cluster.errors import LedgerUnknown, NothingToAbandon, NotLeader
+from sava.cluster.errors import LedgerUnknown, NotController, NothingToAbandon
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
 from sava.ledger.live_brokers import LedgerAccess, choose
@@ -508,7 +508,7 @@ class UncleanRecovery:
         self._leadership = leadership
 
     async def report(self, ledger: LedgerId) -> LossReport:
-        """What would be lost. Raises NotLeader, LedgerUnknown, NothingToAbandon."""
+        """What would be lost. Raises NotController, LedgerUnknown, NothingToAbandon."""
         stored = await self._stuck(ledger)
         if stored.record.state is LedgerState.CLOSED:
             loss = await self._missing(ledger, stored)
@@ -540,7 +540,7 @@ class UncleanRecovery:
 
     async def _stuck(self, ledger: LedgerId) -> Stored:
         if not self._leadership.term():
-            raise NotLeader
+            raise NotController
         stored = await self._access.records.get(ledger)
         if stored is None:
             raise LedgerUnknown(ledger)
