@@ -29,7 +29,7 @@ around ``published``     around the mark that it is published                   
 =======================  =======================================================  ===========
 
 In the place of the topic, decisions have the writer: ``/writers/{writer}``, and journals the broker whose
-they are: ``/journals/{broker}``.
+they are: ``/ledgers/{broker}``.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ import msgspec
 
 from sava.cli.main import main
 from sava.cluster.writer_records import WRITERS, WriterRecord
-from sava.ledger.protocol import JournalRecord
-from sava.ledger.records import JOURNALS
+from sava.ledger.protocol import LedgerRecord
+from sava.ledger.records import LEDGERS
 from sava.metadata.commands import Delete, DeletePrefix, Put, TxnResult
 from sava.metadata.raft_store import RaftStore
 from sava.records import RecordBatch
@@ -128,8 +128,8 @@ def _changes(store: RaftStore, operations: Sequence[object]) -> Iterator[tuple[s
                 yield "storage removed", _topic(key, 3)
             case DeletePrefix(key) if key.startswith(specs.TOPICS):
                 yield "removed", _topic(key, 2)
-            case Put(key) if key.startswith(JOURNALS):
-                journal = msgspec.json.decode(operation.value, type=JournalRecord)
+            case Put(key) if key.startswith(LEDGERS):
+                journal = msgspec.json.decode(operation.value, type=LedgerRecord)
                 yield f"journal {journal.state.value}", key.rpartition("/")[0]
             case Put(key) if key.startswith(WRITERS):
                 record = msgspec.json.decode(operation.value, type=WriterRecord)

@@ -22,8 +22,8 @@ from typing import Final
 
 import msgspec
 
-from sava.ledger.protocol import JournalRecord
-from sava.ledger.records import JOURNALS
+from sava.ledger.protocol import LedgerRecord
+from sava.ledger.records import LEDGERS
 from sava.metadata.commands import Batch, Delete, LeaseExpire, LeaseRevoke, Put, Txn, decode_proposal
 from sava.metadata.identity import open_state
 from sava.raft.types import EntryKind
@@ -203,8 +203,8 @@ def _changes(command: object, epochs: Counter[str]) -> Iterator[str]:
                 is_claim = state.epoch > epochs[key]
                 epochs[key] = state.epoch
                 yield "storage " + ("sealed" if state.sealed else "claimed" if is_claim else "stored")
-            case Put(key) if key.startswith(JOURNALS):
-                journal = msgspec.json.decode(operation.value, type=JournalRecord)
+            case Put(key) if key.startswith(LEDGERS):
+                journal = msgspec.json.decode(operation.value, type=LedgerRecord)
                 yield f"journal {journal.state.value}"
             case Put(key) | Delete(key):
                 yield (

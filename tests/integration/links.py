@@ -21,7 +21,7 @@ from pathlib import Path
 from sava.framing import BadFrame, FrameReader
 from sava.peers.raft_wire import GREETING, OpenJournals, decode_opening
 
-RAFT, JOURNALS = KINDS = ("raft", "journals")
+RAFT, LEDGERS = KINDS = ("raft", "journals")
 
 
 @dataclass(eq=False)
@@ -133,7 +133,7 @@ def _kind_of(first: bytes) -> str:
         return RAFT
     try:
         payloads = FrameReader().feed(first[len(GREETING) :])
-        return JOURNALS if payloads and isinstance(decode_opening(payloads[0]), OpenJournals) else RAFT
+        return LEDGERS if payloads and isinstance(decode_opening(payloads[0]), OpenJournals) else RAFT
     except BadFrame:
         return RAFT
 

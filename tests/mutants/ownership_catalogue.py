@@ -104,18 +104,18 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "o12",
         "a mirror that is about to stop is kept although another is there",
-        "sava/ledger/owner_host.py",
+        "sava/ledger/writer.py",
         "[each for each in registered if not each.is_leaving or each.storage == self.owner.own]",
         "registered",
-        tests=("tests/unit/ledger/test_owner_lives.py",),
+        tests=("tests/unit/ledger/test_generations.py",),
     ),
     Mutant(
         "o13",
         "an owner that leaves does not look after its mirrors any more",
-        "sava/ledger/owner_host.py",
+        "sava/ledger/writer.py",
         " if not each.is_leaving or each.storage == self.owner.own]",
         " if not each.is_leaving]",
-        tests=("tests/unit/ledger/test_owner_lives.py",),
+        tests=("tests/unit/ledger/test_generations.py",),
     ),
     Mutant(
         "o14",

@@ -1,4 +1,4 @@
-"""Asking: one question to a disk, one answer (``ports.Peers``), for whoever recovers a journal.
+"""Asking: one question to a disk, one answer (``ports.LedgerPeers``), for whoever recovers a journal.
 
 One connection leads to each broker that was asked, for as long as questions come. Several may be on their
 way; each has a deadline. A question to this broker's own disk takes no connection.
@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Final
 
-from sava.ledger.ports import Neighbours, PeerUnreachable
+from sava.ledger.live_brokers import LiveBrokers, PeerUnreachable
 from sava.ledger.protocol import Message, StorageId
 from sava.ledger.server import Holder
 from sava.ledger.wire import (
@@ -47,9 +47,9 @@ class _Line:
 class Asking:
     """Owned by the event loop."""
 
-    def __init__(self, door: Door, neighbours: Neighbours, own: StorageId, holder: Holder) -> None:
+    def __init__(self, door: Door, live_brokers: LiveBrokers, own: StorageId, holder: Holder) -> None:
         self._door = door
-        self._neighbours = neighbours
+        self._live_brokers = live_brokers
         self._own = own
         self._holder = holder
         self._tickets = count(1)
@@ -80,10 +80,10 @@ class Asking:
         return await future
 
     async def _ask_there(self, storage: StorageId, message: Message, origin: StorageId) -> Message:
-        neighbour = self._neighbours.find(storage)
-        if neighbour is None:
+        live = self._live_brokers.find(storage)
+        if live is None:
             raise PeerUnreachable(f"no registered broker has the disk {storage}")
-        line = await self._line(neighbour.address)
+        line = await self._line(live.address)
         ticket = next(self._tickets)
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         line.waiting[ticket] = future

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from sava.ledger.copies import Reply
 from sava.ledger.protocol import Message, StorageId
+from sava.ledger.store import Reply
 from sava.ledger.wire import Answer, decode_request, encode
 
 Write = Callable[[Sequence[bytes]], None]

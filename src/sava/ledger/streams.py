@@ -1,39 +1,42 @@
-"""Stream: the own journal on its way to one mirror, over one ordered connection.
+"""One broker's ledger on its way to one mirror, over one ordered connection.
 
-    connect ── Join ─▶ ◀─ Joined ── Append, Append … ─▶ ◀─ Durable …
+    connect ── Join ─▶ ◀─ JoinAnswer ── LedgerAppend, LedgerAppend … ─▶ ◀─ Durable …
 
-What to send is the ``Owner``'s decision; here it is carried. The newest bytes come from memory (``recent``);
-what is older is read back from the log, verified, in a worker thread. Nothing waits here: a socket that takes
-no more, or a mirror that has a window of bytes to sync, stops the sending, and the mirror is behind.
+The ``Owner`` decides what to send; a ``Stream`` carries it. The newest bytes come from memory
+(``RecentBytes``); what is older is read back from the log, verified, in a worker thread. Nothing waits here:
+a socket that takes no more, or a mirror that has a window of bytes to sync, stops the sending, and the mirror
+is behind.
 
-A connection that breaks is made anew, with pauses that grow until the mirror lets us in again; so is one
-whose mirror does not answer the Join. A mirror that lets us in and refuses the bytes (a full disk) does not
-end the growing: otherwise it would be sent the same megabytes twenty times a second. Whether a mirror that
-does not come forward is to be replaced is decided above (``owner_host``), by its ``answers``.
+A stream makes a broken connection again, with pauses that grow until the mirror lets it in; so it does when
+the mirror does not answer the Join. A mirror that lets the stream in and refuses the bytes (a full disk) does
+not end the growing: otherwise it would be sent the same megabytes twenty times a second. Whether another disk
+takes the place of a mirror that does not come forward is decided above (``writer``), by its ``answers``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from itertools import islice
+from typing import Any, Final
 
 from sava.errors import SavaError
-from sava.ledger.ports import Neighbours
+from sava.ledger.live_brokers import LiveBrokers
+from sava.ledger.mirror_log import READ_BYTES, WalRangeReader
 from sava.ledger.protocol import (
     Answers,
     Durable,
-    Joined,
+    JoinAnswer,
+    LedgerRefused,
     Owner,
     Range,
-    Refusal,
-    Refused,
+    RefusalReason,
     StorageId,
 )
-from sava.ledger.recent import RecentBytes
-from sava.ledger.stretches import READ_BYTES
 from sava.ledger.wire import (
     Answer,
     Door,
@@ -41,6 +44,8 @@ from sava.ledger.wire import (
     Request,
 )
 from sava.tasks import cancelled, spawn
+from sava.wal import Buffers
+from sava.wal.format import FRAME_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +53,6 @@ CONNECT_S: Final = 2.0
 JOIN_S: Final = 5.0
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
-
-
-class OlderBytes(Protocol):
-    """Reads back from the own log; see ``Stretches.read``."""
-
-    def read(self, start: int, end: int, max_bytes: int = ...) -> bytes: ...
 
 
 class Stream:
@@ -65,9 +64,9 @@ class Stream:
         owner: Owner,
         *,
         door: Door,
-        neighbours: Neighbours,
+        live_brokers: LiveBrokers,
         recent: RecentBytes,
-        older: OlderBytes,
+        older: WalRangeReader,
         heard: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -75,7 +74,7 @@ class Stream:
         self.storage = storage
         self._owner = owner
         self._door = door
-        self._neighbours = neighbours
+        self._live_brokers = live_brokers
         self._recent = recent
         self._older = older
         self._heard = heard
@@ -83,13 +82,13 @@ class Stream:
         self._joined = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._trimmed = 0
-        self.refusal: Refusal | None = None
+        self.refusal: RefusalReason | None = None
         """Why the mirror took nothing, until it does again."""
         self.answers = Answers(asyncio.get_running_loop().time())
         self.connects = 0
         self.reread_bytes = 0
         self._fail = fail
-        self._task = spawn(self._run(), name=f"journal stream to {storage}", failed=fail)
+        self._task = spawn(self._run(), name=f"ledger stream to {storage}", failed=fail)
 
     @property
     def is_joined(self) -> bool:
@@ -107,7 +106,7 @@ class Stream:
                     pause, reason = PAUSE_MIN_S, ""
                 if str(error) != reason:
                     reason = str(error)
-                    log.info("journals: no stream disk=%s error=%s", self.storage, reason or "no answer")
+                    log.info("ledgers: no stream disk=%s error=%s", self.storage, reason or "no answer")
             finally:
                 self._joined.clear()
                 self.answers.lost(asyncio.get_running_loop().time())
@@ -118,14 +117,14 @@ class Stream:
 
     async def _connected(self) -> None:
         """One connection, from its beginning to its end."""
-        neighbour = self._neighbours.find(self.storage)
-        if neighbour is None:
+        live = self._live_brokers.find(self.storage)
+        if live is None:
             raise ConnectionError("its broker is not registered")
         link = Link(self._door, self._received)
         link.resumed = self.pump
         try:
             async with asyncio.timeout(CONNECT_S):
-                await self._door.connect(neighbour.address, lambda: link)
+                await self._door.connect(live.address, lambda: link)
                 await link.is_ready
             self._link = link
             self.connects += 1
@@ -147,24 +146,24 @@ class Stream:
 
     def _received(self, answer: Answer) -> None:
         message = answer.message
-        if isinstance(message, (Joined, Durable, Refused)):
+        if isinstance(message, (JoinAnswer, Durable, LedgerRefused)):
             self._took(message)
             self._heard()
             self.pump()
 
-    def _took(self, message: Joined | Durable | Refused) -> None:
+    def _took(self, message: JoinAnswer | Durable | LedgerRefused) -> None:
         before = self._owner.durable_end(self.storage)
         self._owner.receive(message)
-        if isinstance(message, Joined):
+        if isinstance(message, JoinAnswer):
             self._joined.set()
-        elif isinstance(message, Refused):
+        elif isinstance(message, LedgerRefused):
             self.refusal = message.reason
-            if message.reason is not Refusal.GAP and self._link is not None:
+            if message.reason is not RefusalReason.GAP and self._link is not None:
                 self._link.abort(f"refused: {message.reason.name}")
         durable = self._owner.durable_end(self.storage)
         if durable > before:
             self.refusal = None
-        if durable > before or (isinstance(message, Joined) and durable >= self._owner.end):
+        if durable > before or (isinstance(message, JoinAnswer) and durable >= self._owner.end):
             self.answers.answered(asyncio.get_running_loop().time(), durable, self._owner.end)
 
     # -- sending -----------------------------------------------------------------------------
@@ -191,13 +190,13 @@ class Stream:
         try:
             data = await asyncio.get_running_loop().run_in_executor(None, read)
         except SavaError as error:
-            log.warning("journals: the own log cannot be read back position=%d error=%s", start, error)
+            log.warning("ledgers: the own log cannot be read back position=%d error=%s", start, error)
             data = b""
         finally:
             self._reading = None
         if not data:
             # Trimmed meanwhile, or not intact. The next Join says from where on the mirror can be served.
-            link.abort(f"the journal cannot be read back at {start}")
+            link.abort(f"the ledger cannot be read back at {start}")
             return
         wanted = self._owner.next_send(self.storage)
         if self._link is link and wanted is not None and wanted.start == start:
@@ -214,3 +213,115 @@ class Stream:
     async def close(self) -> None:
         tasks = [self._task, *([self._reading] if self._reading is not None else [])]
         await cancelled(*tasks)
+
+
+RUN_BYTES: Final = 256 << 10
+"""Small records are sent together up to this size."""
+MAX_RUNS: Final = 4096
+"""At most this many groups of the log, however small, wait here."""
+
+
+class _Run:
+    """Whole records that follow each other."""
+
+    __slots__ = ("parts", "size", "start")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.size = 0
+        self.parts: list[bytes | memoryview] = []
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    def joined(self) -> bytes:
+        """Once for all mirrors."""
+        if len(self.parts) > 1 or type(self.parts[0]) is not bytes:
+            self.parts = [b"".join(self.parts)]
+        only = self.parts[0]
+        assert type(only) is bytes
+        return only
+
+
+class RecentBytes:
+    """The newest bytes of the own log, on their way from the log's writer to the mirrors.
+
+    The log's writer hands over what it has written before it syncs (``wal.log``: the tap). The event loop
+    takes it from here and sends it, so that mirrors write and sync while the own disk does. What a mirror
+    needs and is not here any more is read back from the log's files: memory is bounded, whatever mirrors do.
+
+    Filled by the writer's thread, read by the event loop; ``_lock`` guards the runs and is held for moments
+    only.
+    """
+
+    def __init__(self, max_bytes: int, grown: Callable[[], object]) -> None:
+        """``grown`` is called on the writer's thread when there is something to send."""
+        self._max_bytes = max_bytes
+        self._grown = grown
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._runs: list[_Run] = []
+        self._starts: list[int] = []
+        self._held = 0
+        self._end = 0
+
+    @property
+    def end(self) -> int:
+        """Of what was written."""
+        return self._end
+
+    def begin(self, position: int) -> None:
+        """The tap is at this position: what comes is handed over, what lies before it never was."""
+        with self._lock:
+            self._end = max(self._end, position)
+
+    def clear(self) -> None:
+        """The tap was taken away: what comes after the next one does not continue this."""
+        with self._lock:
+            self._runs, self._starts, self._held = [], [], 0
+
+    def tap(self, position: int, records: Sequence[tuple[int, Buffers]]) -> None:
+        """(On the writer's thread.)"""
+        runs: list[_Run] = []
+        at = position
+        for size, parts in records:
+            if not runs or runs[-1].size + size > RUN_BYTES:
+                runs.append(_Run(at))
+            runs[-1].parts += parts
+            runs[-1].size += size
+            at += size
+        with self._lock:
+            self._runs += runs
+            self._starts += [run.start for run in runs]
+            self._held += at - position
+            self._end = at
+            while len(self._runs) > 1 and (self._held > self._max_bytes or len(self._runs) > MAX_RUNS):
+                self._held -= self._runs.pop(0).size
+                del self._starts[0]
+        if at - position > FRAME_BYTES:
+            # Else it is a mark, which the log leaves when it is idle; it goes with what comes next.
+            self._grown()
+
+    def take(self, position: int) -> bytes | None:
+        """Whole records from ``position``, a border, on; None when they are not here."""
+        with self._lock:
+            index = bisect_right(self._starts, position) - 1
+            if index < 0 or self._runs[index].end <= position:
+                return None
+            run = self._runs[index]
+            data = run.joined()
+            if position > run.start:
+                data = data[position - run.start :]
+            following = self._small_behind(index, len(data))
+        return b"".join([data, *following]) if following else data
+
+    def _small_behind(self, index: int, size: int) -> list[bytes]:
+        """(The lock is held.) What may go along with a run of this size."""
+        found: list[bytes] = []
+        for run in islice(self._runs, index + 1, None):
+            size += run.size
+            if size > RUN_BYTES:
+                break
+            found.append(run.joined())
+        return found

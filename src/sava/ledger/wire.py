@@ -21,9 +21,9 @@ import msgspec
 
 from sava.framing import BadFrame, FrameReader, frame_parts
 from sava.ledger.protocol import (
-    Append,
-    Bytes,
+    LedgerAppend,
     Message,
+    ReadAnswer,
     StorageId,
     WriteBack,
 )
@@ -53,7 +53,7 @@ _answers: Final = msgspec.msgpack.Decoder(Answer)
 def encode(said: Request | Answer) -> tuple[bytes, bytes]:
     """The pieces of a frame."""
     message, data = said.message, b""
-    if isinstance(message, (Append, WriteBack, Bytes)):
+    if isinstance(message, (LedgerAppend, WriteBack, ReadAnswer)):
         data = message.data
         said = msgspec.structs.replace(said, message=msgspec.structs.replace(message, data=b""))
     array = _encoder.encode(said)
@@ -78,7 +78,7 @@ def _decode(
         said = decoder.decode(memoryview(payload)[_LENGTH.size : _LENGTH.size + length])
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(f"not a message about journals of this version: {error}") from error
-    if isinstance(said.message, (Append, WriteBack, Bytes)):
+    if isinstance(said.message, (LedgerAppend, WriteBack, ReadAnswer)):
         data = payload[_LENGTH.size + length :]
         said = msgspec.structs.replace(said, message=msgspec.structs.replace(said.message, data=data))
     return said

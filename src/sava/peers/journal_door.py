@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sava.config import Auth
 from sava.errors import SavaError
 from sava.framing import BadFrame
-from sava.ledger.ports import PeerUnreachable
+from sava.ledger.live_brokers import PeerUnreachable
 from sava.metadata.failures import error_from
 from sava.peers import tls
 from sava.peers.raft_wire import (

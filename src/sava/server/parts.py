@@ -33,15 +33,13 @@ from sava.cluster.writer_maintenance import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.config import Config, JournalSettings
 from sava.errors import SavaError
-from sava.ledger.choice import choose
-from sava.ledger.failover import Failover
-from sava.ledger.lives import Lives
-from sava.ledger.losses import Losses
-from sava.ledger.mirrored import MirroredJournal
-from sava.ledger.neighbours import Registered
-from sava.ledger.owner_host import MirrorOptions
-from sava.ledger.records import Records
-from sava.ledger.salvage import Salvage
+from sava.ledger.failover import Failover, UncleanRecovery
+from sava.ledger.generations import Generations
+from sava.ledger.host import LedgerHost
+from sava.ledger.live_brokers import LedgerAccess, LiveBrokers
+from sava.ledger.records import LedgerRecords
+from sava.ledger.tail_recovery import TailRecovery
+from sava.ledger.writer import LedgerCluster, MirrorOptions
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import ClusterOperations
@@ -143,12 +141,12 @@ class Parts:
     staged: LocalStaged
     writers: Writers
     storage_id: str
-    journals: Records
-    neighbours: Registered
-    mirrored: MirroredJournal
+    journals: LedgerRecords
+    live_brokers: LiveBrokers
+    mirrored: LedgerHost
     failover: Failover
     evictor: Evictor
-    losses: Losses
+    losses: UncleanRecovery
     pipelines: Pipelines
     replication: Control
     replicating: ReplicationMaintenance
@@ -351,14 +349,14 @@ async def open_parts(
     broker = node.info().node
     objects = ObjectStore.open(config.storage.url)
     disk = LocalDisk(config.storage.journal_dir)
-    lives = Lives(disk)
+    generations = Generations(disk)
     storage = await BrokerStorage.open(
         disk,
         broker=str(broker),
         store=objects,
         metadata=store,
         options=storage_options(config, metrics),
-        void=lives.void,
+        void=generations.uncommitted_tails,
         is_mirrored=True,
         fail=node.fail,
         supervisor=supervisor,
@@ -366,18 +364,19 @@ async def open_parts(
     stops.add("storage", storage.close)
     leading = Leading(node)
     view = ClusterView(store)
-    journals = Records(store)
-    neighbours = Registered(view, journals, lambda: _addresses(node))
-    mirrored = MirroredJournal(
+    journals = LedgerRecords(store)
+    live_brokers = LiveBrokers(view, journals, lambda: _addresses(node))
+    mirrored = LedgerHost(
         broker,
         disk,
         storage.journal,
-        lives,
-        records=journals,
-        neighbours=neighbours,
-        choose=choose,
-        door=JournalDoor(config.auth, lambda: node.info().cluster),
-        brokers=lambda: _members(node),
+        generations,
+        cluster=LedgerCluster(
+            records=journals,
+            live_brokers=live_brokers,
+            door=JournalDoor(config.auth, lambda: node.info().cluster),
+            brokers=lambda: _members(node),
+        ),
         options=mirror_options(config.journal),
         renew=lambda reason: registrar.renew(reason),
         fail=node.fail,
@@ -450,18 +449,16 @@ async def open_parts(
         tend_writers=tending.run,
         prepare_move=prepare_move,
     )
+    access = LedgerAccess(journals, live_brokers, mirrored.peers, mirrored.storage)
     failover = Failover(
         view,
         store,
-        journals,
-        neighbours,
-        mirrored.peers,
-        Salvage(journals, mirrored.peers, store, objects, own=mirrored.storage),
+        access,
+        TailRecovery(journals, mirrored.peers, store, objects, own=mirrored.storage),
         leading,
         is_member=lambda each: _is_member(node, each),
         may_degrade=config.journal.degraded == "allow",
         broker=broker,
-        own=mirrored.storage,
     )
     topic_parts = Partitions(topics, store, view, owners)
     pipelines = Pipelines(store)
@@ -498,11 +495,11 @@ async def open_parts(
         writers=writers,
         storage_id=storage.identity.storage_id,
         journals=journals,
-        neighbours=neighbours,
+        live_brokers=live_brokers,
         mirrored=mirrored,
         failover=failover,
         evictor=evictor,
-        losses=Losses(failover, store, journals, neighbours, mirrored.peers, leading, own=mirrored.storage),
+        losses=UncleanRecovery(failover, store, access, leading),
         pipelines=pipelines,
         replication=replication,
         replicating=replicating,
@@ -529,7 +526,7 @@ def _observe(metrics: BrokerMetrics, parts: Parts, tending: WriterMaintenance) -
             degraded_s=lambda: mirrored.degraded_s,
             copies=lambda: mirrored.copies.count,
             failover=parts.failover,
-            neighbours=parts.neighbours,
+            live_brokers=parts.live_brokers,
         )
     )
     metrics.observe_cluster(

@@ -142,7 +142,7 @@ def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
         parts.journals,
         parts.failover,
         parts.losses,
-        parts.neighbours,
+        parts.live_brokers,
         parts.forwarder,
         lambda: parts.mirrored.owned,
     )

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sava.config import Auth
-from sava.ledger.copies import Reply
 from sava.ledger.protocol import (
     Fence,
-    Fenced,
-    JournalId,
+    FenceAnswer,
+    LedgerId,
     Message,
     StorageId,
 )
 from sava.ledger.server import Session
+from sava.ledger.store import Reply
 from sava.ledger.wire import Answer, Link, Request
 from sava.peers.journal_door import JournalDoor
 from sava.peers.raft_listener import RaftListener
@@ -33,7 +33,7 @@ from tests.unit.api.test_raft_transport import (
 __all__ = ["late"]
 """A fixture."""
 
-JOURNAL, HERE = JournalId(1, 2), StorageId("here")
+JOURNAL, HERE = LedgerId(1, 2), StorageId("here")
 
 
 class Disk:
@@ -44,7 +44,7 @@ class Disk:
 
     def receive(self, origin: StorageId, message: Message, reply: Reply) -> None:
         assert isinstance(message, Fence)
-        reply(Fenced(message.journal, message.storage, message.epoch, None))
+        reply(FenceAnswer(message.ledger, message.storage, message.epoch, None))
 
     def forget_owner(self, reply: Reply) -> None:
         self.forgotten.set()
@@ -75,7 +75,7 @@ async def test_requests_and_answers_go_over_the_raft_port(listener: RaftListener
         link.send(Request(epoch, HERE, Fence(JOURNAL, HERE, epoch)))
     for epoch in range(1, 50):
         answer = await asyncio.wait_for(answers.get(), PATIENCE_S)
-        assert answer == Answer(epoch, Fenced(JOURNAL, HERE, epoch, None))
+        assert answer == Answer(epoch, FenceAnswer(JOURNAL, HERE, epoch, None))
     link.abort()
     await asyncio.wait_for(disk.forgotten.wait(), PATIENCE_S)
 

@@ -9,9 +9,9 @@ import pytest
 from sava.api.admin.journals import JournalsService
 from sava.ledger.protocol import (
     Fragment,
-    JournalId,
-    JournalRecord,
-    JournalState,
+    LedgerId,
+    LedgerRecord,
+    LedgerState,
     StorageId,
 )
 
@@ -25,7 +25,7 @@ class Disks:
         self._present = present
 
     def find(self, storage: StorageId) -> Any:
-        return type("Neighbour", (), {"broker": 1}) if storage in self._present else None
+        return type("LiveBroker", (), {"broker": 1}) if storage in self._present else None
 
 
 class Attempts:
@@ -47,8 +47,8 @@ class Attempts:
 def test_a_closed_journal_without_its_last_copies_waits(
     present: tuple[StorageId, ...], lacks_bytes: bool, waits: bool
 ) -> None:
-    record = JournalRecord(
-        state=JournalState.CLOSED,
+    record = LedgerRecord(
+        state=LedgerState.CLOSED,
         fragments=(Fragment(0, (OWNER, FIRST, SECOND), 2),),
         qw=3,
         qa=2,
@@ -59,4 +59,4 @@ def test_a_closed_journal_without_its_last_copies_waits(
     disks: Any = Disks(*present)
     unused: Any = None
     service = JournalsService(unused, attempts, unused, disks, unused, unused)
-    assert ("waits" in service._describe(JournalId(1, 1), record).status) is waits
+    assert ("waits" in service._describe(LedgerId(1, 1), record).status) is waits

@@ -7,25 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sava.ledger.closed import parse
-from sava.ledger.ports import PeerUnreachable
+from sava.ledger.live_brokers import PeerUnreachable
 from sava.ledger.protocol import (
-    Bytes,
     Check,
-    Checked,
+    CheckAnswer,
     CopyState,
     Durable,
     Fence,
-    Fenced,
-    JournalId,
+    FenceAnswer,
+    LedgerId,
+    LedgerRefused,
     Message,
     Range,
     Read,
-    Refusal,
-    Refused,
+    ReadAnswer,
+    RefusalReason,
     StorageId,
     WriteBack,
 )
+from sava.ledger.recoverer import parse
 from sava.wal import LocalDisk, Log, LogOptions
 
 
@@ -45,15 +45,15 @@ class Copy:
 
 @dataclass
 class Disks:
-    """``mirroring.ports.Peers``."""
+    """``live_brokers.LedgerPeers``."""
 
-    copies: dict[tuple[StorageId, JournalId], Copy] = field(default_factory=dict)
+    copies: dict[tuple[StorageId, LedgerId], Copy] = field(default_factory=dict)
     known: set[StorageId] = field(default_factory=set)
     """Of brokers that are there."""
     asked: list[tuple[StorageId, Message]] = field(default_factory=list)
     before: Callable[[StorageId, Message], Awaitable[None]] | None = None
 
-    def put(self, storage: str, journal: JournalId, data: bytes, **facts: Any) -> Copy:
+    def put(self, storage: str, journal: LedgerId, data: bytes, **facts: Any) -> Copy:
         copy = self.copies[StorageId(storage), journal] = Copy(data=bytearray(data), **facts)
         self.known.add(StorageId(storage))
         return copy
@@ -72,27 +72,27 @@ class Disks:
         return self._answer(storage, message, origin)
 
     def _answer(self, storage: StorageId, message: Message, origin: StorageId) -> Message:
-        journal = message.journal
+        journal = message.ledger
         copy = self.copies.get((storage, journal))
         match message:
             case Fence(epoch=epoch):
                 copy = copy or Copy(base=-1)
                 if epoch < copy.fence:
-                    return Refused(journal, storage, Refusal.FENCED, copy.fence, copy.end)
+                    return LedgerRefused(journal, storage, RefusalReason.FENCED, copy.fence, copy.end)
                 copy.fence = epoch
                 self.copies[storage, journal] = copy
                 has_copy = copy.base >= 0
                 state = CopyState(copy.base, copy.floor, copy.end, copy.commit) if has_copy else None
-                return Fenced(journal, storage, epoch, state)
+                return FenceAnswer(journal, storage, epoch, state)
             case Check(start=start, end=end):
                 assert copy is not None
-                return Checked(journal, storage, start, end, copy.bad)
+                return CheckAnswer(journal, storage, start, end, copy.bad)
             case Read(start=start, end=end, max_bytes=max_bytes):
                 assert copy is not None
                 data = bytes(copy.data[max(0, start - copy.base) : end - copy.base])
                 is_bad = any(part.start <= start < part.end for part in copy.bad)
                 whole = b"" if is_bad or start < copy.base else _whole(data, start, max_bytes, origin)
-                return Bytes(journal, storage, start, whole)
+                return ReadAnswer(journal, storage, start, whole)
             case WriteBack(epoch=epoch, position=position, data=data):
                 copy = copy or Copy()
                 if copy.base < 0:

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Self, cast
 
 from sava.framing import BadFrame, FrameReader, frame
-from sava.ledger.choice import choose
-from sava.ledger.coordinator import Coordinator
-from sava.ledger.lives import Lives
-from sava.ledger.mirrored import MirroredJournal
-from sava.ledger.owner_host import MirrorOptions
-from sava.ledger.ports import Neighbour
-from sava.ledger.protocol import JournalId, JournalRecord, StorageId
-from sava.ledger.records import Records
+from sava.ledger.generations import Generations
+from sava.ledger.host import LedgerHost
+from sava.ledger.live_brokers import LiveBroker, LiveBrokers
+from sava.ledger.protocol import LedgerId, LedgerRecord, StorageId
+from sava.ledger.records import LedgerRecords
+from sava.ledger.recoverer import Recoverer
 from sava.ledger.server import Session
+from sava.ledger.writer import LedgerCluster, MirrorOptions
 from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage.journal import Journal, JournalOptions
@@ -50,25 +49,25 @@ def batch(base: int, *, topic: int = 1, epoch: int = 1, size: int = 100) -> Reco
     return encoded.assigned(topic_id=topic, epoch=epoch, base_offset=base)
 
 
-class Town:
-    """Who is there (``ports.Neighbours``), for all hosts alike."""
+class Town(LiveBrokers):
+    """The live brokers of all hosts, as a test wants them."""
 
     def __init__(self) -> None:
-        self.there: dict[StorageId, Neighbour] = {}
-        self._listeners: list[Callable[[], None]] = []
+        self.there: dict[StorageId, LiveBroker] = {}
+        self._waiting: list[Callable[[], None]] = []
 
-    def all(self) -> Sequence[Neighbour]:
+    def all(self) -> Sequence[LiveBroker]:
         return list(self.there.values())
 
-    def find(self, storage: StorageId) -> Neighbour | None:
+    def find(self, storage: StorageId) -> LiveBroker | None:
         return self.there.get(storage)
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        self._waiting.append(listener)
+        return lambda: self._waiting.remove(listener)
 
-    def come(self, neighbour: Neighbour) -> None:
-        self.there[neighbour.storage] = neighbour
+    def come(self, live: LiveBroker) -> None:
+        self.there[live.storage] = live
         self._tell()
 
     def go(self, storage: StorageId) -> None:
@@ -76,7 +75,7 @@ class Town:
         self._tell()
 
     def _tell(self) -> None:
-        for listener in list(self._listeners):
+        for listener in list(self._waiting):
             listener()
 
 
@@ -211,7 +210,7 @@ class Host:
         self.failures: list[BaseException] = []
         self.renewals: list[str] = []
         self.journal: Journal
-        self.mirrored: MirroredJournal
+        self.mirrored: LedgerHost
         self.incarnation = 0
 
     @property
@@ -219,30 +218,31 @@ class Host:
         return self.mirrored.storage
 
     @property
-    def id(self) -> JournalId:
-        return JournalId(self.broker, self.incarnation)
+    def id(self) -> LedgerId:
+        return LedgerId(self.broker, self.incarnation)
 
     async def open(self) -> None:
         disk = LocalDisk(self.path)
-        lives = Lives(disk)
+        generations = Generations(disk)
         self.journal = await Journal.open(
             disk,
             broker=str(self.broker),
             options=SMALL,
-            void=lives.void,
+            void=generations.uncommitted_tails,
             is_mirrored=True,
             fail=self.failures.append,
         )
-        self.mirrored = MirroredJournal(
+        self.mirrored = LedgerHost(
             self.broker,
             disk,
             self.journal,
-            lives,
-            records=self._hosts.records,
-            neighbours=self._hosts.town,
-            choose=choose,
-            door=self.door,
-            brokers=lambda: self._hosts.size,
+            generations,
+            cluster=LedgerCluster(
+                records=self._hosts.records,
+                live_brokers=self._hosts.town,
+                door=self.door,
+                brokers=lambda: self._hosts.size,
+            ),
             options=self._hosts.options,
             renew=self.renewals.append,
             fail=self.failures.append,
@@ -265,7 +265,7 @@ class Host:
         self.gate.heal()
 
     def come(self) -> None:
-        self._hosts.town.come(Neighbour(self.storage, self.broker, self.gate.address))
+        self._hosts.town.come(LiveBroker(self.storage, self.broker, self.gate.address))
 
     def register(self) -> None:
         """Under a number that was never used."""
@@ -312,7 +312,7 @@ class Hosts:
         self.size = size
         self.options = options
         self.store = MemoryStore()
-        self.records = Records(self.store)
+        self.records = LedgerRecords(self.store)
         self.town = Town()
         self.hosts = [Host(self, number, path / str(number)) for number in range(1, size + 1)]
         self._number = 0
@@ -341,14 +341,14 @@ class Hosts:
         for host in self.hosts:
             await host.begin()
 
-    async def record(self, host: Host) -> JournalRecord:
+    async def record(self, host: Host) -> LedgerRecord:
         stored = await self.records.get(host.id)
         assert stored is not None
         return stored.record
 
-    async def recover(self, journal: JournalId, *, through: Host) -> JournalRecord:
+    async def recover(self, journal: LedgerId, *, through: Host) -> LedgerRecord:
         """As the leader does when the owner is not registered under this number any more."""
         async with asyncio.timeout(PATIENCE_S):
-            closed = await Coordinator(journal, self.records, through.mirrored.peers, name="test").run()
+            closed = await Recoverer(journal, self.records, through.mirrored.peers, name="test").run()
         assert closed is not None
         return closed

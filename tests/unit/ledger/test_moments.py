@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sava.ledger.protocol import JournalState
-from sava.ledger.protocol.errors import JournalFenced
-from sava.ledger.salvage import Salvage
+from sava.ledger.protocol import LedgerState
+from sava.ledger.protocol.record import LedgerFenced
+from sava.ledger.tail_recovery import TailRecovery
 from sava.storage.catalog import Catalog
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import TopicKey
@@ -49,7 +49,7 @@ async def test_an_append_that_was_delayed_until_after_the_fence_is_refused(tmp_p
         assert record.end == max(ends)
         for mirror in mirrors:
             mirror.gate.arrive()
-        with pytest.raises(JournalFenced):
+        with pytest.raises(LedgerFenced):
             await asyncio.wait_for(late, PATIENCE_S)
         assert [durable_end(mirror, owner) for mirror in mirrors] == ends
         owner.gate.heal()
@@ -78,8 +78,10 @@ async def test_a_message_that_mirrors_have_and_nobody_was_told_of_is_there_once(
         await owner.close()
         hosts.hosts.remove(owner)
         await hosts.recover(owner.id, through=hosts[1])
-        salvage = Salvage(hosts.records, hosts[1].mirrored.peers, hosts.store, objects, own=hosts[1].storage)
-        assert (await salvage.run(owner.broker, owner.storage)).messages == 2
+        tail_recovery = TailRecovery(
+            hosts.records, hosts[1].mirrored.peers, hosts.store, objects, own=hosts[1].storage
+        )
+        assert (await tail_recovery.run(owner.broker, owner.storage)).messages == 2
         async with Cluster(tmp_path / "next", metadata=hosts.store, store=objects).broker() as broker:
             log = await broker.open_topic(TOPIC, epoch=2)
             assert log.next_offset == 2
@@ -112,7 +114,7 @@ async def test_a_broker_that_is_removed_while_it_holds_copies_is_missed_by_nobod
         await owner.stop()
         await owner.open()
         closed = await hosts.recover(before, through=left)
-        assert (closed.state, closed.lost) == (JournalState.CLOSED, ())
+        assert (closed.state, closed.lost) == (LedgerState.CLOSED, ())
         assert closed.end >= end
         await owner.begin()
         assert owner.journal.index(1).ranges == [(0, 40)]

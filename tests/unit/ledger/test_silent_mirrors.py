@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sava.ledger.copy_files import CopyFiles
-from sava.ledger.owner_host import MirrorOptions, OwnedJournal
-from sava.ledger.protocol import Refusal
+from sava.ledger.mirror_log import MirrorFiles
+from sava.ledger.protocol import RefusalReason
+from sava.ledger.writer import LedgerWriter, MirrorOptions
 from sava.wal import DiskFull
 from tests.patience import PATIENCE_S
 from tests.unit.ledger.hosts import Host, Hosts, until
@@ -20,7 +20,7 @@ PAIR = MirrorOptions(write_quorum=2, ack_quorum=2)
 """The owner and one mirror, both of which must have a message; the timeout is the default of 5 s."""
 
 
-def owned_by(host: Host) -> OwnedJournal:
+def owned_by(host: Host) -> LedgerWriter:
     assert host.mirrored.owned is not None
     return host.mirrored.owned
 
@@ -28,15 +28,15 @@ def owned_by(host: Host) -> OwnedJournal:
 @contextmanager
 def full_disk(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The copies that this host keeps take no more bytes."""
-    real = CopyFiles._write
+    real = MirrorFiles._write
 
-    def write(files: CopyFiles, position: int, buffers: list[bytes]) -> None:
+    def write(files: MirrorFiles, position: int, buffers: list[bytes]) -> None:
         if files.disk.path.startswith(f"{host.path}/"):
             raise DiskFull("full")
         real(files, position, buffers)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CopyFiles, "_write", write)
+        patch.setattr(MirrorFiles, "_write", write)
         yield
 
 
@@ -94,7 +94,7 @@ async def test_a_full_mirror_that_is_the_last_one_is_asked_again_about_every_sec
         stream = owned_by(owner)._streams[b.storage]
         with full_disk(b, monkeypatch):
             waiting = owner.append(1)
-            await until(lambda: stream.refusal is Refusal.FULL, "b has refused")
+            await until(lambda: stream.refusal is RefusalReason.FULL, "b has refused")
             before = stream.connects
             await asyncio.sleep(2.0)  # the time itself is what is tested
             assert 1 <= stream.connects - before <= 8

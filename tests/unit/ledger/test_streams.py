@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sava.ledger.owner_host import MirrorOptions
-from sava.ledger.protocol import Refusal
-from sava.ledger.recent import MAX_RUNS, RUN_BYTES, RecentBytes
-from sava.ledger.stretches import Stretches
+from sava.ledger.mirror_log import WalRangeReader
+from sava.ledger.protocol import RefusalReason
+from sava.ledger.streams import MAX_RUNS, RUN_BYTES, RecentBytes
+from sava.ledger.writer import MirrorOptions
 from sava.wal import LocalDisk
 from tests.patience import PATIENCE_S
 from tests.unit.ledger.disks import Writing
@@ -70,7 +70,7 @@ def test_read_back_is_verified_and_cut_between_records(tmp_path: Path) -> None:
     writing = Writing(tmp_path, file_bytes=4096)
     positions = [writing.append(1, [b"x" * 500])[0] for _ in range(40)]
     whole, end = writing.bytes(), writing.log.end
-    stretches = Stretches(LocalDisk(tmp_path), origin=writing.origin)
+    stretches = WalRangeReader(LocalDisk(tmp_path), origin=writing.origin)
     at, found = 512, b""
     while at < end:
         data = stretches.read(at, end, 1500)
@@ -143,7 +143,7 @@ async def test_a_mirror_that_has_no_room_is_replaced(tmp_path: Path) -> None:
         stream = owned._streams[full]
         # Whatever it answers forgets refusals: nothing is to be on its way.
         await until(lambda: owned.owner.durable_end(full) >= owned.owner.end, "it has everything")
-        stream.refusal = Refusal.FULL
+        stream.refusal = RefusalReason.FULL
         await until(lambda: full not in owned.owner.record.last.members, "it is replaced")
         assert len(owned.owner.record.last.members) == 3
         await owner.append(1)

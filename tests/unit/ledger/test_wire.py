@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from sava.framing import BadFrame, FrameReader
-from sava.ledger.ports import Neighbour, PeerUnreachable
+from sava.ledger.live_brokers import LiveBroker, PeerUnreachable
 from sava.ledger.protocol import (
-    Append,
-    Bytes,
     Durable,
     Fence,
-    Fenced,
-    JournalId,
+    FenceAnswer,
+    LedgerAppend,
+    LedgerId,
+    LedgerRefused,
     Message,
-    Refusal,
-    Refused,
+    ReadAnswer,
+    RefusalReason,
     StorageId,
     WriteBack,
 )
@@ -32,18 +32,18 @@ from sava.ledger.wire import (
 from tests.patience import PATIENCE_S
 from tests.unit.ledger.hosts import Hosts
 
-JOURNAL = JournalId(1, 2)
+JOURNAL = LedgerId(1, 2)
 HERE = StorageId("here")
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Append(JOURNAL, HERE, 0, 512, b"records" * 1000, 400, 100),
+        LedgerAppend(JOURNAL, HERE, 0, 512, b"records" * 1000, 400, 100),
         WriteBack(JOURNAL, HERE, 3, 512, b"records"),
-        Bytes(JOURNAL, HERE, 512, b""),
+        ReadAnswer(JOURNAL, HERE, 512, b""),
         Fence(JOURNAL, HERE, 4),
-        Refused(JOURNAL, HERE, Refusal.GAP, 1, 99),
+        LedgerRefused(JOURNAL, HERE, RefusalReason.GAP, 1, 99),
     ],
 )
 def test_what_is_sent_is_what_arrives(message: Message) -> None:
@@ -56,7 +56,7 @@ def test_what_is_sent_is_what_arrives(message: Message) -> None:
 
 
 def test_damaged_data_does_not_arrive() -> None:
-    head, body = encode(Request(0, HERE, Append(JOURNAL, HERE, 0, 512, b"records")))
+    head, body = encode(Request(0, HERE, LedgerAppend(JOURNAL, HERE, 0, 512, b"records")))
     with pytest.raises(BadFrame, match="damaged"):
         FrameReader().feed(head + body.replace(b"c", b"k"))
 
@@ -76,15 +76,15 @@ async def test_a_disk_is_asked_wherever_it_is(tmp_path: Path) -> None:
         for host in here, there:
             fence = Fence(JOURNAL, host.storage, 1)
             answer = await here.mirrored.peers.ask(host.storage, fence, origin=origin, timeout=PATIENCE_S)
-            assert answer == Fenced(JOURNAL, host.storage, 1, None)
-        many = [Fence(JournalId(1, number), there.storage, 1) for number in range(3, 40)]
+            assert answer == FenceAnswer(JOURNAL, host.storage, 1, None)
+        many = [Fence(LedgerId(1, number), there.storage, 1) for number in range(3, 40)]
         answers = await asyncio.gather(
             *(
                 here.mirrored.peers.ask(there.storage, each, origin=origin, timeout=PATIENCE_S)
                 for each in many
             )
         )
-        assert [answer.journal for answer in answers] == [each.journal for each in many]
+        assert [answer.ledger for answer in answers] == [each.ledger for each in many]
 
 
 async def test_a_disk_that_is_not_reached_is_named_within_the_deadline(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def test_a_disk_that_is_not_reached_is_named_within_the_deadline(tmp_path:
         with pytest.raises(PeerUnreachable, match=there.storage):
             await ask(there.storage, fence, origin=origin, timeout=5)
         there.gate.heal()
-        assert isinstance(await ask(there.storage, fence, origin=origin, timeout=PATIENCE_S), Fenced)
+        assert isinstance(await ask(there.storage, fence, origin=origin, timeout=PATIENCE_S), FenceAnswer)
         there.gate.drop()  # the connection that is kept
         later = Fence(JOURNAL, there.storage, 2)
         for _ in range(2):  # the first may still meet the old one
@@ -110,18 +110,18 @@ async def test_a_disk_that_is_not_reached_is_named_within_the_deadline(tmp_path:
                 break
             except PeerUnreachable:
                 continue
-        assert isinstance(answer, Fenced)
+        assert isinstance(answer, FenceAnswer)
 
 
 async def test_a_broker_with_another_disk_says_whose_it_is(tmp_path: Path) -> None:
     async with Hosts(2, tmp_path) as hosts:
         here, there = hosts[0], hosts[1]
         former = StorageId("former")
-        hosts.town.there[former] = Neighbour(former, there.broker, there.gate.address)
+        hosts.town.there[former] = LiveBroker(former, there.broker, there.gate.address)
         answer = await here.mirrored.peers.ask(
             former, Fence(JOURNAL, former, 1), origin=StorageId("origin"), timeout=10
         )
-        assert answer == Refused(JOURNAL, there.storage, Refusal.OTHER_DISK)
+        assert answer == LedgerRefused(JOURNAL, there.storage, RefusalReason.OTHER_DISK)
 
 
 async def test_an_owner_of_an_own_journal_is_not_let_in_and_an_unknown_life_is_not_empty(
@@ -130,13 +130,13 @@ async def test_an_owner_of_an_own_journal_is_not_let_in_and_an_unknown_life_is_n
     async with Hosts(1, tmp_path) as hosts:
         host = hosts[0]
         await host.begin()
-        unknown = Fence(JournalId(host.broker, 99), host.storage, 1)
+        unknown = Fence(LedgerId(host.broker, 99), host.storage, 1)
         answer = await host.mirrored.peers.ask(host.storage, unknown, origin=host.storage, timeout=PATIENCE_S)
-        assert answer == Refused(unknown.journal, host.storage, Refusal.NOT_JOINED)
-        append = Append(host.id, host.storage, 0, 512, b"x")
+        assert answer == LedgerRefused(unknown.ledger, host.storage, RefusalReason.NOT_JOINED)
+        append = LedgerAppend(host.id, host.storage, 0, 512, b"x")
         answer = await host.mirrored.peers.ask(host.storage, append, origin=host.storage, timeout=PATIENCE_S)
-        assert isinstance(answer, Refused)
-        assert answer.reason is Refusal.FENCED
+        assert isinstance(answer, LedgerRefused)
+        assert answer.reason is RefusalReason.FENCED
         write_back = WriteBack(host.id, host.storage, 1, 0, b"x")
         answer = await host.mirrored.peers.ask(
             host.storage, write_back, origin=host.storage, timeout=PATIENCE_S

@@ -16,23 +16,21 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message
 
 from sava.api.messages import to_message
+from sava.cluster.errors import LedgerUnknown
 from sava.cluster.records import JournalUnknown
 from sava.errors import SavaError
-from sava.ledger.closed import origin_of
-from sava.ledger.failover import Failover
-from sava.ledger.losses import Losses, Prospect
-from sava.ledger.neighbours import Registered
-from sava.ledger.owner_host import OwnedJournal
-from sava.ledger.ports import Stored
+from sava.ledger.failover import Failover, LossReport, UncleanRecovery
+from sava.ledger.live_brokers import LiveBrokers
 from sava.ledger.protocol import (
-    JournalId,
-    JournalRecord,
-    JournalState,
+    LedgerId,
+    LedgerRecord,
+    LedgerState,
     Loss,
     Range,
     StorageId,
 )
-from sava.ledger.records import Records
+from sava.ledger.records import LedgerRecords, Stored
+from sava.ledger.writer import LedgerWriter
 from sava.peers import faults
 from sava.peers.forwarding import Forwarder
 from sava.peers.relays import is_forwarded
@@ -50,18 +48,18 @@ Reply = TypeVar("Reply", pb.ListJournalsResponse, pb.Journal)
 class JournalsService(rpc.JournalsServicer):
     def __init__(
         self,
-        records: Records,
+        records: LedgerRecords,
         failover: Failover,
-        losses: Losses,
-        neighbours: Registered,
+        losses: UncleanRecovery,
+        live_brokers: LiveBrokers,
         forwarder: Forwarder,
-        own: Callable[[], OwnedJournal | None],
+        own: Callable[[], LedgerWriter | None],
     ) -> None:
         """``own`` is the journal that this broker writes."""
         self._records = records
         self._failover = failover
         self._losses = losses
-        self._neighbours = neighbours
+        self._live_brokers = live_brokers
         self._forwarder = forwarder
         self._own = own
 
@@ -78,7 +76,7 @@ class JournalsService(rpc.JournalsServicer):
         async with faults.told(context):
             journal, stored = _one_of(await self._records.of(request.broker_id), request)
             described = self._describe(journal, stored.record)
-            if stored.record.state is JournalState.OPEN:
+            if stored.record.state is LedgerState.OPEN:
                 await self._add_positions(journal, described)
             if described.status == BY_THE_LEADER:
                 return await self._as_the_leader_tells(DESCRIBE, request, described, context)
@@ -88,24 +86,24 @@ class JournalsService(rpc.JournalsServicer):
         self, request: pb.RecoverJournalRequest, context: Any
     ) -> pb.RecoverJournalResponse:
         async with faults.told(context):
-            journal = JournalId(request.broker_id, request.incarnation)
+            journal = LedgerId(request.broker_id, request.incarnation)
             if request.HasField("accepted"):
                 loss = _loss_of(request.accepted)
-                is_accepted = await self._losses.give_up(journal, loss)
+                is_accepted = await self._losses.accept(journal, loss)
                 return pb.RecoverJournalResponse(loss=request.accepted, accepted=is_accepted)
-            return _told(await self._losses.prospect(journal))
+            return _told(await self._losses.report(journal))
 
     # -- describing ----------------------------------------------------------------------------
 
-    def _describe(self, journal: JournalId, record: JournalRecord) -> pb.Journal:
-        origin = origin_of(record)
+    def _describe(self, journal: LedgerId, record: LedgerRecord) -> pb.Journal:
+        origin = record.origin
         storages = dict.fromkeys((*record.storages, *record.holders))
         return pb.Journal(
             broker_id=journal.broker,
             incarnation=journal.incarnation,
             state=record.state.value,
             status=self._status(journal, record),
-            degraded=record.is_degraded and record.state is JournalState.OPEN,
+            degraded=record.is_degraded and record.state is LedgerState.OPEN,
             write_quorum=record.qw,
             ack_quorum=record.qa,
             epoch=record.epoch,
@@ -120,12 +118,12 @@ class JournalsService(rpc.JournalsServicer):
             error=self._failover.trouble(journal, origin),
         )
 
-    def _status(self, journal: JournalId, record: JournalRecord) -> str:
-        origin = self._neighbours.find(origin_of(record))
-        if record.state is JournalState.CLOSED:
+    def _status(self, journal: LedgerId, record: LedgerRecord) -> str:
+        origin = self._live_brokers.find(record.origin)
+        if record.state is LedgerState.CLOSED:
             return "served by its broker" if origin is not None else self._status_of_tails(record)
         if self._failover.is_continued(journal):
-            return "written" if record.state is JournalState.OPEN else "about to be ended"
+            return "written" if record.state is LedgerState.OPEN else "about to be ended"
         coordinator = self._failover.recovery(journal)
         if coordinator is None:
             return BY_THE_LEADER
@@ -137,16 +135,16 @@ class JournalsService(rpc.JournalsServicer):
             f"{needed} more disk{'s' if needed > 1 else ''}" if needed else "a part that no disk has intact"
         )
 
-    def _status_of_tails(self, record: JournalRecord) -> str:
+    def _status_of_tails(self, record: LedgerRecord) -> str:
         """Of a closed journal whose own disk is gone. Any broker can say that no disk with all of it is
         registered; that the disks which are there lack a part, only the broker that read them."""
-        is_held = any(self._neighbours.find(holder) is not None for holder in record.holders)
-        if is_held and not self._failover.lacks_bytes(origin_of(record)):
+        is_held = any(self._live_brokers.find(holder) is not None for holder in record.holders)
+        if is_held and not self._failover.lacks_bytes(record.origin):
             return "its topics go to others"
         return "its topics go to others, waits for a part that no disk has intact"
 
-    def _member(self, storage: StorageId, origin: StorageId, record: JournalRecord) -> pb.JournalMember:
-        neighbour = self._neighbours.find(storage)
+    def _member(self, storage: StorageId, origin: StorageId, record: LedgerRecord) -> pb.JournalMember:
+        neighbour = self._live_brokers.find(storage)
         return pb.JournalMember(
             storage_id=storage,
             broker_id=neighbour.broker if neighbour is not None else 0,
@@ -164,9 +162,9 @@ class JournalsService(rpc.JournalsServicer):
             return own
         return own if told is None else told
 
-    async def _add_positions(self, journal: JournalId, described: pb.Journal) -> None:
+    async def _add_positions(self, journal: LedgerId, described: pb.Journal) -> None:
         own = self._own()
-        if own is not None and own.owner.journal == journal:
+        if own is not None and own.owner.ledger == journal:
             _add_own_positions(own, described)
         elif journal.broker != self._forwarder.broker and self._failover.is_continued(journal):
             request = pb.DescribeJournalRequest(broker_id=journal.broker, incarnation=journal.incarnation)
@@ -180,7 +178,7 @@ class JournalsService(rpc.JournalsServicer):
                 described.CopyFrom(answer)
 
 
-def _add_own_positions(own: OwnedJournal, described: pb.Journal) -> None:
+def _add_own_positions(own: LedgerWriter, described: pb.Journal) -> None:
     owner = own.owner
     durable = owner.own_durable
     described.positions.CopyFrom(
@@ -191,25 +189,23 @@ def _add_own_positions(own: OwnedJournal, described: pb.Journal) -> None:
         member.behind = max(0, owner.end - member.durable)
 
 
-def _one_of(
-    found: Mapping[JournalId, Stored], request: pb.DescribeJournalRequest
-) -> tuple[JournalId, Stored]:
-    wanted = JournalId(request.broker_id, request.incarnation)
+def _one_of(found: Mapping[LedgerId, Stored], request: pb.DescribeJournalRequest) -> tuple[LedgerId, Stored]:
+    wanted = LedgerId(request.broker_id, request.incarnation)
     if not request.incarnation and found:
         wanted = max(found)
     if wanted not in found:
-        raise JournalUnknown(wanted)
+        raise LedgerUnknown(wanted)
     return wanted, found[wanted]
 
 
-def _told(prospect: Prospect) -> pb.RecoverJournalResponse:
-    loss = pb.JournalLoss(missing=map(_range, prospect.loss.missing), silent=prospect.loss.silent)
-    if prospect.loss.unknown_from is not None:
-        loss.unknown_from = prospect.loss.unknown_from
+def _told(report: LossReport) -> pb.RecoverJournalResponse:
+    loss = pb.JournalLoss(missing=map(_range, report.loss.missing), silent=report.loss.silent)
+    if report.loss.unknown_from is not None:
+        loss.unknown_from = report.loss.unknown_from
     return pb.RecoverJournalResponse(
         loss=loss,
-        answers_needed=prospect.answers_needed,
-        topics=[to_message(pb.TopicLoss, each) for each in prospect.topics],
+        answers_needed=report.answers_needed,
+        topics=[to_message(pb.TopicLoss, each) for each in report.topics],
     )
 
 

@@ -24,23 +24,23 @@ from prometheus_client.registry import Collector
 
 from sava.config import Config
 from sava.ledger.failover import Failover
-from sava.ledger.neighbours import Registered
-from sava.ledger.owner_host import OwnedJournal
+from sava.ledger.live_brokers import LiveBrokers
 from sava.ledger.protocol import StorageId
+from sava.ledger.writer import LedgerWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalSources:
     """What is read when scraped."""
 
-    own: Callable[[], OwnedJournal | None]
+    own: Callable[[], LedgerWriter | None]
     fences: Callable[[], int]
     """How often this broker's disk was fenced, for its own journals."""
     degraded_s: Callable[[], float]
     """Over all lives of the journal in this process."""
     copies: Callable[[], int]
     failover: Failover
-    neighbours: Registered
+    live_brokers: LiveBrokers
 
 
 class JournalCollector(Collector):
@@ -95,7 +95,7 @@ class JournalCollector(Collector):
         )
 
     def _broker_of(self, storage: StorageId) -> str:
-        neighbour = self._parts.neighbours.find(storage)
+        neighbour = self._parts.live_brokers.find(storage)
         return str(neighbour.broker) if neighbour is not None else ""
 
     def _of_failover(self) -> Iterable[Metric]:
@@ -105,11 +105,23 @@ class JournalCollector(Collector):
             ("sava_journal_claims", "Recoveries of others' journals begun by this broker.", figures.claims),
             ("sava_journal_recoveries", "Journals of others that it has closed.", figures.recoveries),
             ("sava_journal_recovery_seconds", "Time until they were closed.", figures.recovery_seconds),
-            ("sava_journal_salvages", "Disks whose journals this broker has salvaged.", figures.salvages),
-            ("sava_journal_salvage_seconds", "Time that salvages took.", figures.salvage_seconds),
-            ("sava_journal_salvaged_topics", "Topics that were salvaged.", figures.salvaged_topics),
-            ("sava_journal_salvaged_messages", "Messages that were salvaged.", figures.salvaged_messages),
-            ("sava_journal_salvaged_bytes", "Bytes of messages that were salvaged.", figures.salvaged_bytes),
+            (
+                "sava_journal_tail_recoveries",
+                "Disks whose tails this broker has recovered.",
+                figures.tail_recoveries,
+            ),
+            (
+                "sava_journal_tail_recovery_seconds",
+                "Time that tail recoveries took.",
+                figures.tail_recovery_seconds,
+            ),
+            ("sava_journal_recovered_topics", "Topics whose tail was recovered.", figures.recovered_topics),
+            ("sava_journal_recovered_messages", "Messages of recovered tails.", figures.recovered_messages),
+            (
+                "sava_journal_recovered_bytes",
+                "Bytes of messages of recovered tails.",
+                figures.recovered_bytes,
+            ),
         ):
             yield CounterMetricFamily(name, text, value=value)
         yield _gauge(

@@ -22,7 +22,7 @@ healthy mirrors the moment it continues.
 **Avoided.** A mirror that failed is not chosen for ``AVOID_S``. One that refused is not chosen for
 ``FIRST_REFUSED_S``, and for twice as long with each further refusal, up to ``LONGEST_REFUSED_S``:
 
-    0 s   b's disk is full, b refuses           avoided for 1 s; the journal has two copies
+    0 s   b's disk is full, b refuses           avoided for 1 s; the ledger has two copies
     1 s   b is tried again, and refuses         avoided for 2 s
     2 s   b has room again
     3 s   b is tried again, and takes it        three copies; with a fixed minute: not before 60 s
@@ -41,7 +41,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from sava.ledger.protocol.types import StorageId
+from sava.ledger.protocol.record import StorageId
 
 FLOOR_S: Final = 1.0
 FACTOR: Final = 5.0
@@ -66,7 +66,7 @@ class Answers:
         self._delays: deque[float] = deque(maxlen=KEPT_ANSWERS)
 
     def expect(self, now: float, end: int) -> None:
-        """The journal has grown to ``end``, or the connection is lost: the mirror owes an answer."""
+        """The ledger has grown to ``end``, or the connection is lost: the mirror owes an answer."""
         if self._owed_since is None:
             self._owed_since = now
         if self._mark is None:
@@ -104,7 +104,7 @@ class Answers:
 
 
 class Health:
-    """Of all mirrors of one journal."""
+    """Of all mirrors of one ledger."""
 
     def __init__(self, *, longest_s: float, floor_s: float = FLOOR_S) -> None:
         self._longest_s = longest_s

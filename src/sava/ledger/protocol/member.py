@@ -1,19 +1,19 @@
-"""Member: one disk's copy of one journal.
+"""LedgerMember: one disk's copy of one ledger.
 
 It takes bytes that continue what it has, says how far they are durable, and obeys the greatest epoch that it
 was told. Two promises make recovery sound:
 
-**Said is synced.** ``Durable`` and ``Fenced`` leave after the sync that covers them.
+**Said is synced.** ``Durable`` and ``FenceAnswer`` leave after the sync that covers them.
 
 **The fence and the end are one step.** From the moment a fence is taken, nothing of a lower epoch is; what
-was taken before is synced, then the fence is stored, then both are told together:
+was taken before is synced, then the fence is stored, then both are said together:
 
-    member   has 100, is told Fence(1), answers "100"         (the fence only in memory)
+    member   has 100, hears Fence(1), answers "100"         (the fence only in memory)
     power    is cut; the member returns, knows of no fence
     owner    sends 100..120; the member syncs, says Durable(120); acknowledged
-    recovery closes the journal at 100                        → lost
+    recovery closes the ledger at 100                        → lost
 
-A disk that knows nothing of the journal is fenced all the same: it stores the epoch and answers that it has
+A disk that knows nothing of the ledger is fenced all the same: it stores the epoch and answers that it has
 no copy. That is an answer, and it counts, because it is given by the disk that is listed: had it ever said
 Durable, it would have a copy.
 
@@ -23,12 +23,12 @@ still answers for its end, and says which part it cannot give back. A bad record
 for a torn write, and the copy ends there. So the watermark follows the data closely: with each note, after
 every ``note_bytes``, and when nothing else is to be done.
 
-The host's part: do each ``Work`` in this order and then call ``done``: begin the copy anew if ``base`` is
+The host's part: do each ``Work`` in this order and then call ``done``: begin the copy again if ``base`` is
 there; write ``writes``; sync; store ``note`` in place of the former one and sync; delete what lies before
 ``floor``. Nothing else is to be written meanwhile. When a write finds no room: take back all of this work's
 writes, then ``refuse``; when only the note finds none, the writes stay (others may have got them, if this is
 the owner's disk): ``done`` without it, and try again later. When a write or sync fails: stop the process;
-this object must hear of nothing more, and nobody of it. ``Check`` and ``Read`` are the host's alone: only
+this object must hear of nothing more, and no broker of it. ``Check`` and ``Read`` are the host's alone: only
 what is durable, and only what verifies. After a restart: scan the data, ``held_after_restart``, cut off what
 is torn, write again what lies behind the watermark, and sync, before the first message.
 """
@@ -41,26 +41,26 @@ from dataclasses import dataclass
 import msgspec
 
 from sava.ledger.protocol.messages import (
-    Append,
     CopyState,
     Durable,
     Fence,
-    Fenced,
+    FenceAnswer,
     Join,
-    Joined,
+    JoinAnswer,
+    LedgerAppend,
+    LedgerRefused,
     Message,
-    Refusal,
-    Refused,
+    RefusalReason,
     Trim,
     WriteBack,
 )
-from sava.ledger.protocol.types import JournalId, Range, StorageId
+from sava.ledger.protocol.record import LedgerId, Range, StorageId
 
 
-class Note(msgspec.Struct, frozen=True, kw_only=True):
+class MemberNote(msgspec.Struct, frozen=True, kw_only=True):
     """What is stored beside the data."""
 
-    journal: JournalId
+    ledger: LedgerId
     fence: int = 0
     base: int | None = None
     """None: there is no copy, only a fence."""
@@ -77,7 +77,7 @@ class Work:
     base: int | None
     """Begin the copy here; whatever there was of one goes."""
     writes: tuple[tuple[int, bytes], ...]
-    note: Note | None
+    note: MemberNote | None
     floor: int | None
     """Delete what lies before it."""
 
@@ -91,7 +91,7 @@ class Kept:
     """Before ``end``, and not to be given back."""
 
 
-def held_after_restart(note: Note, intact: Sequence[Range]) -> Kept:
+def held_after_restart(note: MemberNote, intact: Sequence[Range]) -> Kept:
     """``intact`` are the stretches of verified records from ``max(base, floor)`` on, in order."""
     assert note.base is not None
     at = max(note.base, note.floor)
@@ -108,21 +108,21 @@ def held_after_restart(note: Note, intact: Sequence[Range]) -> Kept:
     return Kept(at, tuple(bad))
 
 
-class Member:
+class LedgerMember:
     """Owned by one task."""
 
     def __init__(
         self,
         storage: StorageId,
-        note: Note,
+        note: MemberNote,
         *,
         end: int = 0,
         note_bytes: int = 4 << 20,
     ) -> None:
-        """``note`` as it was stored (a new one for a journal that is not known here), and the durable end of
+        """``note`` as it was stored (a new one for a ledger that is not known here), and the durable end of
         its copy."""
         self.storage = storage
-        self.journal = note.journal
+        self.ledger = note.ledger
         self._note = note
         """As stored."""
         self._note_bytes = note_bytes
@@ -151,12 +151,12 @@ class Member:
 
     # -- messages ----------------------------------------------------------------------------
 
-    def receive(self, message: Join | Append | Fence | WriteBack | Trim) -> list[Message]:
+    def receive(self, message: Join | LedgerAppend | Fence | WriteBack | Trim) -> list[Message]:
         """Take a message; what can be answered at once. More is answered by ``done``."""
         if message.storage != self.storage:
-            return [Refused(self.journal, self.storage, Refusal.OTHER_DISK)]
+            return [LedgerRefused(self.ledger, self.storage, RefusalReason.OTHER_DISK)]
         if message.epoch < self._fence:
-            return [Refused(self.journal, self.storage, Refusal.FENCED, self._fence, self._end)]
+            return [LedgerRefused(self.ledger, self.storage, RefusalReason.FENCED, self._fence, self._end)]
         if isinstance(message, Fence):
             return self._take_fence(message)
         if isinstance(message, Trim):
@@ -174,7 +174,7 @@ class Member:
         if self._base is None or self._end < message.floor:
             self._begin(message.start)
         self._raise_floor(message.floor)
-        return [Joined(self.journal, self.storage, self._end, self._durable)]
+        return [JoinAnswer(self.ledger, self.storage, self._end, self._durable)]
 
     def _begin(self, base: int) -> None:
         self._base = self._new_base = self._end = base
@@ -182,16 +182,16 @@ class Member:
 
     def _take(self, position: int, data: bytes) -> list[Message]:
         if self._base is None:
-            return [Refused(self.journal, self.storage, Refusal.NOT_JOINED, self._fence)]
+            return [LedgerRefused(self.ledger, self.storage, RefusalReason.NOT_JOINED, self._fence)]
         if position > self._end:
-            return [Refused(self.journal, self.storage, Refusal.GAP, self._fence, self._end)]
+            return [LedgerRefused(self.ledger, self.storage, RefusalReason.GAP, self._fence, self._end)]
         # All that is ever sent is one stream: what is here already is the same bytes.
         news = data[self._end - position :]
         if news:
             self._writes.append((self._end, news))
             self._end += len(news)
         elif self._durable >= position + len(data):
-            return [Durable(self.journal, self.storage, self._durable)]
+            return [Durable(self.ledger, self.storage, self._durable)]
         return []
 
     def _take_fence(self, message: Fence) -> list[Message]:
@@ -201,13 +201,13 @@ class Member:
 
     def _write_back(self, message: WriteBack) -> list[Message]:
         if message.epoch != self._fence:
-            return [Refused(self.journal, self.storage, Refusal.FENCED, self._fence, self._end)]
+            return [LedgerRefused(self.ledger, self.storage, RefusalReason.FENCED, self._fence, self._end)]
         if message.is_first and (self._base is None or self._end < message.position):
             self._begin(message.position)
         if self._base is None:
-            return [Refused(self.journal, self.storage, Refusal.NOT_JOINED, self._fence)]
+            return [LedgerRefused(self.ledger, self.storage, RefusalReason.NOT_JOINED, self._fence)]
         if not self._base <= message.position <= self._end:
-            return [Refused(self.journal, self.storage, Refusal.GAP, self._fence, self._end)]
+            return [LedgerRefused(self.ledger, self.storage, RefusalReason.GAP, self._fence, self._end)]
         # What is here already may be damaged: it is written again, the same bytes at the same place.
         self._writes.append((message.position, message.data))
         self._end = max(self._end, message.position + len(message.data))
@@ -241,10 +241,10 @@ class Member:
         self._new_base, self._writes, self._asked = None, [], []
         return work
 
-    def _next_note(self) -> Note:
+    def _next_note(self) -> MemberNote:
         """Stored after the sync of all that was taken so far."""
-        return Note(
-            journal=self.journal,
+        return MemberNote(
+            ledger=self.ledger,
             fence=self._fence,
             base=self._base,
             floor=self._floor,
@@ -269,8 +269,8 @@ class Member:
         said: list[Message] = []
         if work.writes or work.base is not None:
             # Also of a copy that has only begun: while nothing is written, its owner would take it for stuck.
-            said.append(Durable(self.journal, self.storage, end))
-        said += [Fenced(self.journal, self.storage, epoch, self._copy_state()) for epoch in asked]
+            said.append(Durable(self.ledger, self.storage, end))
+        said += [FenceAnswer(self.ledger, self.storage, epoch, self._copy_state()) for epoch in asked]
         return said
 
     def _copy_state(self) -> CopyState | None:
@@ -291,4 +291,4 @@ class Member:
         self._end = self._durable
         # The floor may be that of a copy which was to begin behind this one's end.
         self._floor = max(self._note.floor, min(self._floor, self._end))
-        return [Refused(self.journal, self.storage, Refusal.FULL, self._fence, self._end)]
+        return [LedgerRefused(self.ledger, self.storage, RefusalReason.FULL, self._fence, self._end)]

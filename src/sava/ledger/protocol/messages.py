@@ -1,21 +1,21 @@
-"""Every message about a journal. Encoding: one tagged msgpack array.
+"""Every message about a ledger. Encoding: one tagged msgpack array.
 
-Each names the journal and the disk (``storage``): the one that is asked, and in answers the one that speaks.
+Each names the ledger and the disk (``storage``): the one that is asked, and in answers the one that speaks.
 A request that reaches another disk than the one it names (the broker has lost its disk and has a new one) is
 refused, never answered in the name of the other.
 
-    owner   ── Join ─▶ member        once for each connection: where do we go on?
-            ◀─ Joined ──
-            ── Append, Append … ─▶   in order, without gaps; whole records
+    owner   ── Join ─▶ member        once for each connection: where do we continue?
+            ◀─ JoinAnswer ──
+            ── LedgerAppend, LedgerAppend … ─▶   in order, without gaps; whole records
             ◀─ Durable ──            a fact that stays true: may be lost, late, or repeated
             ── Trim ─▶               what lies before it is in registered segments
 
-    coordinator ── Fence ─▶ member   ◀─ Fenced ──    stored before it is said, with the end, in one step
-                ── Check ─▶          ◀─ Checked ──   which parts of the copy are not what was written
-                ── Read ─▶           ◀─ Bytes ──
+    recoverer ── Fence ─▶ member   ◀─ FenceAnswer ──    stored before it is said, with the end, in one step
+                ── Check ─▶          ◀─ CheckAnswer ──   which parts of the copy are not what was written
+                ── Read ─▶           ◀─ ReadAnswer ──
                 ── WriteBack ─▶      ◀─ Durable ──
 
-    anybody     ◀─ Refused ──        and why
+    anybody     ◀─ LedgerRefused ──        and why
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from typing import Final
 
 import msgspec
 
-from sava.ledger.protocol.types import JournalId, Range, StorageId
+from sava.ledger.protocol.record import LedgerId, Range, StorageId
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A disk without a copy begins one at ``start``. One that has a copy goes on at its end, unless that lies
-    before ``floor``: the owner no longer has what comes next, and all of the copy is in segments; it then
-    begins anew at ``start``."""
+    """A disk without a copy begins one at ``start``. One that has a copy continues at its end, unless that
+    lies before ``floor``: the owner no longer has what comes next, and all of the copy is in segments; it
+    then begins again at ``start``."""
 
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     epoch: int
     start: int
     floor: int
 
 
-class Joined(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """``end`` is where the copy goes on. ``durable`` is said again here: the Durable that said it may have
+class JoinAnswer(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """``end`` is where the copy continues. ``durable`` is said again here: the Durable that said it may have
     been lost with the connection, and nothing else would ever repeat it."""
 
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     end: int
     durable: int
 
 
-class Append(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """``data`` is whole records. ``commit`` and ``floor`` are how far the journal was committed, and how far
+class LedgerAppend(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """``data`` is whole records. ``commit`` and ``floor`` are how far the ledger was committed, and how far
     it may be trimmed, when this was sent."""
 
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     epoch: int
     position: int
@@ -64,19 +64,19 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Durable(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     end: int
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     epoch: int
 
 
 class CopyState(msgspec.Struct, frozen=True, array_like=True):
-    """What a disk has of a journal."""
+    """What a disk has of a ledger."""
 
     base: int
     """Where its copy began."""
@@ -88,10 +88,10 @@ class CopyState(msgspec.Struct, frozen=True, array_like=True):
     """The greatest commit position that it was told."""
 
 
-class Fenced(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """``copy`` is None when this disk never had one: it has said Durable to nobody."""
+class FenceAnswer(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """``copy`` is None when this disk never had one: it has said Durable to no owner."""
 
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     epoch: int
     copy: CopyState | None
@@ -100,16 +100,16 @@ class Fenced(msgspec.Struct, frozen=True, array_like=True, tag=6):
 class Check(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Read the copy from ``start`` to ``end`` and verify each record."""
 
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     start: int
     end: int
 
 
-class Checked(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class CheckAnswer(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """``bad`` are the parts of ``start .. end`` that this disk cannot give back as they were written."""
 
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     start: int
     end: int
@@ -120,17 +120,17 @@ class Read(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """Whole records from ``start``, about as many as fit into ``max_bytes``, at least one, none from ``end``
     on."""
 
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     start: int
     end: int
     max_bytes: int
 
 
-class Bytes(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class ReadAnswer(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Verified. Empty: not here, or not intact."""
 
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     position: int
     data: bytes
@@ -141,7 +141,7 @@ class WriteBack(msgspec.Struct, frozen=True, array_like=True, tag=11):
     repairs a part of it. ``is_first``: begin a copy here, also if there is one that ends before; all of that
     one is in segments."""
 
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     epoch: int
     position: int
@@ -150,16 +150,16 @@ class WriteBack(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class Trim(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """What lies before ``floor`` is in registered segments. That is true whoever says it; it has an epoch
-    because a recovery counts on what a disk said it holds until the journal is closed."""
+    """What lies before ``floor`` is in registered segments. That is true whichever broker says it; it has an
+    epoch because a recovery counts on what a disk said it holds until the ledger is closed."""
 
-    journal: JournalId
+    ledger: LedgerId
     storage: StorageId
     epoch: int
     floor: int
 
 
-class Refusal(IntEnum):
+class RefusalReason(IntEnum):
     FENCED = 1
     """A greater epoch was promised (``epoch``)."""
     GAP = 2
@@ -172,28 +172,28 @@ class Refusal(IntEnum):
     """There is no copy to continue."""
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    journal: JournalId
+class LedgerRefused(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    ledger: LedgerId
     storage: StorageId
-    reason: Refusal
+    reason: RefusalReason
     epoch: int = 0
     end: int = 0
 
 
 Message = (
     Join
-    | Joined
-    | Append
+    | JoinAnswer
+    | LedgerAppend
     | Durable
     | Fence
-    | Fenced
+    | FenceAnswer
     | Check
-    | Checked
+    | CheckAnswer
     | Read
-    | Bytes
+    | ReadAnswer
     | WriteBack
     | Trim
-    | Refused
+    | LedgerRefused
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()

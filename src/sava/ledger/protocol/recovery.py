@@ -1,7 +1,7 @@
-"""Recovery: ends a journal whose owner is gone, with every acknowledged byte in it.
+"""Recovery: ends a ledger whose owner is gone, with every acknowledged byte in it.
 
     claim       the record becomes *recovering* under the next epoch: no mirror change can happen any more
-    fence       every disk that may hold a part is told the epoch, stores it, and says how far its copy goes
+    fence       every disk that may hold a part gets the epoch, stores it, and says how far its copy goes
     count       enough members of the last fragment have answered (``quorum``); until then: wait
     choose      the end is the greatest of theirs: all copies are beginnings of one stream, so the longest one
                 holds whatever was acknowledged
@@ -11,23 +11,23 @@
 
 **Unknown is not empty.** A member that does not answer may hold acknowledged bytes. Fewer answers than needed
 mean waiting, for as long as it takes; ``waiting_for`` says for whom. Two disks lost of three is such a case:
-nothing is invented, and an operator may decide (``loss``, ``give_up``). One disk's word does not suffice
+nothing is invented, and an operator may decide (``loss``, ``accept_loss``). One disk's word does not suffice
 where two acknowledged, not even the owner's, which has all that was acknowledged: a disk that lost its last
 records cannot tell that from a write that was cut short.
 
 **Bad is not the end.** A record that does not verify is looked for on the other disks. If none has it intact,
-it is waited for, with one exception: when so many members say that they never had it that it cannot have been
-acknowledged, the journal ends before it.
+it is waited for, with one exception: when enough members say that they never had it that it cannot have been
+acknowledged, the ledger ends before it.
 
-**Before closing, enough copies.** The longest copy may hold bytes that nobody else has. They may be read once
-the journal is closed, so they must not disappear with one disk then:
+**Before closing, enough copies.** The longest copy may hold bytes that no other disk has. They may be read
+once the ledger is closed, so they must not disappear with one disk then:
 
     a holds 120, b holds 100; closed at 120 without writing back; a consumer reads 120; a burns down → lost
 
-If there are not so many disks that can take it, it waits here as well. Nothing is missing then, and whoever
-accepts fewer copies for the time until all of it is in segments may say so, in the same way.
+If too few disks can take it, it waits here as well. Nothing is missing then, and an operator who accepts
+fewer copies for the time until all of it is in segments may say so, in the same way.
 
-**Two coordinators** cannot harm each other: each claim has its own epoch, a disk that was fenced by the later
+**Two recoverers** cannot harm each other: each claim has its own epoch, a disk that was fenced by the later
 one refuses the earlier one's bytes, and only one can close. The later one may find another end than the
 earlier one would have; both hold all that was acknowledged, and only the one in the record counts.
 
@@ -44,30 +44,33 @@ from enum import StrEnum
 
 from sava.ledger.protocol import record as steps
 from sava.ledger.protocol.messages import (
-    Bytes,
     Check,
-    Checked,
+    CheckAnswer,
     CopyState,
     Durable,
     Fence,
-    Fenced,
+    FenceAnswer,
+    LedgerRefused,
     Message,
     Read,
-    Refused,
+    ReadAnswer,
     WriteBack,
 )
-from sava.ledger.protocol.quorum import is_disproved, recovery_quorum, suffices
-from sava.ledger.protocol.record import JournalRecord, JournalState
-from sava.ledger.protocol.types import (
-    JournalId,
+from sava.ledger.protocol.record import (
+    LedgerId,
+    LedgerRecord,
+    LedgerState,
     Range,
     StorageId,
+    is_disproved,
+    recovery_quorum,
+    suffices,
     without,
 )
 
 READ_BYTES = 1 << 20
 STALLED = 4
-"""So many times nobody could take what is to be written back: that is how it is for now."""
+"""After this many times that no disk could take what is to be written back, that is how it is for now."""
 
 
 class Phase(StrEnum):
@@ -78,15 +81,15 @@ class Phase(StrEnum):
     CLOSE = "close"
     CLOSED = "closed"
     OVERTAKEN = "overtaken"
-    """Somebody else recovers this journal, or has closed it."""
+    """Another broker recovers this ledger, or has closed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What would be lost if the journal were closed with what is there."""
+    """What would be lost if the ledger were closed with what is there."""
 
     missing: tuple[Range, ...]
-    """Known to have existed, and nobody who answers can give it back."""
+    """Known to have existed, and no disk that answers can give it back."""
     unknown_from: int | None
     """From here on anything may have been acknowledged, because too few members answer."""
     silent: tuple[StorageId, ...]
@@ -96,28 +99,28 @@ class Loss:
 class Recovery:
     def __init__(
         self,
-        journal: JournalId,
-        record: JournalRecord,
+        ledger: LedgerId,
+        record: LedgerRecord,
         revision: int,
         *,
         by: str,
         spares: Sequence[StorageId] = (),
     ) -> None:
         """``by`` is unique to this attempt. ``spares`` are disks of living brokers that may hold a copy when
-        too few members are left. Raises WrongStep for a closed journal."""
-        self.journal = journal
+        too few members are left. Raises WrongStep for a closed ledger."""
+        self.ledger = ledger
         self.phase = Phase.CLAIM
         self.revision = revision
         self.record = record
         self._spares = tuple(spare for spare in spares if spare not in record.storages)
-        self._wanted: JournalRecord | None = steps.claimed(record, by)
+        self._wanted: LedgerRecord | None = steps.claimed(record, by)
         self._epoch = record.epoch + 1
         self._copies: dict[StorageId, CopyState | None] = {}
         self._bad: dict[StorageId, tuple[Range, ...]] = {}
         """Of the disks that have checked their copy."""
         self._end = 0
         self._lost: tuple[Range, ...] = ()
-        self._is_given_up = False
+        self._is_unclean = False
         self._stalls = 0
         """How often it was tried again since the last piece was written back."""
         self._written: dict[StorageId, int] = {}
@@ -133,7 +136,7 @@ class Recovery:
     # -- the record --------------------------------------------------------------------------
 
     @property
-    def wanted(self) -> JournalRecord | None:
+    def wanted(self) -> LedgerRecord | None:
         """To be stored in place of ``revision``, again and again until the outcome is known."""
         return self._wanted
 
@@ -141,13 +144,13 @@ class Recovery:
         """``wanted`` is the record now."""
         assert self._wanted is not None
         self.record, self.revision, self._wanted = self._wanted, revision, None
-        if self.record.state is JournalState.CLOSED:
+        if self.record.state is LedgerState.CLOSED:
             self.phase = Phase.CLOSED
         else:
             self.phase = Phase.FENCE
             self._fence()
 
-    def found(self, record: JournalRecord | None, revision: int) -> None:
+    def found(self, record: LedgerRecord | None, revision: int) -> None:
         """``wanted`` was refused, and this is there instead. It may be what was wanted: an earlier try of
         ours, whose answer was lost."""
         if record is not None and record == self._wanted:
@@ -168,12 +171,12 @@ class Recovery:
         self._spares += tuple(spare for spare in spares if spare not in known)
 
     def ask_again(self) -> None:
-        """Whoever has not answered at all, while others are at work."""
+        """The disks that have not answered at all, while others are at work."""
         if self.phase in (Phase.FENCE, Phase.CHECK, Phase.WRITE_BACK):
             self._fence()
 
     def retry(self) -> None:
-        """Ask again whoever has not answered, or was not done; nobody is at work."""
+        """Ask the disks again that have not answered, or were not done; none is at work."""
         if self.phase in (Phase.FENCE, Phase.CHECK, Phase.WRITE_BACK):
             self._stalls += self.phase is Phase.WRITE_BACK
             if self._copying is None:
@@ -190,26 +193,26 @@ class Recovery:
     def receive(self, message: Message) -> None:
         if self.phase not in (Phase.FENCE, Phase.CHECK, Phase.WRITE_BACK):
             return
-        if isinstance(message, Fenced):
+        if isinstance(message, FenceAnswer):
             self._fenced(message)
-        elif isinstance(message, Checked):
+        elif isinstance(message, CheckAnswer):
             if message.storage in self._copies:
                 self._bad[message.storage] = message.bad
-        elif isinstance(message, Bytes):
+        elif isinstance(message, ReadAnswer):
             self._got(message)
         elif isinstance(message, Durable):
             self._written_back(message)
-        elif isinstance(message, Refused):
+        elif isinstance(message, LedgerRefused):
             self._refused(message)
         self._step()
 
     def _fence(self) -> None:
         asked = (*self.record.storages, *self._spares)
         self._out += [
-            Fence(self.journal, storage, self._epoch) for storage in asked if storage not in self._copies
+            Fence(self.ledger, storage, self._epoch) for storage in asked if storage not in self._copies
         ]
 
-    def _fenced(self, message: Fenced) -> None:
+    def _fenced(self, message: FenceAnswer) -> None:
         if message.epoch == self._epoch and message.storage not in self._copies:
             self._copies[message.storage] = message.copy
             self._stalls = 0
@@ -219,9 +222,9 @@ class Recovery:
         """Each disk checks what it holds of what is needed, all at the same time."""
         for storage, copy in self._copies.items():
             if copy is not None and storage not in self._bad:
-                self._out.append(Check(self.journal, storage, max(copy.base, copy.floor), copy.end))
+                self._out.append(Check(self.ledger, storage, max(copy.base, copy.floor), copy.end))
 
-    def _refused(self, message: Refused) -> None:
+    def _refused(self, message: LedgerRefused) -> None:
         if self._copying is not None and message.storage == self._copying[1]:
             self._unable.add(message.storage)
             self._copying = None
@@ -230,7 +233,7 @@ class Recovery:
 
     @property
     def _floor(self) -> int:
-        """What lies before it is in segments, or was never part of the journal."""
+        """What lies before it is in segments, or was never part of the ledger."""
         floors = [copy.floor for copy in self._copies.values() if copy is not None]
         return max([self.record.fragments[0].start, *floors])
 
@@ -241,7 +244,7 @@ class Recovery:
     @property
     def _greatest_end(self) -> int:
         """Of the last fragment's members: those that were replaced may have got more than was ever
-        committed with them, which nobody needs."""
+        committed with them, which no topic needs."""
         ends = [end for storage, end in self._ends.items() if storage in self.record.last.members]
         return max([self.record.last.start, *ends])
 
@@ -253,12 +256,12 @@ class Recovery:
 
     def _choose(self) -> None:
         last = self.record.last
-        if not suffices(last, self._copies) and not self._is_given_up:
+        if not suffices(last, self._copies) and not self._is_unclean:
             return
         self.phase = Phase.CHECK
         end = self._greatest_end
         missing = self._missing(end)
-        if missing and not self._is_given_up:
+        if missing and not self._is_unclean:
             first = missing[0].start
             if first < last.start or not is_disproved(last, first, self._ends):
                 return
@@ -317,7 +320,7 @@ class Recovery:
             self._close()
         elif self._copying is None:
             self._copy_next()
-            if self._copying is None and self._is_given_up:
+            if self._copying is None and self._is_unclean:
                 self._close()
 
     def _close(self) -> None:
@@ -334,7 +337,7 @@ class Recovery:
             for source in self._bad:
                 if source not in self._unable and self._has(source, part.start):
                     self._copying, self._is_given = (source, target, part.start), False
-                    self._out.append(Read(self.journal, source, part.start, part.end, READ_BYTES))
+                    self._out.append(Read(self.ledger, source, part.start, part.end, READ_BYTES))
                     return
 
     def _next_part(self, target: StorageId) -> Range:
@@ -344,7 +347,7 @@ class Recovery:
         return Range(self._settled if self._begins(target) else self._end_of(target), self._end)
 
     def _begins(self, target: StorageId) -> bool:
-        """Whether it has no copy that could be continued: none at all, or one of which nobody has the next
+        """Whether it has no copy that could be continued: none at all, or one of which no disk has the next
         byte any more, because it is in segments."""
         copy = self._copies[target]
         return target not in self._written and (copy is None or copy.end < self._floor)
@@ -356,14 +359,14 @@ class Recovery:
     def _has(self, source: StorageId, position: int) -> bool:
         return any(part.start <= position < part.end for part in self._intact(source))
 
-    def _got(self, message: Bytes) -> None:
+    def _got(self, message: ReadAnswer) -> None:
         if self._copying is None or (message.storage, message.position) != self._copying[::2]:
             return
         source, target, position = self._copying
         if message.data:
             self._is_given = True
             is_first = self._begins(target)
-            self._out.append(WriteBack(self.journal, target, self._epoch, position, message.data, is_first))
+            self._out.append(WriteBack(self.ledger, target, self._epoch, position, message.data, is_first))
         else:
             self._unable.add(source)
             self._copying = None
@@ -387,7 +390,7 @@ class Recovery:
 
     @property
     def waiting_for(self) -> tuple[StorageId, ...]:
-        """Disks of the journal that have not answered."""
+        """Disks of the ledger that have not answered."""
         return tuple(storage for storage in self.record.storages if storage not in self._copies)
 
     @property
@@ -399,7 +402,7 @@ class Recovery:
         return max(0, recovery_quorum(self.record.last) - answered)
 
     def loss(self) -> Loss | None:
-        """What giving up would cost now; None if there is nothing to give up: the recovery goes on by
+        """What closing the ledger now would cost; None if there is no need to: the recovery continues by
         itself, or has not yet heard from those who will answer."""
         if self.phase is Phase.WRITE_BACK and self._stalls >= STALLED:
             lacking = [storage for storage in self._copies if storage not in self._holders()]
@@ -410,10 +413,10 @@ class Recovery:
         is_short = not suffices(self.record.last, self._copies)
         return Loss(tuple(self._missing(end)), end if is_short else None, self.waiting_for)
 
-    def give_up(self, loss: Loss) -> bool:
+    def accept_loss(self, loss: Loss) -> bool:
         """An operator accepts exactly this loss; False if it is no longer what would be lost."""
         if loss != self.loss():
             return False
-        self._is_given_up = True
+        self._is_unclean = True
         self._step()
         return True

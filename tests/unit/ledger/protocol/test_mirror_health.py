@@ -18,7 +18,7 @@ from sava.ledger.protocol.health import (
     Answers,
     Health,
 )
-from sava.ledger.protocol.types import StorageId
+from sava.ledger.protocol.record import StorageId
 
 A, B = StorageId("a"), StorageId("b")
 LONGEST_S = 5.0

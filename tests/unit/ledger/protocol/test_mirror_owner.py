@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sava.ledger.protocol.errors import JournalFenced
 from sava.ledger.protocol.messages import (
     Durable,
-    Joined,
-    Refusal,
-    Refused,
+    JoinAnswer,
+    LedgerRefused,
+    RefusalReason,
 )
 from sava.ledger.protocol.owner import Owner
-from sava.ledger.protocol.record import claimed, opened
-from sava.ledger.protocol.types import JournalId, Range, StorageId
+from sava.ledger.protocol.record import LedgerFenced, LedgerId, Range, StorageId, claimed, opened
 
-JOURNAL = JournalId(1, 1)
+JOURNAL = LedgerId(1, 1)
 OWN, A, B, C = (StorageId(name) for name in ("own", "a", "b", "c"))
 
 
@@ -44,7 +42,7 @@ def test_what_was_said_on_a_connection_that_broke_is_said_again_by_the_next_one(
     durable(core, own=100)
     core.disconnected(A)
     core.join(A)
-    core.receive(Joined(JOURNAL, A, 100, 100))
+    core.receive(JoinAnswer(JOURNAL, A, 100, 100))
     assert core.commit == 100
 
 
@@ -89,7 +87,7 @@ def test_degraded_acknowledges_nothing_before_the_record_says_so() -> None:
 
 
 def test_a_change_forgets_fragments_of_which_everything_is_in_segments() -> None:
-    """The journal is quiet, and nothing will be trimmed that could tell the record of it later."""
+    """The ledger is quiet, and nothing will be trimmed that could tell the record of it later."""
     core = owner()
     core.appended(100)
     durable(core, own=100, a=100)
@@ -129,11 +127,11 @@ def test_a_fence_is_final(by_record: bool) -> None:
     if by_record:
         core.found(claimed(core.record, "other"), 2)
     else:
-        core.receive(Refused(JOURNAL, A, Refusal.FENCED, 1, 0))
+        core.receive(LedgerRefused(JOURNAL, A, RefusalReason.FENCED, 1, 0))
     durable(core, own=10, a=10)
     assert core.is_fenced
     assert core.commit == 0
-    with pytest.raises(JournalFenced):
+    with pytest.raises(LedgerFenced):
         core.appended(20)
 
 
@@ -141,7 +139,7 @@ def test_a_mirror_gets_what_follows_its_copy_and_no_more_than_the_window() -> No
     core = owner(window=30)
     core.appended(100)
     assert core.next_send(A) is None
-    core.receive(Joined(JOURNAL, A, 40, 40))
+    core.receive(JoinAnswer(JOURNAL, A, 40, 40))
     assert core.next_send(A) == Range(40, 70)
     core.append(A, 40, bytes(30))
     assert core.next_send(A) is None
@@ -169,7 +167,7 @@ def test_a_mirror_that_is_behind_the_floor_joins_anew() -> None:
     """The own log was trimmed over what this mirror would get next: all of it is in segments."""
     core = owner()
     core.appended(100)
-    core.receive(Joined(JOURNAL, B, 10, 10))
+    core.receive(JoinAnswer(JOURNAL, B, 10, 10))
     durable(core, own=100, a=100)
     core.covered(80)
     assert core.join(B).start == 80

@@ -1,24 +1,27 @@
-"""Recovery: who must answer, where the journal ends, and what is waited for."""
+"""Recovery: who must answer, where the ledger ends, and what is waited for."""
 
 from __future__ import annotations
 
 import pytest
 
-from sava.ledger.protocol.errors import WrongStep
 from sava.ledger.protocol.messages import (
-    Bytes,
     Check,
-    Checked,
+    CheckAnswer,
     CopyState,
     Durable,
     Fence,
-    Fenced,
+    FenceAnswer,
     Read,
+    ReadAnswer,
     WriteBack,
 )
 from sava.ledger.protocol.record import (
-    JournalRecord,
-    JournalState,
+    LedgerId,
+    LedgerRecord,
+    LedgerState,
+    Range,
+    StorageId,
+    WrongStep,
     changed,
     claimed,
     closed,
@@ -30,13 +33,12 @@ from sava.ledger.protocol.recovery import (
     Phase,
     Recovery,
 )
-from sava.ledger.protocol.types import JournalId, Range, StorageId
 
-JOURNAL = JournalId(1, 1)
+JOURNAL = LedgerId(1, 1)
 OWN, A, B, C = (StorageId(name) for name in ("own", "a", "b", "c"))
 
 
-def recovery(record: JournalRecord | None = None, spares: tuple[StorageId, ...] = ()) -> Recovery:
+def recovery(record: LedgerRecord | None = None, spares: tuple[StorageId, ...] = ()) -> Recovery:
     record = record or opened(0, (OWN, A, B), qw=3, qa=2, by="owner")
     core = Recovery(JOURNAL, record, 1, by="me", spares=spares)
     core.stored(2)
@@ -44,11 +46,11 @@ def recovery(record: JournalRecord | None = None, spares: tuple[StorageId, ...] 
 
 
 def answer(core: Recovery, storage: StorageId, end: int, *, commit: int = 0, base: int = 0) -> None:
-    core.receive(Fenced(JOURNAL, storage, 1, CopyState(base, 0, end, commit)))
+    core.receive(FenceAnswer(JOURNAL, storage, 1, CopyState(base, 0, end, commit)))
 
 
 def check(core: Recovery, storage: StorageId, end: int, *bad: Range) -> None:
-    core.receive(Checked(JOURNAL, storage, 0, end, bad))
+    core.receive(CheckAnswer(JOURNAL, storage, 0, end, bad))
 
 
 def test_two_of_three_answers_are_enough_and_the_longest_copy_is_the_end() -> None:
@@ -61,12 +63,12 @@ def test_two_of_three_answers_are_enough_and_the_longest_copy_is_the_end() -> No
     check(core, A, 100)
     check(core, B, 120)
     assert (core.phase, core.poll()) == (Phase.WRITE_BACK, [Read(JOURNAL, B, 100, 120, 1 << 20)])
-    core.receive(Bytes(JOURNAL, B, 100, bytes(20)))
+    core.receive(ReadAnswer(JOURNAL, B, 100, bytes(20)))
     assert core.poll() == [WriteBack(JOURNAL, A, 1, 100, bytes(20))]
     assert (core.phase, core.wanted) == (Phase.WRITE_BACK, None)
     core.receive(Durable(JOURNAL, A, 120))
     assert core.wanted is not None
-    assert (core.wanted.state, core.wanted.end) == (JournalState.CLOSED, 120)
+    assert (core.wanted.state, core.wanted.end) == (LedgerState.CLOSED, 120)
     core.stored(3)
     assert core.phase is Phase.CLOSED
 
@@ -74,7 +76,7 @@ def test_two_of_three_answers_are_enough_and_the_longest_copy_is_the_end() -> No
 def test_an_answer_of_a_disk_that_is_not_listed_does_not_count() -> None:
     core = recovery(spares=(C,))
     answer(core, A, 100)
-    core.receive(Fenced(JOURNAL, C, 1, None))
+    core.receive(FenceAnswer(JOURNAL, C, 1, None))
     check(core, A, 100)
     assert core.phase is Phase.FENCE
     assert core.loss() == Loss((), 100, (OWN, B))
@@ -100,8 +102,8 @@ def test_an_operator_gives_up_exactly_what_was_shown() -> None:
     check(core, A, 100, Range(20, 30))
     loss = core.loss()
     assert loss == Loss((Range(20, 30),), 100, (OWN, B))
-    assert not core.give_up(Loss((), 100, (OWN, B)))
-    assert core.give_up(loss)
+    assert not core.accept_loss(Loss((), 100, (OWN, B)))
+    assert core.accept_loss(loss)
     assert core.wanted is not None
     assert (core.wanted.end, core.wanted.lost) == (100, (Range(20, 30),))
 
@@ -110,7 +112,7 @@ def test_the_journal_ends_where_the_last_fragment_begins_at_least() -> None:
     record = changed(opened(0, (OWN, A, B), qw=3, qa=2, by="owner"), 100, (OWN, B, C), qa=2)
     core = recovery(record)
     answer(core, B, 70)
-    core.receive(Fenced(JOURNAL, C, 1, None))
+    core.receive(FenceAnswer(JOURNAL, C, 1, None))
     check(core, B, 70)
     assert core.phase is Phase.CHECK
     answer(core, A, 130)
@@ -159,7 +161,7 @@ def test_what_no_second_disk_can_take_waits_and_an_operator_may_go_on() -> None:
         loss = core.loss()
         assert loss == Loss((), None, (OWN,))
         if helper == "operator":
-            assert core.give_up(loss)
+            assert core.accept_loss(loss)
             assert core.wanted is not None
             assert (core.wanted.end, core.wanted.holders, core.wanted.lost) == (100, (A, B), ())
             continue
@@ -167,10 +169,10 @@ def test_what_no_second_disk_can_take_waits_and_an_operator_may_go_on() -> None:
         core.offer((C,))
         core.retry()
         assert Fence(JOURNAL, C, 1) in core.poll()
-        core.receive(Fenced(JOURNAL, C, 1, None))
+        core.receive(FenceAnswer(JOURNAL, C, 1, None))
         assert core.loss() is None
         assert Read(JOURNAL, A, 0, 100, 1 << 20) in core.poll()
-        core.receive(Bytes(JOURNAL, A, 0, bytes(100)))
+        core.receive(ReadAnswer(JOURNAL, A, 0, bytes(100)))
         core.receive(Durable(JOURNAL, C, 100))
         assert core.wanted is not None
         assert core.wanted.holders == (A, B, C)
@@ -184,7 +186,7 @@ def test_targets_that_are_gone_for_good_do_not_keep_the_only_source_from_the_one
     first, second = StorageId("first"), StorageId("second")
     core = recovery(spares=(first, second))
     for spare in (first, second):
-        core.receive(Fenced(JOURNAL, spare, 1, None))
+        core.receive(FenceAnswer(JOURNAL, spare, 1, None))
     answer(core, OWN, 120)
     check(core, OWN, 120)
     answer(core, A, 100)
@@ -196,7 +198,7 @@ def test_targets_that_are_gone_for_good_do_not_keep_the_only_source_from_the_one
             if isinstance(message, Read):
                 assert message.storage in (OWN, A)
                 end = 120 if message.storage == OWN else 100
-                core.receive(Bytes(JOURNAL, message.storage, message.start, bytes(end - message.start)))
+                core.receive(ReadAnswer(JOURNAL, message.storage, message.start, bytes(end - message.start)))
         for message in core.poll():
             if isinstance(message, WriteBack):
                 tried.append(message.storage)
@@ -205,4 +207,4 @@ def test_targets_that_are_gone_for_good_do_not_keep_the_only_source_from_the_one
         core.retry()
     assert tried == [first, second, A]
     assert core.wanted is not None
-    assert (core.wanted.state, core.wanted.end) == (JournalState.CLOSED, 120)
+    assert (core.wanted.state, core.wanted.end) == (LedgerState.CLOSED, 120)

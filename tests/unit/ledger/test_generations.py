@@ -1,4 +1,4 @@
-"""A journal over its lives: committed by its mirrors, ended, recovered, gone on in the next."""
+"""A journal over its generations: committed by its mirrors, ended, recovered, gone on in the next."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from sava.ledger import owner_host
-from sava.ledger.copy_files import CopyFiles
-from sava.ledger.lives import Life, Lives
-from sava.ledger.owner_host import MirrorOptions
-from sava.ledger.ports import Neighbour, PeerUnreachable
+from sava.ledger import writer as owner_host
+from sava.ledger.generations import Generation, Generations
+from sava.ledger.live_brokers import LiveBroker, PeerUnreachable
+from sava.ledger.mirror_log import MirrorFiles
 from sava.ledger.protocol import (
     Fence,
-    Fenced,
-    JournalId,
-    JournalRecord,
-    JournalState,
+    FenceAnswer,
+    LedgerId,
+    LedgerRecord,
+    LedgerState,
     Owner,
     StorageId,
 )
-from sava.ledger.protocol.errors import JournalFenced
+from sava.ledger.protocol.record import LedgerFenced
+from sava.ledger.writer import MirrorOptions
 from sava.storage.commitment import NotCommittable
 from sava.tasks import cancelled
 from sava.wal import Disk, DiskFull, File, LocalDisk
@@ -47,7 +47,7 @@ async def has_all(mirror: Host, owner: Host, end: int) -> None:
     await until(lambda: copy.member.durable_end >= end, "the mirror has all")
 
 
-def _is_trimmed(files: CopyFiles, owner: Owner) -> bool:
+def _is_trimmed(files: MirrorFiles, owner: Owner) -> bool:
     return files.note.floor >= owner.floor > 50_000
 
 
@@ -159,7 +159,7 @@ async def test_a_mirror_that_is_about_to_stop_is_replaced_while_it_still_answers
         members = (await hosts.record(owner)).last.members
         leaving = next(host for host in hosts.hosts if host.storage == members[1])
         for host in (owner, leaving):
-            hosts.town.come(Neighbour(host.storage, host.broker, host.gate.address, is_leaving=True))
+            hosts.town.come(LiveBroker(host.storage, host.broker, host.gate.address, is_leaving=True))
         owned = owner.mirrored.owned
         assert owned is not None
         await until(lambda: leaving.storage not in owned.owner.record.last.members, "it was replaced")
@@ -174,7 +174,7 @@ async def test_a_mirror_that_is_about_to_stop_stays_if_messages_need_it(tmp_path
         await hosts.begin()
         owner, other = hosts[0], hosts[1]
         for host in (owner, other):
-            hosts.town.come(Neighbour(host.storage, host.broker, host.gate.address, is_leaving=True))
+            hosts.town.come(LiveBroker(host.storage, host.broker, host.gate.address, is_leaving=True))
         for offset in range(5):
             await asyncio.wait_for(owner.append(offset), PATIENCE_S)
         record = (await hosts.record(owner)).last
@@ -382,12 +382,12 @@ async def test_a_fence_ends_the_life_and_fails_what_is_in_flight(tmp_path: Path)
         await owner.journal.drained()
         record = await hosts.recover(owner.id, through=hosts[1])
         owner.back()
-        with pytest.raises(JournalFenced):
+        with pytest.raises(LedgerFenced):
             await asyncio.wait_for(waiting, PATIENCE_S)
         await until(lambda: owner.renewals, "another registration is asked for")
-        with pytest.raises(JournalFenced):
+        with pytest.raises(LedgerFenced):
             owner.append(2)
-        assert record.state is JournalState.CLOSED
+        assert record.state is LedgerState.CLOSED
         # Its own disk has more than the journal: that part is void.
         await owner.mirrored.lost()
         await owner.begin()
@@ -400,8 +400,8 @@ async def test_what_was_in_flight_when_the_registration_was_lost_is_history_if_t
     tmp_path: Path,
 ) -> None:
     """Schedule: a frame is durable here and on no mirror; the registration is lost, its producer is told that
-    it failed; the journal is recovered with this disk's answer, and ends behind the frame. In the next life
-    its offset must not be given out a second time."""
+    it failed; the journal is recovered with this disk's answer, and ends behind the frame. In the next
+    generation its offset must not be given out a second time."""
     async with Hosts(2, tmp_path) as hosts:
         await hosts.begin()
         owner, mirror = hosts[0], hosts[1]
@@ -411,7 +411,7 @@ async def test_what_was_in_flight_when_the_registration_was_lost_is_history_if_t
         await owner.journal.drained()
         before = owner.id
         await owner.mirrored.lost()
-        with pytest.raises(JournalFenced):
+        with pytest.raises(LedgerFenced):
             await waiting
         owner.register()
         recovery = asyncio.create_task(hosts.recover(before, through=owner))
@@ -458,11 +458,11 @@ async def test_a_disk_that_lost_its_last_writes_gets_them_from_the_mirrors(tmp_p
         before, end = owner.id, await owner.journal.drained()
         for mirror in hosts[1], hosts[2]:
             await has_all(mirror, owner, end)
-        lives = (owner.path / "lives.json").read_bytes()
+        generations = (owner.path / "generations.json").read_bytes()
         await owner.stop()
         (log,) = owner.path.glob("log-*")
         log.write_bytes(log.read_bytes()[:kept])
-        (owner.path / "lives.json").write_bytes(lives)  # as a crash leaves it
+        (owner.path / "generations.json").write_bytes(generations)  # as a crash leaves it
         await owner.open()
         owner.register()
         record = await hosts.recover(before, through=hosts[1])
@@ -472,7 +472,7 @@ async def test_a_disk_that_lost_its_last_writes_gets_them_from_the_mirrors(tmp_p
         assert owner.journal.index(1).ranges == [(0, 10)]
         batches = await owner.journal.read(1, 0, 1 << 20)
         assert [each.base_offset for each in batches] == list(range(10))
-        # The same once more: what was adopted is not adopted twice.
+        # The same once more: what was reappended is not reappended twice.
         again = owner.id
         await owner.stop()
         await owner.open()
@@ -503,14 +503,14 @@ async def test_trimmed_here_is_trimmed_on_the_mirrors(tmp_path: Path) -> None:
 async def test_a_record_goes_when_all_of_its_journal_is_in_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sava.ledger.mirrored.TIDY_S", 0.05)
+    monkeypatch.setattr("sava.ledger.host.TIDY_S", 0.05)
     async with Hosts(3, tmp_path, options=OPTIONS) as hosts:
         await hosts.begin()
         owner = hosts[0]
         await owner.append(0)
         before, mirrors = owner.id, (hosts[1], hosts[2])
         await until(
-            lambda: all(before in mirror.mirrored.copies.journals for mirror in mirrors), "both have a copy"
+            lambda: all(before in mirror.mirrored.copies.ledgers for mirror in mirrors), "both have a copy"
         )
         await owner.mirrored.lost()
         owner.register()
@@ -522,23 +522,23 @@ async def test_a_record_goes_when_all_of_its_journal_is_in_segments(
         owner.journal.release(1, 1)
         await until(lambda: before not in hosts.records.known(), "its record is gone")
         for mirror in mirrors:
-            assert before in mirror.mirrored.copies.journals
+            assert before in mirror.mirrored.copies.ledgers
             await mirror.mirrored.copies.sweep(hosts.records)
-            assert mirror.mirrored.copies.journals == [
-                each for each in mirror.mirrored.copies.journals if each != before
+            assert mirror.mirrored.copies.ledgers == [
+                each for each in mirror.mirrored.copies.ledgers if each != before
             ]
 
 
 async def test_a_fence_that_comes_while_the_journal_is_being_opened_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Schedule: the record is written, and its answer is on the way; a coordinator that takes the owner for
+    """Schedule: the record is written, and its answer is on the way; a recoverer that takes the owner for
     gone asks this disk, which has nothing yet. The journal must not begin behind that answer."""
     async with Hosts(1, tmp_path) as hosts:
         host = hosts[0]
         real, is_written, go_on = hosts.records.open, asyncio.Event(), asyncio.Event()
 
-        async def slowly(journal: JournalId, record: JournalRecord) -> int:
+        async def slowly(journal: LedgerId, record: LedgerRecord) -> int:
             revision = await real(journal, record)
             is_written.set()
             await go_on.wait()
@@ -561,7 +561,7 @@ async def test_a_fence_that_comes_while_the_journal_is_being_opened_ends_it(
 async def test_a_fence_that_comes_while_the_life_is_being_ended_hears_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Schedule: the registration is lost, and what is queued is still on its way to the disk; a coordinator
+    """Schedule: the registration is lost, and what is queued is still on its way to the disk; a recoverer
     asks this disk. Taken for a journal that has not begun, it would be told that there is nothing here."""
     async with Hosts(1, tmp_path) as hosts:
         host = hosts[0]
@@ -586,7 +586,7 @@ async def test_a_fence_that_comes_while_the_life_is_being_ended_hears_where_it_e
         go_on.set()
         answer = await asking
         await losing
-        assert isinstance(answer, Fenced)
+        assert isinstance(answer, FenceAnswer)
         assert answer.copy is not None
         assert answer.copy.end >= host.journal._end > answer.copy.base
 
@@ -601,7 +601,7 @@ async def test_a_life_that_never_began_takes_nothing_of_the_next_with_it(
         host = hosts[0]
         real, is_written = hosts.records.open, asyncio.Event()
 
-        async def never(journal: JournalId, record: JournalRecord) -> int:
+        async def never(journal: LedgerId, record: LedgerRecord) -> int:
             await real(journal, record)
             is_written.set()
             return await asyncio.get_running_loop().create_future()
@@ -634,37 +634,41 @@ async def test_a_life_that_never_began_takes_nothing_of_the_next_with_it(
 
 async def test_a_life_without_an_end_ended_where_the_next_one_began(tmp_path: Path) -> None:
     """As an earlier version, or a disk that was full, may have left it."""
-    lives = Lives(LocalDisk(tmp_path))
-    await lives.belong_to(StorageId("disk"), 0)
+    generations = Generations(LocalDisk(tmp_path))
+    await generations.belong_to(StorageId("disk"), 0)
     for incarnation, start in ((1, 100), (2, 100), (3, 500)):
-        await lives.keep(Life(incarnation=incarnation, start=start))
-    found = Lives(LocalDisk(tmp_path))
+        await generations.keep(Generation(incarnation=incarnation, start=start))
+    found = Generations(LocalDisk(tmp_path))
     await found.belong_to(StorageId("disk"), 900)
-    assert [(life.start, life.end) for life in found] == [(100, 100), (100, 500), (500, 900)]
+    assert [(generation.start, generation.end) for generation in found] == [
+        (100, 100),
+        (100, 500),
+        (500, 900),
+    ]
 
 
 async def test_a_full_disk_cannot_say_that_there_is_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Schedule: the registration is lost while the disk is so full that the end of the life cannot be written
-    down. Whoever asks hears nothing until there is room, and then where it ended."""
+    """Schedule: the registration is lost while the disk is so full that the end of the generation cannot be
+    written down. Whoever asks hears nothing until there is room, and then where it ended."""
     async with Hosts(1, tmp_path) as hosts:
         host = hosts[0]
         await host.begin()
         await host.append(0)
         end = await host.journal.drained()
 
-        def full(lives: Lives, _: object) -> None:
+        def full(generations: Generations, _: object) -> None:
             raise DiskFull("no room")
 
-        monkeypatch.setattr(Lives, "_store", full)
+        monkeypatch.setattr(Generations, "_store", full)
         await host.mirrored.lost()
         fence = Fence(host.id, host.storage, 1)
         with pytest.raises(PeerUnreachable):
             await host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=0.3)
         monkeypatch.undo()
         answer = await host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=PATIENCE_S)
-        assert isinstance(answer, Fenced)
+        assert isinstance(answer, FenceAnswer)
         assert answer.copy is not None
         assert answer.copy.end == end
 
@@ -715,10 +719,10 @@ class HungDisk:
 
 
 @contextmanager
-def hung(lives: Lives) -> Iterator[HungDisk]:
+def hung(generations: Generations) -> Iterator[HungDisk]:
     """The disk is back at the end, also of a test that fails."""
-    disk = HungDisk(lives._disk)
-    lives._disk = cast(Disk, disk)
+    disk = HungDisk(generations._disk)
+    generations._disk = cast(Disk, disk)
     try:
         yield disk
     finally:
@@ -726,35 +730,35 @@ def hung(lives: Lives) -> Iterator[HungDisk]:
 
 
 async def test_a_disk_that_hangs_with_the_end_of_a_life_does_not_hold_the_event_loop(tmp_path: Path) -> None:
-    """Schedule: the registration is lost; the disk hangs while the end of the life is written down. The
+    """Schedule: the registration is lost; the disk hangs while the end of the generation is written down. The
     event loop sends heartbeats meanwhile. The end is known when the disk is back."""
     async with Hosts(1, tmp_path) as hosts:
         host = hosts[0]
         await host.begin()
         await host.append(0)
-        lives = host.mirrored._lives
-        with hung(lives) as disk:
+        generations = host.mirrored._generations
+        with hung(generations) as disk:
             losing = asyncio.create_task(host.mirrored.lost())
             await until(disk.has_hung.is_set, "the end is being written down")
             assert not losing.done()
         await losing
-        life = lives.get(host.incarnation)
-        assert life is not None
-        assert life.end == host.journal._end
-        assert [each.end for each in Lives(LocalDisk(host.path))] == [life.end]
+        generation = generations.get(host.incarnation)
+        assert generation is not None
+        assert generation.end == host.journal._end
+        assert [each.end for each in Generations(LocalDisk(host.path))] == [generation.end]
 
 
 async def test_a_life_does_not_begin_while_its_fence_is_being_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Schedule: a coordinator fences a journal whose record is written, and whose life has yet to begin; the
-    disk hangs with the promise. The answer to the record comes in that moment. A life that began now would
-    acknowledge messages behind the end that the coordinator is about to hear."""
+    """Schedule: a recoverer fences a journal whose record is written, and whose generation has yet to begin;
+    the disk hangs with the promise. The answer to the record comes in that moment. A generation that began
+    now would acknowledge messages behind the end that the recoverer is about to hear."""
     async with Hosts(1, tmp_path) as hosts:
         host = hosts[0]
         real, is_written, is_answered = hosts.records.open, asyncio.Event(), asyncio.Event()
 
-        async def slowly(journal: JournalId, record: JournalRecord) -> int:
+        async def slowly(journal: LedgerId, record: LedgerRecord) -> int:
             revision = await real(journal, record)
             is_written.set()
             await is_answered.wait()
@@ -763,7 +767,7 @@ async def test_a_life_does_not_begin_while_its_fence_is_being_written_down(
         monkeypatch.setattr(hosts.records, "open", slowly)
         host.register()
         await asyncio.wait_for(is_written.wait(), PATIENCE_S)
-        with hung(host.mirrored._lives) as disk:
+        with hung(host.mirrored._generations) as disk:
             fence = Fence(host.id, host.storage, 1)
             asking = asyncio.create_task(
                 host.mirrored.peers.ask(host.storage, fence, origin=host.storage, timeout=PATIENCE_S)
@@ -773,28 +777,32 @@ async def test_a_life_does_not_begin_while_its_fence_is_being_written_down(
             await until(lambda: host.renewals or host.journal.is_alive, "it has begun, or was found ended")
             assert not host.journal.is_alive
         answer = await asking
-        assert isinstance(answer, Fenced)
+        assert isinstance(answer, FenceAnswer)
         assert answer.copy is not None
         assert answer.copy.end == answer.copy.base
         assert not host.journal.is_alive
 
 
 async def test_changes_of_a_life_that_are_under_way_together_keep_each_other(tmp_path: Path) -> None:
-    """Schedule: a life's end and a promise wait for the disk together, and whoever asked for the first does
-    not wait any more. Neither may be lost, in memory or in the file."""
-    lives = Lives(LocalDisk(tmp_path))
-    await lives.belong_to(StorageId("disk"), 0)
-    await lives.keep(Life(incarnation=1, start=100))
-    with hung(lives) as disk:
-        first = asyncio.create_task(lives.change(1, lambda life: life and replace(life, end=300)))
+    """Schedule: a generation's end and a promise wait for the disk together, and whoever asked for the first
+    does not wait any more. Neither may be lost, in memory or in the file."""
+    generations = Generations(LocalDisk(tmp_path))
+    await generations.belong_to(StorageId("disk"), 0)
+    await generations.keep(Generation(incarnation=1, start=100))
+    with hung(generations) as disk:
+        first = asyncio.create_task(
+            generations.change(1, lambda generation: generation and replace(generation, end=300))
+        )
         await until(disk.has_hung.is_set, "the first is being written")
-        second = asyncio.create_task(lives.change(1, lambda life: life and replace(life, fence=7)))
+        second = asyncio.create_task(
+            generations.change(1, lambda generation: generation and replace(generation, fence=7))
+        )
         await cancelled(first)
-        assert lives.get(1) == Life(incarnation=1, start=100), "what is not durable is not known"
+        assert generations.get(1) == Generation(incarnation=1, start=100), "what is not durable is not known"
     await second
-    expected = Life(incarnation=1, start=100, end=300, fence=7)
-    assert lives.get(1) == expected
-    assert list(Lives(LocalDisk(tmp_path))) == [expected]
+    expected = Generation(incarnation=1, start=100, end=300, fence=7)
+    assert generations.get(1) == expected
+    assert list(Generations(LocalDisk(tmp_path))) == [expected]
 
 
 async def test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses_messages(
@@ -835,7 +843,7 @@ async def test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses
 
 async def test_what_was_written_without_mirrors_is_recovered_by_the_own_disk_alone(tmp_path: Path) -> None:
     """Schedule: as above, and the owner is gone again before its mirror returns. Nothing was acknowledged in
-    that life, and the answer of either disk is enough to close its journal."""
+    that generation, and the answer of either disk is enough to close its journal."""
     options = MirrorOptions(write_quorum=2, ack_quorum=2, mirror_timeout_s=0.3)
     async with Hosts(2, tmp_path, options=options) as hosts:
         await hosts.begin()

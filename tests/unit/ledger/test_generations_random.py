@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from sava.errors import SavaError
-from sava.ledger.owner_host import MirrorOptions
+from sava.ledger.writer import MirrorOptions
 from sava.records import RecordBatch
 from sava.wal.format import HEADER_BYTES
 from tests.long import IS_LONG
@@ -21,7 +21,7 @@ IN_FLIGHT = 8
 
 
 class Story:
-    """What was acknowledged, and what was there at the beginning of each life."""
+    """What was acknowledged, and what was there at the beginning of each generation."""
 
     def __init__(self, owner: Host, rng: Random) -> None:
         self.owner = owner
@@ -35,7 +35,7 @@ class Story:
         """Of the log: what was acknowledged, or found at a start, was synced."""
 
     async def check(self) -> None:
-        """At the beginning of a life."""
+        """At the beginning of a generation."""
         journal = self.owner.journal
         journal.release(1, self.released)  # as whoever opens the topic does
         batches = await journal.read(1, self.released, 1 << 30)
@@ -122,10 +122,10 @@ def heal(hosts: Hosts) -> None:
 async def power_cut(story: Story, rng: Random) -> None:
     """Of the owner: what it had not synced may be lost."""
     owner = story.owner
-    lives = owner.path / "lives.json"
-    kept = lives.read_bytes()
+    generations = owner.path / "generations.json"
+    kept = generations.read_bytes()
     await owner.stop()
-    lives.write_bytes(kept)
+    generations.write_bytes(kept)
     if rng.random() < 0.7:
         _tear(owner.path, story.acked_end, rng)
     await owner.open()
@@ -145,7 +145,7 @@ def _tear(path: Path, acked_end: int, rng: Random) -> None:
 async def test_what_was_acknowledged_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("sava.ledger.mirrored.TIDY_S", 0.02)
+    monkeypatch.setattr("sava.ledger.host.TIDY_S", 0.02)
     rng = Random(seed)
     async with Hosts(3, tmp_path, options=MirrorOptions(mirror_timeout_s=0.5)) as hosts:
         await hosts.begin()

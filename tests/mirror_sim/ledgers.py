@@ -6,18 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sava.ledger.protocol.errors import JournalFenced, WrongStep
 from sava.ledger.protocol.messages import (
-    Append,
     Durable,
     Join,
-    Joined,
-    Refusal,
-    Refused,
+    JoinAnswer,
+    LedgerAppend,
+    LedgerRefused,
+    RefusalReason,
 )
 from sava.ledger.protocol.owner import Owner
-from sava.ledger.protocol.record import JournalRecord
-from sava.ledger.protocol.types import JournalId, StorageId
+from sava.ledger.protocol.record import LedgerFenced, LedgerId, LedgerRecord, StorageId, WrongStep
 from tests.mirror_sim.copies import Batch, encode_batch
 from tests.mirror_sim.hosting import Host
 from tests.mirror_sim.records import TopicRecord, TopicState, journal_key, topic_key
@@ -56,13 +54,13 @@ class OwnJournal:
     """Of one life of the process."""
 
     def __init__(
-        self, broker: Broker, journal: JournalId, record: JournalRecord, revision: int, host: Host
+        self, broker: Broker, ledger: LedgerId, record: LedgerRecord, revision: int, host: Host
     ) -> None:
-        self.id = journal
+        self.id = ledger
         self.broker = broker
         self.world = broker.world
         self.host = host
-        self.core = Owner(journal, record, revision, window=self.world.knobs.window)
+        self.core = Owner(ledger, record, revision, window=self.world.knobs.window)
         self.served: dict[int, Served] = {}
         self._registered: dict[int, int] = {}
         self._streams: dict[StorageId, Stream] = {}
@@ -74,7 +72,7 @@ class OwnJournal:
         self._is_stopped = False
         self._bad_since: dict[StorageId, int] = {}
         self._upload_at = 0
-        host.member.receive(Join(journal, broker.storage, 0, 0, 0))
+        host.member.receive(Join(ledger, broker.storage, 0, 0, 0))
         host.pump()
         broker._every(TICK_US, self._tick)
 
@@ -95,7 +93,7 @@ class OwnJournal:
             return
         frame = Frame(topic, served.epoch, served.next, served.next + 1, self.host.member.end)
         data = encode_batch(self.id, frame, hash_, self.world.knobs.payload_bytes)
-        append = Append(
+        append = LedgerAppend(
             self.id, self.broker.storage, 0, frame.position, data, self.core.commit, self.core.floor
         )
         if self.host.member.receive(append):
@@ -111,7 +109,7 @@ class OwnJournal:
     def written(self, end: int) -> None:
         try:
             self.core.appended(end)
-        except JournalFenced:
+        except LedgerFenced:
             return
         self._push_all()
 
@@ -128,20 +126,20 @@ class OwnJournal:
 
     # -- committing --------------------------------------------------------------------------
 
-    def receive(self, source: int, channel: int, message: Joined | Durable | Refused) -> None:
+    def receive(self, source: int, channel: int, message: JoinAnswer | Durable | LedgerRefused) -> None:
         if self._is_stopped:
             return
         stream = self._streams.get(message.storage)
         is_current = stream is not None and stream.channel == channel
         is_fact = isinstance(message, Durable) or (
-            isinstance(message, Refused) and message.reason is Refusal.FENCED
+            isinstance(message, LedgerRefused) and message.reason is RefusalReason.FENCED
         )
-        if isinstance(message, Refused) and message.reason is Refusal.OTHER_DISK:
+        if isinstance(message, LedgerRefused) and message.reason is RefusalReason.OTHER_DISK:
             return  # in the name of another disk; the stream stays as it is, and is found not to move
         if not (is_current or is_fact):
             return
         self.core.receive(message)
-        if isinstance(message, Joined) and stream is not None:
+        if isinstance(message, JoinAnswer) and stream is not None:
             stream.is_joined = True
         self._commit()
         self._push_all()
@@ -179,7 +177,7 @@ class OwnJournal:
 
     def _own_log_is_bad(self, life: int) -> None:
         if self.broker.is_life(life):
-            self.broker.die("the own journal is damaged")
+            self.broker.die("the own ledger is damaged")
 
     def _connect(self, storage: StorageId) -> None:
         known = self._streams.get(storage)
@@ -289,7 +287,7 @@ class OwnJournal:
         for key, held in self.world.store.items("topic"):
             topic, record = key[1], held.value
             served = self.served.get(topic)
-            is_mine = record.state is TopicState.ASSIGNED and record.journal == self.id
+            is_mine = record.state is TopicState.ASSIGNED and record.ledger == self.id
             if served is not None and (not is_mine or record.epoch != served.epoch):
                 del self.served[topic]
                 served = None
@@ -317,7 +315,7 @@ class OwnJournal:
             return
         after = self.world.with_segment(topic, record, batches)._replace(cursor=served.acked)
         if is_all:
-            after = after._replace(state=TopicState.SEALED, journal=None)
+            after = after._replace(state=TopicState.SEALED, ledger=None)
         served.is_writing = True
 
         def answer(outcome: Outcome) -> None:

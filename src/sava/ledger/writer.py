@@ -1,4 +1,4 @@
-"""OwnedJournal: one life of the own journal: its streams, what is committed, and who mirrors it.
+"""The writer of one ledger: its streams, what is committed, and which disks mirror it.
 
 The ``Owner`` decides; here are its clock, its connections and its writes to the metadata store.
 
@@ -13,11 +13,12 @@ registered any more, and *failing* when it refuses (a full disk, another disk), 
 longer than its patience: about a second if acknowledgements wait for it, ``mirror_timeout`` otherwise
 (``mirror.health``). Both are replaced if another broker is there, and left out otherwise, as long as enough
 are left to acknowledge anything (``choice``). If even then fewer disks are left than an acknowledgement
-needs, appends are refused, or, if the configuration allows it, the journal goes on degraded, which the record
-says before the first message is acknowledged that way. When more brokers come, they are taken.
+needs, appends are refused, or, if the configuration allows it, the ledger continues degraded, which the
+record says before the first message is acknowledged that way. When more brokers come, they are taken.
 
-The number of copies is never lowered silently: what was asked for once within this life is asked for from
-then on, whoever dies. An operator who removes a broker from the cluster says that there are fewer now.
+The number of copies is never lowered silently: what was asked for once within this generation is asked for
+from then on, whichever broker dies. An operator who removes a broker from the cluster says that there are
+fewer now.
 """
 
 from __future__ import annotations
@@ -30,25 +31,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from sava.errors import SavaError
-from sava.ledger.ports import (
-    Choose,
-    JournalRecords,
-    Neighbour,
-    Neighbours,
-    RecordChanged,
-)
+from sava.ledger.live_brokers import LiveBroker, LiveBrokers, choose
+from sava.ledger.mirror_log import WalRangeReader
 from sava.ledger.protocol import (
     Durable,
     Health,
-    JournalId,
-    JournalRecord,
+    LedgerId,
+    LedgerRecord,
     Owner,
-    Refusal,
+    RefusalReason,
     StorageId,
 )
 from sava.ledger.protocol.health import FLOOR_S
-from sava.ledger.recent import RecentBytes
-from sava.ledger.streams import OlderBytes, Stream
+from sava.ledger.records import LedgerRecordChanged, LedgerRecords
+from sava.ledger.streams import RecentBytes, Stream
 from sava.ledger.wire import Door
 from sava.storage.commitment import NotCommittable
 from sava.tasks import cancelled, spawn
@@ -64,13 +60,13 @@ BEAT_S: Final = 0.25
 LATE_S: Final = 0.25
 """A beat that is later than this shows that this process stood still, and could hear no mirror."""
 GRACE_S: Final = 1.0
-"""Too few mirrors may be connected for so long before appends are refused: connections break and heal."""
+"""Too few mirrors may be connected for this long before appends are refused: connections break and heal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorOptions:
     write_quorum: int = 0
-    """How many disks are to hold the journal; 0: by the number of brokers."""
+    """How many disks are to hold the ledger; 0: by the number of brokers."""
     ack_quorum: int = 0
     may_degrade: bool = False
     mirror_timeout_s: float = 5.0
@@ -78,50 +74,58 @@ class MirrorOptions:
     """How much may be on its way to one mirror, and how much is kept in memory for all of them."""
 
     def quorums(self, brokers: int) -> tuple[int, int]:
-        """For a cluster of so many brokers: 1/1, 2/2, 3/2. What is configured stays as it is: if there are
-        not so many disks, that is told."""
+        """For a cluster of this many brokers: 1/1, 2/2, 3/2. What is configured stays as it is: too few disks
+        are reported."""
         qw = max(self.write_quorum or min(brokers, 3), self.ack_quorum, 1)
         return qw, self.ack_quorum or min(2, qw)
 
 
-class OwnedJournal:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerCluster:
+    """The cluster, as far as this broker's ledgers need it."""
+
+    records: LedgerRecords
+    live_brokers: LiveBrokers
+    door: Door
+    brokers: Callable[[], int]
+    """How many the cluster has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLog:
+    """The log of this broker, as far as one generation's ledger needs it."""
+
+    recent: RecentBytes
+    older: WalRangeReader
+    set_tap: Callable[[Tap | None], Awaitable[int]]
+    """Begins or ends the filling of ``recent``, and says from where on."""
+    is_tapped: bool
+    committed: Callable[[int], None]
+    """Called with how far the ledger is, whenever that moves because of other disks."""
+
+
+class LedgerWriter:
     """Implements ``storage.Commitment``. Owned by the event loop."""
 
     def __init__(
         self,
-        journal: JournalId,
-        record: JournalRecord,
+        ledger: LedgerId,
+        record: LedgerRecord,
         revision: int,
         *,
-        records: JournalRecords,
-        neighbours: Neighbours,
-        choose: Choose,
-        door: Door,
-        recent: RecentBytes,
-        older: OlderBytes,
-        brokers: Callable[[], int],
-        set_tap: Callable[[Tap | None], Awaitable[int]],
-        is_tapped: bool,
+        cluster: LedgerCluster,
+        own_log: OwnLog,
         options: MirrorOptions,
-        committed: Callable[[int], None],
         fenced: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """``committed`` is told how far the journal is, whenever that moves because of others; ``fenced``
-        once, when somebody ends this life. ``brokers``: how many the cluster has. ``set_tap`` begins or ends
-        the filling of ``recent``, and says from where on."""
-        self.owner = Owner(journal, record, revision, window=options.window_bytes)
-        self._records = records
-        self._neighbours = neighbours
-        self._choose = choose
-        self._door = door
-        self._recent = recent
-        self._older = older
-        self._brokers = brokers
-        self._set_tap = set_tap
-        self._is_tapped = is_tapped
+        """``fenced`` is called once, when another broker ends this generation."""
+        self.owner = Owner(ledger, record, revision, window=options.window_bytes)
+        self._cluster = cluster
+        self._own_log = own_log
+        self._recent = own_log.recent
+        self._is_tapped = own_log.is_tapped
         self._options = options
-        self._committed = committed
         self._fenced = fenced
         self._fail = fail
         self._loop = asyncio.get_running_loop()
@@ -129,7 +133,7 @@ class OwnedJournal:
         self._health = Health(longest_s=options.mirror_timeout_s)
         self._beat: asyncio.TimerHandle | None = None
         self._qw, self._qa = record.qw, record.qa
-        """How many there should be, as far as was asked for in this life."""
+        """How many there should be, as far as was asked for in this generation."""
         self._size = 0
         """Of the cluster, when it was last looked at."""
         self._has_shrunk = False
@@ -145,12 +149,12 @@ class OwnedJournal:
         self._degraded_since = self._loop.time() if record.is_degraded else 0.0
         self._follow_members()
 
-    # -- for the journal ---------------------------------------------------------------------
+    # -- for the ledger ---------------------------------------------------------------------
 
     def check(self) -> None:
         if self._is_refusing and not self._has_enough:  # they may have joined since they were last counted
             raise NotCommittable(
-                f"journal {self.owner.journal}: {self._qa} disks must have a message before it is "
+                f"ledger {self.owner.ledger}: {self._qa} disks must have a message before it is "
                 f"acknowledged, and only {1 + self._connected} can be reached; start the other brokers, or "
                 "set journal.degraded to allow"
             )
@@ -158,7 +162,7 @@ class OwnedJournal:
     def durable(self, end: int) -> int:
         if end > self.owner.end and not self.owner.is_fenced:
             self.owner.appended(end)  # nobody mirrors, so nobody told
-        self.owner.receive(Durable(self.owner.journal, self.owner.own, end))
+        self.owner.receive(Durable(self.owner.ledger, self.owner.own, end))
         return self.owner.commit
 
     def trimmable(self, floor: int) -> int:
@@ -183,12 +187,12 @@ class OwnedJournal:
         if self.owner.is_fenced:
             self._end()
         elif not self._is_over:
-            self._committed(self.owner.commit)
+            self._own_log.committed(self.owner.commit)
 
     def _end(self) -> None:
         if not self._is_over:
             self._is_over = True
-            log.warning("journals: fenced journal=%s", self.owner.journal)
+            log.warning("ledgers: fenced ledger=%s", self.owner.ledger)
             self._fenced()
 
     def _follow_members(self) -> None:
@@ -198,10 +202,10 @@ class OwnedJournal:
             self._streams[storage] = Stream(
                 storage,
                 self.owner,
-                door=self._door,
-                neighbours=self._neighbours,
+                door=self._cluster.door,
+                live_brokers=self._cluster.live_brokers,
                 recent=self._recent,
-                older=self._older,
+                older=self._own_log.older,
                 heard=self._heard,
                 fail=self._fail,
             )
@@ -214,8 +218,8 @@ class OwnedJournal:
 
     def start(self) -> None:
         self._ends = [
-            self._neighbours.listen(self._woken.set),
-            self._records.listen(self.owner.journal, self._woken.set),
+            self._cluster.live_brokers.listen(self._woken.set),
+            self._cluster.records.listen(self.owner.ledger, self._woken.set),
         ]
         self._tasks.append(spawn(self._tend(), name="mirrors", failed=self._fail))
         self._expect_beat()
@@ -243,7 +247,7 @@ class OwnedJournal:
                     stream.trim()
             except (SavaError, TimeoutError) as error:
                 log.warning(
-                    "journals: mirrors were not looked after journal=%s error=%s", self.owner.journal, error
+                    "ledger maintenance failed, retrying ledger=%s error=%s", self.owner.ledger, error
                 )
                 await asyncio.sleep(STORE_RETRY_S)
             with suppress(TimeoutError):
@@ -251,11 +255,11 @@ class OwnedJournal:
                     await self._woken.wait()
 
     async def _tap(self) -> None:
-        """A journal that nobody mirrors pays nothing for those who might."""
+        """A ledger without mirrors pays nothing for those that may come."""
         has_mirrors = bool(self.owner.mirrors)
         if has_mirrors != self._is_tapped and not self._is_over:
             self._is_tapped = has_mirrors
-            end = await self._set_tap(self._recent.tap if has_mirrors else None)
+            end = await self._own_log.set_tap(self._recent.tap if has_mirrors else None)
             if has_mirrors:
                 self._recent.begin(end)
                 self.grown()
@@ -290,12 +294,11 @@ class OwnedJournal:
         self._told_refusing = self._is_refusing
         if self._told_refusing:
             log.warning(
-                "journals: messages are refused, too few disks are connected journal=%s needed=%d "
-                "connected=%d",
-                *(self.owner.journal, self.owner.record.last.qa, 1 + self._connected),
+                "ledgers: messages are refused, too few disks are connected ledger=%s needed=%d connected=%d",
+                *(self.owner.ledger, self.owner.record.last.qa, 1 + self._connected),
             )
         else:
-            log.info("journals: messages are taken again journal=%s", self.owner.journal)
+            log.info("ledgers: messages are accepted again ledger=%s", self.owner.ledger)
 
     def _tell_degraded(self) -> None:
         if self.is_degraded == self._told_degraded:
@@ -303,12 +306,12 @@ class OwnedJournal:
         self._told_degraded = self.is_degraded
         if self._told_degraded:
             log.warning(
-                "journals: messages are acknowledged with fewer copies than asked for journal=%s asked=%d "
+                "ledgers: messages are acknowledged with fewer copies than asked for ledger=%s asked=%d "
                 "enough=%d",
-                *(self.owner.journal, self._qa, self.owner.record.last.qa),
+                *(self.owner.ledger, self._qa, self.owner.record.last.qa),
             )
         else:
-            log.info("journals: there are as many copies again as asked for journal=%s", self.owner.journal)
+            log.info("ledgers: there are as many copies again as asked for ledger=%s", self.owner.ledger)
 
     @property
     def _is_refusing(self) -> bool:
@@ -337,7 +340,7 @@ class OwnedJournal:
         if self.owner.wanted is not None or self.owner.is_fenced:
             return
         # A mirror that is about to stop is left while it still works. Its broker still counts as one.
-        registered = self._neighbours.all()
+        registered = self._cluster.live_brokers.all()
         candidates = [each for each in registered if not each.is_leaving or each.storage == self.owner.own]
         if all(each.storage != self.owner.own for each in candidates):
             return  # this broker's view of the others is not up to date
@@ -351,8 +354,8 @@ class OwnedJournal:
         is_as_wished = (set(members), qa) == (set(current.members), current.qa)
         if not is_as_wished or asked != (record.qw, record.qa):
             log.info(
-                "journals: other mirrors are wanted journal=%s ack_quorum=%d disks=%s",
-                self.owner.journal,
+                "ledgers: other mirrors are wanted ledger=%s ack_quorum=%d disks=%s",
+                self.owner.ledger,
                 qa,
                 ",".join(members),
             )
@@ -360,8 +363,8 @@ class OwnedJournal:
             self._follow_members()
 
     def _asked(self, registered: int) -> tuple[int, int]:
-        """How many disks should have the journal, and how many before a message is acknowledged."""
-        size = self._brokers()
+        """How many disks should have the ledger, and how many before a message is acknowledged."""
+        size = self._cluster.brokers()
         qw, qa = self._options.quorums(max(size, registered))
         self._has_shrunk |= size < self._size
         self._size = size
@@ -371,7 +374,7 @@ class OwnedJournal:
         return qw, qa
 
     def _chosen(
-        self, candidates: Sequence[Neighbour], current: tuple[StorageId, ...]
+        self, candidates: Sequence[LiveBroker], current: tuple[StorageId, ...]
     ) -> tuple[StorageId, ...]:
         now = self._loop.time()
         for storage in current:
@@ -380,13 +383,13 @@ class OwnedJournal:
             elif self._keeps_up(storage, now):
                 self._health.recovered(storage)
         avoid = self._health.avoided(current, now)
-        chosen = self._choose(
+        chosen = choose(
             candidates,
             own=self.owner.own,
             keep=[storage for storage in current if storage not in avoid],
             avoid=avoid,
             count=self._qw - 1,
-            # A journal that may go on degraded waits for no mirror that fails.
+            # A ledger that may go on degraded waits for no mirror that fails.
             needed=0 if self._options.may_degrade else self._qa - 1,
         )
         if any(storage in avoid and storage not in current for storage in chosen):
@@ -400,21 +403,20 @@ class OwnedJournal:
         if is_new:
             stream = self._streams[storage]
             log.info(
-                "journals: a mirror does not keep up journal=%s disk=%s durable=%d own=%d joined=%s "
-                "refused=%s",
-                *(self.owner.journal, storage, self.owner.durable_end(storage)),
+                "ledgers: a mirror does not keep up ledger=%s disk=%s durable=%d own=%d joined=%s refused=%s",
+                *(self.owner.ledger, storage, self.owner.durable_end(storage)),
                 *(self.owner.durable_end(self.owner.own), stream.is_joined),
                 stream.refusal.name if stream.refusal is not None else "no",
             )
 
     def _has_refused(self, storage: StorageId) -> bool:
-        return self._streams[storage].refusal in (Refusal.FULL, Refusal.OTHER_DISK)
+        return self._streams[storage].refusal in (RefusalReason.FULL, RefusalReason.OTHER_DISK)
 
     def _is_failing(self, storage: StorageId, now: float) -> bool:
         stream = self._streams.get(storage)
         if stream is None:
             return False
-        if self._neighbours.find(storage) is None:
+        if self._cluster.live_brokers.find(storage) is None:
             return False  # gone, so it is no candidate either; when it is back, it may be chosen at once
         if self._has_refused(storage):
             return True
@@ -445,14 +447,14 @@ class OwnedJournal:
         while (wanted := self.owner.wanted) is not None:
             before = self.owner.record.last
             try:
-                revision = await self._records.change(
-                    self.owner.journal, wanted, revision=self.owner.revision
+                revision = await self._cluster.records.change(
+                    self.owner.ledger, wanted, revision=self.owner.revision
                 )
-            except RecordChanged as changed:
+            except LedgerRecordChanged as changed:
                 found = changed.found
                 self.owner.found(*(found if found is not None else (None, 0)))
             except (SavaError, TimeoutError) as error:
-                log.info("journals: a record is written again journal=%s error=%s", self.owner.journal, error)
+                log.info("ledgers: writing the record again ledger=%s error=%s", self.owner.ledger, error)
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
             else:
@@ -460,8 +462,8 @@ class OwnedJournal:
             if self.owner.record.last != before:
                 self.changes += 1
                 log.info(
-                    "journals: mirrors changed journal=%s disks=%s",
-                    self.owner.journal,
+                    "ledgers: mirrors changed ledger=%s disks=%s",
+                    self.owner.ledger,
                     ",".join(self.owner.record.last.members),
                 )
             self._follow_members()
@@ -470,7 +472,7 @@ class OwnedJournal:
     # -- ending ------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """This life is over: nothing more is sent, nothing more is committed."""
+        """This generation is over: nothing more is sent, nothing more is committed."""
         self._is_over = True
         self.owner.is_fenced = True
 

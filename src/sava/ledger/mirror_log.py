@@ -1,10 +1,10 @@
-"""CopyFiles: one disk's copy of one journal, as files.
+"""The files of one mirror log: one disk's copy of one ledger; and how a log is read back by position.
 
     mirrors/{broker}-{incarnation}/note                    what is promised, twice (see below)
-                                   copy-{position}.wal     bytes of the journal from that position on
+                                   copy-{position}.wal     bytes of the ledger from that position on
 
 The bytes are the owner's, at the owner's positions: a file begins between two records, and what a record is
-can be seen without asking anybody but for the owner's storage id, which seeds its checksums and is kept in
+can be seen without asking any broker but for the owner's storage id, which seeds its checksums and is kept in
 the note.
 
 **The note** has two slots that are written in turn, each with a number and a checksum: a crash spoils at most
@@ -14,30 +14,31 @@ and no room on a full disk.
 Behind a small write the file gets room, zeros that the next writes fill: a sync that need not make a new size
 durable is faster (see ``wal.log``).
 
-Owned by one thread at a time. The first error of the disk that is not "full" is final.
+Files are owned by one thread at a time. The first error of the disk that is not "full" is final.
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import google_crc32c
 import msgspec
 
 from sava.ledger.protocol import (
-    JournalId,
-    Note,
+    LedgerId,
+    MemberNote,
     Range,
     StorageId,
     Work,
     held_after_restart,
 )
-from sava.ledger.stretches import Stretches
-from sava.wal import Disk, DiskFull, File, FileMissing, LogCorrupt
+from sava.wal import Disk, DiskFull, File, FileMissing, LogCorrupt, PositionOutside, Record
+from sava.wal import format as wal_format
+from sava.wal.format import KINDS, Frame, find_frames, read_stream, seed_of
 
 FILE_BYTES: Final = 64 << 20
 ROOM_BYTES: Final = 128 << 10
@@ -51,17 +52,17 @@ _PREFIX, _SUFFIX = "copy-", ".wal"
 
 class _Kept(msgspec.Struct, frozen=True):
     origin: str
-    note: Note
+    note: MemberNote
 
 
-def directory_name(journal: JournalId) -> str:
-    return f"{journal.broker}-{journal.incarnation}"
+def directory_name(ledger: LedgerId) -> str:
+    return f"{ledger.broker}-{ledger.incarnation}"
 
 
-def journal_of_directory(name: str) -> JournalId | None:
+def ledger_of_directory(name: str) -> LedgerId | None:
     broker, _, incarnation = name.partition("-")
     if broker.isdecimal() and incarnation.isdecimal():
-        return JournalId(int(broker), int(incarnation))
+        return LedgerId(int(broker), int(incarnation))
     return None
 
 
@@ -74,14 +75,14 @@ def file_start(name: str) -> int | None:
     return int(digits) if name == f"{_PREFIX}{digits}{_SUFFIX}" and digits.isdecimal() else None
 
 
-class CopyFiles:
-    def __init__(self, disk: Disk, origin: StorageId, note: Note, *, file_bytes: int = 0) -> None:
+class MirrorFiles:
+    def __init__(self, disk: Disk, origin: StorageId, note: MemberNote, *, file_bytes: int = 0) -> None:
         self.disk = disk
         self.origin = origin
         self.note = note
         self.end = 0
         """Of what is in the files and belongs to the copy."""
-        self.stretches = Stretches(disk, origin=origin, name=file_name, start_of=file_start)
+        self.stretches = WalRangeReader(disk, origin=origin, name=file_name, start_of=file_start)
         self._file_bytes = file_bytes or FILE_BYTES
         self._starts: list[int] = []
         self._file: File | None = None
@@ -95,20 +96,20 @@ class CopyFiles:
     # -- beginning ---------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, disk: Disk, origin: StorageId, journal: JournalId, *, file_bytes: int = 0) -> CopyFiles:
+    def create(cls, disk: Disk, origin: StorageId, ledger: LedgerId, *, file_bytes: int = 0) -> MirrorFiles:
         """Nothing is durable before the first work is done. Raises DiskFull."""
         for name in disk.list():
             disk.remove(name)  # begun once, and without a note: nothing of it was ever told to anybody
-        files = cls(disk, origin, Note(journal=journal), file_bytes=file_bytes)
+        files = cls(disk, origin, MemberNote(ledger=ledger), file_bytes=file_bytes)
         files._note_file = disk.open(_NOTE_FILE, create=True)
         files._note_file.write(0, [bytes(2 * SLOT_BYTES)])
         files._has_new_names = True
         return files
 
     @classmethod
-    def restore(cls, disk: Disk, *, file_bytes: int = 0) -> CopyFiles | None:
+    def restore(cls, disk: Disk, *, file_bytes: int = 0) -> MirrorFiles | None:
         """As it was left by a crash, made durable; None when no note was ever stored. Raises LogCorrupt when
-        there was one and it cannot be read: whoever forgets a fence must not answer."""
+        there was one and it cannot be read: a disk that forgets a fence must not answer."""
         try:
             note_file = disk.open(_NOTE_FILE)
         except FileMissing:
@@ -150,7 +151,7 @@ class CopyFiles:
         self.sync()
 
     def _intact(self, first: int) -> list[Range]:
-        """What lies before the watermark was synced, and is looked at when somebody asks for it."""
+        """What lies before the watermark was synced, and is looked at when a request asks for it."""
         watermark = max(self.note.watermark, first)
         known = [Range(first, watermark)] if watermark > first else []
         behind: list[Range] = []
@@ -283,7 +284,7 @@ class CopyFiles:
             self.disk.sync_dir()
         self._is_dirty = self._has_new_names = False
 
-    def _store(self, note: Note) -> None:
+    def _store(self, note: MemberNote) -> None:
         assert self._note_file is not None
         self._number += 1
         payload = msgspec.json.encode(_Kept(self.origin, note))
@@ -334,3 +335,139 @@ def _read_slot(file: File, index: int) -> tuple[int, _Kept] | None:
         return number, msgspec.json.decode(payload, type=_Kept)
     except msgspec.DecodeError:
         return None
+
+
+READ_BYTES = 1 << 20
+
+
+class WalRangeReader:
+    """Reads back the bytes of one log, in one directory, by position.
+
+    The owner's log and a mirror log are the same bytes at the same positions, in files that are named by
+    where they begin and are cut differently. What is read for another disk is verified first: a mirror that
+    is behind, or a disk that is written back to, must not get what has rotted here.
+
+    Blocks on the disk; for worker threads. What is read is durable, or was written by the caller.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        origin: str,
+        name: Callable[[int], str] = wal_format.file_name,
+        start_of: Callable[[str], int | None] = wal_format.file_start,
+    ) -> None:
+        """``origin``: the storage id of the disk that wrote the log, which its checksums are seeded with."""
+        self._disk = disk
+        self._seed = seed_of(origin)
+        self._name = name
+        self._start_of = start_of
+
+    def frames(self, start: int, end: int) -> Iterator[Frame]:
+        """Verified records from ``start`` on that end at or before ``end``, those of the log itself included,
+        up to the first that is not intact. Raises PositionOutside when ``start`` is not held."""
+        starts = self._starts()
+        at = start
+        while at < end:
+            index = bisect_right(starts, at) - 1
+            if index < 0:
+                raise PositionOutside(f"{self._disk.path}: position {at} is not held")
+            before = at
+            for frame in self._frames_of(starts[index], at, end):
+                at = frame[5]
+                yield frame
+            is_next = index + 1 < len(starts) and starts[index + 1] == at
+            if at == before or not is_next:
+                return
+
+    def records(self, start: int, end: int) -> Iterator[Record]:
+        """Callers' records from ``start`` to ``end``, both borders. Raises PositionOutside, and LogCorrupt
+        when one is not intact."""
+        at = start
+        for frame in self.frames(start, end):
+            at = frame[5]
+            if frame[1] < KINDS:
+                yield Record(frame[0], frame[1], frame[4])
+        if at < end:
+            raise LogCorrupt(self._disk.path, "a ledger's copy", at, "no intact record")
+
+    def read(self, start: int, end: int, max_bytes: int = READ_BYTES) -> bytes:
+        """Whole verified records from ``start``, about ``max_bytes`` of them, at least one; empty when there
+        is no intact one."""
+        at = start
+        for frame in self.frames(start, end):
+            if at > start and frame[5] - start > max_bytes:
+                break
+            at = frame[5]
+            if at - start >= max_bytes:
+                break
+        return self._raw(start, at)
+
+    def intact(self, start: int, end: int) -> list[Range]:
+        """The stretches of ``start .. end`` whose records verify."""
+        found: list[Range] = []
+        at = start
+        while at < end:
+            begin = at
+            for frame in self.frames(at, end):
+                at = frame[5]
+            if at > begin:
+                found.append(Range(begin, at))
+            if at >= end:
+                break
+            following = self._next_intact(at, end)
+            if following is None:
+                break
+            at = following
+        return found
+
+    def _next_intact(self, position: int, end: int) -> int | None:
+        """Where the next intact record begins behind the bad one at ``position``."""
+        starts = self._starts()
+        for index, start in enumerate(starts):
+            file_end = starts[index + 1] if index + 1 < len(starts) else end
+            if file_end <= position:
+                continue
+            at = max(start, position + 8)
+            with _opened(self._disk, self._name(start)) as file:
+                behind = find_frames(
+                    file, base=start, offset=at - start, end=min(file.size(), end - start), seed=self._seed
+                )
+                frame = next(behind, None)
+            if frame is not None:
+                return frame[0]
+        return None
+
+    def _frames_of(self, start: int, position: int, end: int) -> Iterator[Frame]:
+        with _opened(self._disk, self._name(start)) as file:
+            limit = min(file.size(), end - start)
+            yield from read_stream(file, base=start, offset=position - start, end=limit, seed=self._seed)
+
+    def _raw(self, start: int, end: int) -> bytes:
+        parts: list[bytes] = []
+        starts = self._starts()
+        at = start
+        while at < end:
+            index = bisect_right(starts, at) - 1
+            file_end = min(end, starts[index + 1]) if index + 1 < len(starts) else end
+            with _opened(self._disk, self._name(starts[index])) as file:
+                parts.append(file.read(at - starts[index], file_end - at))
+            at = file_end
+        return b"".join(parts)
+
+    def _starts(self) -> Sequence[int]:
+        return sorted(start for name in self._disk.list() if (start := self._start_of(name)) is not None)
+
+
+@contextmanager
+def _opened(disk: Disk, name: str) -> Iterator[File]:
+    """A file for the time of a block. Raises PositionOutside when it was trimmed away."""
+    try:
+        file = disk.open(name)
+    except FileMissing as missing:
+        raise PositionOutside(f"{disk.path}/{name} was trimmed away") from missing
+    try:
+        yield file
+    finally:
+        file.close()

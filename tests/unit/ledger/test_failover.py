@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 
 from sava.cluster import records as cluster_records
-from sava.cluster.records import JournalUnknown, NotController, NothingToGiveUp, Registration
+from sava.cluster.errors import LedgerUnknown
+from sava.cluster.errors import NothingToAbandon
+from sava.cluster.records import JournalUnknown
+from sava.cluster.records import NotController
+from sava.cluster.records import NothingToGiveUp
+from sava.cluster.records import Registration
 from sava.cluster.view import ClusterView
 from sava.ledger import failover as failover_module
-from sava.ledger.coordinator import Coordinator
-from sava.ledger.failover import Failover
-from sava.ledger.losses import Losses, Prospect
-from sava.ledger.neighbours import Registered
-from sava.ledger.ports import PeerUnreachable
+from sava.ledger.failover import Failover, LossReport, UncleanRecovery
+from sava.ledger.live_brokers import LedgerAccess, LiveBrokers, PeerUnreachable
 from sava.ledger.protocol import (
-    JournalId,
-    JournalState,
+    LedgerId,
+    LedgerState,
     Message,
     Range,
     Read,
@@ -29,8 +31,9 @@ from sava.ledger.protocol import (
     WriteBack,
 )
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import Records
-from sava.ledger.salvage import Salvage
+from sava.ledger.records import LedgerRecords
+from sava.ledger.recoverer import Recoverer
+from sava.ledger.tail_recovery import TailRecovery
 from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
@@ -61,31 +64,27 @@ class Story:
 
     def __init__(self, path: Path) -> None:
         self.store = MemoryStore()
-        self.records = Records(self.store)
+        self.records = LedgerRecords(self.store)
         self.view = ClusterView(self.store)
-        self.neighbours = Registered(self.view, self.records)
+        self.live_brokers = LiveBrokers(self.view, self.records)
         self.disks = Disks()
         self.leading = Leading()
         self.members = {1, 2, 3}
         self.writing = Writing(path)
-        self.journal = JournalId(1, 0)
+        self.journal = LedgerId(1, 0)
         self.positions: list[int] = []
+        access = LedgerAccess(self.records, self.live_brokers, self.disks, HERE)
         self.failover = Failover(
             self.view,
             self.store,
-            self.records,
-            self.neighbours,
-            self.disks,
-            Salvage(self.records, self.disks, self.store, ObjectStore.open("memory://"), own=HERE),
+            access,
+            TailRecovery(self.records, self.disks, self.store, ObjectStore.open("memory://"), own=HERE),
             self.leading,
             is_member=lambda broker: broker in self.members,
             may_degrade=False,
             broker=2,
-            own=HERE,
         )
-        self.losses = Losses(
-            self.failover, self.store, self.records, self.neighbours, self.disks, self.leading, own=HERE
-        )
+        self.losses = UncleanRecovery(self.failover, self.store, access, self.leading)
 
     async def register(self, broker: int, storage: str) -> int:
         lease = await self.store.grant_lease(600_000)
@@ -97,7 +96,7 @@ class Story:
 
     async def begin(self) -> None:
         lease = await self.register(1, OWNER)
-        self.journal = JournalId(1, lease)
+        self.journal = LedgerId(1, lease)
         await self.register(2, HERE)
         await self.register(3, THERE)
         record = steps.opened(0, (OWNER, HERE, THERE), qw=3, qa=2, by="owner")
@@ -124,7 +123,7 @@ class Story:
         assert state is not None
         return state
 
-    async def phase(self) -> JournalState | None:
+    async def phase(self) -> LedgerState | None:
         found = await self.records.get(self.journal)
         return found.record.state if found is not None else None
 
@@ -157,7 +156,7 @@ async def test_the_topics_of_a_broker_that_is_gone_end_where_they_ended(story: S
     state = await story.state()
     assert (state.sealed, state.end) == (True, 10)
     figures = story.failover.figures
-    assert (figures.recoveries, figures.salvaged_topics, figures.salvaged_messages) == (1, 1, 10)
+    assert (figures.recoveries, figures.recovered_topics, figures.recovered_messages) == (1, 1, 10)
 
 
 async def test_a_recovery_that_fails_of_a_bug_is_not_begun_again_at_once(
@@ -168,13 +167,13 @@ async def test_a_recovery_that_fails_of_a_bug_is_not_begun_again_at_once(
     """
     attempts = 0
 
-    async def run(self: Coordinator) -> None:
+    async def run(self: Recoverer) -> None:
         nonlocal attempts
         attempts += 1
         await asyncio.sleep(0)
         raise KeyError("fragment")
 
-    monkeypatch.setattr(Coordinator, "run", run)
+    monkeypatch.setattr(Recoverer, "run", run)
     await story.lose_owner()
     await story.until(lambda: story.failover.trouble(story.journal, StorageId(OWNER)))
     await asyncio.sleep(0.1)
@@ -182,10 +181,10 @@ async def test_a_recovery_that_fails_of_a_bug_is_not_begun_again_at_once(
     assert "KeyError" in caplog.text
 
 
-async def test_the_journal_of_a_broker_that_is_there_is_left_alone(story: Story) -> None:
+async def test_the_ledger_of_a_broker_that_is_there_is_left_alone(story: Story) -> None:
     await story.register(4, "disk-of-4")  # something happens
     await asyncio.sleep(0.1)
-    assert await story.phase() is JournalState.OPEN
+    assert await story.phase() is LedgerState.OPEN
     assert story.disks.asked == []
 
 
@@ -193,7 +192,7 @@ async def test_only_the_leader_recovers(story: Story) -> None:
     story.leading.current = 0
     await story.lose_owner()
     await story.until(lambda: 1 not in story.view.brokers)
-    assert await story.phase() is JournalState.OPEN
+    assert await story.phase() is LedgerState.OPEN
     assert story.disks.asked == []
     story.leading.current = story.store.term
     await story.until_removed()
@@ -202,7 +201,7 @@ async def test_only_the_leader_recovers(story: Story) -> None:
 async def test_a_broker_that_came_back_keeps_what_its_disk_has(story: Story) -> None:
     """Its former journal is closed, because nobody continues it; its bytes are served where they are."""
     await story.register(1, OWNER)
-    await story.until(lambda: story.records.known()[story.journal].record.state is JournalState.CLOSED)
+    await story.until(lambda: story.records.known()[story.journal].record.state is LedgerState.CLOSED)
     await asyncio.sleep(0.1)
     assert story.journal in story.records.known()
     assert not (await story.state()).sealed
@@ -253,12 +252,12 @@ async def test_a_holder_that_is_done_helps_one_that_is_not(
     assert (state.sealed, state.end) == (True, 10)
 
 
-async def told(story: Story) -> Prospect:
+async def told(story: Story) -> LossReport:
     """What would be lost, when everybody who is there was heard."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            with contextlib.suppress(NothingToGiveUp):
-                found = await story.losses.prospect(story.journal)
+            with contextlib.suppress(NothingToAbandon):
+                found = await story.losses.report(story.journal)
                 if found.answers_needed == 1 and not found.loss.missing:
                     return found
             await asyncio.sleep(0.02)
@@ -276,8 +275,8 @@ async def test_what_would_be_lost_is_told_and_given_up_only_if_it_is_the_same(st
     (topic,) = found.topics
     assert (topic.topic, topic.stored, topic.kept, topic.found) == ("/default/orders", 0, 6, 0)
     other = type(found.loss)(found.loss.missing, story.positions[3], found.loss.silent)
-    assert not await story.losses.give_up(story.journal, other)
-    assert await story.losses.give_up(story.journal, found.loss)
+    assert not await story.losses.accept(story.journal, other)
+    assert await story.losses.accept(story.journal, found.loss)
     story.disks.known.add(StorageId("disk-of-4"))
     await story.register(4, "disk-of-4")
     await story.until(lambda: story.failover.figures.recoveries or story.failover.waiting)
@@ -321,10 +320,10 @@ async def test_all_that_is_missing_is_a_second_copy(story: Story, may_degrade: b
     await story.lose_owner()
     if not may_degrade:
         await story.until(lambda: story.failover.waiting)
-        found = await story.losses.prospect(story.journal)
+        found = await story.losses.report(story.journal)
         assert (found.loss.missing, found.loss.unknown_from, found.answers_needed) == ((), None, 1)
         assert [(each.kept, each.found) for each in found.topics] == [(10, 0)]
-        assert await story.losses.give_up(story.journal, found.loss)
+        assert await story.losses.accept(story.journal, found.loss)
     await story.until_removed()
     assert (await story.state()).end == 10
 
@@ -340,28 +339,28 @@ async def test_a_part_that_is_lost_after_closing_is_told_and_given_up_as_well(st
 
     story.disks.before = nobody_reads
     await story.lose_owner()
-    await story.until(lambda: story.records.known()[story.journal].record.state is JournalState.CLOSED)
-    with pytest.raises(NothingToGiveUp, match="all of it can be read"):
-        await story.losses.prospect(story.journal)
+    await story.until(lambda: story.records.known()[story.journal].record.state is LedgerState.CLOSED)
+    with pytest.raises(NothingToAbandon, match="all of it can be read"):
+        await story.losses.report(story.journal)
     story.disks.lose(THERE)
     story.disks.copies[HERE, story.journal].bad = (damage,)
     story.disks.before = None
 
-    found = await story.losses.prospect(story.journal)
+    found = await story.losses.report(story.journal)
     assert (found.loss.missing, set(found.loss.silent)) == ((damage,), {OWNER, THERE})
     assert [(each.stored, each.kept, each.found) for each in found.topics] == [(0, 6, 10)]
     other = type(found.loss)((), None, found.loss.silent)
-    assert not await story.losses.give_up(story.journal, other)
-    assert await story.losses.give_up(story.journal, found.loss)
+    assert not await story.losses.accept(story.journal, other)
+    assert await story.losses.accept(story.journal, found.loss)
     await story.until_removed()
     assert (await story.state()).end == 6
 
 
 async def test_nothing_is_given_up_where_nobody_is_waited_for(story: Story) -> None:
-    with pytest.raises(NothingToGiveUp, match="its broker is there"):
-        await story.losses.prospect(story.journal)
-    with pytest.raises(JournalUnknown):
-        await story.losses.prospect(JournalId(9, 9))
+    with pytest.raises(NothingToAbandon, match="its broker is there"):
+        await story.losses.report(story.journal)
+    with pytest.raises(LedgerUnknown):
+        await story.losses.report(LedgerId(9, 9))
     story.leading.current = 0
     with pytest.raises(NotController):
-        await story.losses.prospect(story.journal)
+        await story.losses.report(story.journal)

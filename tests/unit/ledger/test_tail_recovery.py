@@ -10,21 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from sava.ledger.closed import BytesMissing, parse
 from sava.ledger.protocol import (
-    JournalId,
-    JournalRecord,
+    LedgerId,
+    LedgerRecord,
     Range,
     StorageId,
 )
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import Records
-from sava.ledger.salvage import (
+from sava.ledger.records import LedgerRecords
+from sava.ledger.recoverer import BytesMissing, parse
+from sava.ledger.tail_recovery import (
     WAVE,
     NotClosed,
-    Salvage,
-    Salvaged,
     Share,
+    TailRecovery,
+    TailRecoveryReport,
     share_of,
 )
 from sava.metadata.errors import Unavailable
@@ -45,7 +45,7 @@ from tests.unit.storage.messages import read_messages, write
 from tests.unit.topics.copies import chain_into
 
 ORDERS, PAYMENTS = TopicKey("default", "orders", 7), TopicKey("default", "payments", 8)
-FIRST, SECOND = JournalId(1, 5), JournalId(1, 9)
+FIRST, SECOND = LedgerId(1, 5), LedgerId(1, 9)
 HERE, THERE = StorageId("here"), StorageId("there")
 
 
@@ -61,7 +61,7 @@ class Story:
     def __init__(self, path: Path) -> None:
         self.metadata = MemoryStore()
         self.objects = ObjectStore.open("memory://")
-        self.records = Records(self.metadata)
+        self.records = LedgerRecords(self.metadata)
         self.disks = Disks()
         self.writing = Writing(path, file_bytes=4096)
         self.origin = self.writing.origin
@@ -74,9 +74,9 @@ class Story:
         self.writing.append(DISOWNED, [struct.pack("<qq", topic.topic_id, offset)])
 
     async def close_journal(
-        self, journal: JournalId = FIRST, *, on: tuple[str, ...] = (HERE,), **facts: object
-    ) -> JournalRecord:
-        """A life ends: what was written in it is a closed journal."""
+        self, journal: LedgerId = FIRST, *, on: tuple[str, ...] = (HERE,), **facts: object
+    ) -> LedgerRecord:
+        """A generation ends: what was written in it is a closed journal."""
         start, end = self._start, self.writing.log.end
         opened = steps.opened(start, (self.origin, HERE, THERE), qw=3, qa=2, by="owner")
         record = steps.closed(steps.claimed(opened, "c"), Range(start, end), tuple(map(StorageId, on)))
@@ -97,10 +97,12 @@ class Story:
         assert state is not None
         return state
 
-    async def run(self, share: Share = Share(), **bounds: Any) -> Salvaged:  # noqa: B008 (immutable)
-        salvage = Salvage(self.records, self.disks, self.metadata, self.objects, own=HERE, **bounds)
+    async def run(self, share: Share = Share(), **bounds: Any) -> TailRecoveryReport:  # noqa: B008 (immutable)
+        tail_recovery = TailRecovery(
+            self.records, self.disks, self.metadata, self.objects, own=HERE, **bounds
+        )
         async with asyncio.timeout(PATIENCE_S):
-            return await salvage.run(1, self.origin, share)
+            return await tail_recovery.run(1, self.origin, share)
 
     async def payloads(self, topic: TopicKey = ORDERS) -> list[str]:
         reader, found = SegmentReader(self.objects), []
@@ -278,7 +280,7 @@ async def test_disowned_frames_are_not_history(story: Story) -> None:
 
 
 @pytest.mark.parametrize("is_claimed", [False, True], ids=["open", "recovering"])
-async def test_nothing_is_done_while_a_journal_of_the_disk_is_not_closed(
+async def test_nothing_is_done_while_a_ledger_of_the_disk_is_not_closed(
     story: Story, is_claimed: bool
 ) -> None:
     """Its frames of a later epoch would be cut off."""
@@ -336,7 +338,7 @@ async def test_a_topic_that_is_deleted_meanwhile_leaves_nothing(story: Story) ->
 
 
 async def test_whoever_is_second_finds_what_the_first_has_registered(story: Story) -> None:
-    """Two brokers salvage one disk, or one does it again after its answers were lost."""
+    """Two brokers tail_recovery one disk, or one does it again after its answers were lost."""
     await story.claim()
     story.append(frame(ORDERS, 0, 4), frame(ORDERS, 4, 10))
     await story.close_journal()
@@ -357,8 +359,9 @@ async def test_whoever_is_second_finds_what_the_first_has_registered(story: Stor
 
 
 async def test_what_another_has_registered_whole_is_still_to_be_sealed(story: Story) -> None:
-    """Another broker registers the whole tail, as an object of its own, and dies before it seals. A salvage
-    that takes its own refused registration for done would leave the topic unsealed, and so unserved."""
+    """Another broker registers the whole tail, as an object of its own, and dies before it seals. A
+    tail_recovery that takes its own refused registration for done would leave the topic unsealed, and so
+    unserved."""
     await story.claim()
     story.append(frame(ORDERS, 0, 4))
     await story.close_journal()
@@ -459,8 +462,8 @@ async def test_a_tail_and_its_seal_are_one_write_and_many_are_made_at_once(story
 async def test_an_object_that_was_put_and_not_registered_is_nobody_s(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who salvages dies between the two. The journal still has the messages, and whoever is next puts them
-    once more; the first object is named by nothing, and removed in time."""
+    """The broker that recovers a tail dies between the two. The journal still has the messages, and whoever
+    is next puts them once more; the first object is named by nothing, and removed in time."""
     await story.claim()
     story.append(frame(ORDERS, 0, 10))
     await story.close_journal()
@@ -595,8 +598,8 @@ async def test_a_frame_without_a_readable_header_keeps_the_topics_waiting_that_i
     story: Story,
 ) -> None:
     """Schedule: the disk is gone, and its journal has a frame whose header is not a header. It may be the
-    last message of any topic that the disk had open, so none may be sealed without it. Salvage reports each
-    of them with the place, and does not fail as a whole."""
+    last message of any topic that the disk had open, so none may be sealed without it. Tail recovery reports
+    each of them with the place, and does not fail as a whole."""
     await story.claim(ORDERS)
     story.append(frame(ORDERS, 0, 4))
     story.writing.append(BATCH, [b"not a header"])

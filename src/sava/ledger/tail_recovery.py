@@ -1,28 +1,28 @@
-"""Salvage: a disk is gone and its journals are closed; what its topics have beyond their segments becomes
-segments, and the topics end there, so that any broker may go on with them.
+"""Tail recovery: a disk is gone and its ledgers are closed; what its topics have beyond their segments
+becomes segments, and the topics end there, so that any broker may open them.
 
     states     the topics whose state is not settled and names the disk
-    journals   all records of the disk's journals, every one closed (else somebody may still write)
-    tails      one pass over the journals tells which frames count (``tails``)
+    ledgers    all records of the disk's ledgers, every one closed (else their broker may still write)
+    tails      one pass over the ledgers tells which frames count (``Tail``)
     upload     a second pass gives them to segments: written, verified, registered by compare-and-swap
-    seal       the topic ends with its tail, and with what its owner knew of producers, chains and origins: in
-               one write with its last segment
-    remove     when no topic needs the journals any more, their records go, and with them the copies
+    seal       the topic ends with its tail, and with what its owner knew of producers, source positions and
+               origins: in one write with its last segment
+    remove     when no topic needs the ledgers any more, their records go, and with them the copies
 
-**In this order.** States are read before the journals' records. A topic whose state was then of epoch *e* has
-frames only in journals that existed then, for an owner writes the frames of an epoch into one journal, whose
+**In this order.** States are read before the ledgers' records. A topic whose state was then of epoch *e* has
+frames only in ledgers that existed then, for an owner writes the frames of an epoch into one ledger, whose
 record is older than the claim. If all of these are closed, the tail is known. A state that changes meanwhile
 (the disk is back, and its broker took the topic again) refuses what is registered here: each write is on the
 condition of the epoch that was read.
 
-**Nothing else is needed for it to be right.** Two brokers that salvage one disk register the same messages at
-the same offsets, and whoever is second finds them there; so does an owner that was cut off, and uploads what
-it has. Who salvages is a matter of who is near the bytes, and not of safety.
+**Nothing else is needed for it to be right.** Two brokers that recover the tails of one disk register the
+same messages at the same offsets, and the second one finds them there; so does an owner that was cut off, and
+uploads what it has. Which broker does it is a matter of which is near the bytes, and not of safety.
 
 **Shared.** Making a small segment is work for a processor, and a thousand of them keep one broker busy for
-seconds. So the brokers that hold the journals divide the topics by id (``Share``), and each reads the
-journals for its own part. The records of the journals stay until no state needs them: a broker that removed
-them after its own part would remove the only copy of the others' tails.
+seconds. So the brokers that hold the ledgers divide the topics by id (``Share``), and each reads the ledgers
+for its own part. The records of the ledgers stay until no state needs them: a broker that removed them after
+its own part would remove the only copy of the others' tails.
 
 **Many small tails.** Segments are made side by side. Those that were made wait for each other, ``WAVE`` of
 them or as many as there are, so that their registrations share log entries (``metadata.batching``), each on
@@ -38,34 +38,170 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sava.errors import RetryableError
-from sava.ledger.closed import BytesMissing, ClosedJournal, origin_of
-from sava.ledger.ports import (
-    JournalRecords,
-    Peers,
-    RecordChanged,
-    Stored,
-)
-from sava.ledger.protocol import JournalId, JournalState, StorageId
-from sava.ledger.protocol.errors import TailBroken
-from sava.ledger.tails import Frame, Tail, Tails
+from sava.errors import RetryableError, SavaError
+from sava.ledger.live_brokers import LedgerPeers
+from sava.ledger.protocol import LedgerId, LedgerState, StorageId
+from sava.ledger.protocol.record import TailBroken
+from sava.ledger.records import LedgerRecordChanged, LedgerRecords, Stored
+from sava.ledger.recoverer import BytesMissing, LedgerReader
 from sava.metadata.store import MetadataStore
-from sava.records import BatchCorrupt, Header, RecordBatch, UnsupportedBatch
+from sava.records import BatchCorrupt, Header, RecordBatch, UnsupportedBatch, peek_header
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced, SegmentConflict, TopicGone
 from sava.storage.leftovers import named_states
 from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import ProducerTable
+from sava.storage.replay import BATCH, DISOWNED, unpack_note
 from sava.storage.segment import write_segment
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import marks_of
 from sava.tasks import cancelled
 from sava.wal import Record
+
+
+class Frame(NamedTuple):
+    """One batch in a ledger."""
+
+    start: int
+    """Offsets ``start .. end``."""
+    end: int
+    epoch: int
+    ledger: LedgerId
+    position: int
+    size: int
+
+
+class Tail:
+    """The frames of a disk's closed ledgers that are one topic's history beyond its segments. The topic's
+    state is not settled and names the disk.
+
+    A disk may have had several generations since a topic was last uploaded, each with a ledger of its own;
+    all of them are read in order, as the owner would at a restart. Frames that follow one another without a
+    gap are the tail.
+
+        segments    0 ─────── 40
+        ledger 7         30 ─────── 55   epoch 3
+        ledger 9                    55 ── 60   epoch 5                        the topic ends at 60
+
+    **A later epoch corrects an earlier one.** A mirror may have synced what the owner's own disk had not, so
+    that a ledger is closed further than its owner's disk goes. Nothing there was acknowledged (the own disk
+    is always among those that it takes). An owner that came back took the topic at the end of its own disk,
+    and its offsets from there on are the ones that count:
+
+        ledger 7     … 55 56 57      epoch 3, closed at 57; the owner's disk had only up to 55
+        ledger 9          55' 56'    epoch 5                                    the topic has 55' and 56'
+
+    An owner may also have fetched what its disk was missing, and have appended it again, unchanged, at the
+    beginning of its next ledger; the second copy adds nothing. A note that truncates (``storage.journal``)
+    takes away frames that were abandoned.
+    """
+
+    def __init__(self, topic: TopicKey, state: TopicState) -> None:
+        self.topic = topic
+        self.state = state
+        self._frames: list[Frame] = []
+
+    def take(self, header: Header, ledger: LedgerId, position: int) -> None:
+        """The next frame in the order of the ledgers. Raises TailBroken."""
+        if header.epoch > self.state.epoch:
+            raise TailBroken(
+                f"topic {self.topic.path}: ledger {ledger} has frames of epoch {header.epoch} at "
+                f"{position}, and the topic is at {self.state.epoch}"
+            )
+        last = self._frames[-1] if self._frames else None
+        if last is not None and header.base_offset < last.end:
+            if self._has(header):
+                return
+            if header.epoch <= last.epoch:
+                raise TailBroken(
+                    f"topic {self.topic.path}: ledger {ledger} has offset {header.base_offset} at "
+                    f"{position}, after {last.end} of the same epoch {last.epoch}"
+                )
+            self.disown(header.base_offset)
+        if header.next_offset > self.state.end:
+            self._frames.append(
+                Frame(header.base_offset, header.next_offset, header.epoch, ledger, position, header.length)
+            )
+
+    def _has(self, header: Header) -> bool:
+        """Whether this very frame was taken before: an owner whose disk had lost what others had synced
+        writes it down once more."""
+        for frame in reversed(self._frames):
+            if frame.start <= header.base_offset:
+                return (frame.start, frame.end, frame.epoch) == (
+                    header.base_offset,
+                    header.next_offset,
+                    header.epoch,
+                )
+        return False
+
+    def disown(self, offset: int) -> None:
+        """What was taken from the offset on is not history."""
+        while self._frames and self._frames[-1].end > offset:
+            del self._frames[-1]
+
+    @property
+    def frames(self) -> Iterator[Frame]:
+        """Without a gap from the registered end on."""
+        at = self.state.end
+        for frame in self._frames:
+            if frame.start > at:
+                return
+            yield frame
+            at = frame.end
+
+    @property
+    def end(self) -> int:
+        return max((frame.end for frame in self.frames), default=self.state.end)
+
+    @property
+    def behind_a_hole(self) -> int:
+        """The end of what follows a gap, and so cannot be given to a consumer; 0: there is none."""
+        return self._frames[-1].end if self._frames and self._frames[-1].start > self.end else 0
+
+
+class Tails:
+    """Of all unsettled topics of a disk. Owned by one task."""
+
+    def __init__(self, states: dict[TopicKey, TopicState]) -> None:
+        self.by_id = {topic.topic_id: Tail(topic, state) for topic, state in states.items()}
+        self.broken: dict[int, TailBroken] = {}
+        """Topics whose frames contradict one another: an operator has to look at them."""
+
+    def take(self, record: Record, ledger: LedgerId) -> None:
+        if record.kind == BATCH:
+            try:
+                header = peek_header(record.payload)
+            except (BatchCorrupt, UnsupportedBatch) as error:
+                self._unreadable(ledger, record.position, error)
+                return
+            tail = self.by_id.get(header.topic_id)
+            if tail is not None and header.topic_id not in self.broken:
+                try:
+                    tail.take(header, ledger, record.position)
+                except TailBroken as error:
+                    self.broken[header.topic_id] = error
+        elif record.kind == DISOWNED:
+            topic_id, offset = unpack_note(record.payload)
+            if topic_id in self.by_id:
+                self.by_id[topic_id].disown(offset)
+
+    def _unreadable(self, ledger: LedgerId, position: int, error: SavaError) -> None:
+        """The frame may be the last one of any of the topics. A topic that were sealed without it would lose
+        an acknowledged message, and give its offset out again."""
+        for topic_id, tail in self.by_id.items():
+            broken = TailBroken(
+                f"topic {tail.topic.path}: the header of the frame in ledger {ledger} at {position} cannot "
+                f"be read ({error}), so it may be the topic's; a broker of the version that wrote it can "
+                "read it"
+            )
+            self.broken.setdefault(topic_id, broken)
+
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +216,7 @@ OVERTAKEN: Final = (Fenced, TopicGone)
 
 
 class Share(NamedTuple):
-    """The topics of a disk that one broker salvages: part ``number``, from 0 on, of ``parts``."""
+    """The topics of a disk whose tails one broker recovers: part ``number``, from 0 on, of ``parts``."""
 
     number: int = 0
     parts: int = 1
@@ -101,11 +237,11 @@ def share_of(holders: Sequence[StorageId], present: Set[StorageId], own: Storage
 
 
 class NotClosed(RetryableError):
-    """A journal of the disk is not closed."""
+    """A ledger of the disk is not closed."""
 
 
 @dataclass(slots=True)
-class Salvaged:
+class TailRecoveryReport:
     """What came of it."""
 
     topics: list[str] = field(default_factory=list)
@@ -115,7 +251,7 @@ class Salvaged:
     """Topics that still wait, and why."""
     messages: int = 0
     bytes: int = 0
-    removed: list[JournalId] = field(default_factory=list)
+    removed: list[LedgerId] = field(default_factory=list)
     others: int = 0
     """Topics of other brokers' shares that are not settled yet."""
 
@@ -124,13 +260,13 @@ class Salvaged:
         return not self.failed
 
 
-class Salvage:
+class TailRecovery:
     """Of one broker, for any number of disks. Owned by the event loop."""
 
     def __init__(
         self,
-        records: JournalRecords,
-        peers: Peers,
+        records: LedgerRecords,
+        peers: LedgerPeers,
         metadata: MetadataStore,
         objects: ObjectStore,
         *,
@@ -148,40 +284,40 @@ class Salvage:
         self._segment_bytes = segment_bytes
         self._held_bytes = held_bytes
 
-    async def run(self, broker: int, origin: StorageId, share: Share = WHOLE) -> Salvaged:
-        """Salvage what the journals of this disk hold of the topics of the share. Can be repeated. Raises
+    async def run(self, broker: int, origin: StorageId, share: Share = WHOLE) -> TailRecoveryReport:
+        """Recover what the ledgers of this disk hold of the topics of the share. Can be repeated. Raises
         NotClosed, BytesMissing, and what keeps records from being read."""
         states = unsettled(await named_states(self._metadata), origin)
-        journals = await self._journals(broker, origin)
-        for journal, stored in journals.items():
-            if stored.record.state is not JournalState.CLOSED:
-                raise NotClosed(f"journal {journal} is {stored.record.state.value}")
-        done = Salvaged()
-        if not journals:
+        ledgers = await self._journals(broker, origin)
+        for ledger, stored in ledgers.items():
+            if stored.record.state is not LedgerState.CLOSED:
+                raise NotClosed(f"ledger {ledger} is {stored.record.state.value}")
+        done = TailRecoveryReport()
+        if not ledgers:
             return done
         own = {topic: state for topic, state in states.items() if share.has(topic.topic_id)}
         if own:
-            await self._salvage(own, journals, done)
+            await self._tail_recovery(own, ledgers, done)
         if len(own) < len(states):
             now = unsettled(await named_states(self._metadata), origin)
             done.others = sum(not share.has(topic.topic_id) for topic in now)
         if done.is_complete and not done.overtaken and not done.others:
-            await self._remove(journals, done)
+            await self._remove(ledgers, done)
         return done
 
-    async def _journals(self, broker: int, origin: StorageId) -> Mapping[JournalId, Stored]:
+    async def _journals(self, broker: int, origin: StorageId) -> Mapping[LedgerId, Stored]:
         found = await self._records.of(broker)
-        return {journal: each for journal, each in found.items() if origin_of(each.record) == origin}
+        return {ledger: each for ledger, each in found.items() if each.record.origin == origin}
 
-    async def _salvage(
-        self, states: dict[TopicKey, TopicState], journals: Mapping[JournalId, Stored], done: Salvaged
+    async def _tail_recovery(
+        self, states: dict[TopicKey, TopicState], ledgers: Mapping[LedgerId, Stored], done: TailRecoveryReport
     ) -> None:
         opened = [
-            ClosedJournal(journal, stored.record, self._peers, own=self._own)
-            for journal, stored in journals.items()
+            LedgerReader(ledger, stored.record, self._peers, own=self._own)
+            for ledger, stored in ledgers.items()
         ]
         tails = await read_tails(states, opened)
-        is_lossy = any(stored.record.lost for stored in journals.values())
+        is_lossy = any(stored.record.lost for stored in ledgers.values())
         uploads = _Uploads(
             self._metadata, self._objects, self._threads, self._segment_bytes, self._held_bytes
         )
@@ -189,7 +325,7 @@ class Salvage:
             if topic_id in tails.broken:
                 done.failed[tail.topic.path] = str(tails.broken[topic_id])
             elif tail.behind_a_hole and not is_lossy:
-                done.failed[tail.topic.path] = f"offset {tail.end} is missing in the closed journals"
+                done.failed[tail.topic.path] = f"offset {tail.end} is missing in the closed ledgers"
             else:
                 uploads.add(tail)
         try:
@@ -199,37 +335,37 @@ class Salvage:
         finally:
             await uploads.close()
 
-    async def _remove(self, journals: Mapping[JournalId, Stored], done: Salvaged) -> None:
-        for journal, stored in journals.items():
+    async def _remove(self, ledgers: Mapping[LedgerId, Stored], done: TailRecoveryReport) -> None:
+        for ledger, stored in ledgers.items():
             try:
-                await self._records.remove(journal, revision=stored.revision)
-            except RecordChanged as error:
+                await self._records.remove(ledger, revision=stored.revision)
+            except LedgerRecordChanged as error:
                 if error.found is not None:
                     raise
-            done.removed.append(journal)
+            done.removed.append(ledger)
 
 
 def unsettled(states: Mapping[TopicKey, TopicState], origin: StorageId) -> dict[TopicKey, TopicState]:
-    """The topics of which only the journals of this disk know the end."""
+    """The topics of which only the ledgers of this disk know the end."""
     return {
         topic: state for topic, state in states.items() if state.storage_id == origin and not state.is_settled
     }
 
 
 async def read_tails(
-    states: dict[TopicKey, TopicState], journals: Sequence[ClosedJournal], *, is_partial: bool = False
+    states: dict[TopicKey, TopicState], ledgers: Sequence[LedgerReader], *, is_partial: bool = False
 ) -> Tails:
-    """What the journals hold of these topics. ``is_partial``: journals that are not closed count as far as
-    anybody has them without a hole. Raises BytesMissing."""
+    """What the ledgers hold of these topics. ``is_partial``: ledgers that are not closed count as far as any
+    disk has them without a hole. Raises BytesMissing."""
     tails = Tails(states)
-    for journal in journals:
-        await journal.locate()
-        is_closed = journal.record.state is JournalState.CLOSED
-        end = journal.record.end if is_closed else journal.known_end
+    for ledger in ledgers:
+        await ledger.locate()
+        is_closed = ledger.record.state is LedgerState.CLOSED
+        end = ledger.record.end if is_closed else ledger.known_end
         try:
-            async for records in journal.records(min(journal.start, end), end):
+            async for records in ledger.records(min(ledger.start, end), end):
                 for record in records:
-                    tails.take(record, journal.journal)
+                    tails.take(record, ledger.ledger)
         except BytesMissing:
             if not is_partial:
                 raise
@@ -237,17 +373,17 @@ async def read_tails(
 
 
 async def _wanted(
-    journals: Sequence[ClosedJournal], frames: Mapping[tuple[JournalId, int], Frame]
+    ledgers: Sequence[LedgerReader], frames: Mapping[tuple[LedgerId, int], Frame]
 ) -> AsyncIterator[tuple[Frame, Record]]:
-    """The records of these frames, in the order of the journals."""
-    for journal in journals:
-        positions = [position for owner, position in frames if owner == journal.journal]
+    """The records of these frames, in the order of the ledgers."""
+    for ledger in ledgers:
+        positions = [position for owner, position in frames if owner == ledger.ledger]
         if not positions:
             continue
         last = max(positions)
-        async for records in journal.records(min(positions), journal.record.end):
+        async for records in ledger.records(min(positions), ledger.record.end):
             for record in records:
-                frame = frames.get((journal.journal, record.position))
+                frame = frames.get((ledger.ledger, record.position))
                 if frame is not None:
                     yield frame, record
             if records and records[-1].position >= last:
@@ -282,7 +418,8 @@ class _Load(NamedTuple):
 
 
 class _Uploads:
-    """All topics of one salvage, within bounds of memory. Owned by one task and those that it starts."""
+    """All topics of one tail recovery, within bounds of memory. Owned by one task and those that it
+    starts."""
 
     def __init__(
         self,
@@ -307,19 +444,19 @@ class _Uploads:
         self._uploads: dict[int, _Upload] = {}
         self._messages = 0
         self._bytes = 0
-        self.frames: dict[tuple[JournalId, int], Frame] = {}
+        self.frames: dict[tuple[LedgerId, int], Frame] = {}
         """Those that are wanted."""
-        self._of_frame: dict[tuple[JournalId, int], _Upload] = {}
+        self._of_frame: dict[tuple[LedgerId, int], _Upload] = {}
 
     def add(self, tail: Tail) -> None:
         upload = self._uploads[tail.topic.topic_id] = _Upload(tail)
         for frame in tail.frames:
-            key = frame.journal, frame.position
+            key = frame.ledger, frame.position
             self.frames[key], self._of_frame[key] = frame, upload
 
     async def take(self, frame: Frame, record: Record) -> None:
         """A wanted frame; those of one topic come in order."""
-        upload = self._of_frame[frame.journal, frame.position]
+        upload = self._of_frame[frame.ledger, frame.position]
         if upload.error is not None:
             return
         try:
@@ -329,10 +466,10 @@ class _Uploads:
             # taken before it may be registered, what follows may not, and the topic is not sealed.
             path = upload.tail.topic.path
             upload.error = TailBroken(
-                f"topic {path}: the frame of offset {frame.start} in journal {frame.journal} at "
+                f"topic {path}: the frame of offset {frame.start} in ledger {frame.ledger} at "
                 f"{frame.position} cannot be parsed: {error}"
             )
-            log.error("salvage: failed topic=%s error=%s", path, upload.error)
+            log.error("tail recovery: failed topic=%s error=%s", path, upload.error)
             return
         upload.headers.append(batch.header)
         upload.batches.append(batch if frame.start >= upload.at else batch.slice(upload.at, frame.end))
@@ -349,7 +486,7 @@ class _Uploads:
                 self._freed.clear()
                 await self._freed.wait()
 
-    async def finish(self, done: Salvaged) -> None:
+    async def finish(self, done: TailRecoveryReport) -> None:
         """Upload the rest and seal."""
         for upload in self._uploads.values():
             await self._begin(upload, seals=True)
@@ -369,12 +506,14 @@ class _Uploads:
         await cancelled(*tasks)
 
     async def _begin(self, upload: _Upload, *, seals: bool = False) -> None:
-        """What is held of the topic goes on its way, after what went before it."""
+        """Upload what is held of the topic, after what went before it."""
         if upload.task is not None:
             await upload.task
         load = _Load(upload.batches, upload.headers, upload.held_bytes, seals)
         upload.batches, upload.headers, upload.held_bytes = [], [], 0
-        upload.task = asyncio.create_task(self._carry(upload, load), name=f"salvage {upload.tail.topic.path}")
+        upload.task = asyncio.create_task(
+            self._carry(upload, load), name=f"tail_recovery {upload.tail.topic.path}"
+        )
 
     async def _carry(self, upload: _Upload, load: _Load) -> None:
         try:
@@ -383,7 +522,10 @@ class _Uploads:
         except Exception as error:  # noqa: BLE001 (of one topic; the others of the disk must not wait for it)
             upload.error = error
             log.warning(
-                "salvage: failed topic=%s error=%s: %s", upload.tail.topic.path, type(error).__name__, error
+                "tail recovery: failed topic=%s error=%s: %s",
+                upload.tail.topic.path,
+                type(error).__name__,
+                error,
             )
         finally:
             self._held -= load.size
@@ -437,14 +579,14 @@ class _Uploads:
                 if batch.next_offset > state.end
             ]
         except TopicGone:
-            # Its objects were listed and removed while this one was on its way; nobody will look again.
+            # Its objects were listed and removed while this one was on its way; no broker looks again.
             await self._objects.delete([segment.key])
             raise
         return None
 
     async def _make(self, topic: TopicKey, epoch: int, batches: list[RecordBatch]) -> Segment:
-        """A segment, when it is time to register it. Whoever is the last to be made lets those go that wait:
-        nothing waits for what nobody makes."""
+        """A segment, when it is time to register it. The last one to be made lets those go that wait: nothing
+        waits for a segment that is not being made."""
         self._making += 1
         try:
             async with self._slots:

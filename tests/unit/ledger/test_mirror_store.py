@@ -1,5 +1,5 @@
-"""Copies of other brokers' journals: the same bytes, durable before that is said, fenced for ever, and honest
-about what was damaged."""
+"""Copies of other brokers' journals: the same bytes, durable before that is said, fenced for ever, and
+honest about what was damaged."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ from typing import TypeVar
 
 import pytest
 
-from sava.ledger import copy_files
-from sava.ledger.copies import Copies
-from sava.ledger.copy_files import CopyFiles, directory_name
+from sava.ledger import mirror_log as copy_files
+from sava.ledger.mirror_log import MirrorFiles, WalRangeReader, directory_name
 from sava.ledger.protocol import (
-    Append,
-    Bytes,
     Check,
-    Checked,
+    CheckAnswer,
     CopyState,
     Durable,
     Fence,
-    Fenced,
+    FenceAnswer,
     Join,
-    Joined,
-    JournalId,
-    Member,
+    JoinAnswer,
+    LedgerAppend,
+    LedgerId,
+    LedgerMember,
+    LedgerRefused,
     Message,
     Range,
     Read,
-    Refusal,
-    Refused,
+    ReadAnswer,
+    RefusalReason,
     StorageId,
     Trim,
     WriteBack,
 )
-from sava.ledger.stretches import Stretches
+from sava.ledger.store import MirrorStore
 from sava.wal import DiskFull, LocalDisk, Log, LogCorrupt, LogOptions
 from sava.wal.format import record_bytes
 from tests.patience import PATIENCE_S
@@ -46,7 +45,7 @@ from tests.unit.ledger.disks import Writing
 from tests.unit.ledger.hosts import until
 
 T = TypeVar("T")
-JOURNAL = JournalId(7, 3)
+JOURNAL = LedgerId(7, 3)
 HERE = StorageId("here")
 START = 512
 
@@ -63,10 +62,10 @@ class Owner:
         self.positions.append(self.end)
         writing.log.close()
 
-    def append(self, first: int, last: int, *, commit: int = 0, floor: int = 0) -> Append:
+    def append(self, first: int, last: int, *, commit: int = 0, floor: int = 0) -> LedgerAppend:
         start = START if first == 0 else self.positions[first]
         data = self.data[start : self.positions[last]]
-        return Append(JOURNAL, HERE, 0, start, data, commit, floor)
+        return LedgerAppend(JOURNAL, HERE, 0, start, data, commit, floor)
 
 
 class Said:
@@ -92,9 +91,9 @@ class Said:
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[Copies]:
+async def opened(path: Path) -> AsyncIterator[MirrorStore]:
     failures: list[BaseException] = []
-    copies = Copies(LocalDisk(path), HERE, fail=failures.append)
+    copies = MirrorStore(LocalDisk(path), HERE, fail=failures.append)
     await copies.open()
     try:
         yield copies
@@ -103,16 +102,16 @@ async def opened(path: Path) -> AsyncIterator[Copies]:
     assert not failures
 
 
-async def asked(copies: Copies, message: Message, kind: type[T], origin: StorageId) -> T:
+async def asked(copies: MirrorStore, message: Message, kind: type[T], origin: StorageId) -> T:
     said = Said()
     copies.receive(origin, message, said)
     return await said.the_next(kind)
 
 
-async def joined(copies: Copies, owner: Owner) -> Said:
+async def joined(copies: MirrorStore, owner: Owner) -> Said:
     said = Said()
     copies.receive(owner.origin, Join(JOURNAL, HERE, 0, START, START), said)
-    answer = await said.the_next(Joined)
+    answer = await said.the_next(JoinAnswer)
     assert answer.end >= START
     if answer.durable < answer.end:
         assert (await said.the_next(Durable)).end == answer.end
@@ -125,7 +124,7 @@ async def test_a_copy_that_was_begun_and_never_noted_is_begun_again(tmp_path: Pa
     owner = Owner(tmp_path / "owner", 10)
     async with opened(tmp_path / "mirror") as copies:
         disk = copies._disk.directory(directory_name(JOURNAL))
-        begun = CopyFiles.create(disk, owner.origin, JOURNAL)
+        begun = MirrorFiles.create(disk, owner.origin, JOURNAL)
         begun._begin(START)
         begun.close()
     async with opened(tmp_path / "mirror") as copies:
@@ -155,8 +154,8 @@ async def test_a_gap_is_refused_and_the_end_told(tmp_path: Path) -> None:
         said = await joined(copies, owner)
         copies.receive(owner.origin, owner.append(0, 10), said)
         copies.receive(owner.origin, owner.append(20, 30), said)
-        refused = await said.the_next(Refused)
-        assert (refused.reason, refused.end) == (Refusal.GAP, owner.positions[10])
+        refused = await said.the_next(LedgerRefused)
+        assert (refused.reason, refused.end) == (RefusalReason.GAP, owner.positions[10])
 
 
 async def test_a_fence_outlives_the_process_and_keeps_the_owner_out(tmp_path: Path) -> None:
@@ -164,14 +163,14 @@ async def test_a_fence_outlives_the_process_and_keeps_the_owner_out(tmp_path: Pa
     async with opened(tmp_path / "mirror") as copies:
         said = await joined(copies, owner)
         copies.receive(owner.origin, owner.append(0, 10, commit=owner.positions[5]), said)
-        fenced = await asked(copies, Fence(JOURNAL, HERE, 2), Fenced, owner.origin)
+        fenced = await asked(copies, Fence(JOURNAL, HERE, 2), FenceAnswer, owner.origin)
         assert fenced.copy == CopyState(START, START, owner.positions[10], owner.positions[5])
     async with opened(tmp_path / "mirror") as copies:
         said = Said()
         copies.receive(owner.origin, owner.append(10, 20), said)
-        refused = await said.the_next(Refused)
-        assert (refused.reason, refused.epoch) == (Refusal.FENCED, 2)
-        again = await asked(copies, Fence(JOURNAL, HERE, 1), Refused, owner.origin)
+        refused = await said.the_next(LedgerRefused)
+        assert (refused.reason, refused.epoch) == (RefusalReason.FENCED, 2)
+        again = await asked(copies, Fence(JOURNAL, HERE, 1), LedgerRefused, owner.origin)
         assert again.epoch == 2
         state = copies.state(JOURNAL)
         assert state is not None
@@ -181,33 +180,35 @@ async def test_a_fence_outlives_the_process_and_keeps_the_owner_out(tmp_path: Pa
 async def test_a_disk_without_a_copy_says_so_and_remembers_the_fence(tmp_path: Path) -> None:
     owner = Owner(tmp_path / "owner", 10)
     async with opened(tmp_path / "mirror") as copies:
-        fenced = await asked(copies, Fence(JOURNAL, HERE, 1), Fenced, owner.origin)
-        assert fenced == Fenced(JOURNAL, HERE, 1, None)
+        fenced = await asked(copies, Fence(JOURNAL, HERE, 1), FenceAnswer, owner.origin)
+        assert fenced == FenceAnswer(JOURNAL, HERE, 1, None)
     async with opened(tmp_path / "mirror") as copies:
         said = Said()
         copies.receive(owner.origin, Join(JOURNAL, HERE, 0, START, START), said)
-        assert (await said.the_next(Refused)).reason is Refusal.FENCED
+        assert (await said.the_next(LedgerRefused)).reason is RefusalReason.FENCED
 
 
 async def test_a_question_to_another_disk_is_not_answered_in_its_name(tmp_path: Path) -> None:
     async with opened(tmp_path) as copies:
         other = Fence(JOURNAL, StorageId("the former"), 1)
-        refused = await asked(copies, other, Refused, StorageId("owner"))
-        assert refused == Refused(JOURNAL, HERE, Refusal.OTHER_DISK)
-        assert copies.journals == []
+        refused = await asked(copies, other, LedgerRefused, StorageId("owner"))
+        assert refused == LedgerRefused(JOURNAL, HERE, RefusalReason.OTHER_DISK)
+        assert copies.ledgers == []
 
 
 async def test_what_is_written_back_continues_the_copy(tmp_path: Path) -> None:
     owner = Owner(tmp_path / "owner", 20)
     async with opened(tmp_path / "mirror") as copies:
-        await asked(copies, Fence(JOURNAL, HERE, 4), Fenced, owner.origin)
+        await asked(copies, Fence(JOURNAL, HERE, 4), FenceAnswer, owner.origin)
         part = owner.append(5, 15)
         early = WriteBack(JOURNAL, HERE, 3, part.position, part.data)
-        assert (await asked(copies, early, Refused, owner.origin)).reason is Refusal.FENCED
+        assert (await asked(copies, early, LedgerRefused, owner.origin)).reason is RefusalReason.FENCED
         right = WriteBack(JOURNAL, HERE, 4, part.position, part.data, is_first=True)
         durable = await asked(copies, right, Durable, owner.origin)
         assert durable == Durable(JOURNAL, HERE, owner.positions[15])
-        read = await asked(copies, Read(JOURNAL, HERE, part.position, owner.end, 700), Bytes, owner.origin)
+        read = await asked(
+            copies, Read(JOURNAL, HERE, part.position, owner.end, 700), ReadAnswer, owner.origin
+        )
         assert read.data == owner.data[owner.positions[5] : owner.positions[7]]
         # The same bytes again, and more: what was damaged here is repaired.
         copy = copies.copy(JOURNAL)
@@ -217,7 +218,9 @@ async def test_what_is_written_back_continues_the_copy(tmp_path: Path) -> None:
         repair = WriteBack(JOURNAL, HERE, 4, more.position, more.data)
         durable = await asked(copies, repair, Durable, owner.origin)
         assert durable.end == owner.positions[18]
-        checked = await asked(copies, Check(JOURNAL, HERE, part.position, durable.end), Checked, owner.origin)
+        checked = await asked(
+            copies, Check(JOURNAL, HERE, part.position, durable.end), CheckAnswer, owner.origin
+        )
         assert checked.bad == ()
 
 
@@ -227,18 +230,18 @@ async def test_damage_is_told_and_not_given_back(tmp_path: Path) -> None:
         said = await joined(copies, owner)
         copies.receive(owner.origin, owner.append(0, 100), said)
         await said.the_next(Durable)
-        await asked(copies, Fence(JOURNAL, HERE, 1), Fenced, owner.origin)
+        await asked(copies, Fence(JOURNAL, HERE, 1), FenceAnswer, owner.origin)
     _spoil(tmp_path, owner.positions[40] - START + 100)
     async with opened(tmp_path / "mirror") as copies:
         state = copies.state(JOURNAL)
         assert state is not None
         assert state.end == owner.end, "it still answers for its end"
-        checked = await asked(copies, Check(JOURNAL, HERE, START, owner.end), Checked, owner.origin)
+        checked = await asked(copies, Check(JOURNAL, HERE, START, owner.end), CheckAnswer, owner.origin)
         assert checked.bad == (Range(owner.positions[40], owner.positions[41]),)
         bad = await asked(
-            copies, Read(JOURNAL, HERE, owner.positions[40], owner.end, 500), Bytes, owner.origin
+            copies, Read(JOURNAL, HERE, owner.positions[40], owner.end, 500), ReadAnswer, owner.origin
         )
-        assert bad == Bytes(JOURNAL, HERE, owner.positions[40], b"")
+        assert bad == ReadAnswer(JOURNAL, HERE, owner.positions[40], b"")
         with pytest.raises(LogCorrupt):
             list(copies.scan(JOURNAL, START, owner.end))
 
@@ -256,7 +259,7 @@ async def test_what_is_trimmed_is_deleted_and_the_rest_stays(
         before = len(_files(tmp_path))
         copies.receive(owner.origin, Trim(JOURNAL, HERE, 0, owner.positions[70]), said)
         await said.the_next(Trim)
-        fenced = await asked(copies, Fence(JOURNAL, HERE, 1), Fenced, owner.origin)
+        fenced = await asked(copies, Fence(JOURNAL, HERE, 1), FenceAnswer, owner.origin)
         assert fenced.copy is not None
         assert fenced.copy.floor == owner.positions[70]
         assert 1 < len(_files(tmp_path)) < before
@@ -287,17 +290,17 @@ async def test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room(
         await said.the_next(Durable)
         copy = copies.copy(JOURNAL)
         assert copy is not None
-        real, is_full = CopyFiles._write, True
+        real, is_full = MirrorFiles._write, True
 
-        def write(files: CopyFiles, position: int, buffers: list[bytes]) -> None:
+        def write(files: MirrorFiles, position: int, buffers: list[bytes]) -> None:
             real(files, position, buffers)
             if is_full:
                 raise DiskFull("full")
 
-        monkeypatch.setattr(CopyFiles, "_write", write)
+        monkeypatch.setattr(MirrorFiles, "_write", write)
         copies.receive(owner.origin, owner.append(10, 20), said)
-        refused = await said.the_next(Refused)
-        assert (refused.reason, refused.end) == (Refusal.FULL, owner.positions[10])
+        refused = await said.the_next(LedgerRefused)
+        assert (refused.reason, refused.end) == (RefusalReason.FULL, owner.positions[10])
         is_full = False
         copies.receive(owner.origin, owner.append(10, 30), said)
         assert (await said.the_next(Durable)).end == owner.end
@@ -307,16 +310,16 @@ async def test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room(
 async def test_a_failing_disk_says_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = Owner(tmp_path / "owner", 20)
     failures: list[BaseException] = []
-    copies = Copies(LocalDisk(tmp_path / "mirror"), HERE, fail=failures.append)
+    copies = MirrorStore(LocalDisk(tmp_path / "mirror"), HERE, fail=failures.append)
     await copies.open()
     said = await joined(copies, owner)
     copies.receive(owner.origin, owner.append(0, 10), said)
     await said.the_next(Durable)
 
-    def fail(files: CopyFiles) -> None:
+    def fail(files: MirrorFiles) -> None:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(CopyFiles, "sync", fail)
+    monkeypatch.setattr(MirrorFiles, "sync", fail)
     copies.receive(owner.origin, owner.append(10, 20), said)
     await until(lambda: failures, "the failure is told")
     copies.receive(owner.origin, Fence(JOURNAL, HERE, 1), said)
@@ -330,8 +333,8 @@ async def test_a_failing_disk_says_nothing_more(tmp_path: Path, monkeypatch: pyt
 def test_a_crash_while_the_note_is_written_leaves_the_note_before_it(tmp_path: Path) -> None:
     owner = Owner(tmp_path / "owner", 20)
     disk = LocalDisk(tmp_path / "mirror")
-    files = CopyFiles.create(disk, owner.origin, JOURNAL)
-    member = Member(HERE, files.note)
+    files = MirrorFiles.create(disk, owner.origin, JOURNAL)
+    member = LedgerMember(HERE, files.note)
     for epoch in (1, 2):
         member.receive(Fence(JOURNAL, HERE, epoch))
         work = member.poll()
@@ -343,13 +346,13 @@ def test_a_crash_while_the_note_is_written_leaves_the_note_before_it(tmp_path: P
     data = bytearray(note.read_bytes())
     data[20:100] = bytes(80)  # the slot of the second
     note.write_bytes(data)
-    restored = CopyFiles.restore(disk)
+    restored = MirrorFiles.restore(disk)
     assert restored is not None
     assert restored.note.fence == 1
     data[4096 + 20 : 4096 + 100] = bytes(80)
     note.write_bytes(data)
     with pytest.raises(LogCorrupt, match="no intact note"):
-        CopyFiles.restore(disk)
+        MirrorFiles.restore(disk)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -362,14 +365,14 @@ def test_what_was_said_survives_any_crash(seed: int) -> None:
     promised, fence, sent = 0, 0, 0
     for _ in range(6):
         place = disk.directory("copy")
-        files = CopyFiles.restore(place, file_bytes=2048) or CopyFiles.create(
+        files = MirrorFiles.restore(place, file_bytes=2048) or MirrorFiles.create(
             place, origin, JOURNAL, file_bytes=2048
         )
-        member = Member(HERE, files.note, end=files.end, note_bytes=rng.choice([500, 5000]))
+        member = LedgerMember(HERE, files.note, end=files.end, note_bytes=rng.choice([500, 5000]))
         assert files.note.fence >= fence
         assert files.end >= promised
         if files.note.base is not None:
-            stretches = Stretches(
+            stretches = WalRangeReader(
                 place, origin=origin, name=copy_files.file_name, start_of=copy_files.file_start
             )
             first = max(files.note.base, files.note.floor)
@@ -384,7 +387,7 @@ def test_what_was_said_survives_any_crash(seed: int) -> None:
             until = min(len(borders) - 1, sent + rng.randrange(1, 6))
             data = stream[borders[sent] : borders[until]]
             floor = borders[rng.randrange(sent + 1)] if rng.random() < 0.3 else 0
-            member.receive(Append(JOURNAL, HERE, epoch, borders[sent], data, 0, floor))
+            member.receive(LedgerAppend(JOURNAL, HERE, epoch, borders[sent], data, 0, floor))
             work = member.poll(is_idle=rng.random() < 0.3)
             if work is None or rng.random() < 0.05:
                 continue
@@ -392,7 +395,7 @@ def test_what_was_said_survives_any_crash(seed: int) -> None:
             for said in member.done(work.number):
                 if isinstance(said, Durable):
                     promised = said.end
-                elif isinstance(said, Fenced):
+                elif isinstance(said, FenceAnswer):
                     fence = said.epoch
         disk = disk.crash(CrashPolicy.ANY) if rng.random() < 0.8 else disk.kill()
 

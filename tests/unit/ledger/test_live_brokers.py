@@ -6,17 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from sava.ledger.choice import choose
-from sava.ledger.ports import Neighbour
+from sava.ledger.live_brokers import LiveBroker, choose
 from sava.ledger.protocol import StorageId
 
 
-def disk(broker: int, rack: str = "", mirrored: int = 0) -> Neighbour:
-    return Neighbour(StorageId(f"d{broker}"), broker, f"host-{broker}:7650", rack, mirrored)
+def disk(broker: int, rack: str = "", mirrored: int = 0) -> LiveBroker:
+    return LiveBroker(StorageId(f"d{broker}"), broker, f"host-{broker}:7650", rack, mirrored)
 
 
 def chosen(
-    candidates: Sequence[Neighbour],
+    candidates: Sequence[LiveBroker],
     *,
     own: int = 1,
     keep: str = "",

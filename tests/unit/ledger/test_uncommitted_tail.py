@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.ledger.protocol.errors import JournalFenced
+from sava.ledger.protocol.record import LedgerFenced
 from tests.patience import PATIENCE_S
 from tests.unit.ledger.hosts import Hosts, until
 
@@ -19,7 +19,7 @@ async def test_a_void_part_stays_void_after_the_journal_is_forgotten(
     and ends before the frame. The owner comes back and gives the frame's offset out anew. Everything of the
     former journal is in segments by now, so its record goes. The owner is killed and starts again: its log
     still holds the frame that was cut off, before the one that took its offset."""
-    monkeypatch.setattr("sava.ledger.mirrored.TIDY_S", 0.05)
+    monkeypatch.setattr("sava.ledger.host.TIDY_S", 0.05)
     async with Hosts(3, tmp_path) as hosts:
         await hosts.begin()
         owner = hosts[0]
@@ -31,7 +31,7 @@ async def test_a_void_part_stays_void_after_the_journal_is_forgotten(
         record = await hosts.recover(before, through=hosts[1])
         assert record.end < await owner.journal.drained()
         owner.back()
-        with pytest.raises(JournalFenced):
+        with pytest.raises(LedgerFenced):
             await asyncio.wait_for(cut_off, PATIENCE_S)
         await owner.mirrored.lost()
         await owner.begin()

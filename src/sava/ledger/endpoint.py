@@ -1,13 +1,13 @@
-"""OwnDisk: this broker's disk as one that holds journals: its own, and copies of others'.
+"""The endpoint of this broker's disk: it answers for its own ledgers, and for its copies of other brokers'.
 
-A coordinator asks the owner's disk like any other, whether the owner is the process that it was or a new one.
-For the own journals the log answers:
+A recoverer asks the owner's disk like any other, whether the owner is the process that it was or a new one.
+For the own ledgers the log answers:
 
-* **Fence** ends the life that goes on, if it is this one: nothing more is acknowledged under it, all that was
-  queued becomes durable, the epoch and the end are written down, and then told.
+* **Fence** ends the open generation, if it is this one: nothing more is acknowledged under it, all that was
+  queued becomes durable, the epoch and the end are written down, and then the answer leaves.
 * **Check** and **Read** read the log.
-* **WriteBack** cannot put bytes back into the log, which has gone on; they are kept as a copy like anybody
-  else's, which begins where the log's part ends. The next journal adopts them (``lives``).
+* **WriteBack** cannot put bytes back into the log, which has grown since; they are kept as a copy like any
+  other disk's, which begins where the log's part ends. The next ledger re-appends them (``generations``).
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from typing import NamedTuple
 
 import msgspec
 
-from sava.ledger.copies import Copies, Reply
-from sava.ledger.lives import Life, Lives
+from sava.ledger.generations import Generation, Generations
+from sava.ledger.mirror_log import WalRangeReader
 from sava.ledger.protocol import (
-    Append,
-    Bytes,
     Check,
-    Checked,
+    CheckAnswer,
     CopyState,
     Fence,
-    Fenced,
+    FenceAnswer,
     Join,
-    JournalId,
+    LedgerAppend,
+    LedgerId,
+    LedgerRefused,
     Message,
     Range,
     Read,
-    Refusal,
-    Refused,
+    ReadAnswer,
+    RefusalReason,
     StorageId,
     Trim,
     WriteBack,
 )
-from sava.ledger.protocol.types import without
-from sava.ledger.stretches import Stretches
+from sava.ledger.protocol.record import without
+from sava.ledger.store import MirrorStore, Reply
 from sava.storage.journal import Journal
 from sava.tasks import cancelled, spawn
 from sava.wal import DiskFull, PositionOutside
@@ -51,32 +51,32 @@ log = logging.getLogger(__name__)
 
 
 class Ended(NamedTuple):
-    """Of a life that went on until now."""
+    """Of a generation that went on until now."""
 
     end: int
     commit: int
 
 
 EndLife = Callable[[int], Awaitable[Ended | None]]
-"""End the life of this incarnation if it goes on; None: its end is written down already."""
+"""End the generation of this incarnation if it is open; None: its end is written down already."""
 
 
-class OwnDisk:
+class LedgerEndpoint:
     """Owned by the event loop."""
 
     def __init__(
         self,
         broker: int,
         journal: Journal,
-        lives: Lives,
-        copies: Copies,
-        older: Stretches,
+        generations: Generations,
+        copies: MirrorStore,
+        older: WalRangeReader,
         *,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._broker = broker
         self._journal = journal
-        self._lives = lives
+        self._generations = generations
         self._copies = copies
         self._older = older
         self._fail = fail
@@ -86,21 +86,21 @@ class OwnDisk:
         self._tasks: set[asyncio.Task[None]] = set()
         self._fencing = asyncio.Lock()
         self.fences = 0
-        """Answered for own journals, for figures."""
+        """Answered for own ledgers, for figures."""
 
     def receive(self, origin: StorageId, message: Message, reply: Reply) -> None:
-        life = self._life(message.journal)
+        generation = self._generation(message.ledger)
         if message.storage != self.storage or origin != self.storage:
             self._copies.receive(origin, message, reply)
-        elif life is None:
-            # This log's journal, and nothing is known of it: that is not to say that it is empty.
-            reply(Refused(message.journal, self.storage, Refusal.NOT_JOINED))
-        elif isinstance(message, (Join, Append)):
-            reply(Refused(message.journal, self.storage, Refusal.FENCED, max(1, life.fence)))
+        elif generation is None:
+            # This log's ledger, and nothing is known of it: that is not to say that it is empty.
+            reply(LedgerRefused(message.ledger, self.storage, RefusalReason.NOT_JOINED))
+        elif isinstance(message, (Join, LedgerAppend)):
+            reply(LedgerRefused(message.ledger, self.storage, RefusalReason.FENCED, max(1, generation.fence)))
         elif isinstance(message, Trim):
             reply(message)
         elif isinstance(message, WriteBack):
-            self._write_back(origin, message, life, reply)
+            self._write_back(origin, message, generation, reply)
         elif isinstance(message, (Fence, Check, Read)):
             task = spawn(self._look(origin, message, reply), name="looking", failed=self._fail)
             self._tasks.add(task)
@@ -117,49 +117,49 @@ class OwnDisk:
     def forget_owner(self, reply: Reply) -> None:
         self._copies.forget_owner(reply)
 
-    def _life(self, journal: JournalId) -> Life | None:
-        return self._lives.get(journal.incarnation) if journal.broker == self._broker else None
+    def _generation(self, ledger: LedgerId) -> Generation | None:
+        return self._generations.get(ledger.incarnation) if ledger.broker == self._broker else None
 
     # -- fencing -----------------------------------------------------------------------------
 
     async def _fence(self, origin: StorageId, message: Fence, reply: Reply) -> None:
-        incarnation = message.journal.incarnation
+        incarnation = message.ledger.incarnation
         async with self._fencing:
             ended = await self.end_life(incarnation)
-            life = self._lives.get(incarnation)
-            if life is None:
+            generation = self._generations.get(incarnation)
+            if generation is None:
                 return  # trimmed away meanwhile: its record is gone
-            if message.epoch < life.fence:
-                reply(Refused(message.journal, self.storage, Refusal.FENCED, life.fence))
+            if message.epoch < generation.fence:
+                reply(LedgerRefused(message.ledger, self.storage, RefusalReason.FENCED, generation.fence))
                 return
             if ended is not None:
                 self._commits[incarnation] = ended.commit
             try:
-                await self._lives.change(incarnation, partial(_promised, message.epoch, ended))
+                await self._generations.change(incarnation, partial(_promised, message.epoch, ended))
             except DiskFull as error:
-                log.warning("journals: a fence is not answered journal=%s error=%s", message.journal, error)
+                log.warning("ledgers: a fence is not answered ledger=%s error=%s", message.ledger, error)
                 return  # it is asked again
         self.fences += 1
         # What was written back may be there as a copy, which obeys the same epoch.
         self._copies.receive(origin, message, partial(self._fenced, message, reply))
 
     def _fenced(self, message: Fence, reply: Reply, answer: Message) -> None:
-        life = self._life(message.journal)
-        if not isinstance(answer, Fenced) or life is None:
+        generation = self._generation(message.ledger)
+        if not isinstance(answer, FenceAnswer) or generation is None:
             reply(answer)
             return
-        assert life.end is not None, "whoever ends a life says where"
+        assert generation.end is not None, "the host says where a generation ended"
         behind = answer.copy.end if answer.copy is not None else 0
-        floor = min(max(life.start, self._journal.floor), life.end)
-        commit = self._commits.get(life.incarnation, 0)
-        state = CopyState(life.start, floor, max(life.end, behind), commit)
-        reply(Fenced(message.journal, self.storage, answer.epoch, state))
+        floor = min(max(generation.start, self._journal.floor), generation.end)
+        commit = self._commits.get(generation.incarnation, 0)
+        state = CopyState(generation.start, floor, max(generation.end, behind), commit)
+        reply(FenceAnswer(message.ledger, self.storage, answer.epoch, state))
 
     # -- reading -----------------------------------------------------------------------------
 
     async def _check(self, origin: StorageId, message: Check, reply: Reply) -> None:
-        life = self._life(message.journal)
-        end = min(message.end, life.end or 0) if life is not None else 0
+        generation = self._generation(message.ledger)
+        end = min(message.end, generation.end or 0) if generation is not None else 0
         bad: list[Range] = []
         if message.start < end:
             whole = Range(message.start, end)
@@ -168,18 +168,18 @@ class OwnDisk:
         if end < message.end:
             behind = msgspec.structs.replace(message, start=max(message.start, end))
             answer = await self._of_copy(origin, behind)
-            bad += answer.bad if isinstance(answer, Checked) else ()
-        reply(Checked(message.journal, self.storage, message.start, message.end, tuple(bad)))
+            bad += answer.bad if isinstance(answer, CheckAnswer) else ()
+        reply(CheckAnswer(message.ledger, self.storage, message.start, message.end, tuple(bad)))
 
     async def _read(self, origin: StorageId, message: Read, reply: Reply) -> None:
-        life = self._life(message.journal)
-        end = min(message.end, life.end or 0) if life is not None else 0
+        generation = self._generation(message.ledger)
+        end = min(message.end, generation.end or 0) if generation is not None else 0
         if message.start >= end:
             reply(await self._of_copy(origin, message))
             return
         read = partial(_read, self._older, message.start, end, message.max_bytes)
         data = await asyncio.to_thread(read)
-        reply(Bytes(message.journal, self.storage, message.start, data))
+        reply(ReadAnswer(message.ledger, self.storage, message.start, data))
 
     async def _of_copy(self, origin: StorageId, message: Check | Read) -> Message:
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -188,11 +188,13 @@ class OwnDisk:
 
     # -- writing back ------------------------------------------------------------------------
 
-    def _write_back(self, origin: StorageId, message: WriteBack, life: Life, reply: Reply) -> None:
-        end = life.end if life.end is not None else 0
-        has_copy = self._copies.state(message.journal) is not None
+    def _write_back(
+        self, origin: StorageId, message: WriteBack, generation: Generation, reply: Reply
+    ) -> None:
+        end = generation.end if generation.end is not None else 0
+        has_copy = self._copies.state(message.ledger) is not None
         if message.position < end or (message.position > end and not has_copy):
-            reply(Refused(message.journal, self.storage, Refusal.GAP, life.fence, end))
+            reply(LedgerRefused(message.ledger, self.storage, RefusalReason.GAP, generation.fence, end))
         else:
             # The log's part is all that there was: to the copy it is the first.
             first = msgspec.structs.replace(message, is_first=not has_copy)
@@ -202,25 +204,25 @@ class OwnDisk:
         await cancelled(*self._tasks)
 
 
-def _promised(epoch: int, ended: Ended | None, life: Life | None) -> Life | None:
-    if life is None:
+def _promised(epoch: int, ended: Ended | None, generation: Generation | None) -> Generation | None:
+    if generation is None:
         return None
-    end = life.end if ended is None else ended.end
-    return msgspec.structs.replace(life, fence=epoch, end=end)
+    end = generation.end if ended is None else ended.end
+    return msgspec.structs.replace(generation, fence=epoch, end=end)
 
 
 async def _no_life(_: int) -> Ended | None:
     return None
 
 
-def _read(older: Stretches, start: int, end: int, max_bytes: int) -> bytes:
+def _read(older: WalRangeReader, start: int, end: int, max_bytes: int) -> bytes:
     try:
         return older.read(start, end, max_bytes)
     except PositionOutside:
         return b""
 
 
-def _intact(older: Stretches, whole: Range) -> list[Range]:
+def _intact(older: WalRangeReader, whole: Range) -> list[Range]:
     try:
         return older.intact(whole.start, whole.end)
     except PositionOutside:
