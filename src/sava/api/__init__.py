@@ -7,9 +7,8 @@ become calls of ``broker``, ``cluster``, ``replication`` and ``metadata``, and t
   length (``unloading``); ``examination`` for the doctor; ``admin_client`` is its other end, and ``recovery``
   what a command does of it without a broker;
 * HTTP port: ``http``, ``metrics_page``, and what the parts tell there: ``*metrics``, ``disks``;
-* Raft port: ``raft_listener``, ``raft_transport``, ``raft_wire``, ``lanes``, ``sockets``, ``journal_door``;
-* calls that belong to another broker: ``handlers`` and ``forwarding`` pass them on whole (``relays``),
-  ``owners`` and ``topic_parts`` ask for the part that others have, ``load_reports`` tell the leader,
-  ``peers`` has the connections; ``remotes`` those to other clusters;
-* for all of them: ``faults`` (errors on the wire), ``deadlines``, ``security``.
+* calls that belong to another broker: ``peers.forwarding`` passes them on whole, ``peers.partition_calls``
+  and ``topic_parts`` ask for the part that others have, ``load_reports`` send the leader theirs;
+  ``remotes`` has the connections to other clusters;
+* for all of them: ``peers.error_mapping`` (errors on the wire), ``security``.
 """

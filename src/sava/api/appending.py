@@ -21,8 +21,8 @@ from typing import Any, Final
 from sava.api.sessions import GOODBYE_S
 from sava.errors import HostError, RetryableError, SavaError
 from sava.metadata.errors import OutcomeUnknown
-from sava.peers import faults
-from sava.peers.relays import EOF
+from sava.peers import error_mapping
+from sava.peers.forwarding import EOF
 from sava.proto import replica_pb2 as pb
 from sava.records import iter_batches
 from sava.tasks import cancelled
@@ -117,7 +117,7 @@ class Appending:
         """Tell the client, and wait until it has heard it."""
         progress = await self._chain.progress()
         ended = pb.ChainEnded(
-            code=faults.code_of(failure),
+            code=error_mapping.code_of(failure),
             reason=str(failure),
             may_pass=isinstance(failure, MAY_PASS) and not isinstance(failure, HostError),
             is_known=progress.is_known,

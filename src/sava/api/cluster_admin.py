@@ -15,8 +15,8 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import OPERATION_TIMEOUT_S, ClusterOperations
 from sava.metadata.replica.replica import ReplicaStatus
-from sava.peers import faults
-from sava.peers.deadlines import remaining
+from sava.peers import error_mapping
+from sava.peers.error_mapping import remaining
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
 from sava.raft.core import PeerStatus, Status
@@ -32,7 +32,7 @@ class ClusterService(rpc.ClusterServicer):
         self._operations = ClusterOperations(node)
 
     async def Init(self, request: pb.InitRequest, context: Any) -> pb.InitResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             founded = await self._operations.init(
                 tuple(request.nodes), timeout=remaining(context, OPERATION_TIMEOUT_S)
             )
@@ -67,19 +67,19 @@ class ClusterService(rpc.ClusterServicer):
         return response
 
     async def AddNode(self, request: pb.AddNodeRequest, context: Any) -> pb.AddNodeResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             added = await self._operations.add(request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S))
         return pb.AddNodeResponse(node_id=added.node, raft_addr=added.address, already_member=added.already)
 
     async def PromoteNode(self, request: pb.PromoteNodeRequest, context: Any) -> pb.PromoteNodeResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             node, already = await self._operations.promote(
                 NodeId(request.node_id), request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S)
             )
         return pb.PromoteNodeResponse(node_id=node, already_voter=already)
 
     async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             node = await self._operations.remove(
                 NodeId(request.node_id),
                 request.addr,
@@ -92,14 +92,14 @@ class ClusterService(rpc.ClusterServicer):
     async def TransferLeader(
         self, request: pb.TransferLeaderRequest, context: Any
     ) -> pb.TransferLeaderResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             leader = await self._operations.transfer(
                 NodeId(request.node_id), request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S)
             )
         return pb.TransferLeaderResponse(leader_id=leader)
 
     async def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             meta = await self._operations.snapshot(timeout=remaining(context, OPERATION_TIMEOUT_S))
         return pb.SnapshotResponse(
             node_id=self._node.info().node, index=meta.index, term=meta.term, size=meta.size

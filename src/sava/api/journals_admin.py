@@ -32,9 +32,8 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.records import Records
-from sava.peers import faults
-from sava.peers.forwarding import Forwarder
-from sava.peers.relays import is_forwarded
+from sava.peers import error_mapping
+from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import journals_pb2 as pb
 from sava.proto import journals_pb2_grpc as rpc
 
@@ -65,7 +64,7 @@ class JournalsService(rpc.JournalsServicer):
         self._own = own
 
     async def ListJournals(self, request: pb.ListJournalsRequest, context: Any) -> pb.ListJournalsResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             found = await self._records.all()
             journals = [self._describe(journal, stored.record) for journal, stored in found.items()]
             listed = pb.ListJournalsResponse(journals=journals)
@@ -74,7 +73,7 @@ class JournalsService(rpc.JournalsServicer):
             return listed
 
     async def DescribeJournal(self, request: pb.DescribeJournalRequest, context: Any) -> pb.Journal:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             journal, stored = _one_of(await self._records.of(request.broker_id), request)
             described = self._describe(journal, stored.record)
             if stored.record.state is JournalState.OPEN:
@@ -86,7 +85,7 @@ class JournalsService(rpc.JournalsServicer):
     async def RecoverJournal(
         self, request: pb.RecoverJournalRequest, context: Any
     ) -> pb.RecoverJournalResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             journal = JournalId(request.broker_id, request.incarnation)
             if request.HasField("accepted"):
                 loss = _loss_of(request.accepted)

@@ -15,8 +15,8 @@ from sava.errors import SavaError
 from sava.metadata import commands as c
 from sava.metadata.errors import InvalidRequest
 from sava.metadata.store import DEFAULT_TIMEOUT_S, MetadataStore
-from sava.peers import faults
-from sava.peers.deadlines import remaining
+from sava.peers import error_mapping
+from sava.peers.error_mapping import remaining
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
 
@@ -87,7 +87,7 @@ class MetaService(rpc.MetaServicer):
         self._store = store
 
     async def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             kv = await self._store.get(
                 request.key,
                 linearizable=not request.local,
@@ -97,7 +97,7 @@ class MetaService(rpc.MetaServicer):
         return pb.GetResponse(kv=key_value(kv), revision=self._store.local.revision)
 
     async def Range(self, request: pb.RangeRequest, context: Any) -> pb.RangeResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             result = await self._store.range(
                 request.prefix,
                 limit=request.limit,
@@ -117,7 +117,7 @@ class MetaService(rpc.MetaServicer):
                 c.Compare(request.key, c.Target.MOD_REVISION, c.Relation.EQUAL, request.if_mod_revision)
             )
         then = (c.Put(request.key, request.value, request.lease),)
-        async with faults.told(context):
+        async with error_mapping.told(context):
             result = await self._store.txn(
                 conditions, then, (c.Get(request.key),), timeout=remaining(context, DEFAULT_TIMEOUT_S)
             )
@@ -127,14 +127,14 @@ class MetaService(rpc.MetaServicer):
 
     async def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:
         delete = self._store.delete_prefix if request.prefix else self._store.delete
-        async with faults.told(context):
+        async with error_mapping.told(context):
             result = await delete(request.key, timeout=remaining(context, DEFAULT_TIMEOUT_S))
         (outcome,) = result.results
         assert isinstance(outcome, c.DeleteResult)
         return pb.DeleteResponse(revision=result.revision, prev=key_values(outcome.prev))
 
     async def Txn(self, request: pb.TxnRequest, context: Any) -> pb.TxnResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             result = await self._store.txn(
                 [compare(message) for message in request.compare],
                 [operation(message) for message in request.then],
@@ -145,7 +145,7 @@ class MetaService(rpc.MetaServicer):
         return pb.TxnResponse(succeeded=result.succeeded, revision=result.revision, results=results)
 
     async def AllocateId(self, request: pb.AllocateIdRequest, context: Any) -> pb.AllocateIdResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             first = await self._store.allocate_id(
                 request.key, count=request.count or 1, timeout=remaining(context, DEFAULT_TIMEOUT_S)
             )
@@ -158,7 +158,7 @@ class MetaService(rpc.MetaServicer):
             established = self._store.local.revision
             watch = self._store.watch(request.prefix, from_revision=request.from_revision)
         except SavaError as error:
-            await faults.refuse(context, error)
+            await error_mapping.refuse(context, error)
         try:
             first = request.from_revision - 1 if request.from_revision else established
             yield pb.WatchResponse(revision=first)
@@ -167,25 +167,25 @@ class MetaService(rpc.MetaServicer):
                     revision=batch.revision, events=[event(change) for change in batch.events]
                 )
         except SavaError as error:
-            await faults.refuse(context, error)
+            await error_mapping.refuse(context, error)
         finally:
             watch.close()
 
     async def GrantLease(self, request: pb.GrantLeaseRequest, context: Any) -> pb.GrantLeaseResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             lease = await self._store.grant_lease(
                 request.ttl_ms, timeout=remaining(context, DEFAULT_TIMEOUT_S)
             )
         return pb.GrantLeaseResponse(lease=lease)
 
     async def KeepAlive(self, request: pb.KeepAliveRequest, context: Any) -> pb.KeepAliveResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             ttl_ms = await self._store.keep_alive(
                 request.lease, timeout=remaining(context, DEFAULT_TIMEOUT_S)
             )
         return pb.KeepAliveResponse(ttl_ms=ttl_ms)
 
     async def RevokeLease(self, request: pb.RevokeLeaseRequest, context: Any) -> pb.RevokeLeaseResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await self._store.revoke_lease(request.lease, timeout=remaining(context, DEFAULT_TIMEOUT_S))
         return pb.RevokeLeaseResponse()

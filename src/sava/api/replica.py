@@ -17,7 +17,7 @@ from sava.api import several
 from sava.api.appending import Appending
 from sava.api.sessions import opening, ranges_of
 from sava.metadata.errors import NotInitialized
-from sava.peers import faults
+from sava.peers import error_mapping
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.schemas.registry import SchemaRegistry
@@ -55,7 +55,7 @@ class ReplicaService(rpc.ReplicaServicer):
         self._cluster_id = cluster_id
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             cluster_id = self._cluster_id()
             if not cluster_id:
                 raise NotInitialized("this broker is not part of a cluster yet")
@@ -68,7 +68,7 @@ class ReplicaService(rpc.ReplicaServicer):
     async def DescribeTopics(
         self, request: pb.DescribeTopicsRequest, context: Any
     ) -> pb.DescribeTopicsResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             if len(request.topics) > MAX_DESCRIBED:
                 raise MessageInvalid(f"{len(request.topics)} topics; one call describes {MAX_DESCRIBED}")
             await self._topics.ready()
@@ -78,7 +78,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return pb.DescribeTopicsResponse(topics=shapes)
 
     async def EnsureTopic(self, request: pb.EnsureTopicRequest, context: Any) -> pb.TopicShape:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             name, count = _head(request.topic), request.partition_count
             await self._topics.ready()
             spec = await self._topics.registry.get(name)
@@ -129,7 +129,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return shape
 
     async def EnsureSchema(self, request: pb.EnsureSchemaRequest, context: Any) -> pb.EnsureSchemaResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             found = await self._schemas.register(
                 request.subject, request.type, request.definition, created_by="replication"
             )
@@ -141,15 +141,15 @@ class ReplicaService(rpc.ReplicaServicer):
 
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await Appending(await self._chain(await opening(context)), context).run()
 
     async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> None:  # type: ignore[override]
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await several.append_each(request, lambda each: self._chain(each.chain, each.topic_id), context)
 
     async def ReadEach(self, request: pb.ReadEachRequest, context: Any) -> None:  # type: ignore[override]
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await several.read_each(self._topics, request, context)
 
     async def _chain(self, opening: pb.OpenChain, topic_id: int | None = None) -> Chain:
@@ -161,7 +161,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return await topic.open_chain(source)
 
     async def ApplyAcks(self, request: pb.ApplyAcksRequest, context: Any) -> pb.ApplyAcksResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             source = self._source(request.source)
             acks = [_origin_acks(each) for each in request.acks]
             try:
@@ -183,7 +183,7 @@ class ReplicaService(rpc.ReplicaServicer):
         )
 
     async def ReadAcks(self, request: pb.ReadAcksRequest, context: Any) -> pb.ReadAcksResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             topic = await self._topics.get(TopicName.parse(request.topic))
             try:
                 found = await topic.read_acks(

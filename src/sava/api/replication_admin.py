@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from sava.api import replication_messages as messages
-from sava.peers import faults
+from sava.peers import error_mapping
 from sava.proto import replication_pb2 as pb
 from sava.proto import replication_pb2_grpc as rpc
 from sava.replication.control import Control
@@ -28,23 +28,23 @@ class ReplicationService(rpc.ReplicationServicer):
     # -- remotes -----------------------------------------------------------------------------
 
     async def AddRemote(self, request: pb.Remote, context: Any) -> pb.AddRemoteResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             added = await self._control.remotes.add(request.name, messages.remote_record(request))
         return pb.AddRemoteResponse(remote=messages.remote(request.name, added, with_token=False))
 
     async def ListRemotes(self, request: pb.ListRemotesRequest, context: Any) -> pb.ListRemotesResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             found = await self._control.remotes.list()
         remotes = [messages.remote(name, record, with_token=False) for name, record in sorted(found.items())]
         return pb.ListRemotesResponse(remotes=remotes)
 
     async def RemoveRemote(self, request: pb.RemoveRemoteRequest, context: Any) -> pb.RemoveRemoteResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await self._control.remove_remote(request.name)
         return pb.RemoveRemoteResponse()
 
     async def TestRemote(self, request: pb.TestRemoteRequest, context: Any) -> pb.TestRemoteResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             tested = await self._control.test_remote(request.name)
         response = pb.TestRemoteResponse(
             is_reachable=tested.identity is not None,
@@ -62,7 +62,7 @@ class ReplicationService(rpc.ReplicationServicer):
     async def SetReplication(
         self, request: pb.SetReplicationRequest, context: Any
     ) -> pb.SetReplicationResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             compared = await self._control.set(
                 Scope.parse(request.scope),
                 messages.policy_record(request.policy),
@@ -80,7 +80,7 @@ class ReplicationService(rpc.ReplicationServicer):
     async def GetReplication(
         self, request: pb.GetReplicationRequest, context: Any
     ) -> pb.GetReplicationResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             held = await self._control.get(Scope.parse(request.scope))
         if held is None:
             return pb.GetReplicationResponse()
@@ -89,7 +89,7 @@ class ReplicationService(rpc.ReplicationServicer):
     async def ClearReplication(
         self, request: pb.ClearReplicationRequest, context: Any
     ) -> pb.ClearReplicationResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await self._control.clear(Scope.parse(request.scope))
         return pb.ClearReplicationResponse()
 
@@ -98,7 +98,7 @@ class ReplicationService(rpc.ReplicationServicer):
     async def GetReplicationStatus(
         self, request: pb.GetReplicationStatusRequest, context: Any
     ) -> pb.ReplicationStatus:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             found = self._control.status(topic=request.topic, remote=request.remote)
             return pb.ReplicationStatus(topics=[self._status(each) for each in found])
 
@@ -106,7 +106,7 @@ class ReplicationService(rpc.ReplicationServicer):
         return messages.topic_status(status, self._control.schema_subject(status.topic.name.topic))
 
     async def GetLink(self, request: pb.GetLinkRequest, context: Any) -> pb.Link:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             link = self._control.link(request.remote)
             own, settings = self._control.remotes.own(), self._control.settings
             return pb.Link(
@@ -122,7 +122,7 @@ class ReplicationService(rpc.ReplicationServicer):
             )
 
     async def ReportLink(self, request: pb.ReportLinkRequest, context: Any) -> pb.ReportLinkResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             told = {TopicName.parse(each.topic): messages.told(each) for each in request.topics}
             await self._control.report(request.remote, request.runner, told)
         return pb.ReportLinkResponse()
@@ -130,6 +130,6 @@ class ReplicationService(rpc.ReplicationServicer):
     async def RecreateRemoteTopic(
         self, request: pb.RecreateRemoteTopicRequest, context: Any
     ) -> pb.RecreateRemoteTopicResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await self._control.recreate(TopicName.parse(request.topic), request.remote)
         return pb.RecreateRemoteTopicResponse()

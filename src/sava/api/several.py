@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from sava.api.appending import receipt_of, stretch_of
 from sava.errors import SavaError
-from sava.peers import faults
+from sava.peers import error_mapping
 from sava.proto import replica_pb2 as pb
 from sava.topics.chain import Chain
 from sava.topics.errors import MessageInvalid
@@ -85,7 +85,7 @@ async def _answer(
         chain = await open_chain(each)
         copied = await (await chain.begin(stretch_of(each.stretch)))
     except SavaError as error:
-        return pb.StretchAnswer(number=number, code=faults.code_of(error))
+        return pb.StretchAnswer(number=number, code=error_mapping.code_of(error))
     return pb.StretchAnswer(number=number, receipt=receipt_of(copied))
 
 

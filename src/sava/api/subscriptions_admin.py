@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from sava.api import topic_descriptions as describe
 from sava.api.topic_parts import TopicParts
-from sava.peers import faults
-from sava.peers.relays import is_forwarded
+from sava.peers import error_mapping
+from sava.peers.forwarding import is_forwarded
 from sava.proto import topics_admin_pb2 as pb
 from sava.proto import topics_admin_pb2_grpc as rpc
 from sava.storage.link_cursors import is_link_cursor
@@ -33,7 +33,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     async def CreateSubscription(
         self, request: pb.CreateSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             name, subscription = (
                 TopicName.parse(request.topic),
                 check_name(request.subscription, "subscription"),
@@ -57,13 +57,13 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
             await self._parts.on_each(
                 missing, f"{SERVICE}CreateSubscription", request, pb.SubscriptionDescription, _create
             )
-            with faults.made(f"subscription {subscription} of topic {name} exists now"):
+            with error_mapping.made(f"subscription {subscription} of topic {name} exists now"):
                 return await self._describe(name, subscription)
 
     async def DescribeSubscription(
         self, request: pb.DescribeSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             name = TopicName.parse(request.topic)
             if await self._parts.is_partitioned(name):
                 return await self._describe(name, request.subscription)
@@ -72,7 +72,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     async def DeleteSubscription(
         self, request: pb.DeleteSubscriptionRequest, context: Any
     ) -> pb.DeleteSubscriptionResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             if is_link_cursor(request.subscription) and is_forwarded(context):
                 topic = await self._parts.topics.get(TopicName.parse(request.topic))
                 await topic.unpin(request.subscription)
@@ -86,7 +86,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     async def SeekSubscription(
         self, request: pb.SeekSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             name, position = TopicName.parse(request.topic), describe.position(request.position)
             if is_link_cursor(request.subscription) and is_forwarded(context):  # the leader's: only back
                 topic = await self._parts.topics.get(name)
@@ -98,17 +98,19 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
             parts = await self._parts.on_subscription(
                 f"{SERVICE}SeekSubscription", request, pb.SubscriptionDescription, _seek
             )
-            with faults.made(f"subscription {request.subscription} of topic {name} was moved"):
+            with error_mapping.made(f"subscription {request.subscription} of topic {name} was moved"):
                 return await self._together(name, parts)
 
     async def ConfigureSubscription(
         self, request: pb.ConfigureSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             parts = await self._parts.on_subscription(
                 f"{SERVICE}ConfigureSubscription", request, pb.SubscriptionDescription, _configure
             )
-            with faults.made(f"subscription {request.subscription} of topic {request.topic} is configured"):
+            with error_mapping.made(
+                f"subscription {request.subscription} of topic {request.topic} is configured"
+            ):
                 return await self._together(TopicName.parse(request.topic), parts)
 
     async def _describe(self, name: TopicName, subscription: str) -> pb.SubscriptionDescription:

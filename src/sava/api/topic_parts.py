@@ -21,11 +21,11 @@ from sava.api import topic_descriptions as describe
 from sava.cluster.view import ClusterView, Entry
 from sava.errors import RetryableError, SavaError
 from sava.metadata.store import MetadataStore
-from sava.peers.faults import Relayed
-from sava.peers.owners import (
+from sava.peers.error_mapping import Relayed
+from sava.peers.partition_calls import (
     PARALLEL,
-    Owners,
-    Part,
+    PartitionCall,
+    PartitionCalls,
     Reply,
 )
 from sava.proto import topics_admin_pb2 as pb
@@ -47,7 +47,9 @@ SETTLE_S: Final = 5.0
 class TopicParts:
     """Holds nothing between calls."""
 
-    def __init__(self, topics: Topics, store: MetadataStore, view: ClusterView, owners: Owners) -> None:
+    def __init__(
+        self, topics: Topics, store: MetadataStore, view: ClusterView, owners: PartitionCalls
+    ) -> None:
         self.topics = topics
         self.view = view
         self._store = store
@@ -84,7 +86,7 @@ class TopicParts:
         return await spread(names, self._describe, parallel=PARALLEL)
 
     async def _describe(self, name: TopicName) -> pb.TopicDescription:
-        part = Part(
+        part = PartitionCall(
             topic=name,
             method=DESCRIBE,
             request=pb.DescribeTopicRequest(name=str(name)),
@@ -173,7 +175,9 @@ class TopicParts:
         for name in names:
             asked = _about(request, name)
             parts.append(
-                Part(topic=name, method=method, request=asked, reply=reply, here=partial(here, name, asked))
+                PartitionCall(
+                    topic=name, method=method, request=asked, reply=reply, here=partial(here, name, asked)
+                )
             )
         return await self._owners.each(parts)
 

@@ -19,7 +19,7 @@ from sava.api.topic_parts import TopicParts
 from sava.api.unloading import Unloading
 from sava.config import Policies
 from sava.metadata.store import MetadataStore
-from sava.peers import faults, relays
+from sava.peers import error_mapping, forwarding
 from sava.proto import topics_admin_pb2 as pb
 from sava.proto import topics_admin_pb2_grpc as rpc
 from sava.topics import specs
@@ -40,7 +40,7 @@ class NamespacesService(rpc.NamespacesServicer):
     async def CreateNamespace(
         self, request: pb.CreateNamespaceRequest, context: Any
     ) -> pb.CreateNamespaceResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             try:
                 await self._namespaces.create(request.namespace, describe.policy_from(request.policy))
             except NamespaceExists:
@@ -50,30 +50,30 @@ class NamespacesService(rpc.NamespacesServicer):
     async def ListNamespaces(
         self, request: pb.ListNamespacesRequest, context: Any
     ) -> pb.ListNamespacesResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             return pb.ListNamespacesResponse(namespaces=await self._namespaces.list())
 
     async def DescribeNamespace(
         self, request: pb.DescribeNamespaceRequest, context: Any
     ) -> pb.NamespaceDescription:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             return await self._describe(check_name(request.namespace, "namespace"))
 
     async def SetNamespacePolicy(
         self, request: pb.SetNamespacePolicyRequest, context: Any
     ) -> pb.NamespaceDescription:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             namespace = check_name(request.namespace, "namespace")
             await self._namespaces.change_policy(
                 namespace, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
             )
-            with faults.made(f"the policy of namespace {namespace} is changed"):
+            with error_mapping.made(f"the policy of namespace {namespace} is changed"):
                 return await self._describe(namespace)
 
     async def DeleteNamespace(
         self, request: pb.DeleteNamespaceRequest, context: Any
     ) -> pb.DeleteNamespaceResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await self._namespaces.delete(request.namespace)
         return pb.DeleteNamespaceResponse()
 
@@ -98,7 +98,7 @@ class TopicsService(rpc.TopicsServicer):
         self._schemas = TopicSchemas(store)
 
     async def CreateTopic(self, request: pb.CreateTopicRequest, context: Any) -> pb.TopicDescription:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             name = TopicName.parse(request.name)
             try:
                 await self._topics.create(
@@ -111,7 +111,7 @@ class TopicsService(rpc.TopicsServicer):
                 if not request.if_absent:
                     raise
                 await self._check_same(name, request)
-            with faults.made(f"topic {name} exists now"):
+            with error_mapping.made(f"topic {name} exists now"):
                 return await self._describe_new(name)
 
     async def _check_same(self, name: TopicName, request: pb.CreateTopicRequest) -> None:
@@ -128,7 +128,7 @@ class TopicsService(rpc.TopicsServicer):
             )
 
     async def ListTopics(self, request: pb.ListTopicsRequest, context: Any) -> pb.ListTopicsResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             if request.namespace:
                 await self._topics.namespaces.policy(check_name(request.namespace, "namespace"))
             topics = await self._registry.list(request.namespace or None)
@@ -149,35 +149,35 @@ class TopicsService(rpc.TopicsServicer):
 
     async def DescribeTopic(self, request: pb.DescribeTopicRequest, context: Any) -> pb.TopicDescription:
         """Asked by another broker it answers only for what it has itself, or what nobody has."""
-        async with faults.told(context):
+        async with error_mapping.told(context):
             name = TopicName.parse(request.name)
-            if relays.is_forwarded(context) and not await self._parts.is_partitioned(name):
+            if forwarding.is_forwarded(context) and not await self._parts.is_partitioned(name):
                 return await self._complete(name, await self._parts.here(name))
             return await self._describe(name)
 
     async def DeleteTopic(self, request: pb.DeleteTopicRequest, context: Any) -> pb.DeleteTopicResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await self._topics.delete(TopicName.parse(request.name))
         return pb.DeleteTopicResponse()
 
     async def GrowTopic(self, request: pb.GrowTopicRequest, context: Any) -> pb.TopicDescription:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             name = TopicName.parse(request.name)
             await self._registry.grow(name, request.partitions)
-            with faults.made(f"topic {name} has {request.partitions} partitions now"):
+            with error_mapping.made(f"topic {name} has {request.partitions} partitions now"):
                 return await self._describe_new(name)
 
     async def SetTopicPolicy(self, request: pb.SetTopicPolicyRequest, context: Any) -> pb.TopicDescription:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             name = TopicName.parse(request.name)
             await self._registry.change_policy(
                 name, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
             )
-            with faults.made(f"the policy of topic {name} is changed"):
+            with error_mapping.made(f"the policy of topic {name} is changed"):
                 return await self._describe(name)
 
     async def UnloadTopic(self, request: pb.UnloadTopicRequest, context: Any) -> AsyncIterator[pb.TopicMove]:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             moves = self._unloading.unload(
                 TopicName.parse(request.name), target=request.to_broker_id, timeout_ms=request.timeout_ms
             )

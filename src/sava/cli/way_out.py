@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sava.client import errors as client
 from sava.errors import SavaError
-from sava.peers import faults as admin
+from sava.peers import error_mapping as admin
 
 _START = "; `sava up` starts a cluster on this machine, "
 
@@ -15,7 +15,7 @@ _START = "; `sava up` starts a cluster on this machine, "
 def way_out(error: SavaError) -> str:
     """What is added to the error's text; often nothing."""
     match error:
-        case admin.NotReached() if not error.cause.remedy:
+        case admin.BrokerUnreachable() if not error.cause.remedy:
             return f"{_START}--admin HOST:PORT or SAVA_ADMIN names another"
         case client.NotReached():
             return f"{_START}--service URL or SAVA_SERVICE names another"

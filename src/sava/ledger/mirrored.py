@@ -28,7 +28,6 @@ from typing import Final
 import msgspec
 
 from sava.errors import HostError, SavaError
-from sava.ledger.asking import Asking
 from sava.ledger.closed import ClosedJournal, origin_of
 from sava.ledger.copies import Copies
 from sava.ledger.lives import Life, Lives
@@ -50,9 +49,9 @@ from sava.ledger.protocol import (
 from sava.ledger.protocol.errors import JournalFenced
 from sava.ledger.protocol.record import opened
 from sava.ledger.recent import RecentBytes
-from sava.ledger.server import Session, Write
 from sava.ledger.stretches import Stretches
-from sava.ledger.wire import Door
+from sava.ledger.wire import LedgerSession, PeerClient, Write
+from sava.peer_connection import Dialer
 from sava.records import RecordBatch
 from sava.storage.journal import Journal
 from sava.storage.replay import BATCH
@@ -84,7 +83,7 @@ class MirroredJournal:
         records: JournalRecords,
         neighbours: Neighbours,
         choose: Choose,
-        door: Door,
+        dialer: Dialer,
         brokers: Callable[[], int],
         options: MirrorOptions,
         renew: Callable[[str], None],
@@ -98,7 +97,7 @@ class MirroredJournal:
         self._records = records
         self._neighbours = neighbours
         self._choose = choose
-        self._door = door
+        self._dialer = dialer
         self._brokers = brokers
         self._options = options
         self._renew = renew
@@ -108,7 +107,7 @@ class MirroredJournal:
         self.copies = Copies(disk.directory(MIRRORS), self.storage, fail=fail)
         self.own_disk = OwnDisk(broker, journal, lives, self.copies, self._older, fail=fail)
         self.own_disk.end_life = self._end
-        self.peers = Asking(door, neighbours, self.storage, self.own_disk)
+        self.peers = PeerClient(dialer, neighbours, self.storage, self.own_disk)
         self._incarnation = 0
         self.owned: OwnedJournal | None = None
         """The life that goes on."""
@@ -133,9 +132,9 @@ class MirroredJournal:
         self.copies.start(self._records)
         self._tidying = spawn(self._tidy(), name="journals", failed=self._fail)
 
-    def session(self, write: Write) -> Session:
+    def session(self, write: Write) -> LedgerSession:
         """Somebody has connected to speak about journals."""
-        return Session(self.own_disk, write)
+        return LedgerSession(self.own_disk, write)
 
     # -- beginning ---------------------------------------------------------------------------
 
@@ -185,7 +184,7 @@ class MirroredJournal:
             records=self._records,
             neighbours=self._neighbours,
             choose=self._choose,
-            door=self._door,
+            dialer=self._dialer,
             recent=recent,
             older=self._older,
             brokers=self._brokers,

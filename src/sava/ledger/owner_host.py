@@ -49,7 +49,7 @@ from sava.ledger.protocol import (
 from sava.ledger.protocol.health import FLOOR_S
 from sava.ledger.recent import RecentBytes
 from sava.ledger.streams import OlderBytes, Stream
-from sava.ledger.wire import Door
+from sava.peer_connection import Dialer
 from sava.storage.commitment import NotCommittable
 from sava.tasks import cancelled, spawn
 from sava.wal import Tap
@@ -96,7 +96,7 @@ class OwnedJournal:
         records: JournalRecords,
         neighbours: Neighbours,
         choose: Choose,
-        door: Door,
+        dialer: Dialer,
         recent: RecentBytes,
         older: OlderBytes,
         brokers: Callable[[], int],
@@ -114,7 +114,7 @@ class OwnedJournal:
         self._records = records
         self._neighbours = neighbours
         self._choose = choose
-        self._door = door
+        self._dialer = dialer
         self._recent = recent
         self._older = older
         self._brokers = brokers
@@ -198,7 +198,7 @@ class OwnedJournal:
             self._streams[storage] = Stream(
                 storage,
                 self.owner,
-                door=self._door,
+                dialer=self._dialer,
                 neighbours=self._neighbours,
                 recent=self._recent,
                 older=self._older,

@@ -16,9 +16,9 @@ from sava.cluster.errors import StagedLost
 from sava.cluster.router import NotServed
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
-from sava.peers import faults
-from sava.peers.faults import Relayed
-from sava.peers.owners import Owners
+from sava.peers import error_mapping
+from sava.peers.error_mapping import Relayed
+from sava.peers.partition_calls import PartitionCalls
 from sava.proto import writers_pb2 as pb
 from sava.storage import staging
 from sava.storage.staging import Part, Section
@@ -154,7 +154,7 @@ async def test_clients_do_not_publish_parts_themselves(place: Place) -> None:
 
 
 class Answers:
-    """``Owners`` whose answers are given one by one."""
+    """``PartitionCalls`` whose answers are given one by one."""
 
     def __init__(self, *answers: SavaError | pb.PublishStagedResponse) -> None:
         self.answers = list(answers)
@@ -173,11 +173,11 @@ PART = Part(str(ORDERS), 1, (Section("staging/parts/w/a", 0, 10, 1, 1, 0),))
 
 
 def relayed(status: grpc.StatusCode, code: str) -> Relayed:
-    return Relayed(status, "what the other broker said", ((faults.CODE_KEY, code),))
+    return Relayed(status, "what the other broker said", ((error_mapping.CODE_KEY, code),))
 
 
 def anywhere(owners: Answers, here: Any = None) -> StagedAnywhere:
-    return StagedAnywhere(here, cast(Owners, owners))
+    return StagedAnywhere(here, cast(PartitionCalls, owners))
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,7 @@ from sava.api.topic_parts import TopicParts
 from sava.api.unloading import Unloading
 from sava.cluster.controller import Controller
 from sava.metadata.node import RaftNode
-from sava.peers.brokers import PINGS_ALLOWED
+from sava.peers.channels import PINGS_ALLOWED
 from sava.peers.forwarding import Forwarder
 from sava.peers.tls import Options
 from sava.proto import danube_admin_pb2_grpc, danube_api_pb2_grpc, danube_schema_pb2_grpc

@@ -25,7 +25,7 @@ from sava.cluster.drains import DrainStatus
 from sava.cluster.rebalancing import PlannedMove, Rebalanced
 from sava.cluster.records import BrokerMode, Registration
 from sava.metadata.errors import Unavailable, Unfinished
-from sava.peers.deadlines import remaining
+from sava.peers.error_mapping import remaining
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
 from sava.topics.errors import MessageInvalid

@@ -23,8 +23,7 @@ from sava.api.danube.codes import (
 from sava.api.danube.reception import Reception
 from sava.api.danube.seats import HOLD_S, Seats, subscribe_options
 from sava.errors import SavaError
-from sava.peers.forwarding import Forwarder
-from sava.peers.relays import is_forwarded
+from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.topics.errors import ConsumerUnknown, MessageInvalid, SubscriptionBusy

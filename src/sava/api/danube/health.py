@@ -16,8 +16,7 @@ from sava.api.danube.codes import told
 from sava.api.danube.producers import Producers
 from sava.api.danube.seats import Seats
 from sava.errors import SavaError
-from sava.peers.forwarding import Forwarder
-from sava.peers.relays import is_forwarded
+from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.topics.errors import MessageInvalid, NotOwner, TopicUnknown

@@ -20,9 +20,9 @@ import grpc
 from sava.api.danube.seats import Seats
 from sava.cluster.router import NotServed
 from sava.errors import SavaError
-from sava.peers import relays
-from sava.peers.brokers import Unreachable
-from sava.peers.faults import Relayed
+from sava.peers import forwarding
+from sava.peers.channels import Unreachable
+from sava.peers.error_mapping import Relayed
 from sava.peers.forwarding import Forwarder
 from sava.proto import danube_api_pb2 as pb
 from sava.topics.errors import NotOwner
@@ -76,10 +76,12 @@ class Reception:
         link = await self._forwarder.owner_link(topic, "client", timeout=max(left, 0.0))
         if link is None:
             return  # it has come here
-        request, metadata = self._request.SerializeToString(), relays.metadata_of(self._context)
+        request, metadata = self._request.SerializeToString(), forwarding.metadata_of(self._context)
         began = self._loop.time()
         try:
-            await relays.server_stream(link, RECEIVE_MESSAGES, request, None, metadata, self._context.write)
+            await forwarding.relay_server_stream(
+                link, RECEIVE_MESSAGES, request, None, metadata, self._context.write
+            )
         finally:
             self._note(began)
 
