@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import Message
 
 from sava.api import topic_descriptions as describe
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import RetryableError, SavaError
 from sava.metadata.store import MetadataStore
 from sava.peers.error_mapping import Relayed
@@ -34,7 +34,7 @@ from sava.topics.errors import SubscriptionUnknown, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 Request = TypeVar("Request", bound=Message)
 
@@ -48,7 +48,7 @@ class TopicParts:
     """Holds nothing between calls."""
 
     def __init__(
-        self, topics: Topics, store: MetadataStore, view: ClusterView, owners: PartitionCalls
+        self, topics: ServedTopics, store: MetadataStore, view: ClusterView, owners: PartitionCalls
     ) -> None:
         self.topics = topics
         self.view = view
@@ -78,7 +78,7 @@ class TopicParts:
             topic = await self.topics.get(name)
         return await describe.topic_description(topic, self.topics.broker)
 
-    def _is_served(self, entry: Entry) -> bool:
+    def _is_served(self, entry: TopicEntry) -> bool:
         return entry.record.state is OwnershipState.ASSIGNED and entry.record.owner in self.view.brokers
 
     async def describe(self, names: Sequence[TopicName]) -> list[pb.TopicDescription]:

@@ -22,7 +22,7 @@ import grpc
 from grpc import aio
 
 from sava.cluster.records import Registration
-from sava.cluster.router import Router
+from sava.cluster.router import TopicRouter
 from sava.config import Auth
 from sava.errors import RetryableError
 from sava.peers import tls
@@ -97,7 +97,7 @@ class PeerChannel:
 class PeerChannels:
     """Owned by the event loop."""
 
-    def __init__(self, brokers: Router, auth: Auth) -> None:
+    def __init__(self, brokers: TopicRouter, auth: Auth) -> None:
         self._brokers = brokers
         self._auth = auth
         self._links: dict[tuple[int, Port], PeerChannel] = {}

@@ -22,7 +22,7 @@ from typing import Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from sava.cluster.router import Router
+from sava.cluster.router import TopicRouter
 from sava.errors import Outcome, RetryableError, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.peers.channels import Port
@@ -97,7 +97,7 @@ class PartitionCall(Generic[Reply]):
 class PartitionCalls:
     """Holds nothing between calls."""
 
-    def __init__(self, router: Router, forwarder: Forwarder) -> None:
+    def __init__(self, router: TopicRouter, forwarder: Forwarder) -> None:
         self._router = router
         self._forwarder = forwarder
 

@@ -11,7 +11,7 @@ from typing import Any
 from grpc import aio
 
 from sava.cluster.records import Registration
-from sava.cluster.router import NotServed, Router
+from sava.cluster.router import NotServed, TopicRouter
 from sava.config import Auth
 from sava.peers import error_mapping, tls
 from sava.peers.channels import PINGS_ALLOWED, PeerChannels, Port
@@ -32,7 +32,7 @@ SIZES: tls.Options = (
 )
 
 
-class View(Router):
+class View(TopicRouter):
     """What one broker knows of who has what; as ``sava.cluster.router``, without a store behind it."""
 
     def __init__(self) -> None:
