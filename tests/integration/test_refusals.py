@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from sava.peers.faults import CODE_KEY
+from sava.peers.error_mapping import CODE_KEY
 from sava.proto import admin_pb2 as admin
 from sava.proto import brokers_pb2 as brokers
 from sava.proto import replica_pb2 as replica

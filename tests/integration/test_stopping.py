@@ -18,7 +18,7 @@ from grpc import aio
 
 from sava import config
 from sava.metadata.operations import ClusterOperations
-from sava.peers.faults import CODE_KEY, Trailing
+from sava.peers.error_mapping import CODE_KEY, Trailing
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.raft.errors import InvariantError

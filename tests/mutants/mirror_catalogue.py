@@ -352,10 +352,10 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h10",
         "a call that was passed on to a broker that is gone waits for its deadline",
-        "sava/peers/brokers.py",
+        "sava/peers/channels.py",
         "            if self._brokers.registration(key[0]) is None:\n",
         "            if False:\n",
-        tests=("tests/unit/api/test_forwarding.py",),
+        tests=("tests/unit/peers/test_forwarding.py",),
     ),
     _Mirror(
         "h11",

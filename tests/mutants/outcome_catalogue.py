@@ -17,7 +17,7 @@ OUTCOME_MUTANTS: tuple[Mutant, ...] = (
     _Outcome(
         "u1",
         "a change whose answer was lost is called undone",
-        f"{PEERS}/faults.py",
+        f"{PEERS}/error_mapping.py",
         "    elif check is not None and error.code() not in REFUSALS:\n",
         "    elif False:\n",
     ),
@@ -31,7 +31,7 @@ OUTCOME_MUTANTS: tuple[Mutant, ...] = (
     _Outcome(
         "u3",
         "an unknown outcome gets lost on the wire",
-        f"{PEERS}/faults.py",
+        f"{PEERS}/error_mapping.py",
         "    if outcome in _OUTCOMES:\n",
         "    if False:\n",
     ),
@@ -60,7 +60,7 @@ OUTCOME_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "u7",
         "a topic that was created and cannot be described is called not created",
-        f"{PEERS}/faults.py",
+        f"{PEERS}/error_mapping.py",
         '        raise OutcomeUnknown(f"{change}, but it could not be described: {error}") from error\n',
         "        raise\n",
         tests=("tests/unit/api/test_made_changes.py",),
@@ -68,14 +68,14 @@ OUTCOME_MUTANTS: tuple[Mutant, ...] = (
     _Parts(
         "u8",
         "a change of a partitioned topic reports the error of one partition alone",
-        f"{PEERS}/owners.py",
+        f"{PEERS}/partition_calls.py",
         "        if len(asked) == 1 or (len(errors) == len(asked) and not unknown):\n",
         "        if errors:\n",
     ),
     _Parts(
         "u9",
         "a partition that may have made a change is called one that has not",
-        f"{PEERS}/owners.py",
+        f"{PEERS}/partition_calls.py",
         " if _outcome(error) is not Outcome.NOT_DONE}",
         " if False}",
     ),

@@ -21,7 +21,7 @@ from sava.cli.output import as_dict
 from sava.client import Client, Unavailable
 from sava.config import ConfigInvalid
 from sava.connecting import Cause
-from sava.peers.faults import NotReached
+from sava.peers.error_mapping import BrokerUnreachable
 from sava.proto import admin_pb2 as pb
 from tools.reference.cli import section, walk
 
@@ -130,7 +130,7 @@ async def test_a_client_that_reaches_no_broker_is_told_how_to_start_one() -> Non
 def test_an_error_that_is_not_about_the_address_says_nothing_of_it() -> None:
     assert way_out(Unavailable("the topic has no owner", "topic_unavailable")) == ""
     tls = Cause("TLS: it speaks without TLS", "do without TLS")
-    assert way_out(NotReached("broker a:1", tls)) == ""
+    assert way_out(BrokerUnreachable("broker a:1", tls)) == ""
 
 
 def test_a_full_disk_behind_standard_output_is_one_line_and_exit_code_one() -> None:

@@ -11,8 +11,8 @@ from grpc import aio
 from sava.api import admin_client
 from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.peers import faults
-from sava.peers.faults import CallRefused, CallUnknown, NotReached
+from sava.peers import error_mapping
+from sava.peers.error_mapping import BrokerUnreachable, CallRefused, CallUnknown
 from sava.proto import (
     admin_pb2,
     brokers_pb2,
@@ -110,10 +110,10 @@ def failed(status: grpc.StatusCode, *trailing: tuple[str, str]) -> aio.AioRpcErr
     ("status", "change", "read"),
     [
         (grpc.StatusCode.DEADLINE_EXCEEDED, OutcomeUnknown, Unavailable),
-        (grpc.StatusCode.UNAVAILABLE, OutcomeUnknown, NotReached),
-        (grpc.StatusCode.CANCELLED, OutcomeUnknown, faults.CallFailed),
-        (grpc.StatusCode.UNKNOWN, OutcomeUnknown, faults.CallFailed),
-        (grpc.StatusCode.INTERNAL, OutcomeUnknown, faults.CallFailed),
+        (grpc.StatusCode.UNAVAILABLE, OutcomeUnknown, BrokerUnreachable),
+        (grpc.StatusCode.CANCELLED, OutcomeUnknown, error_mapping.CallFailed),
+        (grpc.StatusCode.UNKNOWN, OutcomeUnknown, error_mapping.CallFailed),
+        (grpc.StatusCode.INTERNAL, OutcomeUnknown, error_mapping.CallFailed),
         (grpc.StatusCode.PERMISSION_DENIED, CallRefused, CallRefused),
         (grpc.StatusCode.UNIMPLEMENTED, CallUnknown, CallUnknown),
     ],
@@ -121,13 +121,13 @@ def failed(status: grpc.StatusCode, *trailing: tuple[str, str]) -> aio.AioRpcErr
 def test_a_call_without_an_answer(
     status: grpc.StatusCode, change: type[SavaError], read: type[SavaError]
 ) -> None:
-    of_change = faults.raised_by(failed(status), target="broker a:1", check="sava meta get /k")
+    of_change = error_mapping.raised_by(failed(status), target="broker a:1", check="sava meta get /k")
     assert type(of_change) is change
     if change is OutcomeUnknown:
         assert str(of_change).endswith("it may or may not have happened, `sava meta get /k` shows which")
     else:
         assert of_change.outcome is Outcome.NOT_DONE
-    of_read = faults.raised_by(failed(status), target="broker a:1")
+    of_read = error_mapping.raised_by(failed(status), target="broker a:1")
     assert (type(of_read), of_read.outcome) == (read, Outcome.NOT_DONE)
 
 
@@ -135,9 +135,9 @@ def test_a_call_without_an_answer(
 def test_an_outcome_survives_the_wire_also_of_an_error_that_the_receiver_does_not_know(
     raised: SavaError,
 ) -> None:
-    trailing = [(key, str(value)) for key, value in faults.trailing_of(raised)]
-    arrived = faults.raised_by(
-        failed(faults.status_of(raised), *trailing), target="broker a:1", check="sava doctor"
+    trailing = [(key, str(value)) for key, value in error_mapping.trailing_of(raised)]
+    arrived = error_mapping.raised_by(
+        failed(error_mapping.status_of(raised), *trailing), target="broker a:1", check="sava doctor"
     )
     assert arrived.outcome is raised.outcome
     assert isinstance(arrived, OutcomeUnknown) == (raised.outcome is Outcome.UNKNOWN)
@@ -145,6 +145,6 @@ def test_an_outcome_survives_the_wire_also_of_an_error_that_the_receiver_does_no
 
 def test_a_read_that_ends_with_an_unknown_outcome_has_changed_nothing() -> None:
     raised = ObjectStoreUnavailable("the store does not answer")
-    trailing = [(key, str(value)) for key, value in faults.trailing_of(raised)]
-    arrived = faults.raised_by(failed(grpc.StatusCode.UNAVAILABLE, *trailing), target="broker a:1")
+    trailing = [(key, str(value)) for key, value in error_mapping.trailing_of(raised)]
+    arrived = error_mapping.raised_by(failed(grpc.StatusCode.UNAVAILABLE, *trailing), target="broker a:1")
     assert arrived.outcome is Outcome.NOT_DONE

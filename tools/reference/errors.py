@@ -119,7 +119,7 @@ def kinds() -> list[type[SavaError]]:
 
 
 def code_of(kind: type[SavaError]) -> str:
-    """As ``sava.peers.faults`` tells it."""
+    """As ``sava.peers.error_mapping`` tells it."""
     known = next((failures._CODES[each] for each in kind.__mro__ if each in failures._CODES), None)
     return known or _CAPITAL.sub("_", kind.__name__).lower()
 

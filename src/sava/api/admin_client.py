@@ -23,7 +23,7 @@ import grpc
 from grpc import aio
 
 from sava.config import Auth
-from sava.peers import faults, tls
+from sava.peers import error_mapping, tls
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
 from sava.proto import brokers_pb2_grpc as brokers_rpc
@@ -105,8 +105,8 @@ class AdminClient:
 
     async def call(self, method: Any, request: Any, *, timeout: float = CALL_TIMEOUT_S) -> Any:
         """``await client.call(client.cluster.Status, StatusRequest())``. Raises the error that the broker
-        raised; NotReached or Unavailable if nothing was sent; OutcomeUnknown if the request is a change and
-        its answer got lost."""
+        raised; BrokerUnreachable or Unavailable if nothing was sent; OutcomeUnknown if the request is a
+        change and its answer got lost."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
         check = check_of(method.path, request)
@@ -115,22 +115,22 @@ class AdminClient:
         try:
             answer = await method(request, timeout=max(deadline - clock(), 0.001))
         except aio.AioRpcError as error:
-            raise faults.raised_by(error, target=self._name, check=check) from error
+            raise error_mapping.raised_by(error, target=self._name, check=check) from error
         self.changes += check is not None
         return answer
 
     async def _connect(self, timeout: float) -> None:
         """Until a connection stands. A harmless question goes first when none does yet: without it, gRPC
         would send the change itself as soon as it is connected, and a deadline that passes meanwhile would
-        leave open whether it was sent. Raises NotReached, Unavailable."""
+        leave open whether it was sent. Raises BrokerUnreachable, Unavailable."""
         if self._channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
             return
         try:
             await self.cluster.Status(pb.StatusRequest(), timeout=timeout)
         except aio.AioRpcError as error:
             # Any other answer, even a refusal, came over a connection.
-            if error.code() in faults.TRANSPORT:
-                raise faults.raised_by(error, target=self._name) from error
+            if error.code() in error_mapping.TRANSPORT:
+                raise error_mapping.raised_by(error, target=self._name) from error
 
     async def status(self, *, timeout: float = CALL_TIMEOUT_S) -> pb.StatusResponse:
         return cast(
@@ -148,7 +148,7 @@ class AdminClient:
             async for response in call:
                 yield response
         except aio.AioRpcError as error:
-            raise faults.raised_by(error, target=self._name, check=check) from error
+            raise error_mapping.raised_by(error, target=self._name, check=check) from error
         finally:
             call.cancel()
 

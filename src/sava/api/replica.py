@@ -36,8 +36,8 @@ import sava
 from sava.api.sessions import GOODBYE_S, opening, ranges_of
 from sava.errors import HostError, RetryableError, SavaError
 from sava.metadata.errors import NotInitialized, OutcomeUnknown
-from sava.peers import faults
-from sava.peers.relays import EOF
+from sava.peers import error_mapping
+from sava.peers.forwarding import EOF
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.records import iter_batches
@@ -85,7 +85,7 @@ class ReplicaService(rpc.ReplicaServicer):
         self._cluster_id = cluster_id
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             cluster_id = self._cluster_id()
             if not cluster_id:
                 raise NotInitialized("this broker is not part of a cluster yet")
@@ -98,7 +98,7 @@ class ReplicaService(rpc.ReplicaServicer):
     async def DescribeTopics(
         self, request: pb.DescribeTopicsRequest, context: Any
     ) -> pb.DescribeTopicsResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             if len(request.topics) > MAX_DESCRIBED:
                 raise MessageInvalid(f"{len(request.topics)} topics; one call describes {MAX_DESCRIBED}")
             await self._topics.ready()
@@ -108,7 +108,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return pb.DescribeTopicsResponse(topics=shapes)
 
     async def EnsureTopic(self, request: pb.EnsureTopicRequest, context: Any) -> pb.TopicShape:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             name, count = _head(request.topic), request.partition_count
             await self._topics.ready()
             spec = await self._topics.registry.get(name)
@@ -159,7 +159,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return shape
 
     async def EnsureSchema(self, request: pb.EnsureSchemaRequest, context: Any) -> pb.EnsureSchemaResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             found = await self._schemas.register(
                 request.subject, request.type, request.definition, created_by="replication"
             )
@@ -171,15 +171,15 @@ class ReplicaService(rpc.ReplicaServicer):
 
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await AppendStream(await self._chain(await opening(context)), context).run()
 
     async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> None:  # type: ignore[override]
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await append_each(request, lambda each: self._chain(each.chain, each.topic_id), context)
 
     async def ReadEach(self, request: pb.ReadEachRequest, context: Any) -> None:  # type: ignore[override]
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await read_each(self._topics, request, context)
 
     async def _chain(self, opening: pb.OpenChain, topic_id: int | None = None) -> SourceCopier:
@@ -191,7 +191,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return await topic.open_chain(source)
 
     async def ApplyAcks(self, request: pb.ApplyAcksRequest, context: Any) -> pb.ApplyAcksResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             source = self._source(request.source)
             acks = [_origin_acks(each) for each in request.acks]
             try:
@@ -213,7 +213,7 @@ class ReplicaService(rpc.ReplicaServicer):
         )
 
     async def ReadAcks(self, request: pb.ReadAcksRequest, context: Any) -> pb.ReadAcksResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             topic = await self._topics.get(TopicName.parse(request.topic))
             try:
                 found = await topic.read_acks(
@@ -355,7 +355,7 @@ class AppendStream:
         """Tell the client, and wait until it has heard it."""
         progress = await self._chain.progress()
         ended = pb.ChainEnded(
-            code=faults.code_of(failure),
+            code=error_mapping.code_of(failure),
             reason=str(failure),
             may_pass=isinstance(failure, MAY_PASS) and not isinstance(failure, HostError),
             is_known=progress.is_known,
@@ -450,7 +450,7 @@ async def _answer(
         chain = await open_chain(each)
         copied = await (await chain.begin(stretch_of(each.stretch)))
     except SavaError as error:
-        return pb.StretchAnswer(number=number, code=faults.code_of(error))
+        return pb.StretchAnswer(number=number, code=error_mapping.code_of(error))
     return pb.StretchAnswer(number=number, receipt=receipt_of(copied))
 
 

@@ -18,8 +18,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NoReturn
 
-from sava.peers import faults
-from sava.peers.relays import EOF
+from sava.peers import error_mapping
+from sava.peers.forwarding import EOF
 from sava.proto import streams_pb2 as pb
 from sava.records import Header, RecordBatch
 from sava.tasks import cancelled
@@ -78,7 +78,7 @@ class PublishStream:
     async def _say_goodbye(self, error: NotOwner, reading: asyncio.Future[None]) -> NoReturn:
         """Until the client has heard it. A stream that ends while its client writes fails there with an
         error of gRPC's own, and the broker's status is lost."""
-        await self._context.write(pb.PublishResponse(ending=faults.code_of(error)))
+        await self._context.write(pb.PublishResponse(ending=error_mapping.code_of(error)))
         await asyncio.wait((reading,), timeout=GOODBYE_S)
         raise error
 

@@ -16,18 +16,15 @@ from typing import Any, Final
 
 import grpc
 
-from sava.api.messages import from_message
-from sava.api.messages import to_message
-from sava.cluster.writer_records import Commit
-from sava.cluster.writer_records import StagedLost
+from sava.api.messages import from_message, to_message
+from sava.cluster.writer_records import Commit, StagedLost
 from sava.cluster.writers import Writers
 from sava.errors import RetryableError, SavaError
 from sava.metadata.errors import Unavailable, Unfinished
-from sava.peers import deadlines, faults
-from sava.peers.faults import Relayed
-from sava.peers.owners import Owners
-from sava.peers.owners import Part as Asked
-from sava.peers.relays import is_forwarded
+from sava.peers import error_mapping
+from sava.peers.error_mapping import Relayed
+from sava.peers.forwarding import is_forwarded
+from sava.peers.partition_calls import PartitionCall, PartitionCalls
 from sava.proto import writers_pb2 as pb
 from sava.proto import writers_pb2_grpc as rpc
 from sava.storage import staging
@@ -83,7 +80,7 @@ class LocalStaged:
 class RoutedStaged:
     """Topics of all brokers: ``StagedTopics`` of ``sava.cluster.writers``."""
 
-    def __init__(self, here: LocalStaged, owners: Owners) -> None:
+    def __init__(self, here: LocalStaged, owners: PartitionCalls) -> None:
         self._here = here
         self._owners = owners
 
@@ -112,7 +109,7 @@ class RoutedStaged:
         self, topic: TopicName, request: pb.PublishStagedRequest, timeout: float
     ) -> pb.PublishStagedResponse:
         """Again and again until it is answered, or the time is over."""
-        asked = Asked(
+        asked = PartitionCall(
             topic=topic,
             method=METHOD,
             request=request,
@@ -144,7 +141,7 @@ class WritersService(rpc.WritersServicer):
         self._store_url = store_url
 
     async def Staging(self, request: pb.StagingRequest, context: Any) -> pb.StagingResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             writer = check_name(request.writer, "writer")
             if self._store_url.startswith("memory:"):
                 raise StagedInvalid(
@@ -157,9 +154,9 @@ class WritersService(rpc.WritersServicer):
         )
 
     async def Commit(self, request: pb.CommitRequest, context: Any) -> pb.CommitResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             try:
-                async with asyncio.timeout(deadlines.remaining(context, COMMIT_S)):
+                async with asyncio.timeout(error_mapping.remaining(context, COMMIT_S)):
                     done = await self._writers.commit(_commit(request))
             except TimeoutError:
                 raise Unfinished(
@@ -170,20 +167,20 @@ class WritersService(rpc.WritersServicer):
         return pb.CommitResponse(decided_now=done.decided_now, published=published)
 
     async def PublishStaged(self, request: pb.PublishStagedRequest, context: Any) -> pb.PublishStagedResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             if not is_forwarded(context):
                 raise MessageInvalid("PublishStaged is for brokers: writers commit")
             return await self._here.do(request)
 
     async def ListWriters(self, request: pb.ListWritersRequest, context: Any) -> pb.ListWritersResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             found = await self._writers.list()
         return pb.ListWritersResponse(
             writers=[to_message(pb.WriterInfo, record, writer=writer) for writer, record in found]
         )
 
     async def ForgetWriter(self, request: pb.ForgetWriterRequest, context: Any) -> pb.ForgetWriterResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             await self._writers.forget(request.writer, force=request.force)
         return pb.ForgetWriterResponse()
 

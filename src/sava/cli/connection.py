@@ -158,13 +158,13 @@ async def id_of(client: AdminClient, broker: str) -> int:
 def way_out(error: SavaError) -> str:
     """What the command line adds to an error: what to do, in options and commands that a program that meets
     the same error does not have; often nothing."""
-    from sava.client.errors import NotReached as ServiceNotReached
-    from sava.peers.faults import NotReached as AdminNotReached
+    from sava.client.errors import NotReached
+    from sava.peers.error_mapping import BrokerUnreachable
 
     match error:
-        case AdminNotReached() if not error.cause.remedy:
+        case BrokerUnreachable() if not error.cause.remedy:
             return f"{_START_ONE}--admin HOST:PORT or SAVA_ADMIN names another"
-        case ServiceNotReached():
+        case NotReached():
             return f"{_START_ONE}--service URL or SAVA_SERVICE names another"
         case _:
             return ""

@@ -123,13 +123,13 @@ class RebalanceRunning(RetryableError):
         super().__init__("a round of rebalancing is under way; ask again when it is over")
 
 
-class JournalUnknown(CallerError):
+class LedgerUnknown(CallerError):
     def __init__(self, journal: object) -> None:
         super().__init__(f"there is no journal {journal}; `sava journals list` shows those that are known")
         self.journal = str(journal)
 
 
-class NothingToGiveUp(CallerError):
+class NothingToAbandon(CallerError):
     """The journal does not wait for anybody, so that nothing has to be given up."""
 
     def __init__(self, journal: object, why: str) -> None:

@@ -32,10 +32,7 @@ from sava.topics.errors import TopicMismatch, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.ownership import KnownOwnership
 from sava.topics.registry import Registry
-from sava.topics.specs import Ownership
-from sava.topics.specs import OwnershipState
-from sava.topics.specs import RecordCorrupt
-from sava.topics.specs import TopicSpec
+from sava.topics.specs import Ownership, OwnershipState, RecordCorrupt, TopicSpec
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from sava.client.errors import ClientError, Denied
 from sava.config import Auth
 from sava.errors import SavaError
 from sava.peers import tls
-from sava.peers.faults import NotReached
+from sava.peers.error_mapping import BrokerUnreachable
 from sava.proto import (
     admin_pb2,
     brokers_pb2,
@@ -169,7 +169,7 @@ class Looking:
                 seen.asked = await client.status(timeout=CALL_S)
                 request = brokers_pb2.ListBrokersRequest()
                 listed = (await client.call(client.brokers.ListBrokers, request, timeout=CALL_S)).brokers
-            except NotReached as error:
+            except BrokerUnreachable as error:
                 seen.asked_error, seen.asked_remedy = error.cause.text, error.cause.remedy
                 return seen
             except SavaError as error:

@@ -51,7 +51,7 @@ from typing import Final
 
 from sava.cluster import records as cluster_records
 from sava.cluster.controller import Leadership
-from sava.cluster.errors import LedgerUnknown, NotController, NothingToAbandon
+from sava.cluster.records import LedgerUnknown, NotController, NothingToAbandon
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
 from sava.ledger.live_brokers import LedgerAccess, choose

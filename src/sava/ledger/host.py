@@ -29,7 +29,6 @@ from typing import Final
 import msgspec
 
 from sava.errors import HostError, SavaError
-from sava.ledger.asking import Asking
 from sava.ledger.endpoint import Ended, LedgerEndpoint
 from sava.ledger.generations import Generation, Generations
 from sava.ledger.live_brokers import choose
@@ -43,9 +42,9 @@ from sava.ledger.protocol import (
 from sava.ledger.protocol.record import LedgerFenced, opened
 from sava.ledger.records import LedgerRecordChanged, Stored
 from sava.ledger.recoverer import LedgerReader
-from sava.ledger.server import Session, Write
 from sava.ledger.store import MirrorStore
 from sava.ledger.streams import RecentBytes
+from sava.ledger.wire import LedgerSession, PeerClient, Write
 from sava.ledger.writer import LedgerCluster, LedgerWriter, MirrorOptions, OwnLog
 from sava.records import RecordBatch
 from sava.storage.journal import Journal
@@ -96,7 +95,7 @@ class LedgerHost:
         self.copies = MirrorStore(disk.directory(MIRRORS), self.storage, fail=fail)
         self.own_disk = LedgerEndpoint(broker, journal, generations, self.copies, self._older, fail=fail)
         self.own_disk.end_life = self._end
-        self.peers = Asking(cluster.door, cluster.live_brokers, self.storage, self.own_disk)
+        self.peers = PeerClient(cluster.dialer, cluster.live_brokers, self.storage, self.own_disk)
         self._incarnation = 0
         self.owned: LedgerWriter | None = None
         """The open generation."""
@@ -122,9 +121,9 @@ class LedgerHost:
         self.copies.start(self._records)
         self._tidying = spawn(self._tidy(), name="ledgers", failed=self._fail)
 
-    def session(self, write: Write) -> Session:
+    def session(self, write: Write) -> LedgerSession:
         """Another broker has connected to speak about ledgers."""
-        return Session(self.own_disk, write)
+        return LedgerSession(self.own_disk, write)
 
     # -- beginning ---------------------------------------------------------------------------
 

@@ -38,18 +38,17 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.wire import (
-    Answer,
-    Door,
-    Link,
-    Request,
+    LedgerAnswer,
+    LedgerConnection,
+    LedgerRequest,
 )
+from sava.peer_connection import Dialer
 from sava.tasks import cancelled, spawn
 from sava.wal import Buffers
 from sava.wal.format import FRAME_BYTES
 
 log = logging.getLogger(__name__)
 
-CONNECT_S: Final = 2.0
 JOIN_S: Final = 5.0
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
@@ -63,7 +62,7 @@ class Stream:
         storage: StorageId,
         owner: Owner,
         *,
-        door: Door,
+        dialer: Dialer,
         live_brokers: LiveBrokers,
         recent: RecentBytes,
         older: WalRangeReader,
@@ -73,12 +72,12 @@ class Stream:
         """``heard`` is called after each answer of the mirror, which the Owner has taken."""
         self.storage = storage
         self._owner = owner
-        self._door = door
+        self._dialer = dialer
         self._live_brokers = live_brokers
         self._recent = recent
         self._older = older
         self._heard = heard
-        self._link: Link | None = None
+        self._link: LedgerConnection | None = None
         self._joined = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._trimmed = 0
@@ -120,15 +119,12 @@ class Stream:
         live = self._live_brokers.find(self.storage)
         if live is None:
             raise ConnectionError("its broker is not registered")
-        link = Link(self._door, self._received)
-        link.resumed = self.pump
+        link = LedgerConnection(self._received, self.pump)
         try:
-            async with asyncio.timeout(CONNECT_S):
-                await self._door.connect(live.address, lambda: link)
-                await link.is_ready
+            await link.open(self._dialer, live.address)
             self._link = link
             self.connects += 1
-            link.send(Request(0, self._owner.own, self._owner.join(self.storage)))
+            link.send(LedgerRequest(0, self._owner.own, self._owner.join(self.storage)))
             async with asyncio.timeout(JOIN_S):
                 await self._until_joined(link)
             self.pump()
@@ -136,7 +132,7 @@ class Stream:
         finally:
             link.abort()
 
-    async def _until_joined(self, link: Link) -> None:
+    async def _until_joined(self, link: LedgerConnection) -> None:
         joining: asyncio.Future[Any] = asyncio.create_task(self._joined.wait())
         gone: asyncio.Future[Any] = link.is_gone
         try:
@@ -144,7 +140,7 @@ class Stream:
         finally:
             joining.cancel()
 
-    def _received(self, answer: Answer) -> None:
+    def _received(self, answer: LedgerAnswer) -> None:
         message = answer.message
         if isinstance(message, (JoinAnswer, Durable, LedgerRefused)):
             self._took(message)
@@ -181,10 +177,10 @@ class Stream:
                 return
             self._send(link, part.start, data)
 
-    def _send(self, link: Link, position: int, data: bytes) -> None:
-        link.send(Request(0, self._owner.own, self._owner.append(self.storage, position, data)))
+    def _send(self, link: LedgerConnection, position: int, data: bytes) -> None:
+        link.send(LedgerRequest(0, self._owner.own, self._owner.append(self.storage, position, data)))
 
-    async def _reread(self, link: Link, part: Range) -> None:
+    async def _reread(self, link: LedgerConnection, part: Range) -> None:
         start, size = part.start, min(part.end - part.start, READ_BYTES)
         read = partial(self._older.read, start, self._owner.end, size)
         try:
@@ -208,7 +204,7 @@ class Stream:
         """Tell a mirror that has nothing else to hear."""
         if self._link is not None and self.is_joined and self._owner.floor > self._trimmed:
             self._trimmed = self._owner.floor
-            self._link.send(Request(0, self._owner.own, self._owner.trim(self.storage)))
+            self._link.send(LedgerRequest(0, self._owner.own, self._owner.trim(self.storage)))
 
     async def close(self) -> None:
         tasks = [self._task, *([self._reading] if self._reading is not None else [])]

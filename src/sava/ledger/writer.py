@@ -45,7 +45,7 @@ from sava.ledger.protocol import (
 from sava.ledger.protocol.health import FLOOR_S
 from sava.ledger.records import LedgerRecordChanged, LedgerRecords
 from sava.ledger.streams import RecentBytes, Stream
-from sava.ledger.wire import Door
+from sava.peer_connection import Dialer
 from sava.storage.commitment import NotCommittable
 from sava.tasks import cancelled, spawn
 from sava.wal import Tap
@@ -86,7 +86,7 @@ class LedgerCluster:
 
     records: LedgerRecords
     live_brokers: LiveBrokers
-    door: Door
+    dialer: Dialer
     brokers: Callable[[], int]
     """How many the cluster has."""
 
@@ -202,7 +202,7 @@ class LedgerWriter:
             self._streams[storage] = Stream(
                 storage,
                 self.owner,
-                door=self._cluster.door,
+                dialer=self._cluster.dialer,
                 live_brokers=self._cluster.live_brokers,
                 recent=self._recent,
                 older=self._own_log.older,

@@ -13,7 +13,7 @@ from sava.errors import Outcome, RetryableError, SavaError
 from sava.load.figures import Meter
 from sava.load.producing import LoadPace
 from sava.metadata.errors import OutcomeUnknown
-from sava.peers.faults import NotReached
+from sava.peers.error_mapping import BrokerUnreachable
 from sava.proto import admin_pb2 as pb
 
 PREFIX: Final = "/bench/"
@@ -146,7 +146,7 @@ class Callers:
     async def _write(self, method: Any, request: Any) -> None:
         try:
             await self._client.call(method, request)
-        except NotReached:
+        except BrokerUnreachable:
             raise
         except (RetryableError, OutcomeUnknown, asyncio.CancelledError):
             self._may_have_written = True  # the outcome is unknown

@@ -1,8 +1,8 @@
 """RaftListener: the Raft port of this node.
 
-An accepted connection has a few seconds to say what it is for (``raft_wire``); a lane then delivers envelopes
-to the node until it breaks, one for journals is handed to whoever keeps copies, everything else is one
-question and one answer.
+An accepted connection has a few seconds for its handshake (``peer_connection``). A stream of Raft then
+delivers envelopes to the node until it breaks, a connection about ledgers is a session of this broker's
+disk, everything else is one question and one answer.
 """
 
 from __future__ import annotations
@@ -10,44 +10,41 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import cast
+from functools import partial
+from typing import Final
 
 from sava.config import Auth, ConfigInvalid
 from sava.errors import SavaError
-from sava.framing import BadFrame, FrameReader
-from sava.ledger.server import Session, Write
+from sava.ledger.wire import LedgerSession, Write
 from sava.metadata.errors import IdentityConflict, Unavailable
 from sava.metadata.failures import code_of, detail_of
 from sava.metadata.peer import Bootstrap, MalformedEnvelope, decode_envelope
 from sava.metadata.transport import Inbound
-from sava.peers import tls
-from sava.peers.raft_wire import (
+from sava.peer_connection import (
     GREETING,
     Bind,
     Bound,
+    HandshakeRefused,
+    HandshakeReply,
     Identify,
     Introduction,
-    Opening,
-    OpenJournals,
-    OpenLane,
-    Refusal,
-    Response,
+    OpenLedgers,
+    OpenRaft,
+    PeerConnection,
     Welcome,
-    decode_opening,
-    encode,
-)
-from sava.peers.sockets import (
+    decode_handshake,
+    encode_handshake,
     is_gone,
-    notice_vanishing,
     settle,
     split_address,
 )
+from sava.peers import tls
 from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
-OPENING_TIMEOUT_S = 5.0
-MAX_CONNECTIONS = 1024
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+MAX_CONNECTIONS: Final = 1024
 """Far more than a cluster needs; a stranger that opens more is turned away."""
 
 
@@ -59,13 +56,13 @@ class RaftListener:
         self._address = address
         self._tls = tls.server_context(auth)
         self._server: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: set[PeerConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self._is_stopping = False
-        self.journals: Callable[[Write], Session] | None = None
-        """Begins a session about journals; None while there is nobody to keep copies."""
+        self.ledgers: Callable[[Write], LedgerSession] | None = None
+        """Begins a session about ledgers; None while this broker's disk is not open."""
         self.malformed = 0
 
     async def start(self) -> None:
@@ -73,12 +70,12 @@ class RaftListener:
         host, port = split_address(self._address)
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: _Connection(self),
+                self._accept,
                 host,
                 port,
                 ssl=self._tls,
                 # A stranger that connects and says nothing holds its socket for no longer than without TLS.
-                ssl_handshake_timeout=OPENING_TIMEOUT_S if self._tls else None,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._tls else None,
             )
         except OSError as error:
             raise ConfigInvalid(
@@ -97,54 +94,77 @@ class RaftListener:
         if not await is_gone(self._empty):
             log.warning("raft: connections did not end connections=%d", len(self._connections))
 
-    def joined(self, connection: _Connection) -> bool:
+    # -- one connection ----------------------------------------------------------------------
+
+    def _accept(self) -> PeerConnection:
+        return PeerConnection(
+            self._handshake,
+            opened=self._opened,
+            lost=self._lost,
+            greeting=GREETING,
+            handshake_timeout_s=HANDSHAKE_TIMEOUT_S,
+        )
+
+    def _opened(self, connection: PeerConnection) -> None:
         self._connections.add(connection)
         self._empty.clear()
-        # A connection that was accepted just before ``stop`` may get here after it; a peer's lane would then
-        # stay open, and ``stop`` would wait for it.
-        return not self._is_stopping and len(self._connections) <= MAX_CONNECTIONS
+        # A connection that was accepted just before ``stop`` may get here after it; a peer's stream would
+        # then stay open, and ``stop`` would wait for it.
+        if self._is_stopping or len(self._connections) > MAX_CONNECTIONS:
+            connection.abort()
 
-    def left(self, connection: _Connection) -> None:
+    def _lost(self, connection: PeerConnection) -> None:
+        if connection.is_malformed:
+            self.malformed += 1
+            log.warning("raft: connection dropped reason=%s", connection.reason)
         self._connections.discard(connection)
         if not self._connections:
             self._empty.set()
 
-    def open(self, connection: _Connection, opening: Opening) -> None:
-        match opening:
-            case OpenLane(cluster=theirs):
-                ours = self._inbound.info().cluster
+    def _handshake(self, connection: PeerConnection, payload: bytes) -> None:
+        """Raises BadFrame."""
+        ours = self._inbound.info().cluster
+        match decode_handshake(payload):
+            case OpenRaft(cluster=theirs):
                 if ours and theirs and ours != theirs:
-                    connection.end(_refusal(_stranger(ours, theirs)))
+                    _end(connection, _refusal(_stranger(ours, theirs)))
                 else:
-                    connection.welcome()
-            case OpenJournals(cluster=theirs):
-                ours = self._inbound.info().cluster
+                    connection.received = self._receive
+                    connection.write((encode_handshake(Welcome()),))
+            case OpenLedgers(cluster=theirs):
                 if not ours or ours != theirs:
-                    connection.end(_refusal(_stranger(ours, theirs)))
-                elif self.journals is None:
-                    connection.end(_refusal(Unavailable("this broker's disk is not open yet")))
+                    _end(connection, _refusal(_stranger(ours, theirs)))
+                elif self.ledgers is None:
+                    _end(connection, _refusal(Unavailable("this broker's disk is not open yet")))
                 else:
-                    connection.welcome(self.journals)
+                    session = self.ledgers(connection.write)
+                    connection.received = session.receive
+                    connection.lost = partial(self._lost_session, session)
+                    connection.write((encode_handshake(Welcome()),))
             case Identify():
-                connection.end(Introduction(self._inbound.info()))
+                _end(connection, Introduction(self._inbound.info()))
             case Bind(bootstrap=bootstrap):
                 task = asyncio.get_running_loop().create_task(self._bind(connection, bootstrap))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _bind(self, connection: _Connection, bootstrap: Bootstrap) -> None:
+    def _lost_session(self, session: LedgerSession, connection: PeerConnection) -> None:
+        session.closed()
+        self._lost(connection)
+
+    async def _bind(self, connection: PeerConnection, bootstrap: Bootstrap) -> None:
         try:
             await self._inbound.bind(bootstrap)
         except SavaError as error:
-            connection.end(_refusal(error))
+            _end(connection, _refusal(error))
         except Exception:
             # The asker cannot know whether this node is bound now; it asks again.
             log.exception("raft: binding to a cluster failed cluster=%s", bootstrap.cluster)
             connection.abort()
         else:
-            connection.end(Bound())
+            _end(connection, Bound())
 
-    def receive(self, payloads: Sequence[bytes]) -> None:
+    def _receive(self, payloads: Sequence[bytes]) -> None:
         envelopes = []
         for payload in payloads:
             try:
@@ -155,93 +175,13 @@ class RaftListener:
         self._inbound.receive(envelopes)
 
 
-class _Connection(asyncio.Protocol):
-    """One accepted connection: first its opening, then, if it is a lane, envelopes."""
-
-    def __init__(self, listener: RaftListener) -> None:
-        self._listener = listener
-        self._reader = FrameReader(GREETING)
-        self._transport: asyncio.WriteTransport | None = None
-        self._impatience: asyncio.TimerHandle | None = None
-        self._is_opened = False
-        self._is_lane = False
-        self._session: Session | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.WriteTransport, transport)
-        self._transport = transport
-        if not self._listener.joined(self):
-            transport.abort()
-            return
-        notice_vanishing(transport)
-        self._impatience = asyncio.get_running_loop().call_later(OPENING_TIMEOUT_S, self._expect_opening)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            payloads = self._reader.feed(data)
-            if payloads and not self._is_opened:
-                self._is_opened = True
-                self._listener.open(self, decode_opening(payloads.pop(0)))
-            if payloads and self._session is not None:
-                self._session.receive(payloads)
-                return
-        except BadFrame as error:
-            self._listener.malformed += 1
-            log.warning("raft: connection dropped reason=%s", error)
-            self.abort()
-            return
-        if payloads and self._is_lane:
-            self._listener.receive(payloads)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        if self._impatience is not None:
-            self._impatience.cancel()
-        if self._session is not None:
-            self._session.closed()
-        self._listener.left(self)
-
-    def welcome(self, journals: Callable[[Write], Session] | None = None) -> None:
-        """``journals``: it is for a session, and not a lane."""
-        if self._transport is None:
-            return
-        self._write((encode(Welcome()),))
-        if journals is None:
-            self._is_lane = True
-        else:
-            self._session = journals(self._write)
-
-    def end(self, response: Response) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._write((encode(response),))
-            self._transport.close()
-
-    def _write(self, parts: Sequence[bytes]) -> None:
-        """No error of this connection leaves it: a disk answers from the middle of a sync, and an error there
-        would end the broker."""
-        if self._transport is None:
-            return
-        try:
-            self._transport.writelines(parts)
-        except Exception as error:  # noqa: BLE001 (uvloop raises RuntimeError for a handle that is closed)
-            log.warning("raft: connection dropped reason=writing failed: %s", error)
-            self.abort()
-            # The loop may not tell of a handle that it has closed itself; telling twice does no harm. Not at
-            # once: the disk that answers is in the middle of something.
-            asyncio.get_running_loop().call_soon(self.connection_lost, None)
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _expect_opening(self) -> None:
-        if not self._is_opened:
-            self.abort()
+def _end(connection: PeerConnection, reply: HandshakeReply) -> None:
+    connection.end((encode_handshake(reply),))
 
 
 def _stranger(ours: str, theirs: str) -> IdentityConflict:
     return IdentityConflict(f"this node belongs to cluster {ours or '(none)'}, not to {theirs or '(none)'}")
 
 
-def _refusal(error: SavaError) -> Refusal:
-    return Refusal(code_of(error), str(error), detail_of(error))
+def _refusal(error: SavaError) -> HandshakeRefused:
+    return HandshakeRefused(code_of(error), str(error), detail_of(error))

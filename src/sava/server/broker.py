@@ -106,7 +106,7 @@ class Broker:
         self.parts = parts = await open_parts(
             config, node, RaftStore(node), metrics, self._stops, self.supervisor
         )
-        raft.journals = parts.mirrored.session
+        raft.ledgers = parts.mirrored.session
         logs.set_epochs(parts.epoch_of)
         self._client_port = await open_client_port(config, parts)
         self._stops.add("client port", self._stop_client_port)

@@ -44,10 +44,11 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import ClusterOperations
 from sava.metadata.raft_store import RaftStore
-from sava.peers.brokers import Peers
+from sava.peer_connection import Dialer
+from sava.peers import tls
+from sava.peers.channels import PeerChannels
 from sava.peers.forwarding import Forwarder
-from sava.peers.journal_door import JournalDoor
-from sava.peers.owners import Owners
+from sava.peers.partition_calls import PartitionCalls
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
 from sava.replication.control import Control, ReplicationMaintenance
@@ -374,7 +375,7 @@ async def open_parts(
         cluster=LedgerCluster(
             records=journals,
             live_brokers=live_brokers,
-            door=JournalDoor(config.auth, lambda: node.info().cluster),
+            dialer=Dialer(tls.client_context(config.auth), lambda: node.info().cluster),
             brokers=lambda: _members(node),
         ),
         options=mirror_options(config.journal),
@@ -405,7 +406,7 @@ async def open_parts(
         node.suspicion.watch(lambda each: _lease_of(store, each), lease_ms=config.cluster.registration_ttl_ms)
         node.confirmed = evictor.confirmed
     router = TopicRouter(view, Registry(store))
-    peers = Peers(router, config.auth)
+    peers = PeerChannels(router, config.auth)
     view.listen(lambda _: peers.look())
     stops.add("connections to peers", peers.close)
     forwarder = Forwarder(router, peers, leading.leader, broker=broker)
@@ -434,7 +435,7 @@ async def open_parts(
             timeout=timeout + ANSWER_S,
         )
 
-    owners = Owners(router, forwarder)
+    owners = PartitionCalls(router, forwarder)
     staged = LocalStaged(topics, Stage(objects))
     expiry_s = config.storage.staging_expiry_seconds
     writers = Writers(store, objects, RoutedStaged(staged, owners), expiry_s=expiry_s)

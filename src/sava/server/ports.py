@@ -19,7 +19,7 @@ from sava.api.streams import StreamsService
 from sava.api.writers import WritersService
 from sava.config import Config
 from sava.peers import tls
-from sava.peers.brokers import PINGS_ALLOWED
+from sava.peers.channels import PINGS_ALLOWED
 from sava.proto import (
     admin_pb2_grpc,
     brokers_pb2_grpc,

@@ -13,7 +13,7 @@ from sava.config import Config
 from sava.errors import SavaError
 from sava.metadata.node import RaftNode
 from sava.metadata.store import MetadataStore
-from sava.peers.owners import PARALLEL
+from sava.peers.partition_calls import PARALLEL
 from sava.proto import topics_admin_pb2 as pb
 from sava.replication.control import Control, ReplicationMaintenance
 from sava.replication.links import Extent, Links

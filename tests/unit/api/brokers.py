@@ -11,12 +11,11 @@ from typing import Any
 from grpc import aio
 
 from sava.cluster.records import Registration
-from sava.cluster.view import NotServed
+from sava.cluster.view import NotServed, TopicRouter
 from sava.config import Auth
-from sava.peers import faults, tls
-from sava.peers.brokers import PINGS_ALLOWED, Peers, Port
-from sava.peers.forwarding import Forwarder
-from sava.peers.relays import EOF
+from sava.peers import error_mapping, tls
+from sava.peers.channels import PINGS_ALLOWED, PeerChannels, Port
+from sava.peers.forwarding import EOF, Forwarder
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.topics.errors import TopicMoved
@@ -33,7 +32,7 @@ SIZES: tls.Options = (
 )
 
 
-class View:
+class View(TopicRouter):
     """What one broker knows of who has what; as ``sava.cluster.view``, without a store behind it."""
 
     def __init__(self) -> None:
@@ -84,17 +83,17 @@ class Scripted(rpc.StreamsServicer):
             raise TopicMoved(name)
 
     async def Offsets(self, request: pb.OffsetsRequest, context: Any) -> pb.OffsetsResponse:  # noqa: N802
-        async with faults.told(context):
+        async with error_mapping.told(context):
             self.need(request.topic, context)
             return await self.offsets(request, context)
 
     async def Read(self, request: pb.ReadRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        async with faults.told(context):
+        async with error_mapping.told(context):
             self.need(request.topic, context)
             await self.read(request, context)
 
     async def Publish(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        async with faults.told(context):
+        async with error_mapping.told(context):
             first = await context.read()
             self.need(first.open.topic, context)
             await context.write(pb.PublishResponse(opened=pb.ProducerOpened(producer_id=self.broker)))
@@ -119,7 +118,7 @@ class Hosted:
     view: View = field(default_factory=View)
     leader: int = 0
     service: Scripted = field(init=False)
-    peers: Peers = field(init=False)
+    peers: PeerChannels = field(init=False)
     forwarder: Forwarder = field(init=False)
     servers: list[aio.Server] = field(default_factory=list)
     stub: Any = None
@@ -127,7 +126,7 @@ class Hosted:
 
     def __post_init__(self) -> None:
         self.service = Scripted(self.broker)
-        self.peers = Peers(self.view, Auth())
+        self.peers = PeerChannels(self.view, Auth())
         self.forwarder = Forwarder(self.view, self.peers, lambda: self.leader, broker=self.broker)
 
     def registration(self, incarnation: int = 1) -> Registration:

@@ -35,9 +35,9 @@ from sava.cluster.view import ClusterView, TopicRouter
 from sava.config import Auth, Config
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
-from sava.peers.brokers import Peers
+from sava.peers.channels import PeerChannels
 from sava.peers.forwarding import Forwarder
-from sava.peers.owners import Owners
+from sava.peers.partition_calls import PartitionCalls
 from sava.proto import brokers_pb2_grpc, topics_admin_pb2_grpc
 from sava.raft.types import Membership, NodeId
 from sava.schemas.registry import SchemaRegistry
@@ -262,7 +262,7 @@ class Site:
         agent.start(Supervisor())
         stack.push_async_callback(agent.close)
         router = TopicRouter(view, topics.registry)
-        peers = Peers(router, Auth())
+        peers = PeerChannels(router, Auth())
         stack.push_async_callback(peers.close)
         forwarder = Forwarder(router, peers, lambda: LEADER, broker=broker)
         director = Director(broker, world, view)
@@ -290,7 +290,7 @@ class Site:
         node: Node,
     ) -> None:
         store, controller = self.world.metadata, cast(Controller, director)
-        parts = Partitions(topics, store, view, Owners(router, forwarder))
+        parts = Partitions(topics, store, view, PartitionCalls(router, forwarder))
         unloading = Unloading(parts, controller, timeout_ms=10_000)
         brokers = Brokers(cast(RaftNode, node), view)
         own = forwarder.serving(server, "admin")

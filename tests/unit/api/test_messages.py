@@ -8,9 +8,9 @@ import pytest
 from google.protobuf.message import Message
 
 from sava.api.messages import from_message, to_message
-from sava.cluster.pipeline_records import PipelineState, PipelineStatus
+from sava.cluster.pipelines import PipelineState, PipelineStatus
 from sava.proto import pipelines_pb2, replication_pb2, topics_admin_pb2, writers_pb2
-from sava.replication.checks import Difference
+from sava.replication.control import Difference
 from sava.replication.records import PartitionReport, PolicyRecord
 from sava.storage.staging import Section
 from sava.topics.specs import FailurePolicy, RedeliveryBackoff

@@ -10,8 +10,8 @@ import pytest
 
 from sava.errors import Outcome, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.peers import owners
-from sava.peers.owners import PartitionsDiffer, numbers
+from sava.peers import partition_calls
+from sava.peers.partition_calls import PartitionsDiffer, numbers
 from sava.proto import topics_admin_pb2 as pb
 from sava.topics.errors import SubscriptionMismatch
 from sava.topics.names import TopicName
@@ -118,7 +118,7 @@ async def test_a_partition_that_hangs_does_not_hold_the_answer_back(
     """Partition 4 of the asked broker never ends its part. The change is given up with the time of all parts,
     and what became of that part is unknown."""
     one, _ = pair
-    monkeypatch.setattr(owners, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(partition_calls, "TIMEOUT_S", 1.0)
     create = Topic.create_subscription
 
     async def hang(self: Topic, options: SubscribeOptions) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from grpc import aio
 
-from sava.peers.brokers import PINGS_ALLOWED
+from sava.peers.channels import PINGS_ALLOWED
 from sava.server import ports
 from tests.patience import PATIENCE_S
 

@@ -10,7 +10,7 @@ import pytest
 from sava.api.replica import ReplicaService
 from sava.metadata.commands import Delete
 from sava.metadata.errors import NotInitialized
-from sava.peers import faults
+from sava.peers import error_mapping
 from sava.proto import replica_pb2 as pb
 from sava.schemas.registry import SchemaRegistry
 from sava.topics import specs
@@ -26,7 +26,7 @@ class Context:
     """As far as a call that is refused looks at it."""
 
     async def abort(self, status: Any, text: str, trailing: Any) -> None:
-        raise Aborted(dict(trailing)[faults.CODE_KEY])
+        raise Aborted(dict(trailing)[error_mapping.CODE_KEY])
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from sava.api.admin import descriptions
 from sava.cluster.records import MoveRefused
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
-from sava.peers import brokers as peers
+from sava.peers import channels
 from sava.proto import topics_admin_pb2 as pb
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
@@ -180,7 +180,7 @@ async def test_a_topic_whose_owner_does_not_answer_is_described_by_what_is_known
 ) -> None:
     """Broker 2 has just died: it is registered still, and nothing listens where it was."""
     monkeypatch.setattr(descriptions, "DESCRIBE_S", 0.3)
-    monkeypatch.setattr(peers, "CONNECT_S", 0.3)
+    monkeypatch.setattr(channels, "CONNECT_S", 0.3)
     one = pair[0]
     await create(one)
     await create(one, TopicName("default", "spread"), partitions=2)

@@ -11,15 +11,14 @@ import grpc
 import pytest
 
 from sava.api import writers
-from sava.api.writers import LocalStaged
-from sava.api.writers import RoutedStaged
+from sava.api.writers import LocalStaged, RoutedStaged
 from sava.cluster.view import NotServed
 from sava.cluster.writer_records import StagedLost
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
-from sava.peers import faults
-from sava.peers.faults import Relayed
-from sava.peers.owners import Owners
+from sava.peers import error_mapping
+from sava.peers.error_mapping import Relayed
+from sava.peers.partition_calls import PartitionCalls
 from sava.proto import writers_pb2 as pb
 from sava.storage import staging
 from sava.storage.staging import Part, Section
@@ -155,7 +154,7 @@ async def test_clients_do_not_publish_parts_themselves(place: Place) -> None:
 
 
 class Answers:
-    """``Owners`` whose answers are given one by one."""
+    """``PartitionCalls`` whose answers are given one by one."""
 
     def __init__(self, *answers: SavaError | pb.PublishStagedResponse) -> None:
         self.answers = list(answers)
@@ -174,11 +173,11 @@ PART = Part(str(ORDERS), 1, (Section("staging/parts/w/a", 0, 10, 1, 1, 0),))
 
 
 def relayed(status: grpc.StatusCode, code: str) -> Relayed:
-    return Relayed(status, "what the other broker said", ((faults.CODE_KEY, code),))
+    return Relayed(status, "what the other broker said", ((error_mapping.CODE_KEY, code),))
 
 
 def anywhere(owners: Answers, here: Any = None) -> RoutedStaged:
-    return RoutedStaged(here, cast(Owners, owners))
+    return RoutedStaged(here, cast(PartitionCalls, owners))
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 
 from sava.cli.main import main
-from sava.peers.faults import CODE_KEY, DETAIL_KEY
+from sava.peers.error_mapping import CODE_KEY, DETAIL_KEY
 from sava.proto import brokers_pb2 as pb
 from sava.proto import brokers_pb2_grpc, topics_admin_pb2_grpc
 from tests.commands import Result, Sava

@@ -18,7 +18,7 @@ from typing import Any, Self
 import grpc
 from grpc import aio
 
-from sava.peers.brokers import PINGS_ALLOWED
+from sava.peers.channels import PINGS_ALLOWED
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import RecordBatch

@@ -12,23 +12,32 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self, cast
 
-from sava.framing import BadFrame, FrameReader, frame
 from sava.ledger.generations import Generations
 from sava.ledger.host import LedgerHost
 from sava.ledger.live_brokers import LiveBroker, LiveBrokers
 from sava.ledger.protocol import LedgerId, LedgerRecord, StorageId
 from sava.ledger.records import LedgerRecords
 from sava.ledger.recoverer import Recoverer
-from sava.ledger.server import Session
+from sava.ledger.wire import LedgerSession
 from sava.ledger.writer import LedgerCluster, MirrorOptions
 from sava.metadata.memory import MemoryStore
+from sava.peer_connection import (
+    GREETING,
+    BadFrame,
+    Dialer,
+    FrameDecoder,
+    OpenLedgers,
+    PeerConnection,
+    Welcome,
+    decode_handshake,
+    encode_handshake,
+)
 from sava.records import RecordBatch
 from sava.storage.journal import Journal, JournalOptions
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.patience import PATIENCE_S
 
-HELLO = b"hello"
 SMALL = JournalOptions(file_bytes=16 << 10)
 OPTIONS = MirrorOptions(mirror_timeout_s=3.0)
 """Longer than a busy machine lets a mirror wait; tests of mirrors that fail have less."""
@@ -144,8 +153,8 @@ class _Accepted(asyncio.Protocol):
     def __init__(self, gate: Gate, host: Host) -> None:
         self._gate = gate
         self._host = host
-        self._reader = FrameReader()
-        self._session: Session | None = None
+        self._reader = FrameDecoder(GREETING)
+        self._session: LedgerSession | None = None
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -160,8 +169,8 @@ class _Accepted(asyncio.Protocol):
         try:
             payloads = self._reader.feed(data)
             if payloads and self._session is None:
-                assert payloads.pop(0) == HELLO
-                self._transport.write(frame(HELLO))
+                assert isinstance(decode_handshake(payloads.pop(0)), OpenLedgers)
+                self._transport.write(encode_handshake(Welcome()))
                 self._session = self._host.mirrored.session(self._transport.writelines)
             if self._session is not None:
                 self._session.receive(payloads)
@@ -178,24 +187,17 @@ class _Accepted(asyncio.Protocol):
             self._transport.abort()
 
 
-class Door:
-    """``wire.Door``."""
+class CuttableDialer(Dialer):
+    """Connects to no one while its host is cut off."""
 
     def __init__(self) -> None:
-        self.is_shut = False
+        super().__init__(None, lambda: "test")
+        self.is_cut_off = False
 
-    async def connect(self, address: str, protocol: Callable[[], asyncio.Protocol]) -> None:
-        if self.is_shut:
+    async def dial(self, address: str, connection: PeerConnection) -> None:
+        if self.is_cut_off:
             raise ConnectionError("cut off")
-        host, _, port = address.rpartition(":")
-        await asyncio.get_running_loop().create_connection(protocol, host, int(port))
-
-    def opening(self) -> bytes:
-        return frame(HELLO)
-
-    def admitted(self, payload: bytes) -> None:
-        if payload != HELLO:
-            raise BadFrame("not welcome")
+        await super().dial(address, connection)
 
 
 class Host:
@@ -206,7 +208,7 @@ class Host:
         self.broker = broker
         self.path = path
         self.gate = Gate(self)
-        self.door = Door()
+        self.dialer = CuttableDialer()
         self.failures: list[BaseException] = []
         self.renewals: list[str] = []
         self.journal: Journal
@@ -240,7 +242,7 @@ class Host:
             cluster=LedgerCluster(
                 records=self._hosts.records,
                 live_brokers=self._hosts.town,
-                door=self.door,
+                dialer=self.dialer,
                 brokers=lambda: self._hosts.size,
             ),
             options=self._hosts.options,
@@ -255,13 +257,13 @@ class Host:
 
     def cut_off(self) -> None:
         """From all others, in both directions."""
-        self.door.is_shut = True
+        self.dialer.is_cut_off = True
         self.gate.cut()
         for host in self._hosts.hosts:
             host.gate.drop()
 
     def back(self) -> None:
-        self.door.is_shut = False
+        self.dialer.is_cut_off = False
         self.gate.heal()
 
     def come(self) -> None:

@@ -11,12 +11,7 @@ from typing import Any
 import pytest
 
 from sava.cluster import records as cluster_records
-from sava.cluster.errors import LedgerUnknown
-from sava.cluster.errors import NothingToAbandon
-from sava.cluster.records import JournalUnknown
-from sava.cluster.records import NotController
-from sava.cluster.records import NothingToGiveUp
-from sava.cluster.records import Registration
+from sava.cluster.records import LedgerUnknown, NotController, NothingToAbandon, Registration
 from sava.cluster.view import ClusterView
 from sava.ledger import failover as failover_module
 from sava.ledger.failover import Failover, LossReport, UncleanRecovery

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sava.framing import BadFrame, FrameReader
 from sava.ledger.live_brokers import LiveBroker, PeerUnreachable
 from sava.ledger.protocol import (
     Durable,
@@ -23,12 +22,13 @@ from sava.ledger.protocol import (
     WriteBack,
 )
 from sava.ledger.wire import (
-    Answer,
-    Request,
+    LedgerAnswer,
+    LedgerRequest,
     decode_answer,
     decode_request,
     encode,
 )
+from sava.peer_connection import BadFrame, FrameDecoder
 from tests.patience import PATIENCE_S
 from tests.unit.ledger.hosts import Hosts
 
@@ -47,18 +47,18 @@ HERE = StorageId("here")
     ],
 )
 def test_what_is_sent_is_what_arrives(message: Message) -> None:
-    request, answer = Request(7, StorageId("origin"), message), Answer(7, message)
+    request, answer = LedgerRequest(7, StorageId("origin"), message), LedgerAnswer(7, message)
     sent = b"".join((*encode(request), *encode(answer)))
-    reader = FrameReader()
+    reader = FrameDecoder()
     arrived = [payload for at in range(0, len(sent), 100) for payload in reader.feed(sent[at : at + 100])]
     assert decode_request(arrived[0]) == request
     assert decode_answer(arrived[1]) == answer
 
 
 def test_damaged_data_does_not_arrive() -> None:
-    head, body = encode(Request(0, HERE, LedgerAppend(JOURNAL, HERE, 0, 512, b"records")))
+    head, body = encode(LedgerRequest(0, HERE, LedgerAppend(JOURNAL, HERE, 0, 512, b"records")))
     with pytest.raises(BadFrame, match="damaged"):
-        FrameReader().feed(head + body.replace(b"c", b"k"))
+        FrameDecoder().feed(head + body.replace(b"c", b"k"))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from sava.api.admin import replication
-from sava.cluster.pipelines import PipelineState
-from sava.cluster.pipelines import PipelineStatus
+from sava.cluster.pipelines import PipelineState, PipelineStatus
 from sava.proto import replication_pb2 as pb
 from sava.replication import records, status
 from sava.replication import status as status_module

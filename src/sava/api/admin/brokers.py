@@ -21,8 +21,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sava.api.messages import from_message
-from sava.api.messages import to_message
+from sava.api.messages import from_message, to_message
 from sava.cluster import rebalancer
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
@@ -31,8 +30,8 @@ from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
 from sava.metadata.node import RaftNode
-from sava.peers import faults
-from sava.peers.deadlines import remaining
+from sava.peers import error_mapping
+from sava.peers.error_mapping import remaining
 from sava.peers.forwarding import Forwarder
 from sava.proto import brokers_pb2 as pb
 from sava.proto import brokers_pb2_grpc as rpc
@@ -155,7 +154,7 @@ class BrokersService(rpc.BrokersServicer):
     async def DrainBroker(
         self, request: pb.DrainBrokerRequest, context: Any
     ) -> AsyncIterator[pb.DrainProgress]:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             mode = drain_mode(
                 parallel=request.parallel,
                 timeout_s=request.timeout_seconds,
@@ -171,16 +170,16 @@ class BrokersService(rpc.BrokersServicer):
     async def ActivateBroker(
         self, request: pb.ActivateBrokerRequest, context: Any
     ) -> pb.ActivateBrokerResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             was_active = await self._controller.activate(request.broker_id, request.reason)
         return pb.ActivateBrokerResponse(was_active=was_active)
 
     async def GetBalance(self, request: pb.GetBalanceRequest, context: Any) -> pb.Balance:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             return _balance(self._controller.balance())
 
     async def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             done = await self._controller.rebalance(dry_run=request.dry_run, max_moves=request.max_moves)
         return pb.RebalanceResponse(
             moves=[
@@ -200,12 +199,12 @@ class BrokersService(rpc.BrokersServicer):
     async def ReportLoad(self, request: pb.LoadReport, context: Any) -> pb.ReportLoadResponse:
         """Taken by whoever is asked: a broker that does not lead any more does nothing with it, and the next
         report goes to the one that does."""
-        async with faults.told(context):
+        async with error_mapping.told(context):
             self._controller.loads.record(load_report(request))
         return pb.ReportLoadResponse()
 
     async def PrepareMove(self, request: pb.PrepareMoveRequest, context: Any) -> pb.PrepareMoveResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             timeout = min(request.timeout_ms / 1000, MAX_PREPARE_S)
             await self._topics.prepare_move(TopicName.parse(request.topic), timeout=timeout)
         return pb.PrepareMoveResponse()

@@ -26,11 +26,11 @@ from sava.api.messages import to_message
 from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import RetryableError, SavaError
 from sava.metadata.store import LocalView, MetadataStore
-from sava.peers.faults import Relayed
-from sava.peers.owners import (
+from sava.peers.error_mapping import Relayed
+from sava.peers.partition_calls import (
     PARALLEL,
-    Owners,
-    Part,
+    PartitionCall,
+    PartitionCalls,
     Reply,
 )
 from sava.proto import topics_admin_pb2 as pb
@@ -79,7 +79,9 @@ SETTLE_S: Final = 5.0
 class Partitions:
     """Holds nothing between calls."""
 
-    def __init__(self, topics: ServedTopics, store: MetadataStore, view: ClusterView, owners: Owners) -> None:
+    def __init__(
+        self, topics: ServedTopics, store: MetadataStore, view: ClusterView, owners: PartitionCalls
+    ) -> None:
         self.topics = topics
         self.view = view
         self._store = store
@@ -116,7 +118,7 @@ class Partitions:
         return await spread(names, self._describe, parallel=PARALLEL)
 
     async def _describe(self, name: TopicName) -> pb.TopicDescription:
-        part = Part(
+        part = PartitionCall(
             topic=name,
             method=DESCRIBE,
             request=pb.DescribeTopicRequest(name=str(name)),
@@ -205,7 +207,9 @@ class Partitions:
         for name in names:
             asked = _about(request, name)
             parts.append(
-                Part(topic=name, method=method, request=asked, reply=reply, here=partial(here, name, asked))
+                PartitionCall(
+                    topic=name, method=method, request=asked, reply=reply, here=partial(here, name, asked)
+                )
             )
         return await self._owners.each(parts)
 

@@ -16,8 +16,7 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message
 
 from sava.api.messages import to_message
-from sava.cluster.errors import LedgerUnknown
-from sava.cluster.records import JournalUnknown
+from sava.cluster.records import LedgerUnknown
 from sava.errors import SavaError
 from sava.ledger.failover import Failover, LossReport, UncleanRecovery
 from sava.ledger.live_brokers import LiveBrokers
@@ -31,9 +30,8 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.records import LedgerRecords, Stored
 from sava.ledger.writer import LedgerWriter
-from sava.peers import faults
-from sava.peers.forwarding import Forwarder
-from sava.peers.relays import is_forwarded
+from sava.peers import error_mapping
+from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import journals_pb2 as pb
 from sava.proto import journals_pb2_grpc as rpc
 
@@ -64,7 +62,7 @@ class JournalsService(rpc.JournalsServicer):
         self._own = own
 
     async def ListJournals(self, request: pb.ListJournalsRequest, context: Any) -> pb.ListJournalsResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             found = await self._records.all()
             journals = [self._describe(journal, stored.record) for journal, stored in found.items()]
             listed = pb.ListJournalsResponse(journals=journals)
@@ -73,7 +71,7 @@ class JournalsService(rpc.JournalsServicer):
             return listed
 
     async def DescribeJournal(self, request: pb.DescribeJournalRequest, context: Any) -> pb.Journal:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             journal, stored = _one_of(await self._records.of(request.broker_id), request)
             described = self._describe(journal, stored.record)
             if stored.record.state is LedgerState.OPEN:
@@ -85,7 +83,7 @@ class JournalsService(rpc.JournalsServicer):
     async def RecoverJournal(
         self, request: pb.RecoverJournalRequest, context: Any
     ) -> pb.RecoverJournalResponse:
-        async with faults.told(context):
+        async with error_mapping.told(context):
             journal = LedgerId(request.broker_id, request.incarnation)
             if request.HasField("accepted"):
                 loss = _loss_of(request.accepted)

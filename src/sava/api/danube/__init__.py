@@ -30,7 +30,7 @@ from sava.api.danube.producers import DanubeProducers, ProducerService
 from sava.api.danube.schemas import SchemaService
 from sava.cluster.controller import Controller
 from sava.metadata.node import RaftNode
-from sava.peers.brokers import PINGS_ALLOWED
+from sava.peers.channels import PINGS_ALLOWED
 from sava.peers.forwarding import Forwarder
 from sava.peers.tls import Options
 from sava.proto import danube_admin_pb2_grpc, danube_api_pb2_grpc, danube_schema_pb2_grpc

@@ -31,7 +31,7 @@ from sava.cluster.view import ClusterView
 from sava.metadata.errors import InvalidRequest, Unavailable, Unfinished
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import OPERATION_TIMEOUT_S, ClusterOperations
-from sava.peers.deadlines import remaining
+from sava.peers.error_mapping import remaining
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
 from sava.raft.types import NodeId

@@ -78,13 +78,12 @@ from sava.api.danube.wire import (
     told,
     topic_name,
 )
-from sava.cluster.router import NotServed
+from sava.cluster.view import NotServed
 from sava.errors import SavaError
-from sava.peers import relays
-from sava.peers.brokers import Unreachable
-from sava.peers.faults import Relayed
-from sava.peers.forwarding import Forwarder
-from sava.peers.relays import is_forwarded
+from sava.peers import forwarding
+from sava.peers.channels import Unreachable
+from sava.peers.error_mapping import Relayed
+from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.topics.consumer import ConsumerHandle
@@ -246,10 +245,12 @@ class ConsumerStream:
         link = await self._forwarder.owner_link(topic, "client", timeout=max(left, 0.0))
         if link is None:
             return  # it has come here
-        request, metadata = self._request.SerializeToString(), relays.metadata_of(self._context)
+        request, metadata = self._request.SerializeToString(), forwarding.metadata_of(self._context)
         began = self._loop.time()
         try:
-            await relays.server_stream(link, RECEIVE_MESSAGES, request, None, metadata, self._context.write)
+            await forwarding.relay_server_stream(
+                link, RECEIVE_MESSAGES, request, None, metadata, self._context.write
+            )
         finally:
             self._note(began)
 

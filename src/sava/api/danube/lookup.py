@@ -20,8 +20,7 @@ from sava.api.danube.consumers import ConsumerSessions
 from sava.api.danube.producers import DanubeProducers
 from sava.api.danube.wire import told, topic_name
 from sava.errors import SavaError
-from sava.peers.forwarding import Forwarder
-from sava.peers.relays import is_forwarded
+from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.storage.types import Segment

@@ -34,7 +34,7 @@ from sava.api.danube.wire import (
     topic_name,
 )
 from sava.errors import RetryableError, SavaError
-from sava.peers import faults
+from sava.peers import error_mapping
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.schemas.errors import SubjectUnknown, VersionUnknown
@@ -154,8 +154,8 @@ class ProducerService(rpc.ProducerServiceServicer):
                 producer = await self._recall(request)
             await producer.send(message_from(request, producer.name))
         except SavaError as error:
-            if producer is not None and not isinstance(error, faults.ELSEWHERE):
-                self._sends.failed(producer.topic, faults.code_of(error))
+            if producer is not None and not isinstance(error, error_mapping.ELSEWHERE):
+                self._sends.failed(producer.topic, error_mapping.code_of(error))
             await refuse(context, error)
         self._sends.stored(producer.topic, perf_counter() - began)
         return pb.MessageResponse(request_id=request.request_id)

@@ -21,7 +21,7 @@ import grpc
 from sava.cluster import records as cluster
 from sava.errors import CallerError, HostError, RetryableError, SavaError
 from sava.metadata import errors as metadata
-from sava.peers import faults
+from sava.peers import error_mapping
 from sava.proto import danube_api_pb2 as pb
 from sava.records import Message
 from sava.records import errors as records
@@ -104,16 +104,16 @@ def status_of(error: SavaError) -> grpc.StatusCode:
 
 async def refuse(context: Any, error: SavaError) -> NoReturn:
     """End the call with ``error``; raises it if another broker may answer the call."""
-    if isinstance(error, faults.ELSEWHERE):
+    if isinstance(error, error_mapping.ELSEWHERE):
         raise error
     await answer(context, error)
 
 
 async def answer(context: Any, error: SavaError) -> NoReturn:
     """End the call with ``error``, whatever it is."""
-    if isinstance(error, faults.Relayed):
+    if isinstance(error, error_mapping.Relayed):
         await context.abort(error.status, str(error), error.trailing)
-    await context.abort(status_of(error), str(error), faults.trailing_of(error))
+    await context.abort(status_of(error), str(error), error_mapping.trailing_of(error))
     raise AssertionError("abort always raises")
 
 

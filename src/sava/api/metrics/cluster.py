@@ -26,10 +26,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sava.cluster.controller import Controller
-from sava.cluster.errors import NotController
-from sava.cluster.pipeline_records import PipelineState
-from sava.cluster.pipelines import Pipelines
-from sava.cluster.records import Mode
+from sava.cluster.pipelines import Pipelines, PipelineState
+from sava.cluster.records import Mode, NotController
 from sava.cluster.registration import Evictor, Registrar
 from sava.cluster.view import ClusterView
 from sava.cluster.writer_maintenance import WriterMaintenance

@@ -1,4 +1,5 @@
-"""Owners: a part of a call, done by the broker that has the topic it is about.
+"""PartitionCalls: calls about partitioned topics, each part of them done by the broker that has the
+partition.
 
 A call about one topic is passed on as a whole (``forwarding``). One about a partitioned topic has a part for
 each partition, and these may be anywhere: each part is done here if the partition is, and asked of its owner
@@ -21,11 +22,12 @@ from typing import Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from sava.cluster.view import TopicRouter
 from sava.errors import Outcome, RetryableError, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.peers.brokers import Port
-from sava.peers.faults import Relayed
-from sava.peers.forwarding import Forwarder, Routes
+from sava.peers.channels import Port
+from sava.peers.error_mapping import Relayed
+from sava.peers.forwarding import Forwarder
 from sava.tasks import spread
 from sava.topics.errors import NotOwner
 from sava.topics.names import TopicName
@@ -80,7 +82,7 @@ def numbers(values: Iterable[int]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part(Generic[Reply]):
+class PartitionCall(Generic[Reply]):
     topic: TopicName
     method: str
     """Its path: ``/sava.admin.Topics/DescribeTopic``."""
@@ -92,14 +94,14 @@ class Part(Generic[Reply]):
     port: Port = "admin"
 
 
-class Owners:
+class PartitionCalls:
     """Holds nothing between calls."""
 
-    def __init__(self, router: Routes, forwarder: Forwarder) -> None:
+    def __init__(self, router: TopicRouter, forwarder: Forwarder) -> None:
         self._router = router
         self._forwarder = forwarder
 
-    async def do(self, part: Part[Reply], *, timeout: float = TIMEOUT_S) -> Reply:
+    async def do(self, part: PartitionCall[Reply], *, timeout: float = TIMEOUT_S) -> Reply:
         """Raises Relayed with what the owner answered, and what keeps it from being found or asked."""
         deadline = asyncio.get_running_loop().time() + timeout
         while True:
@@ -117,7 +119,7 @@ class Owners:
             except NotOwner:
                 pass  # it has come here meanwhile
 
-    async def each(self, parts: Iterable[Part[Reply]]) -> list[Reply]:
+    async def each(self, parts: Iterable[PartitionCall[Reply]]) -> list[Reply]:
         """The answers of all, in their order. Raises PartitionsDiffer when only some have made the change, or
         may have; when none has, what the first of them raised."""
         asked = list(parts)
@@ -137,7 +139,7 @@ class Owners:
             unknown={numbered[index][1]: errors[index] for index in errors if index in unknown},
         )
 
-    async def _attempt(self, part: Part[Reply], deadline: float) -> Reply | SavaError:
+    async def _attempt(self, part: PartitionCall[Reply], deadline: float) -> Reply | SavaError:
         """How the part ended. An error that no rule names, and a part that is cut off, leave open whether it
         was done."""
         left = deadline - asyncio.get_running_loop().time()
@@ -151,12 +153,11 @@ class Owners:
         except TimeoutError:
             return OutcomeUnknown(f"topic {part.topic}: not done within {left + GRACE_S:.1f} s")
         except Exception as error:  # noqa: BLE001 (whatever it is, the other parts are reported)
-            _log.exception("owners: a part failed topic=%s method=%s", part.topic, part.method)
+            _log.exception("partition calls: a part failed topic=%s method=%s", part.topic, part.method)
             return OutcomeUnknown(f"topic {part.topic}: {error!r}")
 
     async def settled(self, names: Iterable[TopicName], *, timeout: float) -> None:
-        """Until all have an owner, or the time is over; which of the two, whoever describes them finds
-        out."""
+        """Until all have an owner, or the time is over; which of the two, their description shows."""
 
         async def settle(name: TopicName) -> None:
             with suppress(RetryableError):

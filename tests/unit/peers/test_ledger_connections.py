@@ -15,14 +15,13 @@ from sava.ledger.protocol import (
     Message,
     StorageId,
 )
-from sava.ledger.server import Session
 from sava.ledger.store import Reply
-from sava.ledger.wire import Answer, Link, Request
-from sava.peers.journal_door import JournalDoor
+from sava.ledger.wire import LedgerAnswer, LedgerConnection, LedgerRequest, LedgerSession
+from sava.peer_connection import Dialer
 from sava.peers.raft_listener import RaftListener
 from tests.patience import PATIENCE_S
 from tests.ports import free_ports
-from tests.unit.api.test_raft_transport import (
+from tests.unit.peers.test_raft_port import (
     TWO,
     ClosedHandle,
     Node,
@@ -59,56 +58,54 @@ async def listener() -> AsyncIterator[RaftListener]:
     await listener.stop()
 
 
-async def connected(listener: RaftListener, cluster: str, answers: asyncio.Queue[Answer]) -> Link:
-    door = JournalDoor(Auth(), lambda: cluster)
-    link = Link(door, answers.put_nowait)
-    await door.connect(listener._address, lambda: link)
-    return link
+async def connected(
+    listener: RaftListener, cluster: str, answers: asyncio.Queue[LedgerAnswer]
+) -> LedgerConnection:
+    connection = LedgerConnection(answers.put_nowait)
+    await connection.open(Dialer(None, lambda: cluster), listener._address)
+    return connection
 
 
 async def test_requests_and_answers_go_over_the_raft_port(listener: RaftListener) -> None:
-    disk, answers = Disk(), asyncio.Queue[Answer]()
-    listener.journals = lambda write: Session(disk, write)
+    disk, answers = Disk(), asyncio.Queue[LedgerAnswer]()
+    listener.ledgers = lambda write: LedgerSession(disk, write)
     link = await connected(listener, "c", answers)
-    await asyncio.wait_for(link.is_ready, PATIENCE_S)
     for epoch in range(1, 50):
-        link.send(Request(epoch, HERE, Fence(JOURNAL, HERE, epoch)))
+        link.send(LedgerRequest(epoch, HERE, Fence(JOURNAL, HERE, epoch)))
     for epoch in range(1, 50):
         answer = await asyncio.wait_for(answers.get(), PATIENCE_S)
-        assert answer == Answer(epoch, FenceAnswer(JOURNAL, HERE, epoch, None))
+        assert answer == LedgerAnswer(epoch, FenceAnswer(JOURNAL, HERE, epoch, None))
     link.abort()
     await asyncio.wait_for(disk.forgotten.wait(), PATIENCE_S)
 
 
 @pytest.mark.parametrize("cluster", ["other", ""])
 async def test_another_cluster_is_refused(listener: RaftListener, cluster: str) -> None:
-    listener.journals = lambda write: Session(Disk(), write)
-    link = await connected(listener, cluster, asyncio.Queue())
+    listener.ledgers = lambda write: LedgerSession(Disk(), write)
     with pytest.raises(ConnectionError, match="belongs to cluster c"):
-        await asyncio.wait_for(link.is_ready, PATIENCE_S)
+        await connected(listener, cluster, asyncio.Queue())
 
 
 async def test_a_broker_whose_disk_is_not_open_says_so(listener: RaftListener) -> None:
-    link = await connected(listener, "c", asyncio.Queue())
     with pytest.raises(ConnectionError, match="not open yet"):
-        await asyncio.wait_for(link.is_ready, PATIENCE_S)
+        await connected(listener, "c", asyncio.Queue())
 
 
 async def test_a_request_to_a_closed_handle_ends_its_connection_and_nothing_else() -> None:
     """The journal's owner sends to a mirror from the middle of an append. uvloop had closed the handle
     without a word: the error went to the journal, and the stream waited for an end that nothing told it."""
-    link, handle = Link(JournalDoor(Auth(), lambda: "c"), lambda _: None), ClosedHandle()
-    link.connection_made(handle)
+    link, handle = LedgerConnection(lambda _: None), ClosedHandle()
+    link._connection.connection_made(handle)
     handle.is_dead = True
-    link.send(Request(0, HERE, Fence(JOURNAL, HERE, 1)))
+    link.send(LedgerRequest(0, HERE, Fence(JOURNAL, HERE, 1)))
     assert "writing failed" in await asyncio.wait_for(link.is_gone, PATIENCE_S)
 
 
 async def test_a_connection_that_stands_as_its_deadline_passes_is_not_given_to_its_link(late: str) -> None:
-    door = JournalDoor(Auth(), lambda: "c")
-    link = Link(door, lambda _: None)
+    link = LedgerConnection(lambda _: None)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await door.connect(late, lambda: link)
+            await link.open(Dialer(None, lambda: "c"), late)
     assert StallsAtFirst.accepted == 1, "the connection stood"
-    assert link._transport is None
+    assert link._connection._transport is None
+    assert not link._connection.is_open

@@ -1,17 +1,16 @@
-"""The Raft port: frames arrive in order, in two lanes; full and broken ones are counted and told."""
+"""The Raft port: frames arrive in order, in two streams; full and broken ones are counted and reported."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from sava.config import Auth
-from sava.framing import BadFrame, FrameReader, frame, frames
-from sava.ledger.server import Session
+from sava.ledger.wire import LedgerSession, Write
 from sava.metadata.errors import IdentityConflict, Unavailable, Unfinished
 from sava.metadata.peer import (
     Answer,
@@ -24,17 +23,21 @@ from sava.metadata.peer import (
     encode_envelope,
 )
 from sava.metadata.transport import NodeInfo
-from sava.peers import lanes
-from sava.peers.lanes import Lane, LaneLimits
-from sava.peers.raft_listener import RaftListener, _Connection
-from sava.peers.raft_transport import TcpTransport, is_bulk
-from sava.peers.raft_wire import (
+from sava.peer_connection import (
     GREETING,
-    OpenJournals,
-    OpenLane,
-    encode,
+    BadFrame,
+    FrameDecoder,
+    OpenLedgers,
+    OpenRaft,
+    PeerConnection,
+    encode_handshake,
+    frame,
+    frames,
+    is_refused,
 )
-from sava.peers.sockets import is_refused
+from sava.peers import raft_transport
+from sava.peers.raft_listener import RaftListener
+from sava.peers.raft_transport import QueueLimits, RaftStream, TcpTransport, is_bulk
 from sava.raft.messages import Append, AppendReply, Heartbeat
 from sava.raft.types import Entry, EntryKind, Membership, NodeId
 from tests.patience import PATIENCE_S
@@ -105,7 +108,7 @@ async def pair() -> AsyncIterator[tuple[TcpTransport, Node, Node]]:
     await server.stop()
 
 
-async def test_frames_of_one_lane_arrive_in_order(pair: tuple[TcpTransport, Node, Node]) -> None:
+async def test_frames_of_one_stream_arrive_in_order(pair: tuple[TcpTransport, Node, Node]) -> None:
     transport, _, target = pair
     messages = [append(index) for index in range(1, 301)]
     for message in messages[:100]:
@@ -131,7 +134,7 @@ async def test_a_stream_of_another_cluster_is_refused(pair: tuple[TcpTransport, 
     sender.cluster = "foreign"
     transport.send(target.address, [envelope(append(1))])
     async with asyncio.timeout(PATIENCE_S):
-        # The first write may be under way when the refusal arrives; the lane notices with the next one at
+        # The first write may be under way when the refusal arrives; the stream notices with the next one at
         # the latest.
         while sender.lost.empty():
             transport.send(target.address, [envelope(append(2))])
@@ -195,7 +198,7 @@ async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
     await server.stop()
 
 
-def test_heartbeats_and_replies_never_share_a_lane_with_bulk() -> None:
+def test_heartbeats_and_replies_never_share_a_stream_with_bulk() -> None:
     assert is_bulk(envelope(append(1)), 100)
     assert not is_bulk(envelope(Heartbeat(ONE, TWO, 1, 0, 1)), 100)
     assert not is_bulk(envelope(AppendReply(ONE, TWO, 1, True, 5)), 100)
@@ -206,9 +209,9 @@ def test_heartbeats_and_replies_never_share_a_lane_with_bulk() -> None:
 class StuckTransport(asyncio.Transport):
     """A socket that takes no more: a peer that is stopped."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, connection: PeerConnection) -> None:
         super().__init__()
-        self._lane = lane
+        self._connection = connection
         self.written: list[bytes] = []
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -218,37 +221,35 @@ class StuckTransport(asyncio.Transport):
         self.written.append(bytes(data))
 
     def abort(self) -> None:
-        self._lane.connection_lost(None)
+        self._connection.connection_lost(None)
 
 
-async def test_a_full_lane_drops_the_newest_and_a_stuck_peer_is_given_up() -> None:
+async def test_a_full_stream_drops_the_newest_and_a_stuck_peer_is_given_up() -> None:
     dropped: list[tuple[str, int]] = []
     failures: list[str] = []
-    connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    connected: asyncio.Future[PeerConnection] = asyncio.get_running_loop().create_future()
 
-    async def connect(protocol: Callable[[], asyncio.Protocol], /) -> None:
-        protocol().connection_made(StuckTransport(lane))
-        connected.set_result(None)
+    async def connect(connection: PeerConnection) -> None:
+        connection.connection_made(StuckTransport(connection))
+        connected.set_result(connection)
 
-    lane = Lane(
+    stream = RaftStream(
         connect,
-        lambda: "c",
-        LaneLimits(frames=3, size=1000),
-        failures.append,
+        QueueLimits(frames=3, size=1000),
+        lambda reason, _: failures.append(reason),
         lambda why, count: dropped.append((why, count)),
     )
-    assert lane.offer([b"connects"])
-    await connected
-    lane.pause_writing()
-    assert lane.offer([b"queued"] * 3)
-    assert not lane.offer([b"too many"])
+    assert stream.offer([b"connects"])
+    (await connected).pause_writing()
+    assert stream.offer([b"queued"] * 3)
+    assert not stream.offer([b"too many"])
     assert dropped == [("queue_full", 1)]
     assert failures == []
-    lane.expire(asyncio.get_running_loop().time() + 60)
+    stream.expire(asyncio.get_running_loop().time() + 60)
     assert len(failures) == 1
     assert dropped[-1] == ("unreachable", 3)
-    assert not lane.offer([b"during the pause"])
-    await lane.close()
+    assert not stream.offer([b"during the pause"])
+    await stream.close()
 
 
 async def test_an_address_that_cannot_be_one_is_not_tried_without_a_pause() -> None:
@@ -256,17 +257,19 @@ async def test_an_address_that_cannot_be_one_is_not_tried_without_a_pause() -> N
     failures: list[str] = []
     attempts = 0
 
-    async def connect(protocol: Callable[[], asyncio.Protocol], /) -> None:
+    async def connect(connection: PeerConnection) -> None:
         nonlocal attempts
         attempts += 1
-        await asyncio.get_running_loop().create_connection(protocol, "broker..example", 7000)
+        await connection.dial("broker..example:7000", None)
 
-    lane = Lane(connect, lambda: "c", LaneLimits(frames=3, size=1000), failures.append, lambda *_: None)
+    stream = RaftStream(
+        connect, QueueLimits(frames=3, size=1000), lambda reason, _: failures.append(reason), lambda *_: None
+    )
     for _ in range(20):
-        lane.offer([b"heartbeat"])
+        stream.offer([b"heartbeat"])
         await asyncio.sleep(0)
     assert (attempts, len(failures)) == (1, 1)
-    await lane.close()
+    await stream.close()
 
 
 async def test_a_stranger_on_the_raft_port_is_dropped_and_counted() -> None:
@@ -279,7 +282,10 @@ async def test_a_stranger_on_the_raft_port_is_dropped_and_counted() -> None:
             b"GET / HTTP/1.1\r\n\r\n",
             GREETING + b"\xff" * 64,
             GREETING + frame(b"\x00 no opening"),
-            GREETING + encode(OpenLane("c")) + frame(encode_envelope(envelope(append(1))))[:-1] + b"?",
+            GREETING
+            + encode_handshake(OpenRaft("c"))
+            + frame(encode_envelope(envelope(append(1))))[:-1]
+            + b"?",
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(garbage)
@@ -297,7 +303,7 @@ def test_frames_survive_any_cutting() -> None:
     payloads = [b"", b"a", b"b" * 1000, b"c" * 70_000]
     stream = GREETING + frames(payloads)
     for step in (1, 7, 8, 9, 4096, len(stream)):
-        reader = FrameReader(GREETING)
+        reader = FrameDecoder(GREETING)
         found = [
             payload for at in range(0, len(stream), step) for payload in reader.feed(stream[at : at + step])
         ]
@@ -306,7 +312,7 @@ def test_frames_survive_any_cutting() -> None:
 
 def test_a_frame_cannot_claim_more_than_the_limit() -> None:
     with pytest.raises(BadFrame, match="claims"):
-        FrameReader().feed(b"\xff\xff\xff\x7f" + bytes(4))
+        FrameDecoder().feed(b"\xff\xff\xff\x7f" + bytes(4))
 
 
 async def test_a_listener_stops_although_peers_keep_connecting() -> None:
@@ -348,7 +354,7 @@ class StallsAtFirst(asyncio.Protocol):
 @pytest.fixture
 async def late(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """The address of a server to which connecting succeeds just after the deadline, twice."""
-    monkeypatch.setattr(lanes, "CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(raft_transport, "CONNECT_TIMEOUT_S", 0.05)
     monkeypatch.setattr(StallsAtFirst, "stalls", 2)
     monkeypatch.setattr(StallsAtFirst, "accepted", 0)
     (port,) = free_ports(1)
@@ -362,7 +368,7 @@ async def test_a_connection_that_stands_as_its_deadline_passes_leaves_nothing_be
     uvloop      connection_made(transport), the connection is there
     timeout     cancels create_connection, which has not returned yet
     uvloop      closes the handle, without connection_lost
-    lane        had the transport: the next message raised RuntimeError through the node's pump, which ends
+    stream        had the transport: the next message raised RuntimeError through the node's pump, which ends
                 the broker; and its close waited for connection_lost, until the process was killed
     """
     sender, transport = Node(ONE, "127.0.0.1:1"), TcpTransport(Auth())
@@ -373,7 +379,7 @@ async def test_a_connection_that_stands_as_its_deadline_passes_leaves_nothing_be
     assert StallsAtFirst.accepted == 1, "the connection stood"
     transport.send(late, [envelope(append(2)), envelope(Heartbeat(ONE, TWO, 1, 0, 1))])
     async with asyncio.timeout(PATIENCE_S):
-        while StallsAtFirst.accepted < 4:  # two that were late, and then one for each lane
+        while StallsAtFirst.accepted < 4:  # two that were late, and then one for each stream
             transport.send(late, [envelope(append(3)), envelope(Heartbeat(ONE, TWO, 1, 0, 1))])
             await asyncio.sleep(0.01)
     async with asyncio.timeout(2.0):
@@ -440,73 +446,76 @@ class ClosedHandle(asyncio.Transport):
         """Of no effect: it is closed."""
 
 
-async def test_a_write_to_a_closed_handle_breaks_its_lane_and_nothing_else() -> None:
-    """The lane tells that the peer was not reached, counts what is lost, and connects again after a pause."""
-    connections: list[ClosedHandle] = []
+async def test_a_write_to_a_closed_handle_breaks_its_stream_and_nothing_else() -> None:
+    """The stream reports the peer unreachable, counts what is lost, and connects again after a pause."""
+    handles: list[ClosedHandle] = []
+    connections: list[PeerConnection] = []
     connected = asyncio.Event()
     dropped: list[tuple[str, int]] = []
     failures: list[str] = []
 
-    async def connect(protocol: Callable[[], asyncio.Protocol], /) -> None:
-        connections.append(ClosedHandle())
-        protocol().connection_made(connections[-1])
+    async def connect(connection: PeerConnection) -> None:
+        handles.append(ClosedHandle())
+        connections.append(connection)
+        connection.connection_made(handles[-1])
         connected.set()
 
-    lane = Lane(
+    stream = RaftStream(
         connect,
-        lambda: "c",
-        LaneLimits(frames=3, size=1000),
-        failures.append,
+        QueueLimits(frames=3, size=1000),
+        lambda reason, _: failures.append(reason),
         lambda why, count: dropped.append((why, count)),
     )
-    assert lane.offer([b"connects"])
+    assert stream.offer([b"connects"])
     await connected.wait()
-    connections[0].is_dead = True
-    assert not lane.offer([b"one", b"two"])
+    handles[0].is_dead = True
+    assert not stream.offer([b"one", b"two"])
     assert dropped == [("unreachable", 2)]
+    await asyncio.sleep(0)
     assert len(failures) == 1
-    lane.connection_lost(None)  # the loop may tell of it after all
+    connections[0].connection_lost(None)  # the loop may tell of it after all
     assert len(failures) == 1
 
     connected.clear()
     async with asyncio.timeout(PATIENCE_S):
         while not connected.is_set():
-            lane.offer([b"later"])
-            await asyncio.sleep(lanes.PAUSE_MIN_S)
-    assert any(b"later" in data for data in connections[1].written)
+            stream.offer([b"later"])
+            await asyncio.sleep(raft_transport.PAUSE_MIN_S)
+    assert any(b"later" in data for data in handles[1].written)
 
     # A socket that took no more takes again, and its handle is closed: what waited is counted.
-    lane.pause_writing()
-    assert lane.offer([b"waits"])
-    connections[1].is_dead = True
-    lane.resume_writing()
+    connections[1].pause_writing()
+    assert stream.offer([b"waits"])
+    handles[1].is_dead = True
+    connections[1].resume_writing()
     assert dropped[-1] == ("unreachable", 1)
+    await asyncio.sleep(0)
     assert len(failures) == 2
     async with asyncio.timeout(PATIENCE_S / 10):
-        await lane.close()
+        await stream.close()
 
 
-async def test_a_lane_closes_although_the_loop_never_tells_of_its_end() -> None:
+async def test_a_stream_closes_although_the_loop_never_tells_of_its_end() -> None:
     """Its close waited for connection_lost without an end, and the broker's exit with it: 30 s, until the
     process gave up."""
     handle, connected = ClosedHandle(), asyncio.Event()
 
-    async def connect(protocol: Callable[[], asyncio.Protocol], /) -> None:
-        protocol().connection_made(handle)
+    async def connect(connection: PeerConnection) -> None:
+        connection.connection_made(handle)
         connected.set()
 
-    lane = Lane(connect, lambda: "c", LaneLimits(frames=3, size=1000), lambda _: None, lambda *_: None)
-    lane.offer([b"connects"])
+    stream = RaftStream(connect, QueueLimits(frames=3, size=1000), lambda *_: None, lambda *_: None)
+    stream.offer([b"connects"])
     await connected.wait()
     handle.is_dead = True
     async with asyncio.timeout(3.0):
-        await lane.close()
+        await stream.close()
 
 
 async def test_an_answer_to_a_closed_handle_ends_its_connection_and_nothing_else() -> None:
     """A disk answers when it has synced; the connection that asked was closed under it. The error went to
     the disk, whose errors end the broker."""
-    writes: list[Callable[[Sequence[bytes]], None]] = []
+    writes: list[Write] = []
 
     class Asked:
         is_closed = False
@@ -519,15 +528,15 @@ async def test_an_answer_to_a_closed_handle_ends_its_connection_and_nothing_else
 
     session = Asked()
 
-    def begin(write: Callable[[Sequence[bytes]], None]) -> Any:
+    def begin(write: Write) -> Any:
         writes.append(write)
         return session
 
     listener = RaftListener(Node(TWO, "127.0.0.1:1"), "127.0.0.1:1", Auth())
-    listener.journals = begin
-    connection, handle = _Connection(listener), ClosedHandle()
+    listener.ledgers = begin
+    connection, handle = listener._accept(), ClosedHandle()
     connection.connection_made(handle)
-    connection.data_received(GREETING + encode(OpenJournals("c")))
+    connection.data_received(GREETING + encode_handshake(OpenLedgers("c")))
     handle.is_dead = True
     writes[0]((b"durable", b""))
     async with asyncio.timeout(3.0):
@@ -536,13 +545,13 @@ async def test_an_answer_to_a_closed_handle_ends_its_connection_and_nothing_else
 
 
 async def test_unfinished_frames_end_with_their_own_connection() -> None:
-    """Peers are killed in the middle of a frame, or stop there and stay: the lane beside them delivers, and
+    """Peers are killed in the middle of a frame, or stop there and stay: the stream beside them delivers, and
     the listener stops."""
     (port,) = free_ports(1)
     node = Node(TWO, f"127.0.0.1:{port}")
     listener = RaftListener(node, node.address, Auth())
     await listener.start()
-    whole = GREETING + encode(OpenLane("c")) + frame(encode_envelope(envelope(append(7))))
+    whole = GREETING + encode_handshake(OpenRaft("c")) + frame(encode_envelope(envelope(append(7))))
     transport = TcpTransport(Auth())
     transport.attach(Node(ONE, "127.0.0.1:1"))
     stays = []
@@ -565,9 +574,9 @@ async def test_unfinished_frames_end_with_their_own_connection() -> None:
             writer.close()
 
 
-@pytest.mark.parametrize("opening", [OpenLane("c"), OpenJournals("c"), None])
+@pytest.mark.parametrize("opening", [OpenRaft("c"), OpenLedgers("c"), None])
 async def test_a_frame_that_is_whole_and_means_nothing_ends_its_connection_only(
-    opening: OpenLane | OpenJournals | None,
+    opening: OpenRaft | OpenLedgers | None,
 ) -> None:
     """Among them arrays in arrays, deeper than the decoder goes: that is another error than a malformed
     message."""
@@ -582,7 +591,7 @@ async def test_a_frame_that_is_whole_and_means_nothing_ends_its_connection_only(
         def forget_owner(self, _: object) -> None:
             """Nothing was told to it."""
 
-    listener.journals = lambda write: Session(NoDisk(), write)
+    listener.ledgers = lambda write: LedgerSession(NoDisk(), write)
     await listener.start()
     transport = TcpTransport(Auth())
     transport.attach(Node(ONE, "127.0.0.1:1"))
@@ -597,7 +606,7 @@ async def test_a_frame_that_is_whole_and_means_nothing_ends_its_connection_only(
     try:
         for each in garbage:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(GREETING + (encode(opening) if opening else b"") + frame(each))
+            writer.write(GREETING + (encode_handshake(opening) if opening else b"") + frame(each))
             writer.write_eof()
             async with asyncio.timeout(PATIENCE_S):
                 await reader.read()

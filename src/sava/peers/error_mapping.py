@@ -27,6 +27,8 @@ from sava.topics.errors import NotOwner
 
 Trailing = tuple[tuple[str, str | bytes], ...]
 
+LEAST_S: Final = 0.05
+
 CODE_KEY = "sava-code"
 DETAIL_KEY = "sava-detail"
 OUTCOME_KEY = "sava-outcome"
@@ -58,8 +60,8 @@ class Relayed(SavaError):
         return _OUTCOMES.get(told, Outcome.NOT_DONE if self.status in REFUSALS else Outcome.UNKNOWN)
 
 
-class NotReached(Unavailable):
-    """No connection came about, so that nothing was sent; ``cause`` says why, as far as gRPC tells."""
+class BrokerUnreachable(Unavailable):
+    """No connection to the broker was made, so that nothing was sent; ``cause`` gives gRPC's reason."""
 
     def __init__(self, target: str, cause: Cause) -> None:
         super().__init__(f"{target} cannot be reached: {cause}")
@@ -166,7 +168,7 @@ async def answer(context: Any, error: SavaError) -> NoReturn:
 @asynccontextmanager
 async def told(context: Any) -> AsyncIterator[None]:
     """Errors raised inside, on purpose, become the call's answer (see ``refuse``). A write to a caller who
-    has just left fails inside gRPC, and there is nobody to tell."""
+    has just left fails inside gRPC, and no caller is left to hear of it."""
     try:
         yield
     except SavaError as error:
@@ -237,7 +239,7 @@ def _unanswered(error: aio.AioRpcError, target: str) -> SavaError:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return Unavailable(_silence(error, target))
         case grpc.StatusCode.UNAVAILABLE:
-            return NotReached(target, cause_of(error.details()))
+            return BrokerUnreachable(target, cause_of(error.details()))
         case grpc.StatusCode.UNIMPLEMENTED:
             return CallUnknown(
                 f"{target} does not know this call: see that it is an admin port (50051 by default), and "
@@ -246,3 +248,14 @@ def _unanswered(error: aio.AioRpcError, target: str) -> SavaError:
         case _:
             kind = CallRefused if status in REFUSALS else CallFailed
             return kind(_silence(error, target))
+
+
+def remaining(context: Any, default: float) -> float:
+    """How long a call may take: what its caller allowed, a little less so that our own error arrives before
+    gRPC's, or ``default``. A tenth is kept back, at least 0.1 s and at most 1 s: an answer that says why
+    nothing was done is worth more than the last tenth of waiting for it."""
+    left: float | None = context.time_remaining()
+    if left is None:
+        return default
+    margin = min(max(left / 10, 0.1), 1.0)
+    return max(min(left - margin, default), LEAST_S)

@@ -13,10 +13,10 @@ from grpc import aio
 
 from sava.cluster.records import NotController
 from sava.config import Auth
-from sava.peers import forwarding, relays
-from sava.peers.brokers import Link, Peers, Unreachable
-from sava.peers.faults import Relayed
-from sava.peers.relays import EOF
+from sava.peers import forwarding
+from sava.peers.channels import PeerChannel, PeerChannels, Unreachable
+from sava.peers.error_mapping import Relayed
+from sava.peers.forwarding import EOF
 from sava.proto import streams_pb2 as pb
 from sava.topics.errors import NotOwner, TopicMoved, TopicUnknown
 from tests.patience import FAR_S, HURRIES, PATIENCE_S
@@ -173,8 +173,8 @@ async def test_an_owner_that_does_not_answer_in_time_is_unavailable(
     three: dict[int, Hosted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give(three, 2)
-    monkeypatch.setattr("sava.peers.handlers.FORWARD_S", 0.3)
-    monkeypatch.setattr("sava.peers.handlers.LONG_CALLS", {})
+    monkeypatch.setattr("sava.peers.forwarding.FORWARD_S", 0.3)
+    monkeypatch.setattr("sava.peers.forwarding.LONG_CALLS", {})
 
     async def hang(request: Any, context: Any) -> None:
         await asyncio.Event().wait()
@@ -455,7 +455,7 @@ async def test_a_broker_whose_registration_ends_is_not_waited_for(
 ) -> None:
     """It died; a call begins to connect to it; then its lease is over, and its topics go to others. The call
     finds them there at once, not when the time for connecting is up."""
-    monkeypatch.setattr("sava.peers.brokers.CONNECT_S", FAR_S)
+    monkeypatch.setattr("sava.peers.channels.CONNECT_S", FAR_S)
     await three[2].die()
     linking = asyncio.create_task(three[1].peers.link(2, "client", timeout=FAR_S))
     await asyncio.sleep(0)  # it has begun to wait
@@ -469,7 +469,7 @@ async def test_a_call_on_a_channel_that_is_replaced_ends_unavailable(
     three: dict[int, Hosted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not cancelled: to a client that has not cancelled anything, that would be the end of its call."""
-    monkeypatch.setattr("sava.peers.brokers.GRACE_S", 0.0)
+    monkeypatch.setattr("sava.peers.channels.GRACE_S", 0.0)
     give(three, 2)
     began, cancelled = asyncio.Event(), asyncio.Event()
     three[2].service.offsets = _until_cancelled(began, cancelled)
@@ -487,8 +487,8 @@ async def test_a_call_to_a_broker_whose_registration_is_lost_ends(
     """Schedule: a call was passed on to a broker, which is stopped: its connection stands, and no answer
     comes. The cluster takes the broker for dead. The caller must be told at once, since another broker takes
     the topic up; it would wait for its own deadline otherwise."""
-    monkeypatch.setattr("sava.peers.handlers.FORWARD_S", FAR_S)
-    monkeypatch.setattr("sava.peers.handlers.LONG_CALLS", {})
+    monkeypatch.setattr("sava.peers.forwarding.FORWARD_S", FAR_S)
+    monkeypatch.setattr("sava.peers.forwarding.LONG_CALLS", {})
     give(three, 2)
     began, cancelled = asyncio.Event(), asyncio.Event()
     three[2].service.offsets = _until_cancelled(began, cancelled)
@@ -505,7 +505,7 @@ async def test_a_call_to_a_broker_whose_registration_is_lost_ends(
 
 async def test_peers_that_are_closed_leave_nothing_open() -> None:
     async with brokers(2) as hosted:
-        peers = Peers(hosted[1].view, Auth())
+        peers = PeerChannels(hosted[1].view, Auth())
         link = await peers.link(2, "client", timeout=PATIENCE_S)
         await peers.close()
         assert link.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
@@ -524,9 +524,11 @@ async def test_a_stream_that_waits_for_its_connection_ends_with_the_channel() ->
 
     with socket.create_server(("127.0.0.1", 0)) as mute:
         channel = aio.insecure_channel(f"127.0.0.1:{mute.getsockname()[1]}")
-        link = Link(channel, registration(2), "broker 2")
+        link = PeerChannel(channel, registration(2), "broker 2")
         passing = asyncio.create_task(
-            relays.both_ways(link, "/sava.streams.Streams/Publish", b"", None, (), nothing_more, no_reply)
+            forwarding.relay_both_ways(
+                link, "/sava.streams.Streams/Publish", b"", None, (), nothing_more, no_reply
+            )
         )
         accepted, _ = await asyncio.to_thread(mute.accept)
         await channel.close(None)

@@ -1,14 +1,14 @@
-"""Peers: the other brokers' ports, as this broker calls them.
+"""PeerChannels: gRPC channels to the client and admin ports of the other brokers.
 
-A broker is known by its registration, which says where its ports are and which life of it this is. There is
-one channel for each port of each broker, made when it is first needed. A registration of another life, or
-with another address, makes a new one: what the former has under way belongs to a broker that is gone, and may
-end. When a registration is lost, its calls are ended (``look``): a broker that was stopped closes no
-connection, and what it served is taken up by another one, where the caller should be.
+A broker is known by its registration, which says where its ports are and which incarnation of it this is.
+There is one channel for each port of each broker, made when it is first needed. A registration of another
+incarnation, or with another address, makes a new one: what the former has under way belongs to a broker
+that is gone, and may end. When a registration is lost, its calls are ended (``look``): a broker that was
+stopped closes no connection, and what it served is taken up by another one, where the caller should be.
 
-A call is sent only over a connection that stands. So a broker that could not be connected to is told from
-one that vanished under a call: to the first nothing was sent, and the call may be made elsewhere; of the
-second nobody knows what it has done.
+A call is sent only over a connection that stands. So a broker that could not be connected to is distinguished
+from one that vanished under a call: to the first nothing was sent, and the call may be made elsewhere; of the
+second it is unknown what it has done.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import grpc
 from grpc import aio
 
 from sava.cluster.records import Registration
+from sava.cluster.view import TopicRouter
 from sava.config import Auth
 from sava.errors import RetryableError
 from sava.peers import tls
@@ -65,11 +66,7 @@ class Unreachable(RetryableError):
     """A broker is not registered, or cannot be connected to. Nothing was sent to it."""
 
 
-class Registrations(Protocol):
-    def registration(self, broker: int) -> Registration | None: ...
-
-
-class Link:
+class PeerChannel:
     """The channel to one port of one broker. Messages are bytes."""
 
     def __init__(self, channel: aio.Channel, registration: Registration, name: str) -> None:
@@ -97,13 +94,13 @@ class Link:
         return self.channel.get_state() is grpc.ChannelConnectivity.READY
 
 
-class Peers:
+class PeerChannels:
     """Owned by the event loop."""
 
-    def __init__(self, brokers: Registrations, auth: Auth) -> None:
+    def __init__(self, brokers: TopicRouter, auth: Auth) -> None:
         self._brokers = brokers
         self._auth = auth
-        self._links: dict[tuple[int, Port], Link] = {}
+        self._links: dict[tuple[int, Port], PeerChannel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -118,7 +115,7 @@ class Peers:
                 del self._links[key]
                 self._spawn(link.channel.close(GONE_S))
 
-    async def link(self, broker: int, port: Port, *, timeout: float) -> Link:
+    async def link(self, broker: int, port: Port, *, timeout: float) -> PeerChannel:
         """One that is connected. Raises Unreachable."""
         link = self._link(broker, port)
         if link.is_ready:
@@ -129,10 +126,10 @@ class Peers:
         except TimeoutError:
             raise Unreachable(f"{link.name} cannot be reached") from None
         except aio.UsageError:
-            raise Unreachable(f"{link.name} was registered anew") from None
+            raise Unreachable(f"{link.name} was registered again") from None
         return link
 
-    async def _connect(self, link: Link, broker: int) -> None:
+    async def _connect(self, link: PeerChannel, broker: int) -> None:
         """A broker whose registration ends meanwhile is waited for no longer: what it had is another's then,
         and those who wait for it can be served there."""
         while not link.is_ready:
@@ -142,7 +139,7 @@ class Peers:
             if self._brokers.registration(broker) is None:
                 raise Unreachable(f"{link.name} is gone")
 
-    def _link(self, broker: int, port: Port) -> Link:
+    def _link(self, broker: int, port: Port) -> PeerChannel:
         registration = self._brokers.registration(broker)
         link = self._links.get((broker, port))
         if link is not None and link.registration is registration:
@@ -156,7 +153,7 @@ class Peers:
             raise Unreachable(f"broker {broker} is not there: it has no registration")
         return self._open(registration, broker, port)
 
-    def _open(self, registration: Registration, broker: int, port: Port) -> Link:
+    def _open(self, registration: Registration, broker: int, port: Port) -> PeerChannel:
         target = registration.client if port == "client" else registration.admin
         size = MAX_MESSAGE_BYTES[port]
         options = (
@@ -165,7 +162,7 @@ class Peers:
             *_OPTIONS,
         )
         channel = tls.open_channel(target, self._auth, options)
-        link = self._links[broker, port] = Link(
+        link = self._links[broker, port] = PeerChannel(
             channel, registration, f"broker {broker} ({port} port {target})"
         )
         return link
