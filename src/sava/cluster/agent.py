@@ -12,17 +12,18 @@ another's   drops what it still has of it                         nothing
 
 Level-triggered: what to do follows from the record as it is and from what is loaded, never from which change
 came last. So a topic is looked at when its record changes, after each job, when this broker is registered
-anew, and every quarter of a minute in any case; whatever was interrupted, at whatever point, is decided anew.
+again, and every quarter of a minute in any case; whatever was interrupted, at whatever point, is decided
+again.
 A job other than taking up (which asks by itself) begins with a linearizable read: a view that is behind must
 not drop what was taken up a moment ago.
 
 Nothing is done while this broker is not registered: others may be taking over.
 
-**Between handing over and sealing.** Once ``hand_over`` has returned, nobody can append under this epoch, and
-the end is known. When the answer to ``seal`` is lost, the record decides: still moving under this epoch, it
-is written again; otherwise it happened, or the controller has taken the move back, and the topic is taken up
-under the next epoch. A broker that dies in between comes back with another incarnation, rolls the move back
-and goes on serving from its journal.
+**Between handing over and sealing.** Once ``hand_over`` has returned, no broker can append under this epoch,
+and the end is known. When the answer to ``seal`` is lost, the record decides: still moving under this epoch,
+it is written again; otherwise it happened, or the controller has taken the move back, and the topic is taken
+up under the next epoch. A broker that dies in between comes back with another incarnation, rolls the move
+back and continues to serve from its journal.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ log = logging.getLogger(__name__)
 FAILURES: Final = (SavaError, TimeoutError, OSError)
 """Of one topic: logged, and tried again later."""
 OVERTAKEN: Final = (NotOwner, TopicUnknown, WrongState, RegistryBusy)
-"""Somebody has changed the record: what is to be done is decided anew."""
+"""Another broker or a client has changed the record: what is to be done is decided again."""
 PASS_S: Final = 15.0
 CHUNK: Final = 256
 """Topics looked at between two turns of everybody else, in a pass over all of them."""
@@ -290,7 +291,7 @@ class Agent:
         if entry is None:
             return "it does not exist any more"
         owner = entry.record.owner
-        return f"broker {owner} has it now" if owner not in (0, self._broker) else "it is taken up anew"
+        return f"broker {owner} has it now" if owner not in (0, self._broker) else "it is taken up again"
 
     def _note_move(self, name: TopicName, case: _Case) -> None:
         """The time that a hand-over has counts from here, a wait for its turn included."""
@@ -339,7 +340,7 @@ class Agent:
         log.warning("agent: given back topic=%s error=%s", name, error)
 
     async def _settled_end(self, entry: TopicEntry) -> int | None:
-        """Where another broker would go on; None: somebody's journal may hold what is not in segments."""
+        """Where another broker would continue; None: a journal may hold what is not in segments."""
         if not entry.spec.reliable:
             return 0
         key = TopicKey(entry.name.namespace, entry.name.topic, entry.spec.topic_id)
@@ -370,7 +371,7 @@ class Agent:
         return TopicEntry(name, spec, kv.mod_revision, *ownership.known(local, name))
 
     async def _write(self, step: str, entry: TopicEntry, **changes: Any) -> None:
-        """Raises WrongState or RegistryBusy if it was overtaken: what is to be done is decided anew."""
+        """Raises WrongState or RegistryBusy if it was overtaken: what is to be done is decided again."""
         name = entry.name
         record = ownership.after(step, name, entry.record, **changes)
         key = specs.ownership_key(name)
@@ -381,7 +382,7 @@ class Agent:
     # -- for others --------------------------------------------------------------------------
 
     async def released(self, names: Sequence[TopicName]) -> None:
-        """Until nobody has these topics, which are being deleted: their owners have let go of them, or are
+        """Until no broker has these topics, which are being deleted: their owners have let go of them, or are
         not there and hence serve nothing. Raises Unfinished."""
         if not names:
             return

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 FULL_PASS_S: Final = 10.0
 TICK_S: Final = 0.25
-"""How often it looks whether it leads, and whether a drain can go on."""
+"""How often it looks whether it leads, and whether a drain can continue."""
 IDLE_TICK_S: Final = 1.0
 """How often a leader without drains looks whether it still leads; what it writes is fenced in any case."""
 RETRY_S: Final = 0.2
@@ -65,7 +65,7 @@ PART: Final = 1000
 ABANDONED_S: Final = 30.0
 """A deletion that is not over by then is taken for one whose broker has died."""
 UNREADABLE: Final = TopicState(topic_id=0, epoch=0, storage_id="", sealed=False)
-"""Of a record that cannot be read nobody knows that there is nothing more: such a topic stays as it is."""
+"""A record that cannot be read does not say that there is nothing more: such a topic stays as it is."""
 
 T = TypeVar("T")
 
@@ -172,8 +172,8 @@ class Controller:
         return move
 
     async def drain(self, broker: int, mode: BrokerMode) -> AsyncIterator[DrainStatus]:
-        """What it has come to, each time that it changes; the last one is done. The drain goes on if nobody
-        looks. Raises NotController, BrokerUnknown, MoveRefused."""
+        """What it has come to, each time that it changes; the last one is done. The drain continues
+        without a reader. Raises NotController, BrokerUnknown, MoveRefused."""
         term = await self._lead_term()
         async for status in self._drains.drain(broker, mode, term=term):
             yield status
@@ -437,7 +437,8 @@ def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class OfflineTopics:
-    """Owned by the event loop."""
+    """Topics that no broker serves, and for which the controller can do nothing at the moment: remembered so
+    that each is logged once, and that they can be counted. Owned by the event loop."""
 
     def __init__(self) -> None:
         self.orphans: set[TopicName] = set()

@@ -1,8 +1,8 @@
 """Drains: a broker's topics go to others, a few at a time, until it has none.
 
-That a broker is being drained stands in its mode record, and nowhere else: whoever leads sees it there, finds
+That a broker is being drained stands in its mode record, and nowhere else: each leader sees it there, finds
 the topics that the broker still has, and moves them. So a drain survives the leader that was asked for it; a
-new one only begins to count anew, failures and time included. Nothing is assigned to a broker that is not
+new one only begins to count again, failures and time included. Nothing is assigned to a broker that is not
 active, for every assignment has its mode as a condition, and when it has no topics left it is *drained*. If
 it turns out to have some after all (an assignment that was decided before the drain and seen after it), they
 are moved like the others.
@@ -108,7 +108,7 @@ class Drain:
         self._todo: deque[TopicName] = deque()
         self._under_way: dict[TopicName, asyncio.Task[None]] = {}
         self._others = 0
-        """Moves of its topics that somebody else began."""
+        """Moves of its topics that were not begun by this drain."""
         self._retries: dict[TopicName, tuple[int, float]] = {}
         """How often a move was tried again, and when the next time is."""
         self._failed: dict[TopicName, str] = {}
@@ -197,7 +197,7 @@ class Drain:
         self._todo.append(name)
 
     async def stop(self, why: Literal["replaced", "deposed"]) -> None:
-        """The moves that are under way go on by themselves."""
+        """The moves that are under way continue by themselves."""
         self.over = why
         await cancelled(*self._under_way.values())
         self.tell()
@@ -258,7 +258,7 @@ class Drains:
         self._clock = clock
         self._drains: dict[int, Drain] = {}
         self._term = 0
-        """In which they go on; 0: they do not."""
+        """In which they continue; 0: they do not."""
 
     @property
     def are_under_way(self) -> bool:
@@ -275,7 +275,7 @@ class Drains:
         return DrainStatus(count, 0, 0, count, topics=topics, mode=mode_now, is_done=True)
 
     async def drain(self, broker: int, mode: BrokerMode, *, term: int) -> AsyncIterator[DrainStatus]:
-        """Each state that it comes to, until it is done; the drain goes on if nobody looks. Raises
+        """Each state that it comes to, until it is done; the drain continues without a reader. Raises
         BrokerUnknown, MoveRefused, NotController."""
         now_ms = time.time_ns() // 1_000_000
         wanted = msgspec.structs.replace(mode, mode=Mode.DRAINING, since_ms=now_ms)

@@ -3,7 +3,7 @@
 A move is one write, *moving*, in which the target is named and still there. Everything after that happens by
 itself, whether or not anybody looks on: the owner hands the topic over and seals it, or takes the move back;
 the controller assigns it, or rolls it back when the owner had its time; and of an owner that dies on the way
-the controller takes over as of any other. So whoever asked for the move only watches the record, and a leader
+the controller takes over as of any other. So the caller of a move only watches the record, and a leader
 that is deposed meanwhile loses nothing but the sight of it.
 
 Before that write the owner is asked to upload what the topic has in the journal only, while it serves it. So
@@ -49,7 +49,7 @@ SINGLE_BROKER: Final = (
 _S = OwnershipState
 
 PrepareMove = Callable[[int, TopicName, float], Awaitable[None]]
-"""Asks a broker to prepare a topic of its own for a move, within so many seconds."""
+"""Asks a broker to prepare a topic of its own for a move, within a number of seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Moves:
         return Move(name, seen.record.owner, record.owner, record.epoch, error=error, downtime_ms=downtime_ms)
 
     def _is_stranded(self, entry: TopicEntry) -> bool:
-        """Its owner has died on the way and nobody else can go on: what it takes up again it keeps, so the
+        """Its owner has died on the way and no other can continue: what it takes up again it keeps, so the
         move is over."""
         if entry.record.state is not _S.ORPHAN or not entry.spec.reliable:
             return False

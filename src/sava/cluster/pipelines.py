@@ -119,7 +119,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class HeldClaim(NamedTuple):
-    """A claim that somebody has."""
+    """A claim that a runner has."""
 
     runner: str
     number: int
@@ -231,7 +231,7 @@ class PipelineInvalid(CallerError):
 
 
 class PipelineForeign(CallerError):
-    """It was made by somebody else, with whom it comes and goes."""
+    """A policy has made it, and it comes and goes with that policy."""
 
     def __init__(self, name: str, made_by: str) -> None:
         maker = f"by {made_by}, and goes when that does not need it any more" if made_by else "by a person"
@@ -269,7 +269,7 @@ ATTEMPTS: Final = 8
 MAX_SETTINGS_BYTES: Final = 64 << 10
 MAX_ERROR_CHARACTERS: Final = 2_000
 REWRITE_MS: Final = 10_000
-"""A status that says nothing new is written down again after so long. Idle pipelines, each reporting every
+"""A status that says nothing new is written down again after this. Idle pipelines, each reporting every
 other second, would otherwise keep the log busy."""
 SHORTEST_TTL_MS: Final = 1_000
 LONGEST_TTL_MS: Final = 300_000
@@ -541,7 +541,7 @@ def _is_held(found: Pipeline, runner: str, claim: int) -> bool:
 
 
 def _holder(found: Pipeline) -> str:
-    return found.claim.runner if found.claim is not None else "nobody"
+    return found.claim.runner if found.claim is not None else "none"
 
 
 def _stamped(status: PipelineStatus, runner: str, claim: int) -> PipelineStatus:

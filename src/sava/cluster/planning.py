@@ -130,7 +130,7 @@ class Placement:
     def choose(
         self, *, store_id: str = "", target: int = 0, leaves: int = 0, may_return: bool = True
     ) -> Candidate | None:
-        """None: there is no broker for it. ``target`` gets it if it can; ``leaves`` only if nobody else can
+        """None: there is no broker for it. ``target`` gets it if it can; ``leaves`` only if no other can
         and it ``may_return``."""
         fitting = [each for each in self.candidates.values() if each.sees(store_id)]
         others = [each for each in fitting if each.broker != leaves]
@@ -163,7 +163,7 @@ ROLL_BACK_GRACE_S: Final = 10.0
 """Beyond its time, in which the owner of a topic takes a move back by itself."""
 ORPHAN_LOOK_S: Final = 0.1
 """How soon an orphan is looked at again whose journal is being recovered: it is served as soon as its tail is
-in segments, and that is written where nobody watches."""
+in segments, and that is written to a key without a watch."""
 ORPHAN_LONG_S: Final = 60.0
 ORPHAN_LATER_S: Final = 2.0
 """How soon one that has waited long: for a broker that may never come back."""
@@ -344,7 +344,7 @@ class DecisionWriter:
         self._store = store
 
     async def write(self, decisions: Sequence[Decision], *, term: int) -> list[Decision]:
-        """Those that took effect, as soon as the view shows them: whoever decides next must not decide the
+        """Those that took effect, as soon as the view shows them: the next pass must not decide the
         same again. Raises Deposed, Unavailable, OutcomeUnknown."""
         tried = await asyncio.gather(
             *(self._write(decision, term) for decision in decisions), return_exceptions=True

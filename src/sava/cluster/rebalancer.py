@@ -176,7 +176,7 @@ def _next_move(
 
 
 def _donors(loads: Mapping[int, float]) -> list[int]:
-    """The most loaded first. If none stands out, but the ends are far apart, whoever is above the mean."""
+    """The most loaded first. If none stands out, but the ends are far apart, those above the mean."""
     spread = Spread.of(list(loads.values()))
     over = [broker for broker, load in loads.items() if spread.is_over(load)]
     if not over and spread.largest - spread.smallest > max(SPAN * spread.mean, LEAST_MARGIN):
@@ -194,7 +194,7 @@ log = logging.getLogger(__name__)
 HOUR_S: Final = 3600.0
 MAX_REMEMBERED: Final = 10_000
 UNKNOWN_WORK: Final = 0.2
-"""Of a topic that its broker has not reported yet: that of one which nobody uses."""
+"""Of a topic that its broker has not reported yet: that of one without clients."""
 
 MoveTo = Callable[[TopicName, int], Awaitable[Move]]
 

@@ -66,7 +66,7 @@ class BrokerMode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parallel: int = 8
     """Of a drain: how many topics move at a time."""
     timeout_ms: int = 300_000
-    """Of a drain: after so long no more moves are begun. It stays draining."""
+    """Of a drain: after this no more moves are begun. It stays draining."""
     include: tuple[str, ...] = ()
     """Of a drain: namespaces; empty: all."""
     exclude: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
 """Registrar: being there. A lease in the metadata store, and what happens when it is lost.
 
-The others take a broker for gone when its lease has ended; the broker itself must not go on serving by then.
+The others take a broker for gone when its lease has ended; the broker itself must not serve any more by then.
 It cannot be told (what cut it off from the store is what ends the lease), so it goes by its own clock: the
 lease lives at least one TTL from the moment at which the last keep-alive that was answered was *sent*, and
-for nothing beyond that is there any proof. The monotonic clock goes on while the process stands still, so a
+for nothing beyond that is there any proof. The monotonic clock continues while the process stands still, so a
 broker that was stopped for a minute knows it as soon as it looks, and it looks before it acts:
 ``incarnation`` is 0 from the deadline on, whether or not the task that renews it had its turn.
 
@@ -24,15 +24,15 @@ The leader may end a lease early, when the members agree that its broker is gone
 is there after all sees its registration vanish in its own copy of the metadata (``look``), and does not wait
 for its next renewal to find out.
 
-A lost lease is not renewed: the broker drops what it serves and registers anew under the next one. The lease
-is the broker's *incarnation*: topics that an earlier life took up are told apart by it.
+A lost lease is not renewed: the broker drops what it serves and registers again under the next one. The lease
+is the broker's *incarnation*, which tells apart the topics that an earlier process took up.
 
 A broker that is asked to stop says so in its registration first (``leave``). From then on it gets no topics,
 for every assignment has its registration as a condition; its topics go to others, and so do the journals that
 it mirrors. The lease is revoked when that is over.
 
 A registration that is still there from the life before (the process died and is back within a TTL) is
-replaced in one transaction, so that nobody sees the broker gone in between. It is known to be the same
+replaced in one transaction, so that no other sees the broker gone in between. It is known to be the same
 broker's former life because a data directory has one process at a time.
 """
 
@@ -70,7 +70,7 @@ CALL_S: Final = 5.0
 LEAVE_S: Final = 2.0
 """For saying so. A broker that cannot stops all the same."""
 REVOKE_S: Final = 2.0
-"""At the end: whoever cannot revoke a lease lets it expire."""
+"""At the end: a broker that cannot revoke its lease lets it expire."""
 
 
 class Registrar:
@@ -114,11 +114,11 @@ class Registrar:
         return self.incarnation != 0
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Called each time that this broker is there anew. It must return at once."""
+        """Called each time that this broker is registered. It must return at once."""
         self._listeners.append(listener)
 
     def renew(self, reason: str) -> None:
-        """Give this registration up, as if it were lost, and register anew."""
+        """Give this registration up, as if it were lost, and register again."""
         self._given_up = reason
         self._gives_up.set()
 

@@ -105,10 +105,12 @@ class ClusterView:
             try:
                 await self._follow()
             except Compacted:
-                log.info("cluster: the view fell behind and begins anew")
+                log.info("cluster: the view fell behind, reading everything again")
                 continue
             except (SavaError, TimeoutError) as error:
-                log.warning("cluster: the view cannot follow error=%s: %s", type(error).__name__, error)
+                log.warning(
+                    "cluster: the view cannot follow, retrying error=%s: %s", type(error).__name__, error
+                )
             # Also when the watches have ended without an error: the store is being closed.
             await asyncio.sleep(RETRY_S)
 
@@ -195,7 +197,7 @@ class ClusterView:
     def _decode(self, key: str, kv: KeyValue | None, kind: type[T]) -> T | None:
         """None: it is gone, or cannot be read, which is remembered. One record that cannot be read is no
         reason to know nothing of the others, and a topic's is not an absent one: it has no entry, and so
-        nobody does anything with it."""
+        no broker does anything with it."""
         if kv is None:
             self._corrupt.pop(key, None)
             return None
@@ -322,7 +324,7 @@ WAIT_S: Final = 3600.0
 
 
 class NotServed(RetryableError):
-    """Nobody has the topic; says why."""
+    """No broker has the topic; says why."""
 
     def __init__(self, topic: object, reason: str) -> None:
         super().__init__(f"topic {topic} is not served: {reason}")
@@ -340,7 +342,7 @@ class TopicRouter:
         return self._view.brokers.get(broker)
 
     def current(self, name: TopicName) -> int:
-        """The broker that has the topic, without waiting; 0: nobody."""
+        """The broker that has the topic, without waiting; 0: none."""
         record, _ = self._view.held(name)
         is_served = record.state is OwnershipState.ASSIGNED and record.owner in self._view.brokers
         return record.owner if is_served else 0
@@ -392,7 +394,9 @@ class TopicRouter:
         if spec is None:
             raise TopicUnknown(name)
         if spec.partitions:
-            raise TopicMismatch(f"topic {name} is partitioned: its messages are its partitions'")
+            raise TopicMismatch(
+                f"topic {name} is partitioned; use one of its partitions, for example {name.partition(0)}"
+            )
 
     def _reason(self, name: TopicName) -> str:
         record = self._view.held(name).record

@@ -29,7 +29,7 @@ from sava.topics.specs import RecordCorrupt
 log = logging.getLogger(__name__)
 
 LEFT_MS: Final = 10_000
-"""A batch that was decided so long ago is taken for one whose broker has died."""
+"""A batch that was decided longer ago is taken for one whose broker has died."""
 SINGLE_MS: Final = 24 * 3_600_000
 """No program asks again for a writer without a query after that. A query's is kept for its checkpoint, which
 may be taken up after a year."""

@@ -32,7 +32,7 @@ from sava.topics.names import (
 WRITERS: Final = "/writers/"
 SWEEP: Final = "/staging/sweep"
 MAX_EARLIER: Final = 32
-"""Runs that are remembered as fenced. One that was followed by more than so many could decide again, if it
+"""Runs that are remembered as fenced. One that was followed by more than this could decide again, if it
 had come exactly as far as the current one."""
 
 MAX_RECENT: Final = 64
@@ -46,7 +46,7 @@ def writer_key(writer: str) -> str:
 class WriterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     producer_id: int
     """Under which topics know the writer; drawn when the record is made. A writer that was forgotten and
-    begins anew is another one to them, or they would take its first batches for repeated ones."""
+    begins again is another one to them, or they would take its first batches for repeated ones."""
     ordinal: int
     """Of the last decision; they are counted from 1. Batches may be numbered as the writer likes."""
     query: str
@@ -106,7 +106,7 @@ def swept_until(kv: KeyValue | None) -> SweepMark:
 
 
 def new_producer_id(writer: str, salt: str) -> int:
-    """62 bits (the next one is that of chains), never 0, which is nobody."""
+    """62 bits (the next one is that of chains), never 0, which is no producer."""
     digest = hashlib.blake2b(f"writer/{writer}/{salt}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2 or 1
 
@@ -142,7 +142,7 @@ class WriterReused(CallerError):
         super().__init__(
             f"writer {writer} has published up to batch {known_batch} of query {known_query or 'none'}, and "
             f"this is batch {batch} of query {query or 'none'}: taken for a repeated one, it would be lost. "
-            "If the query was begun anew, choose another writer id, or forget this one with "
+            "If the query was started again, choose another writer id, or forget this one with "
             f"`sava writers forget {writer}`"
         )
         self.writer = writer
@@ -183,7 +183,7 @@ class WriterContended(RetryableError):
 
 
 class StagedLost(HostError):
-    """A batch was decided, and what it consists of is not there any more: somebody has removed it."""
+    """A batch was decided, and what it consists of is not there any more: it was removed."""
 
     outcome = Outcome.PARTLY
 

@@ -175,7 +175,7 @@ class Writers:
         return await self.finish(commit.writer, record.manifest)
 
     async def _decide(self, commit: Commit, known: HeldWriter) -> _Decided | None:
-        """None: it was another's turn, or nobody knows."""
+        """None: it was another's turn, or the outcome is unknown."""
         swept = swept_until(await self._store.get(SWEEP))
         await self._check_fresh(commit, swept.moment_ms)
         manifest = Manifest(writer=commit.writer, batch=commit.batch, parts=await self._check_topics(commit))
@@ -236,11 +236,11 @@ class Writers:
     async def finish(
         self, writer: str, manifest: str, decided: _Decided | None = None
     ) -> Sequence[PublishedPart]:
-        """Publish what was decided, if that is not done; what it was, empty if somebody else has done it.
-        Goes on if the caller does not. Raises what stands in the way.
+        """Publish what was decided, if that is not done; what it was, empty if another broker has done it.
+        Continues if the caller does not. Raises what stands in the way.
 
         A decision is known by its manifest, which no other has. The ordinals of a writer that was forgotten
-        begin anew, and whoever is late must not take the new one's first batch for the one that it has
+        begin again, and a late broker must not take the new one's first batch for the one that it has
         published itself."""
         return await self._finishing.run((writer, manifest), lambda: self._finish(writer, manifest, decided))
 
@@ -308,7 +308,8 @@ class Writers:
         raise WriterContended(known.writer)
 
     async def _note(self, writer: str, key: str, *, done: Iterable[str] = (), error: str = "") -> None:
-        """How far it has come, for those who go on and those who look. If it cannot be written, it is not."""
+        """How far it has come, for those who continue and those who look. If it cannot be written, it is
+        not."""
         with suppress(SavaError, TimeoutError):
             known = await self._held(writer)
             record = known.record
@@ -355,7 +356,8 @@ class Writers:
         return held(writer, await self._store.get(writer_key(writer)))
 
     async def _write(self, known: HeldWriter, record: WriterRecord) -> bool:
-        """False: it is not what was known any more, or nobody knows. Whoever reads it again finds out."""
+        """False: it is not what was known any more, or the outcome is unknown. Reading it again shows
+        which."""
         key = writer_key(known.writer)
         put = Put(key, specs.encode(record))
         with suppress(OutcomeUnknown):

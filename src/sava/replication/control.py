@@ -54,7 +54,7 @@ from sava.topics.registry import Registry
 from sava.topics.specs import RecordCorrupt, TopicSpec
 
 PROBE: Final = "replication-check"
-"""The topic by which a namespace without topics is asked about; nobody minds whether it exists."""
+"""The topic by which a namespace without topics is asked about; it does not matter whether it exists."""
 PAGE: Final = 500
 """Topics in one question."""
 
@@ -242,7 +242,7 @@ class Control:
 
     async def remove_remote(self, name: str) -> None:
         """Raises RemoteUnknown, RemoteInUse; ReplicationBusy while topics still keep messages for it, which
-        nobody could end any more when it is forgotten."""
+        nothing could end any more when it is forgotten."""
 
         def naming() -> list[str]:
             return policies.naming(self._store.local, name)

@@ -2,9 +2,9 @@
 
 A pass compares what policies ask for with what is written down, and writes down the difference: a record for
 each topic and remote, and one pipeline for each remote that any topic needs. It acts on states and not on
-events, so a policy that is set while nobody leads, a topic that is created by a client, and a remote that is
-removed all come to the same. Nothing of it touches the remote: whatever is created there is created by
-whoever copies, after comparing.
+events, so a policy that is set while no broker leads, a topic that is created by a client, and a remote that
+is removed all come to the same. Nothing of it touches the remote: the runner that copies creates what is
+missing there, after comparing.
 
 **Where copying starts.** By default with the oldest message. A policy that starts at the latest means the
 ends of the partitions at the moment when it came into force, which are asked for once and written down: a
@@ -12,7 +12,7 @@ runner that started later and took the ends then would leave out what came in be
 that was created after the policy is copied from its first message.
 
 **Growth.** The record has the number of partitions with which the topic came under the policy. More than that
-now means that somebody has added some here, which is to be done there as well; fewer there from the beginning
+now means that partitions were added here, which is to be done there as well; fewer there from the beginning
 means that the two are different, which is for people to decide.
 """
 
@@ -107,8 +107,8 @@ class LinkTopic(NamedTuple):
         return known + (0,) * (self.wanted.width - len(known)) if known else ()
 
     def first(self, number: int) -> Position:
-        """Before what is not copied of the partition of this number. If some of it was copied before, that
-        goes on wherever it was, which the remote knows."""
+        """Before what is not copied of the partition of this number. If some of it was copied before, it
+        continues where it was, which the remote knows."""
         if self.record.remote_topic_ids:
             return EARLIEST
         offsets = self.start_offsets
@@ -177,7 +177,7 @@ class Links:
         return remotes.known(self._store.local)
 
     def wanted(self) -> dict[LinkName, WantedTopic]:
-        """Raises RecordCorrupt: of a policy that cannot be read nobody knows what it wants, so everything
+        """Raises RecordCorrupt: of a policy that cannot be read it is not known what it wants, so everything
         stays as it is."""
         of_namespaces, of_topics = policies.of_namespaces(self._store.local), self._of_topics()
         if not of_namespaces and not of_topics:
@@ -348,7 +348,7 @@ class Links:
                 log.info("replication: forgotten topic=%s remote=%s", name.topic, name.remote)
                 changes.append(_delete(name, left))
             elif left.record.is_wanted:
-                log.info("replication: no more wanted topic=%s remote=%s", name.topic, name.remote)
+                log.info("replication: no longer wanted topic=%s remote=%s", name.topic, name.remote)
                 record = msgspec.structs.replace(left.record, is_wanted=False, start_offsets=())
                 changes.append(_put(name, record, left))
         return changes, is_done
@@ -356,7 +356,7 @@ class Links:
     async def _ends(
         self, wanted: Mapping[LinkName, WantedTopic], written: Mapping[LinkName, WrittenLink]
     ) -> Mapping[TopicName, Extent]:
-        """Of the topics of which somebody has to know, all asked for at once."""
+        """Of the topics whose ends are needed, all asked for at once."""
 
         def has_offsets(name: LinkName, each: WantedTopic) -> bool:
             before = written.get(name)
@@ -426,7 +426,7 @@ class Links:
         return is_done
 
     def check_pipelines(self, needed: Iterable[str]) -> None:
-        """Raises PipelineForeign if somebody else has a pipeline of a name that is needed."""
+        """Raises PipelineForeign if a person or another policy has a pipeline of a name that is needed."""
         names = set(map(pipeline_name, needed))
         for pipeline in self._pipelines.known():
             if pipeline.name in names and pipeline.record.made_by != MADE_BY:

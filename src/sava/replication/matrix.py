@@ -4,14 +4,15 @@ First the two are put in relation (``relate``), then a table says what is done a
 (``RULES``), once for each mismatch policy. The policies differ where PIP-370 calls its own text disputed: by
 ``pip370`` a partition is copied into the one of the same number if there is one; by ``strict``, as Pulsar
 does it since 4.2, nothing is copied unless both have the same partitions. Neither ever changes the number of
-partitions of a topic that is there, except after somebody has grown the topic here: that grows it there too,
+partitions of a topic that is there, except after the topic was grown here: that grows it there too,
 as it always did.
 
 Whether replication may create topics is asked in one case only: there is none. Creating is not the end of it:
-somebody else may have been faster, with another number of partitions. So what is there after creating is put
+another may have been faster, with another number of partitions. So what is there after creating is put
 in relation again, and nothing is copied before the two agree.
 
-Pure, and without anything else of Sava in it: whoever copies decides by the same table as whoever checks.
+Pure, and without anything else of Sava in it: the runner that copies decides by the same table as the
+leader that checks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class LinkState(StrEnum):
     """All is copied, and nothing comes."""
     PAUSED = "paused"
     WAITING_RUNNER = "waiting_runner"
-    """Nobody has reported of it for a while."""
+    """No runner has reported of it for a while."""
     WAITING_REMOTE_TOPIC = "waiting_remote_topic"
     PARTITION_MISMATCH = "partition_mismatch"
     REMOTE_DELETED = "remote_deleted"
@@ -52,7 +53,7 @@ class LinkState(StrEnum):
 
 
 CONNECTED: Final = frozenset((LinkState.ACTIVE, LinkState.IDLE))
-"""In these messages are copied as they come; in all others they wait, and somebody may have to act."""
+"""In these messages are copied as they come; in all others they wait, and an operator may have to act."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ class KnownThere:
     """When it was last seen."""
     is_tombstone: bool = False
     is_grown: bool = False
-    """Somebody has added partitions here while it was replicated, and they were not seen there yet."""
+    """Partitions were added here while it was replicated, and they were not seen there yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,8 @@ class Settings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     create: int | None = None
-    """Create the topic there with so many partitions (0: a plain one), then put them in relation again."""
+    """Create the topic there with this number of partitions (0: a plain one), then put them in relation
+    again."""
     grow: int = 0
     """As ``create``, of a topic that is there and has fewer."""
     copied: tuple[int, ...]

@@ -2,9 +2,9 @@
 
 A namespace has a policy, or none; a topic may have one of its own, which holds instead of the namespace's, as
 a whole. A policy without remotes switches replication off. So the answer for a topic is always in one record,
-and nobody has to add anything up to know it.
+and no levels have to be added up to know it.
 
-Setting a policy creates nothing anywhere. What it asks for is found out by whoever looks at the records
+Setting a policy creates nothing anywhere. What it asks for follows from the records
 (``links``).
 """
 

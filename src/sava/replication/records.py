@@ -67,7 +67,7 @@ class RemoteRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cluster_name: str
     """By its own word when it was added. Messages carry the names of the clusters that they have been in."""
     cluster_id: str
-    """A cluster that was founded anew has another, and knows nothing of what was copied before."""
+    """A cluster that was initialised again has another, and knows nothing of what was copied before."""
     added_ms: int = 0
 
 
@@ -93,7 +93,7 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it came under a policy."""
     base_partitions: int = 0
     """Partitions here when it came under a policy, or when the remote was last seen to have as many. More
-    than that now: somebody has added some, and they are to be added there too."""
+    than that now: some were added, and they are to be added there too."""
     start_offsets: tuple[int, ...] = ()
     """Of a policy that starts at the latest: the ends of the partitions when it came into force."""
     remote_topic_ids: tuple[int, ...] = ()
@@ -102,9 +102,9 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the copy of each partition begins, in offsets here; 0 also while that is not known. Policies may
     say something else by now: they are about what was never copied."""
     is_tombstone: bool = False
-    """It was deleted there: neither created nor copied until somebody asks for it."""
+    """It was deleted there: neither created nor copied until an operator asks for it."""
     generation: int = 0
-    """Grows when somebody has asked for that. What a runner says that has not heard of it yet does not
+    """Grows when an operator has asked for that. What a runner says that has not heard of it yet does not
     count."""
     rewound: int = 0
     """The generation for which everything that is to be copied again is kept again."""

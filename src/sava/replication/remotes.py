@@ -3,8 +3,8 @@
 A remote is added by its address, and says itself who it is. Two things about that are remembered and not
 taken from anybody else. Its *name* travels with messages, as the list of clusters that they have been in, by
 which loops are found: two clusters of one name would each take the other's messages for its own and drop
-them, so they are refused here, before anything is copied. Its *id* tells a cluster from one that was founded
-anew in its place, with none of what was copied before.
+them, so they are refused here, before anything is copied. Its *id* tells a cluster from one that was
+initialised in its place, with none of what was copied before.
 """
 
 from __future__ import annotations

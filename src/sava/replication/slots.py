@@ -3,7 +3,7 @@
 A topic that comes under a policy gets a cursor for each remote, in each partition, by which retention spares
 what is not copied. It is there before anything is copied, since a remote may be down from the first day. The
 runner moves it on (``sava.pipeline.replicate.acks``); it goes back when an operator asks for a topic to be
-copied again; when no policy wants the link any more it goes, and retention goes on as without it.
+copied again; when no policy wants the link any more it goes, and retention continues as without it.
 
 What is there is read from the metadata store, where subscriptions have their records, and compared with what
 is wanted in every pass; owners are asked only about differences. One that cannot be asked at present is asked

@@ -44,7 +44,7 @@ from sava.topics import specs
 from sava.topics.names import TopicName
 
 STALE_MS: Final = 30_000
-"""Of what nobody has reported for so long nobody knows that it goes on."""
+"""What was not reported for longer than this is not known to continue."""
 REWRITE_MS: Final = 10_000
 BATCH: Final = 100
 ATTEMPTS: Final = 8
@@ -104,7 +104,7 @@ class Reports:
         self, runner: str, told: Mapping[LinkName, TopicReport], topics: Mapping[LinkName, LinkTopic]
     ) -> None:
         """Of ``topics``, which are those that are wanted; what is said of others, or of topics that were
-        created anew since the runner looked, is no news of these."""
+        created again since the runner looked, is no news of these."""
         now = records.now_ms()
         changed: list[tuple[LinkName, ReportRecord]] = []
         for name, each in told.items():
@@ -222,7 +222,7 @@ class PartitionStatus(NamedTuple):
     end: int
     """Of the source; at least what is known of it."""
     backlog: int
-    """Messages; UNKNOWN, or at most so many if it was never copied and starts at a time."""
+    """Messages; UNKNOWN, or an upper bound if it was never copied and starts at a time."""
     backlog_s: float
     """Age of the oldest message that is not copied; UNKNOWN. Of one that only the broker has seen, at
     most."""
@@ -293,7 +293,7 @@ class Statuses:
         """The state in place of the one that was reported; None: the report holds."""
         name = pipeline_name(topic.name.remote)
         if pipeline is not None and pipeline.record.is_paused:
-            return LinkState.PAUSED, f"pipeline {name} is paused; `sava pipelines resume {name}` goes on"
+            return LinkState.PAUSED, f"pipeline {name} is paused; `sava pipelines resume {name}` continues it"
         if not topic.is_ready:
             return LinkState.STARTING, "where to start is not known yet: not all its partitions are served"
         if pipeline is None or pipeline.claim is None:
@@ -389,7 +389,7 @@ class Statuses:
 
 
 def _silenced(report: PartitionReport, state: LinkState, reason: str) -> PartitionReport:
-    """Nobody copies it, whatever was said last."""
+    """No runner copies it, whatever was said last."""
     return msgspec.structs.replace(
         report, state=state, reason=reason, next_retry_ms=0, rate=0.0, bytes_rate=0.0
     )
