@@ -80,7 +80,7 @@ class MetaStoreSettings(SettingsSection):
     campaigns after one to two election timeouts of silence (drawn at random, so that two rarely collide),
     and then needs a pre-vote, a vote and the commit of one entry. With 1000 ms that is at most two seconds
     and a little; with 3000 ms the silence alone may last six. Heartbeats of 100
-    ms leave room for nine to be lost before anyone gets nervous.
+    ms leave room for nine to be lost before a follower campaigns.
     """
 
     data_dir: Path = Path("/var/lib/sava/raft")
@@ -145,7 +145,7 @@ class PolicySettings(SettingsSection):
 class DispatchSettings(SettingsSection):
     max_unacked_messages: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
     """Of one subscription, over all its consumers: beyond this it waits for acks. For new subscriptions;
-    one that exists keeps what it has, until somebody changes that."""
+    one that exists keeps what it has until an operator changes it."""
 
 
 class StorageSettings(SettingsSection):
@@ -158,8 +158,8 @@ class StorageSettings(SettingsSection):
     upload_interval_seconds: Positive = 60
     """The longest time that a message stays in the journal alone."""
     staging_expiry_seconds: Annotated[int, Field(ge=4)] = 3600
-    """What was staged for an exactly-once write is removed after so long if no commit has named it. A commit
-    must come within half of that."""
+    """What was staged for an exactly-once write is removed after this long if no commit has named it. A
+    commit must come within half of that."""
 
 
 class JournalSettings(SettingsSection):
@@ -177,7 +177,7 @@ class JournalSettings(SettingsSection):
     degraded: Literal["refuse", "allow"] = "refuse"
     """When fewer disks than that can be reached: refuse messages, or acknowledge them with fewer copies."""
     mirror_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 5
-    """A mirror that was behind for so long without coming forward is replaced; one that acknowledgements wait
+    """A mirror that was behind for this long without progress is replaced; one that acknowledgements wait
     for, after a second or five times its usual answer."""
 
     @model_validator(mode="after")
@@ -235,7 +235,7 @@ class LoadManagerSettings(SettingsSection):
     """``fair``, also called ``round_robin``: by the number of topics. ``balanced`` and ``weighted_load``: by
     what brokers report of their load."""
     load_report_interval_seconds: Positive = 30
-    """How often a broker tells the leader about its load."""
+    """How often a broker reports its load to the leader."""
     rebalancing: RebalancingSettings = RebalancingSettings()
 
 
@@ -243,7 +243,7 @@ class ClusterSettings(SettingsSection):
     """How brokers know of one another."""
 
     registration_ttl_ms: Annotated[int, Field(ge=1000, le=600_000)] = 6000
-    """A broker that was not heard of for so long is gone, and its topics go to others. It stops serving by
+    """A broker that was not heard of for this long is gone, and its topics go to others. It stops serving by
     then itself."""
     suspicion: Literal["auto", "off"] = "auto"
     """``auto``: a broker that the others agree is gone (they get no message from it, or their connections are
@@ -288,7 +288,7 @@ class LoggingSettings(SettingsSection):
     """``text``: for people, ``key=value`` behind a short text. ``json``: an object per line, with the same
     keys."""
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least that is told."""
+    """The lowest level that is written."""
 
 
 class Config(SettingsSection):

@@ -16,7 +16,7 @@ from tools.reference.pages import anchor, page, prose, table
 INTRODUCTION: Final = """
 Every command explains itself with `--help`. Exit codes:
 
-* 0: done. Brokers, `sava up` and runners also end so when they are told to, by SIGTERM or Ctrl-C.
+* 0: done. Brokers, `sava up` and runners also end so on SIGTERM or Ctrl-C.
 * 1: refused or failed (one line on stderr says why); of commands that check or compare: something is wrong.
 * 2: wrong usage.
 * 3: a broker has stopped by itself: its disk failed, what is on it is damaged, or an essential part of it

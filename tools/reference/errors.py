@@ -63,7 +63,7 @@ the broker. A lost answer to a call that only reads is *not done* as well: there
 
 {outcomes}
 
-The text of an error names the thing, the cause and the way out. Where it is always the same it is told here
+The text of an error names the thing, the cause and the way out. Where it is always the same it stands here
 in italics, with an ellipsis for what differs.
 """
 
@@ -132,7 +132,7 @@ def meaning_of(kind: type[SavaError]) -> str:
 
 
 def text_of(kind: type[SavaError]) -> str:
-    """Empty if whoever raises it gives the text."""
+    """Empty if the code that raises it gives the text."""
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             text = _template(node.args[0]) if node.func.attr == "__init__" else ""

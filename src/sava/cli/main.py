@@ -131,7 +131,7 @@ script that takes this for a failure and repeats it may do it twice."""
 
 def _replace_closed_streams() -> None:
     """By such that fail when they are used. Python has nothing for a standard stream that is closed, which
-    shows as a traceback, or as a success that nobody has seen."""
+    shows as a traceback, or as a success that is not seen."""
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY))
     if sys.stdout is None:

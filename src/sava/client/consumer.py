@@ -13,7 +13,7 @@ from typing import Final, Literal, Self
 from sava.client.connection import Connection, watch_partitions
 from sava.client.errors import ClientError, Closed, OutcomeUnknown, Refused
 from sava.client.messages import Batch, Codec, Range, Start, position_of
-from sava.client.subscribe_stream import SubscribeHooks, SubscribeOptions, SubscribeStream, coalesced
+from sava.client.subscribe_stream import ConsumerStreamOptions, SubscribeHooks, SubscribeStream, coalesced
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import Message
@@ -48,8 +48,8 @@ class ConsumerOptions:
             raise Refused("receive_queue is 1 to 1000000 messages")
         position_of(self.start)
 
-    def subscribe_options(self, queue: int) -> SubscribeOptions:
-        return SubscribeOptions(
+    def subscribe_options(self, queue: int) -> ConsumerStreamOptions:
+        return ConsumerStreamOptions(
             subscription=self.subscription,
             consumer=self.name,
             type=_TYPES[self.type],

@@ -46,7 +46,7 @@ CONFIRM_EVERY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class SubscribeOptions:
+class ConsumerStreamOptions:
     subscription: str
     consumer: str
     type: pb.SubscriptionType.ValueType
@@ -71,7 +71,7 @@ class SubscribeStream:
         connection: Connection,
         partition: pb.Partition,
         start: pb.Position,
-        options: SubscribeOptions,
+        options: ConsumerStreamOptions,
         hooks: SubscribeHooks,
     ) -> None:
         self.topic = partition.topic
