@@ -2,7 +2,7 @@
 
     connect ── Join ─▶ ◀─ JoinAnswer ── LedgerAppend, LedgerAppend … ─▶ ◀─ Durable …
 
-The ``Owner`` decides what to send; a ``Stream`` carries it. The newest bytes come from memory
+The ``Owner`` decides what to send; a ``LedgerStream`` carries it. The newest bytes come from memory
 (``RecentBytes``); what is older is read back from the log, verified, in a worker thread. Nothing waits here:
 a socket that takes no more, or a mirror that has a window of bytes to sync, stops the sending, and the mirror
 is behind.
@@ -54,7 +54,7 @@ PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 1.0
 
 
-class Stream:
+class LedgerStream:
     """Owned by the event loop, as the Owner is."""
 
     def __init__(

@@ -44,7 +44,8 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.protocol.health import FLOOR_S
 from sava.ledger.records import LedgerRecordChanged, LedgerRecords
-from sava.ledger.streams import RecentBytes, Stream
+from sava.ledger.streams import LedgerStream
+from sava.ledger.streams import RecentBytes
 from sava.peer_connection import Dialer
 from sava.storage.commitment import NotCommittable
 from sava.tasks import cancelled, spawn
@@ -129,7 +130,7 @@ class LedgerWriter:
         self._fenced = fenced
         self._fail = fail
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[StorageId, Stream] = {}
+        self._streams: dict[StorageId, LedgerStream] = {}
         self._health = Health(longest_s=options.mirror_timeout_s)
         self._beat: asyncio.TimerHandle | None = None
         self._qw, self._qa = record.qw, record.qa
@@ -199,7 +200,7 @@ class LedgerWriter:
         """One stream to each mirror, those included that are only perhaps members."""
         wanted = set(self.owner.mirrors)
         for storage in wanted - self._streams.keys():
-            self._streams[storage] = Stream(
+            self._streams[storage] = LedgerStream(
                 storage,
                 self.owner,
                 dialer=self._cluster.dialer,
