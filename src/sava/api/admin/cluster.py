@@ -9,13 +9,12 @@ to find.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
 import sava
 from sava.api.admin.brokers import CONFIRM_S, unconfirmed
-from sava.api.http import Readiness
 from sava.api.messages import to_message
 from sava.api.metrics.storage import Disks
 from sava.cluster.records import Mode
@@ -377,7 +376,13 @@ ATTEMPTS: Final = 2
 
 class DoctorService(doctor_rpc.DoctorServicer):
     def __init__(
-        self, config: Config, disks: Disks, storage: BrokerStorage, ready: Readiness, *, broker: int
+        self,
+        config: Config,
+        disks: Disks,
+        storage: BrokerStorage,
+        ready: Callable[[], tuple[bool, str]],
+        *,
+        broker: int,
     ) -> None:
         self._config = config
         self._disks = disks
