@@ -14,9 +14,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Protocol
 
 from sava.api.metrics.broker import TYPE, BrokerMetrics
+from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.metadata.node import RaftNode
 from sava.supervisor import Supervisor
@@ -35,18 +35,8 @@ Readiness = Callable[[], tuple[bool, str]]
 Page = Callable[[], Awaitable[tuple[HTTPStatus, str, bytes]]]
 
 
-class Presence(Protocol):
-    """Whether the others know of this broker."""
-
-    @property
-    def is_registered(self) -> bool: ...
-
-    @property
-    def is_leaving(self) -> bool: ...
-
-
 def readiness(
-    node: RaftNode, view: ClusterView, presence: Presence, supervisor: Supervisor
+    node: RaftNode, view: ClusterView, registrar: Registrar, supervisor: Supervisor
 ) -> tuple[bool, str]:
     if supervisor.reason:
         return False, f"this broker ends: {supervisor.reason}"
@@ -61,9 +51,9 @@ def readiness(
         return False, f"catching up: applied {core.applied} of {core.commit}"
     if not view.is_ready:
         return False, "learning which topics and brokers there are"
-    if presence.is_leaving:
+    if registrar.is_leaving:
         return False, "this broker stops, and hands its topics over"
-    if not presence.is_registered:
+    if not registrar.is_registered:
         return False, "not registered: the other brokers do not know that this one is there"
     return True, "ready"
 

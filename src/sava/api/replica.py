@@ -120,7 +120,7 @@ class ReplicaService(rpc.ReplicaServicer):
             return await self._shape(name, await self._exists(name.namespace))
 
     async def _create(self, name: TopicName, request: pb.EnsureTopicRequest) -> TopicSpec:
-        """Whoever is faster has created it; what it is then is for the caller to compare."""
+        """The faster of two callers has created it; what it is then is for the caller to compare."""
         try:
             spec = await self._topics.create(
                 name, reliable=request.reliable, partitions=request.partition_count
@@ -269,7 +269,7 @@ def _flat(ranges: Sequence[Range]) -> list[int]:
 
 
 MAX_UNANSWERED: Final = 64
-"""Stretches of one stream whose outcome is open. Those who copy keep fewer."""
+"""Ranges of one stream whose outcome is open. Copiers keep fewer."""
 MAY_PASS: Final = (RetryableError, OutcomeUnknown)
 
 
@@ -281,11 +281,11 @@ class AppendStream:
         self._context = context
         self._unanswered: deque[asyncio.Future[Copied]] = deque()
         self._changed = asyncio.Event()
-        """An outcome is known, or there will be no more stretches."""
+        """An outcome is known, or there will be no more ranges."""
         self._has_room = asyncio.Event()
         self._has_read_all = False
         self._refusal: SavaError | None = None
-        """Of a stretch that was not taken: nothing more is."""
+        """Why a range was not taken: no other one is then."""
 
     async def run(self) -> None:
         """Until the client is done. Raises the error that the stream ends with; everything before it has its
@@ -368,13 +368,13 @@ class AppendStream:
 
 def _requested(request: pb.AppendRequest) -> SourceRange:
     if request.WhichOneof("kind") != "stretch":
-        raise MessageInvalid("a stream of a chain carries stretches after its opening")
-    return stretch_of(request.stretch)
+        raise MessageInvalid("an append stream carries ranges after its opening")
+    return range_of(request.stretch)
 
 
-def stretch_of(stretch: pb.Stretch) -> SourceRange:
-    batches = list(iter_batches(stretch.batches))
-    return SourceRange(stretch.start, stretch.end, stretch.begin, batches, stretch.offsets)
+def range_of(message: pb.Stretch) -> SourceRange:
+    batches = list(iter_batches(message.batches))
+    return SourceRange(message.start, message.end, message.begin, batches, message.offsets)
 
 
 def receipt_of(copied: Copied) -> pb.ChainReceipt:
@@ -448,7 +448,7 @@ async def _answer(
 ) -> pb.StretchAnswer:
     try:
         chain = await open_chain(each)
-        copied = await (await chain.begin(stretch_of(each.stretch)))
+        copied = await (await chain.begin(range_of(each.stretch)))
     except SavaError as error:
         return pb.StretchAnswer(number=number, code=error_mapping.code_of(error))
     return pb.StretchAnswer(number=number, receipt=receipt_of(copied))

@@ -33,7 +33,7 @@ MAX_UNANSWERED: Final = 64
 """Batches of one producer whose outcome is open. Clients keep fewer."""
 MAX_CREDITS: Final = 1_000_000
 GOODBYE_S: Final = 1.0
-"""For a client to close a stream that can go on elsewhere."""
+"""For a client to close a stream that can continue elsewhere."""
 
 
 class PublishStream:
@@ -48,7 +48,7 @@ class PublishStream:
         self._has_room = asyncio.Event()
         self._has_read_all = False
         self._ending: NotOwner | None = None
-        """The topic is another broker's: nothing more is taken, and the client is told so."""
+        """The topic is another broker's: nothing more is taken, and the client learns it."""
 
     async def run(self) -> None:
         """Until the client is done. Raises the error that the stream ends with; what was durable before it

@@ -53,7 +53,7 @@ _ACCESS: Final = {pb.SHARED: AccessMode.SHARED, pb.EXCLUSIVE: AccessMode.EXCLUSI
 _RELIABLE: Final = {pb.ANY: None, pb.RELIABLE: True, pb.NON_RELIABLE: False}
 
 Locate = Callable[[TopicName], Awaitable[tuple[int, str]]]
-"""Who serves a topic: the broker's id, and the address of its client port; 0 and nothing while nobody does.
+"""The broker that serves a topic: its id, and the address of its client port; 0 and nothing while none does.
 Waits a little for a topic that was just created, or is on its way."""
 
 

@@ -11,6 +11,7 @@ from sava.api.admin.cluster import check_leaving
 from sava.api.http import readiness
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode
+from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
@@ -77,18 +78,19 @@ class ReadyCore(Core):
 async def test_a_broker_is_ready_when_the_others_know_of_it(store: FaultyStore, view: ClusterView) -> None:
     node: Any = Node(ReadyCore(membership=members(1)))
     life, supervisor = Life(incarnation=0), Supervisor()
-    assert not readiness(cast(RaftNode, node), ClusterView(store), life, supervisor)[0]
-    ready, why = readiness(node, view, life, supervisor)
+    registrar = cast(Registrar, life)
+    assert not readiness(cast(RaftNode, node), ClusterView(store), registrar, supervisor)[0]
+    ready, why = readiness(node, view, registrar, supervisor)
     assert (ready, "not registered" in why) == (False, True)
     life.begin(5)
-    assert readiness(node, view, life, supervisor) == (True, "ready")
+    assert readiness(node, view, registrar, supervisor) == (True, "ready")
     life.is_leaving = True
-    assert readiness(node, view, life, supervisor) == (
+    assert readiness(node, view, registrar, supervisor) == (
         False,
         "this broker stops, and hands its topics over",
     )
     node.core_status = None
-    assert readiness(node, view, life, supervisor) == (False, "waiting for cluster initialization")
+    assert readiness(node, view, registrar, supervisor) == (False, "waiting for cluster initialization")
 
 
 async def test_a_broker_that_ends_is_not_ready_and_says_why(view: ClusterView) -> None:
@@ -96,5 +98,5 @@ async def test_a_broker_that_ends_is_not_ready_and_says_why(view: ClusterView) -
     supervisor = Supervisor()
     supervisor.end("the task 'agent' died: KeyError: 7")
     supervisor.end("what came of it")
-    ready, why = readiness(node, view, Life(incarnation=5), supervisor)
+    ready, why = readiness(node, view, cast(Registrar, Life(incarnation=5)), supervisor)
     assert (ready, why) == (False, "this broker ends: the task 'agent' died: KeyError: 7")

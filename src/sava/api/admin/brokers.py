@@ -197,8 +197,8 @@ class BrokersService(rpc.BrokersServicer):
         )
 
     async def ReportLoad(self, request: pb.LoadReport, context: Any) -> pb.ReportLoadResponse:
-        """Taken by whoever is asked: a broker that does not lead any more does nothing with it, and the next
-        report goes to the one that does."""
+        """Any broker takes it: one that does not lead any more does nothing with it, and the next
+        report goes to the leader."""
         async with error_mapping.told(context):
             self._controller.loads.record(load_report(request))
         return pb.ReportLoadResponse()
@@ -232,9 +232,7 @@ def load_report(message: pb.LoadReport) -> LoadReport:
     for each in message.topics:
         loads += (each.messages_per_second, each.megabytes_per_second)
     if not message.broker_id or not all(0 <= load < inf for load in loads):
-        raise MessageInvalid(
-            f"the load of broker {message.broker_id} is not told in numbers from 0 on, or is nobody's"
-        )
+        raise MessageInvalid(f"invalid load report from broker {message.broker_id}")
     return from_message(
         LoadReport, message, topics=tuple(from_message(TopicLoad, each) for each in message.topics)
     )
@@ -297,7 +295,7 @@ log = logging.getLogger(__name__)
 REPORT: Final = "/sava.admin.Brokers/ReportLoad"
 REPORT_TIMEOUT_S: Final = 5.0
 LOOK_S: Final = 1.0
-"""How often it is looked whether somebody else leads."""
+"""Between two looks at which broker leads."""
 STATM: Final = Path("/proc/self/statm")
 
 

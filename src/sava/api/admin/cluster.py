@@ -9,7 +9,7 @@ to find.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -379,7 +379,13 @@ ATTEMPTS: Final = 2
 
 class DoctorService(doctor_rpc.DoctorServicer):
     def __init__(
-        self, config: Config, disks: Disks, storage: BrokerStorage, ready: Readiness, *, broker: int
+        self,
+        config: Config,
+        disks: Disks,
+        storage: BrokerStorage,
+        ready: Callable[[], tuple[bool, str]],
+        *,
+        broker: int,
     ) -> None:
         self._config = config
         self._disks = disks

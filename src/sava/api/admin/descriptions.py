@@ -215,7 +215,7 @@ class Partitions:
 
 
 def _is_silence(error: SavaError) -> bool:
-    """Whether nobody answered, as opposed to somebody who refused."""
+    """Whether no broker answered, as opposed to one that refused."""
     if isinstance(error, Relayed):
         return error.status is grpc.StatusCode.UNAVAILABLE
     return isinstance(error, RetryableError)
@@ -234,7 +234,7 @@ def _about(request: Request, name: TopicName) -> Request:
 
 LIMITS = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
 MAX_MS = 1 << 40
-"""Times that somebody can mean; longer ones would not fit where they are added up."""
+"""The longest time that is taken; longer ones would not fit where they are added up."""
 
 _SUMS = (
     "backlog",
@@ -351,7 +351,7 @@ def members(name: TopicName, spec: TopicSpec) -> list[TopicName]:
 
 
 def common_owner(brokers: Iterable[int]) -> int:
-    """Who serves all of them; 0 if nobody does, or several."""
+    """The broker that serves all of them; 0 if none does, or several."""
     owners = set(brokers)
     return owners.pop() if len(owners) == 1 else 0
 

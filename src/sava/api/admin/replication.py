@@ -141,7 +141,7 @@ class ReplicationService(rpc.ReplicationServicer):
 
 
 def remote_record(message: pb.Remote) -> RemoteRecord:
-    """As somebody gave it; who it is, it says itself."""
+    """As an operator gave it; its name and id come from the remote itself."""
     return from_message(RemoteRecord, message, cluster_name="", cluster_id="", added_ms=0)
 
 

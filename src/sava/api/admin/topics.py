@@ -163,7 +163,7 @@ class TopicsService(rpc.TopicsServicer):
         return response
 
     async def DescribeTopic(self, request: pb.DescribeTopicRequest, context: Any) -> pb.TopicDescription:
-        """Asked by another broker it answers only for what it has itself, or what nobody has."""
+        """Asked by another broker it answers only for what it has itself, or what no broker has."""
         async with error_mapping.told(context):
             name = TopicName.parse(request.name)
             if forwarding.is_forwarded(context) and not await self._parts.is_partitioned(name):
@@ -312,7 +312,7 @@ class Unloading:
         return result
 
     async def _ask_owner(self, name: TopicName, result: pb.TopicMove) -> None:
-        """Whether the move succeeded or was taken back: it counts when somebody serves the topic again."""
+        """Whether the move succeeded or was taken back: it counts when a broker serves the topic again."""
         taken = time.monotonic()
         try:
             (described,) = await self._parts.describe([name])
@@ -320,7 +320,7 @@ class Unloading:
         except SavaError as error:
             silence = str(error)
         if silence:
-            result.error = result.error or f"it has moved, and nobody answers for it yet: {silence}"
+            result.error = result.error or f"it has moved, and no broker answers for it yet: {silence}"
             return
         result.downtime_ms += round(1000 * (time.monotonic() - taken))
         if described.HasField("next_offset"):

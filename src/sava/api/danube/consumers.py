@@ -194,9 +194,9 @@ def _subscription_type(number: int) -> SubscriptionType:
 
 RECEIVE_MESSAGES: Final = "/danube.ConsumerService/ReceiveMessages"
 PATIENCE_S: Final = 15.0
-"""So long a stream waits for somebody who has its topic."""
+"""How long a stream waits for a broker that has its topic."""
 SERVED_S: Final = 1.0
-"""What has lasted so long was served."""
+"""A stream that has lasted for this time was served."""
 PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 
@@ -278,7 +278,7 @@ FETCH: Final = 64
 AHEAD: Final = 1000
 """On non-reliable topics: messages for a stream that are not written yet."""
 HOLD_S: Final = 1.0
-"""A stream that fails has lasted at least so long."""
+"""A stream that fails has lasted at least for this time."""
 SETTLE_S: Final = 1.0
 """How long an older stream leaves the session to a newer one that has not come yet, or may come back."""
 CLOSE_LAG_S: Final = 0.05
@@ -422,7 +422,7 @@ class ConsumerSessions:
         return False
 
     async def _consumer_by_id(self, consumer_id: int) -> KnownConsumer | None:
-        """None if certainly nobody. Raises NotOwner, and whatever keeps the topic from being loaded."""
+        """None if certainly no consumer has it. Raises NotOwner, and what keeps the topic from loading."""
         topic_id = topic_of_consumer(consumer_id)
         name = self._names.get(topic_id)
         if name is not None and self._topics.by_id(topic_id) is None:
@@ -472,7 +472,7 @@ class ConsumerSessions:
 
     async def _serve_session(self, session: ConsumerSession, write: Write, broker_url: str) -> None:
         """Returns when a newer stream has taken the session. Raises ConsumerUnknown, also if its subscription
-        was removed: nobody but Subscribe makes it anew."""
+        was removed: only Subscribe creates it again."""
         known = await self._consumer_by_id(session.consumer_id)
         if known is None:
             raise ConsumerUnknown(f"consumer {session.consumer_id} is not known here; subscribe again")
@@ -558,16 +558,16 @@ LEAST: Final = 10
 """What Danube's own broker sends ahead at most."""
 MOST: Final = 1000
 PATIENCE: Final = 1 / 3
-"""Of the ack timeout: so long a message that is not acked takes room in the window."""
+"""Of the ack timeout: for this time a message that is not acked takes a place in the window."""
 PROMPT: Final = 1 / 30
-"""Of the ack timeout: within so long an ack is prompt."""
+"""Of the ack timeout: an ack within this time is prompt."""
 NO_TIMEOUT_S: Final = 30.0
 """What stands for the ack timeout of a subscription that has none."""
 
 
 class CreditWindow:
-    """Of one stream; owned by the event loop. ``grant`` lets so many more messages through; ``spec`` is the
-    subscription's, asked for again and again."""
+    """How far one stream may be ahead of its client's acks; owned by the event loop. ``grant`` lets N more
+    messages through; ``spec`` is the subscription's, asked for again and again."""
 
     def __init__(self, grant: Callable[[int], None], spec: Callable[[], SubscriptionSpec]) -> None:
         """The first ``START`` messages are granted already."""

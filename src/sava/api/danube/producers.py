@@ -1,7 +1,7 @@
 """``ProducerService``: Danube's producers, which send one message in one call.
 
 A producer's id is derived from the topic and the producer's name, so it is the same after a restart of the
-broker. Clients do not register again when a broker was restarted; they go on with the id they have. A
+broker. Clients do not register again when a broker was restarted; they continue with the id they have. A
 message with an id that is not known here, but whose topic and name give this very id, registers its producer
 on the way:
 
@@ -48,7 +48,7 @@ from sava.topics.topic import Topic
 from sava.topics.topics import ServedTopics
 
 TIDY: Final = 1000
-"""From so many producers on, those that have ended are looked for now and then."""
+"""With more producers than this, those that have ended are looked for now and then."""
 MAX_ELSEWHERE: Final = 100_000
 """Producers of other brokers that are remembered."""
 
@@ -74,7 +74,7 @@ class DanubeProducers:
     async def create(
         self, topic_text: str, name: str, *, reliable: bool, access: AccessMode, schema_subject: str
     ) -> ProducerHandle:
-        """Idempotent by topic and name: whoever registers a name that is known gets the same producer."""
+        """Idempotent by topic and name: a client that registers a known name gets the same producer."""
         try:
             topic = await self._topics.get_or_create(topic_name(topic_text), reliable)
             return await self._open(topic, name, access, schema_subject)

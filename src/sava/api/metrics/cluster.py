@@ -168,7 +168,7 @@ class ClusterCollector(Collector):
             ),
             (
                 "sava_writer_batches_published",
-                "Exactly-once batches that this broker has published, whoever decided them.",
+                "Exactly-once batches that this broker has published, whichever broker decided them.",
                 writers.published,
             ),
             (
@@ -223,14 +223,14 @@ log = logging.getLogger(__name__)
 
 LABELS: Final = ("cluster", "namespace", "topic", "remote_cluster")
 _DISCONNECTED: Final = (
-    "Partitions of the topic that are not copied: nobody does, or something keeps it from going on."
+    "Partitions of the topic that are not copied: no runner does, or something stops the runner."
 )
 _COUNTERS: Final = (
     ("messages", "Messages copied."),
     ("duplicates", "Messages that had come to the remote another way before, and were left out."),
     ("skipped", "Messages that were not to be copied: they exclude the remote, or have been there."),
     ("disconnects", "How often the remote was lost."),
-    ("restarts", "How often copying was begun anew because it did not get on."),
+    ("restarts", "How often copying was begun again because it made no progress."),
 )
 
 

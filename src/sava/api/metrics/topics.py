@@ -32,7 +32,7 @@ _PART = 50
 _CHUNK = 100
 """Subscriptions at a time, likewise."""
 MANY: Final = 1000
-"""Reliable subscriptions of one topic beyond which they are told in sums."""
+"""Reliable subscriptions of one topic beyond which they are reported in sums."""
 ALL: Final = "*"
 """No subscription has this name."""
 
@@ -53,7 +53,7 @@ class TopicsCollector(Collector):
             yield from _of_subscriptions(part)
 
     def _parts(self) -> Iterator[Part]:
-        """At least one: what each figure means is told also where there are no topics."""
+        """At least one: the help of each figure is there also without topics."""
         loaded = self._topics.loaded
         names = list(loaded)
         for first in range(0, max(1, len(names)), _PART):
@@ -117,8 +117,8 @@ def _of_topics(topics: Part) -> Iterable[Metric]:
         labels=(*_TOPIC, "outcome"),
     )
     refused = CounterMetricFamily(
-        "sava_topic_chain_refusals",
-        "Stretches of other clusters' topics that did not go on where the copy is.",
+        "sava_topic_position_mismatches",
+        "Ranges of other clusters' topics that did not begin at the source position.",
         labels=_TOPIC,
     )
     for name, topic in topics:
