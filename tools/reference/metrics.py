@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from sava.config import check
 from sava.metadata.operations import ClusterOperations
-from sava.server.addresses import raft_address
+from sava.server.assembly import raft_address
 from sava.server.broker import Broker
 from tools.reference.pages import page, table
 

@@ -32,8 +32,7 @@ from sava.proto import (
     writers_pb2_grpc,
 )
 from sava.records import MAX_BATCH_BYTES
-from sava.server.addresses import broker_url
-from sava.server.parts import Parts
+from sava.server.assembly import BrokerParts, broker_url
 
 MESSAGE_OVERHEAD: Final = 1 << 20
 """What a request has besides its batch."""
@@ -42,7 +41,7 @@ ADMIN_OPTIONS: Final[tls.Options] = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
     # A caller that is gone without a word would leave its connection for ever. Not as soon as on the client
-    # port: nobody waits for its place, and a command that somebody has suspended for a moment should go on.
+    # port: no caller waits for its place, and a command that a user has suspended for a moment should go on.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
@@ -52,8 +51,8 @@ ADMIN_OPTIONS: Final[tls.Options] = (
 )
 MAX_PENDING: Final = 20_000
 """Calls that have arrived and that no handler has begun with yet. From a thousand on gRPC would cancel some
-of them by lot, and published clients take CANCELLED for final: so many may come at once when a topic that was
-on the move is served again, each from somebody who waited for it."""
+of them by lot, and published clients take CANCELLED for final: as many may come at once when a topic that was
+on the move is served again, each from a client that waited for it."""
 CLIENT_OPTIONS: Final[tls.Options] = (
     ("grpc.max_send_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
     ("grpc.max_receive_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
@@ -64,13 +63,13 @@ CLIENT_OPTIONS: Final[tls.Options] = (
 )
 
 
-async def open_client_port(config: Config, parts: Parts) -> aio.Server:
+async def open_client_port(config: Config, parts: BrokerParts) -> aio.Server:
     return await _listen(
         config, config.broker.ports.client, CLIENT_OPTIONS, lambda server: _add_client_services(server, parts)
     )
 
 
-async def open_admin_port(config: Config, parts: Parts) -> aio.Server:
+async def open_admin_port(config: Config, parts: BrokerParts) -> aio.Server:
     return await _listen(
         config, config.broker.ports.admin, ADMIN_OPTIONS, lambda server: _add_admin_services(server, parts)
     )
@@ -86,7 +85,7 @@ async def _listen(
     return server
 
 
-def _add_client_services(server: aio.Server, parts: Parts) -> None:
+def _add_client_services(server: aio.Server, parts: BrokerParts) -> None:
     streams = StreamsService(
         parts.topics,
         schemas=parts.schemas,
@@ -114,17 +113,17 @@ def _add_client_services(server: aio.Server, parts: Parts) -> None:
     )
 
 
-def _writers(parts: Parts) -> WritersService:
+def _writers(parts: BrokerParts) -> WritersService:
     return WritersService(parts.writers, parts.staged, store_url=parts.config.storage.url)
 
 
-def _doctor(parts: Parts) -> DoctorService:
+def _doctor(parts: BrokerParts) -> DoctorService:
     return DoctorService(
         parts.config, parts.disks, parts.storage, parts.readiness, broker=parts.topics.broker
     )
 
 
-def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
+def _add_admin_services(plain: aio.Server, parts: BrokerParts) -> None:
     server = parts.forwarder.serving(plain, "admin")
     cluster = ClusterService(parts.node, parts.view, parts.config.cluster_name)
     admin_pb2_grpc.add_ClusterServicer_to_server(cluster, server)

@@ -99,13 +99,13 @@ class OwnersPins:
 
 
 async def _extents(topics: Partitions, names: Sequence[TopicName]) -> dict[TopicName, Extent]:
-    """Of those whose end somebody knows for certain: of the others it is asked again later."""
+    """Of those whose end their owners know for certain: of the others it is asked again later."""
 
     async def extent(name: TopicName) -> Extent | None:
         try:
             (described,) = await topics.describe([name])
         except SavaError:
-            return None  # deleted meanwhile, or nobody can say anything of it
+            return None  # deleted meanwhile, or no broker can say anything of it
         if not described.HasField("next_offset"):
             return None
         return Extent(described.start_offset, described.next_offset)
