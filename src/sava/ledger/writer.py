@@ -44,8 +44,7 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.protocol.health import FLOOR_S
 from sava.ledger.records import LedgerRecordChanged, LedgerRecords
-from sava.ledger.streams import LedgerStream
-from sava.ledger.streams import RecentBytes
+from sava.ledger.streams import LedgerStream, RecentBytes
 from sava.peer_connection import Dialer
 from sava.storage.commitment import NotCommittable
 from sava.tasks import cancelled, spawn

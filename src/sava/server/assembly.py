@@ -24,38 +24,32 @@ from contextlib import suppress
 from typing import Final
 
 import sava
-from sava.api.brokers_admin import PREPARE, Brokers
-from sava.api.cluster_metrics import ClusterParts
-from sava.api.danube.figures import DanubeCollector, Sends
-from sava.api.disks import Disks
+from sava.api.admin.brokers import PREPARE, Brokers, LoadReporter
+from sava.api.admin.descriptions import Partitions
+from sava.api.admin.topics import Unloading
+from sava.api.danube.metrics import DanubeCollector, SendStats
 from sava.api.http import readiness
-from sava.api.journal_metrics import JournalParts
-from sava.api.load_reports import LoadReports
-from sava.api.metrics import Metrics
-from sava.api.topic_parts import TopicParts
-from sava.api.unloading import Unloading
-from sava.api.writers import StagedAnywhere, StagedHere
+from sava.api.metrics.broker import BrokerMetrics
+from sava.api.metrics.cluster import ClusterSources
+from sava.api.metrics.storage import Disks, JournalSources
+from sava.api.writers import LocalStaged, RoutedStaged
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
-from sava.cluster.eviction import Evictor
 from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Registration, registration_key
-from sava.cluster.registration import Registrar
-from sava.cluster.router import TopicRouter
-from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import WriterMaintenance
+from sava.cluster.registration import Evictor, Registrar
+from sava.cluster.view import ClusterView, TopicRouter
+from sava.cluster.writer_maintenance import WriterMaintenance
 from sava.cluster.writers import Writers
-from sava.config import Config, Journal
+from sava.config import Config, JournalSettings
 from sava.errors import SavaError
-from sava.ledger.choice import choose
-from sava.ledger.failover import Failover
-from sava.ledger.lives import Lives
-from sava.ledger.losses import Losses
-from sava.ledger.mirrored import MirroredJournal
-from sava.ledger.neighbours import Registered
-from sava.ledger.owner_host import MirrorOptions
-from sava.ledger.records import Records
-from sava.ledger.salvage import Salvage
+from sava.ledger.failover import Failover, UncleanRecovery
+from sava.ledger.generations import Generations
+from sava.ledger.host import LedgerHost
+from sava.ledger.live_brokers import LedgerAccess, LiveBrokers
+from sava.ledger.records import LedgerRecords
+from sava.ledger.tail_recovery import TailRecovery
+from sava.ledger.writer import LedgerCluster, MirrorOptions
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import ClusterOperations
@@ -137,7 +131,7 @@ def registration(
 # -- options -----------------------------------------------------------------------------------
 
 
-def mirror_options(journal: Journal) -> MirrorOptions:
+def mirror_options(journal: JournalSettings) -> MirrorOptions:
     return MirrorOptions(
         write_quorum=journal.write_quorum,
         ack_quorum=journal.ack_quorum,
@@ -146,7 +140,7 @@ def mirror_options(journal: Journal) -> MirrorOptions:
     )
 
 
-def storage_options(config: Config, metrics: Metrics) -> StorageOptions:
+def storage_options(config: Config, metrics: BrokerMetrics) -> StorageOptions:
     return StorageOptions(
         journal=JournalOptions(observe=metrics.journal_sync),
         upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds),
@@ -188,7 +182,7 @@ class BrokerParts:
     opened with, in the reverse of the order in which ``open`` adds them."""
 
     def __init__(
-        self, config: Config, node: RaftNode, metrics: Metrics, supervisor: Supervisor, stops: Stops
+        self, config: Config, node: RaftNode, metrics: BrokerMetrics, supervisor: Supervisor, stops: Stops
     ) -> None:
         self.config = config
         self.node = node
@@ -218,14 +212,14 @@ class BrokerParts:
     async def _open_storage(self) -> None:
         self.objects = ObjectStore.open(self.config.storage.url)
         self._disk = LocalDisk(self.config.storage.journal_dir)
-        self._lives = Lives(self._disk)
+        self._generations = Generations(self._disk)
         self.storage = await BrokerStorage.open(
             self._disk,
             broker=str(self.broker),
             store=self.objects,
             metadata=self.store,
             options=storage_options(self.config, self._metrics),
-            void=self._lives.void,
+            void=self._generations.uncommitted_tails,
             is_mirrored=True,
             fail=self.node.fail,
             supervisor=self.supervisor,
@@ -235,18 +229,19 @@ class BrokerParts:
 
     async def _open_ledgers(self) -> None:
         self.view = ClusterView(self.store)
-        self.journals = Records(self.store)
-        self.neighbours = Registered(self.view, self.journals, self._addresses)
-        self.mirrored = MirroredJournal(
+        self.journals = LedgerRecords(self.store)
+        self.live_brokers = LiveBrokers(self.view, self.journals, self._addresses)
+        self.mirrored = LedgerHost(
             self.broker,
             self._disk,
             self.storage.journal,
-            self._lives,
-            records=self.journals,
-            neighbours=self.neighbours,
-            choose=choose,
-            dialer=Dialer(tls.client_context(self.config.auth), lambda: self.node.info().cluster),
-            brokers=self._members,
+            self._generations,
+            cluster=LedgerCluster(
+                records=self.journals,
+                live_brokers=self.live_brokers,
+                dialer=Dialer(tls.client_context(self.config.auth), lambda: self.node.info().cluster),
+                brokers=self._members,
+            ),
             options=mirror_options(self.config.journal),
             renew=self._renew,
             fail=self.node.fail,
@@ -287,12 +282,12 @@ class BrokerParts:
         self.schemas = SchemaRegistry(store)
         self.topic_schemas = TopicSchemas(store)
         calls = PartitionCalls(self._router, self.forwarder)
-        self.topic_parts = TopicParts(self.topics, store, self.view, calls)
-        self.staged = StagedHere(self.topics, Stage(self.objects))
+        self.topic_parts = Partitions(self.topics, store, self.view, calls)
+        self.staged = LocalStaged(self.topics, Stage(self.objects))
         expiry_s = config.storage.staging_expiry_seconds
-        self.writers = Writers(store, self.objects, StagedAnywhere(self.staged, calls), expiry_s=expiry_s)
+        self.writers = Writers(store, self.objects, RoutedStaged(self.staged, calls), expiry_s=expiry_s)
         self._writer_maintenance = WriterMaintenance(self.writers, store, self.objects, expiry_s=expiry_s)
-        self.danube_sends = Sends()
+        self.danube_sends = SendStats()
 
     def _make_leadership(self) -> None:
         config, store, mirrored = self.config, self.store, self.mirrored
@@ -309,37 +304,27 @@ class BrokerParts:
         )
         move_timeout_ms = config.cluster.move_timeout_seconds * 1000
         self.unloading = Unloading(self.topic_parts, self.controller, timeout_ms=move_timeout_ms)
-        self.reports = LoadReports(
+        self.reports = LoadReporter(
             self.topics,
             self.controller.loads,
             self.forwarder,
             self.leading.leader,
             interval_s=config.load_manager.load_report_interval_seconds,
         )
+        access = LedgerAccess(self.journals, self.live_brokers, mirrored.peers, mirrored.storage)
         self.failover = Failover(
             self.view,
             store,
-            self.journals,
-            self.neighbours,
-            mirrored.peers,
-            Salvage(self.journals, mirrored.peers, store, self.objects, own=mirrored.storage),
+            access,
+            TailRecovery(self.journals, mirrored.peers, store, self.objects, own=mirrored.storage),
             self.leading,
             is_member=self._is_member,
             may_degrade=config.journal.degraded == "allow",
             broker=self.broker,
-            own=mirrored.storage,
         )
-        self.losses = Losses(
-            self.failover,
-            store,
-            self.journals,
-            self.neighbours,
-            mirrored.peers,
-            self.leading,
-            own=mirrored.storage,
-        )
+        self.losses = UncleanRecovery(self.failover, store, access, self.leading)
 
-    def _observe(self, metrics: Metrics) -> None:
+    def _observe(self, metrics: BrokerMetrics) -> None:
         controller, mirrored = self.controller, self.mirrored
         metrics.observe_disks(self.disks)
         metrics.observe_topics(self.topics, self.storage)
@@ -351,17 +336,17 @@ class BrokerParts:
             )
         metrics.observe_pipelines(self.pipelines, lambda: controller.is_leading)
         metrics.observe_journals(
-            JournalParts(
+            JournalSources(
                 own=lambda: mirrored.owned,
                 fences=lambda: mirrored.own_disk.fences,
                 degraded_s=lambda: mirrored.degraded_s,
                 copies=lambda: mirrored.copies.count,
                 failover=self.failover,
-                neighbours=self.neighbours,
+                live_brokers=self.live_brokers,
             )
         )
         metrics.observe_cluster(
-            ClusterParts(
+            ClusterSources(
                 broker=self.broker,
                 view=self.view,
                 registrar=self.registrar,

@@ -41,7 +41,7 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.probe import Probed, probe
 
 if TYPE_CHECKING:  # api.http shows the metrics of the Danube services, which need this module
-    from sava.api.http import Readiness
+    pass
 
 # ruff: noqa: N802 (gRPC names the methods)
 
