@@ -13,15 +13,14 @@ from sava.cluster.records import Mode
 from sava.cluster.view import ClusterView
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
-from sava.metadata.operations import OPERATION_TIMEOUT_S, ClusterOperations
 from sava.metadata.replica.replica import ReplicaStatus
+from sava.metadata.store import OPERATION_TIMEOUT_S, ClusterOperations
 from sava.peers import faults
 from sava.peers.deadlines import remaining
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
 from sava.raft.core import PeerStatus, Status
-from sava.raft.errors import MembershipRefused
-from sava.raft.types import NodeId
+from sava.raft.types import MembershipRefused, NodeId
 
 
 class ClusterService(rpc.ClusterServicer):

@@ -21,7 +21,7 @@ from sava.cli.output import (
     print_table,
     print_unconfirmed,
 )
-from sava.metadata.lost_quorum import ForceReport, NotConfirmed
+from sava.metadata.bootstrap import ForceReport, NotConfirmed
 from sava.proto import admin_pb2 as pb
 
 app = typer.Typer(help="Found, inspect and change the cluster.", no_args_is_help=True)

@@ -10,7 +10,7 @@ from sava.config import Auth
 from sava.errors import SavaError
 from sava.framing import BadFrame
 from sava.ledger.ports import PeerUnreachable
-from sava.metadata.failures import error_from
+from sava.metadata.peer import error_from
 from sava.peers import tls
 from sava.peers.raft_wire import (
     GREETING,

@@ -31,15 +31,16 @@ from typing import cast
 from sava.config import Auth
 from sava.framing import BadFrame, FrameReader
 from sava.metadata.errors import Unavailable, Unfinished
-from sava.metadata.failures import error_from
 from sava.metadata.peer import (
     Answer,
     Ask,
     Bootstrap,
     Envelope,
+    Inbound,
+    NodeInfo,
     encode_envelope,
+    error_from,
 )
-from sava.metadata.transport import Inbound, NodeInfo
 from sava.peers import tls
 from sava.peers.lanes import Lane, LaneLimits
 from sava.peers.raft_wire import (

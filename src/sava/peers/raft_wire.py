@@ -18,8 +18,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from sava.framing import BadFrame, frame
-from sava.metadata.peer import Bootstrap
-from sava.metadata.transport import NodeInfo
+from sava.metadata.peer import Bootstrap, NodeInfo
 
 GREETING: Final = b"SAVARFT1"
 

@@ -25,11 +25,11 @@ from sava.errors import HostError
 from sava.metadata.bootstrap import SeedBootstrap
 from sava.metadata.machine.state_machine import Limits
 from sava.metadata.node import NodeOptions, RaftNode, open_node
-from sava.metadata.raft_store import RaftStore
 from sava.metadata.replica.replica import ReplicaConfig
+from sava.metadata.store import RaftStore
 from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import TcpTransport
-from sava.raft.config import CoreConfig
+from sava.raft.types import CoreConfig
 from sava.server.addresses import raft_address
 from sava.server.parts import HANDOVER_S, Parts, open_parts
 from sava.server.ports import open_admin_port, open_client_port

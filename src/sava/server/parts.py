@@ -48,8 +48,7 @@ from sava.ledger.records import Records
 from sava.ledger.salvage import Salvage
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
-from sava.metadata.operations import ClusterOperations
-from sava.metadata.raft_store import RaftStore
+from sava.metadata.store import ClusterOperations, RaftStore
 from sava.peers.brokers import Peers
 from sava.peers.forwarding import Forwarder
 from sava.peers.journal_door import JournalDoor

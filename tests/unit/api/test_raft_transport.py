@@ -19,11 +19,11 @@ from sava.metadata.peer import (
     Bootstrap,
     Envelope,
     Failed,
+    NodeInfo,
     PeerMessage,
     ReadIndex,
     encode_envelope,
 )
-from sava.metadata.transport import NodeInfo
 from sava.peers import lanes
 from sava.peers.lanes import Lane, LaneLimits
 from sava.peers.raft_listener import RaftListener, _Connection

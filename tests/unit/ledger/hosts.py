@@ -22,12 +22,12 @@ from sava.ledger.ports import Neighbour
 from sava.ledger.protocol import JournalId, JournalRecord, StorageId
 from sava.ledger.records import Records
 from sava.ledger.server import Session
-from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage.journal import Journal, JournalOptions
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
 HELLO = b"hello"
 SMALL = JournalOptions(file_bytes=16 << 10)

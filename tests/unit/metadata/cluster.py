@@ -25,9 +25,8 @@ from sava.metadata.peer import (
     encode_envelope,
 )
 from sava.metadata.replica.replica import Replica, ReplicaConfig
-from sava.raft.config import CoreConfig
 from sava.raft.core import Status
-from sava.raft.types import Membership, NodeId, SnapshotMeta
+from sava.raft.types import CoreConfig, Membership, NodeId, SnapshotMeta
 from sava.wal.errors import DiskFailed, DiskFull
 from sava.wal.log import Buffers, Log
 from tests.sim.disk import CrashPolicy, SimDisk

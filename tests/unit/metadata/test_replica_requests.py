@@ -18,7 +18,6 @@ from sava.metadata.commands import (
     TxnResult,
 )
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.failures import error_of
 from sava.metadata.machine.limits import DEFAULT_LIMITS
 from sava.metadata.peer import (
     Answer,
@@ -30,6 +29,7 @@ from sava.metadata.peer import (
     Propose,
     ReadAt,
     Reply,
+    error_of,
 )
 from sava.raft.messages import Append
 from sava.raft.types import MembershipChange, NodeId

@@ -10,7 +10,6 @@ from typing import Any
 from sava.cluster.pipeline_records import RunnerRecord
 from sava.cluster.pipelines import LONGEST_TTL_MS, Pipelines
 from sava.cluster.view import ClusterView
-from sava.metadata.memory import MemoryStore
 from sava.replication import records
 from sava.replication.control import Control
 from sava.replication.cursors import LinkCursors
@@ -28,6 +27,7 @@ from sava.topics.namespaces import Namespaces
 from sava.topics.position import Position
 from sava.topics.registry import Registry
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
 EAST, WEST, NORTH = Identity("east", "id-east"), Identity("west", "id-west"), Identity("north", "id-north")
 ORDERS = TopicName("default", "orders")

@@ -13,7 +13,6 @@ import pytest
 
 from sava.config import Config, Policies
 from sava.metadata.errors import Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
@@ -41,6 +40,7 @@ from sava.topics.specs import (
 )
 from sava.topics.topic import Topic
 from sava.topics.topics import Topics, TopicsOptions
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import EAGER
 from tests.unit.topics.lives import (
     ORDERS,

@@ -13,7 +13,7 @@ from sava.api.danube.codes import told
 from sava.cluster.view import ClusterView
 from sava.metadata.errors import InvalidRequest
 from sava.metadata.node import RaftNode
-from sava.metadata.operations import OPERATION_TIMEOUT_S, ClusterOperations
+from sava.metadata.store import OPERATION_TIMEOUT_S, ClusterOperations
 from sava.peers.deadlines import remaining
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
