@@ -41,12 +41,12 @@ from sava.metadata.peer import (
     Doubt,
     Envelope,
     Failed,
+    LeaderRequest,
     NodeInfo,
     Opinion,
     Propose,
     ReadIndex,
     Reply,
-    Request,
     Transport,
     error_of,
 )
@@ -196,7 +196,7 @@ class RaftNode:
             )
         return self._bootstrap.cluster
 
-    async def ask(self, request: Request, *, timeout: float) -> Reply:
+    async def ask(self, request: LeaderRequest, *, timeout: float) -> Reply:
         """The reply to ``request``, from wherever the leader is. Raises what the reply says went wrong."""
         self.require_cluster()
         if self._is_stopped:
@@ -331,12 +331,12 @@ class RaftNode:
 
     # -- the loop ----------------------------------------------------------------------------------------
 
-    def _submit(self, request: Request, done: Callable[[Reply], None], deadline_ms: int) -> int:
+    def _submit(self, request: LeaderRequest, done: Callable[[Reply], None], deadline_ms: int) -> int:
         ticket = self.replica.ask(request, done, deadline_ms=deadline_ms)
         self._wake()
         return ticket
 
-    def _submit_until(self, request: Request, done: Callable[[Reply], None], deadline: float) -> None:
+    def _submit_until(self, request: LeaderRequest, done: Callable[[Reply], None], deadline: float) -> None:
         left = deadline - self._loop.time()
         self._submit(request, done, _now_ms() + max(int(left * 1000), 0))
 
@@ -542,7 +542,7 @@ def _now_ms() -> int:
 # -- reads ---------------------------------------------------------------------------------------------------
 
 
-Submit = Callable[[Request, Callable[[Reply], None], float], object]
+Submit = Callable[[LeaderRequest, Callable[[Reply], None], float], object]
 """Ask the replica; the last argument is the deadline on the loop's clock."""
 
 

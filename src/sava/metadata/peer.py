@@ -78,7 +78,7 @@ class TransferLeadership(msgspec.Struct, frozen=True, array_like=True, tag=5):
     to: NodeId
 
 
-Request = Propose | ReadIndex | KeepAlive | ChangeMembership | TransferLeadership
+LeaderRequest = Propose | ReadIndex | KeepAlive | ChangeMembership | TransferLeadership
 
 
 class Committed(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -125,7 +125,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """A request forwarded by a node that does not lead; one hop, never forwarded again."""
 
     ticket: int
-    request: Request
+    request: LeaderRequest
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=21):

@@ -17,10 +17,10 @@ from sava.metadata.machine.state_machine import FrozenState
 from sava.metadata.peer import (
     Bootstrap,
     Envelope,
+    LeaderRequest,
     Propose,
     ReadIndex,
     Reply,
-    Request,
     decode_envelope,
     encode_envelope,
 )
@@ -188,7 +188,7 @@ class Machine:
         self.stop(policy)
         return self.start()
 
-    def ask(self, request: Request, timeout_ms: int = 5_000) -> Box:
+    def ask(self, request: LeaderRequest, timeout_ms: int = 5_000) -> Box:
         box = Box()
         box.ticket = self.replica.ask(request, box, deadline_ms=self.world.now_ms + timeout_ms)
         return box

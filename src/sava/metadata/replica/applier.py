@@ -34,8 +34,8 @@ class Applier:
         self.term = 0
         """Of the entry at ``index``."""
         self.queue: list[Entry] = []
-        self.by_index: Milestones[Callback] = Milestones()
-        self.by_revision: Milestones[Callback] = Milestones()
+        self.by_index: ApplyWait[Callback] = ApplyWait()
+        self.by_revision: ApplyWait[Callback] = ApplyWait()
         self.on_applied: OnApplied | None = None
         self._was_member = False
         self.is_removed = False
@@ -110,7 +110,7 @@ def _call(callbacks: Sequence[Callback]) -> None:
 T = TypeVar("T")
 
 
-class Milestones(Generic[T]):
+class ApplyWait(Generic[T]):
     """Who waits for a number that only grows (an applied index, a revision)."""
 
     def __init__(self) -> None:

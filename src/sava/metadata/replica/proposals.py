@@ -42,7 +42,7 @@ from sava.metadata.errors import LeaseNotFound
 from sava.metadata.lessor import Lessor
 from sava.metadata.machine.state_machine import StateMachine
 from sava.metadata.peer import Alive, Committed, Failed, KeepAlive, Propose, ReadIndex, Reply
-from sava.metadata.replica.requests import FOREVER, Desk, OwnSession, Pending, living
+from sava.metadata.replica.requests import FOREVER, OwnSession, PendingRequests, Request, living
 from sava.raft.core import RaftCore
 from sava.raft.types import Busy, NotLeader, Transferring
 
@@ -55,20 +55,20 @@ BATCH_ENTRIES = 16
 as the leader's."""
 
 _INTERNAL = 0
-"""The ticket of the leader's own commands. They are not on the desk: nobody waits for them beyond this
-leadership."""
+"""The ticket of the leader's own commands. They are not among the pending requests: nothing waits for
+them beyond this leadership."""
 
 
 class Proposals:
-    def __init__(self, desk: Desk, session: OwnSession, wall_ms: Callable[[], int]) -> None:
-        self._desk = desk
+    def __init__(self, requests: PendingRequests, session: OwnSession, wall_ms: Callable[[], int]) -> None:
+        self._requests = requests
         self._session = session
         self._wall_ms = wall_ms
-        self._queue: deque[Pending] = deque()
-        self._waiters: dict[int, tuple[int, Pending]] = {}
+        self._queue: deque[Request] = deque()
+        self._waiters: dict[int, tuple[int, Request]] = {}
 
-    def submit(self, pending: Pending) -> None:
-        pending.reason = "the leader's disk has not finished what came before"
+    def submit(self, pending: Request) -> None:
+        pending.explain("the leader's disk has not finished what came before")
         self._queue.append(pending)
 
     def submit_own(
@@ -76,7 +76,7 @@ class Proposals:
     ) -> None:
         """A command of the leader itself. It applies only in the term that proposed it, so a deposed leader's
         late look at the clock cannot expire anything."""
-        self._queue.append(Pending(_INTERNAL, Propose(command, fence_term=fence_term), done, FOREVER))
+        self._queue.append(Request(_INTERNAL, Propose(command, fence_term=fence_term), done, FOREVER))
 
     @property
     def has_batch(self) -> bool:
@@ -93,7 +93,7 @@ class Proposals:
                 indexes = core.propose(payloads)
             except (Busy, Transferring) as error:
                 for pending in batch:
-                    pending.reason = str(error)
+                    pending.explain(str(error))
                 queue.extendleft(reversed(batch))
                 return
             except NotLeader as error:
@@ -102,20 +102,19 @@ class Proposals:
                 return
             waiters, term = self._waiters, core.term_at(indexes[0])
             for index, pending in zip(indexes, batch, strict=True):
-                pending.open_attempts += 1
-                pending.reason = "the majority has not confirmed it"
+                pending.appended("the majority has not confirmed it")
                 waiters[index] = (term, pending)
 
-    def _next_batch(self) -> tuple[list[Pending], list[bytes]]:
+    def _next_batch(self) -> tuple[list[Request], list[bytes]]:
         queue, stamp, size = self._queue, self._wall_ms(), 0
         session, low = self._session.session, self._session.low
-        batch: list[Pending] = []
+        batch: list[Request] = []
         payloads: list[bytes] = []
         while queue and size < MAX_BATCH_BYTES:
             pending = queue.popleft()
             if pending.is_done:
                 continue
-            request = pending.request
+            request = pending.body
             assert isinstance(request, Propose)
             command, fence = request.command, request.fence_term
             if pending.seq:
@@ -143,8 +142,8 @@ class Proposals:
         else:
             self._session.conclude(pending, index, result)
 
-    def _overwritten(self, pending: Pending) -> None:
-        pending.open_attempts -= 1
+    def _overwritten(self, pending: Request) -> None:
+        pending.overwritten()
         self._retry(pending, "another leader's entry took its place in the log")
 
     def lost_leadership(self, reason: str) -> None:
@@ -170,11 +169,11 @@ class Proposals:
         for pending in queue:
             self._retry(pending, reason)
 
-    def _retry(self, pending: Pending, reason: str) -> None:
+    def _retry(self, pending: Request, reason: str) -> None:
         if pending.ticket != _INTERNAL:
-            self._desk.retry(pending, reason)
+            self._requests.retry(pending, reason)
         elif pending.done is not None:
-            pending.done(Failed("not_leader", reason, 0, pending.open_attempts > 0))
+            pending.done(Failed("not_leader", reason, 0, pending.may_have_effect))
 
 
 # -- reads ---------------------------------------------------------------------------------------------------
@@ -184,7 +183,7 @@ Pulse = Callable[[], None]
 """The leader's own question whether it still leads."""
 
 
-class Reads:
+class ReadRounds:
     """Linearizable read points, many for one round to the majority.
 
     A read may use a round only if the round began after the read was asked for, or it could miss a write
@@ -193,16 +192,16 @@ class Reads:
     the carriers of all nodes, and the keep-alives, share one token.
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._arrived: list[Pending] = []
-        self._next: list[Pending | Pulse] = []
-        self._rounds: dict[int, list[Pending | Pulse]] = {}
+    def __init__(self, requests: PendingRequests) -> None:
+        self._requests = requests
+        self._arrived: list[Request] = []
+        self._next: list[Request | Pulse] = []
+        self._rounds: dict[int, list[Request | Pulse]] = {}
         self._token = 0
 
     # -- any node ----------------------------------------------------------------------------------------
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: Request) -> None:
         self._arrived.append(pending)
 
     def sweep(self) -> None:
@@ -217,18 +216,18 @@ class Reads:
         if not members:
             return
         deadline = max(pending.deadline_ms for pending in members)
-        carrier = self._desk.open(ReadIndex(), lambda reply: self._arrive(members, reply), deadline)
-        self._desk.wait(carrier)
+        carrier = self._requests.open(ReadIndex(), lambda reply: self._arrive(members, reply), deadline)
+        self._requests.wait(carrier)
 
-    def _arrive(self, members: list[Pending], reply: Reply) -> None:
+    def _arrive(self, members: list[Request], reply: Reply) -> None:
         for pending in members:
             if isinstance(reply, Failed):
-                pending.reason = reply.message
-            self._desk.answer(pending, reply)
+                pending.explain(reply.message)
+            self._requests.answer(pending, reply)
 
     # -- the leader --------------------------------------------------------------------------------------
 
-    def confirm(self, asker: Pending | Pulse) -> None:
+    def confirm(self, asker: Request | Pulse) -> None:
         """Tell ``asker`` the read index of a round that has not begun yet."""
         self._next.append(asker)
 
@@ -246,7 +245,7 @@ class Reads:
         self._rounds[self._token] = self._next
         self._next = []
 
-    def ready(self, token: int) -> list[Pending | Pulse]:
+    def ready(self, token: int) -> list[Request | Pulse]:
         """Who may read at the index that came with ``token``."""
         return self._rounds.pop(token, [])
 
@@ -254,14 +253,14 @@ class Reads:
         self._give_back(self._rounds.pop(token, []), reason)
 
     def lost_leadership(self, reason: str) -> None:
-        """Reads have no effect: everybody may ask elsewhere. (Rounds under way are failed by the core.)"""
+        """Reads have no effect, so all may ask elsewhere. (Rounds under way are failed by the core.)"""
         askers, self._next = self._next, []
         self._give_back(askers, reason)
 
-    def _give_back(self, askers: list[Pending | Pulse], reason: str) -> None:
+    def _give_back(self, askers: list[Request | Pulse], reason: str) -> None:
         for asker in askers:
-            if isinstance(asker, Pending):
-                self._desk.retry(asker, reason)
+            if isinstance(asker, Request):
+                self._requests.retry(asker, reason)
 
 
 # -- leases and sessions -------------------------------------------------------------------------------------
@@ -287,15 +286,21 @@ class LeaseKeeper:
     """
 
     def __init__(
-        self, desk: Desk, reads: Reads, proposals: Proposals, *, session_idle_ms: int, grace_ms: int
+        self,
+        requests: PendingRequests,
+        reads: ReadRounds,
+        proposals: Proposals,
+        *,
+        session_idle_ms: int,
+        grace_ms: int,
     ) -> None:
-        self._desk = desk
+        self._requests = requests
         self._reads = reads
         self._proposals = proposals
         self._session_idle_ms = session_idle_ms
         self._grace_ms = grace_ms
         self._term = 0
-        self._early: list[Pending] = []
+        self._early: list[Request] = []
         """Keep-alives that came before this leader had applied its own first entry."""
         self._pulse_age = 0
         self._pulse_out = False
@@ -330,53 +335,53 @@ class LeaseKeeper:
             self.lessor.step_down()
         early, self._early = self._early, []
         for pending in early:
-            self._desk.retry(pending, reason)
+            self._requests.retry(pending, reason)
 
     # -- keep-alives -------------------------------------------------------------------------------------
 
-    def serve(self, pending: Pending, now_ms: int) -> None:
+    def serve(self, pending: Request, now_ms: int) -> None:
         if not self.is_leading:
             self._early.append(pending)
             return
         self._renew(pending, now_ms)
         self._reads.confirm(pending)
 
-    def confirmed(self, pending: Pending, now_ms: int) -> None:
+    def confirmed(self, pending: Request, now_ms: int) -> None:
         """This node led after the question was asked, and has applied everything committed before it."""
         if pending.is_done:
             return
         if not self.is_leading:
-            self._desk.retry(pending, "the leader changed")
+            self._requests.retry(pending, "the leader changed")
             return
         ttl = self._renew(pending, now_ms)
         if isinstance(ttl, LeaseNotFound):
-            self._desk.refuse(pending, ttl)
+            self._requests.refuse(pending, ttl)
         elif ttl is not None:
-            self._desk.answer(pending, Alive(ttl))
+            self._requests.answer(pending, Alive(ttl))
         else:
             self._touch(pending)
 
-    def _renew(self, pending: Pending, now_ms: int) -> int | LeaseNotFound | None:
-        assert isinstance(pending.request, KeepAlive)
+    def _renew(self, pending: Request, now_ms: int) -> int | LeaseNotFound | None:
+        assert isinstance(pending.body, KeepAlive)
         assert self.lessor is not None
         try:
-            return self.lessor.keep_alive(pending.request.lease, now_ms)
+            return self.lessor.keep_alive(pending.body.lease, now_ms)
         except LeaseNotFound as error:
             return error
 
-    def _touch(self, pending: Pending) -> None:
+    def _touch(self, pending: Request) -> None:
         """An expiry of this lease is in the log already. Which of the two counts, the log decides."""
-        assert isinstance(pending.request, KeepAlive)
-        lease = pending.request.lease
+        assert isinstance(pending.body, KeepAlive)
+        lease = pending.body.lease
 
         def done(reply: Reply) -> None:
             match reply:
                 case Committed(result=LeaseResult(ttl_ms=ttl_ms)):
-                    self._desk.answer(pending, Alive(ttl_ms))
+                    self._requests.answer(pending, Alive(ttl_ms))
                 case Committed(result=Refused(code, message, detail)):
-                    self._desk.answer(pending, Failed(code, message, detail))
+                    self._requests.answer(pending, Failed(code, message, detail))
                 case _:
-                    self._desk.retry(pending, "the leader changed")
+                    self._requests.retry(pending, "the leader changed")
 
         self._proposals.submit_own(LeaseTouch(lease), self._term, done)
 

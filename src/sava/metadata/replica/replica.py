@@ -15,10 +15,12 @@ machine does.
 
 Where things are:
 
-    guard       which messages may come in          persister   what is durable, and when it may be told
-    router      requests, to the leader and back    applier     the state machine at the end of the log
-    requests    who waits, what may be said of it   compaction  snapshots, and what may be forgotten
-    proposals, own_session, forwarding, reads, lease_keeper, steering   what the router is made of
+    replica     this object; which messages may come in (``EnvelopeGuard``), what leaves (``SendQueue``)
+    requests    who waits and what may be said of it, the replica's own session, requests sent to the leader
+    router      requests on their way to the leader and back, and those of operators
+    proposals   what a leader serves: proposals, read rounds, leases
+    applier     the state machine at the end of the log
+    persister   what is durable and when it may be told; snapshots, and what may be forgotten
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ from sava.metadata.peer import (
     Conflict,
     Doubt,
     Envelope,
+    LeaderRequest,
     Opinion,
     PeerMessage,
     Ping,
-    Request,
 )
 from sava.metadata.replica.applier import Applier, Callback, OnApplied
 from sava.metadata.replica.config import ReplicaConfig, ReplicaStatus
@@ -58,7 +60,7 @@ from sava.metadata.replica.persister import (
     SnapshotSaver,
     Task,
 )
-from sava.metadata.replica.requests import Desk, OnReply
+from sava.metadata.replica.requests import OnReply, PendingRequests
 from sava.metadata.replica.router import Router
 from sava.metadata.watch import WatchHub
 from sava.raft.core import RaftCore
@@ -140,16 +142,16 @@ class Replica:
         self._rng = rng
         self._failure: BaseException | None = None
         self._now_ms = 0
-        self._outbox = Outbox()
+        self._outbox = SendQueue()
         self._conflicts: dict[NodeId, Conflict] = {}
         self._later: list[Callback] = []
-        self._guard = Guard(node)
-        self._desk = Desk(incarnation << _LIFE_BITS, config.max_pending)
+        self._guard = EnvelopeGuard(node)
+        self._requests = PendingRequests(incarnation << _LIFE_BITS, config.max_pending)
         self._applier = Applier(node, config.limits, snapshots.load)
         self._persister = Persister(writer, self._applier.restore, snapshots)
         self._router = Router(
             node,
-            self._desk,
+            self._requests,
             config,
             self._applier,
             self._persister,
@@ -236,7 +238,7 @@ class Replica:
         self._compaction.tick()
         if self.core is not None:
             self._guarded(self._tick)
-        self._desk.expire(self._now_ms, "" if self.core is not None else _UNBOUND)
+        self._requests.expire(self._now_ms, "" if self.core is not None else _UNBOUND)
         self._router.sweep()
 
     def _tick(self) -> None:
@@ -288,7 +290,7 @@ class Replica:
                 )
             )
 
-    def ask(self, request: Request, done: OnReply, *, deadline_ms: int) -> int:
+    def ask(self, request: LeaderRequest, done: OnReply, *, deadline_ms: int) -> int:
         """Make a request, here or at the leader; ``done`` is called exactly once, at the latest when the
         monotonic clock passes ``deadline_ms``. A ``Propose`` without a session gets this replica's own and
         is retried under the same (session, seq) until the deadline; ``Committed`` and ``ReadAt`` arrive
@@ -296,13 +298,13 @@ class Replica:
         effect. Returns a ticket for ``cancel``."""
         if self._failure is None:
             return self._router.ask(request, done, deadline_ms, self._now_ms).ticket
-        pending = self._desk.open(request, done, deadline_ms)
-        self._desk.refuse(pending, Unavailable(f"this node has stopped: {self._failure}"))
+        pending = self._requests.open(request, done, deadline_ms)
+        self._requests.refuse(pending, Unavailable(f"this node has stopped: {self._failure}"))
         return pending.ticket
 
     def cancel(self, ticket: int) -> None:
         """Forget a request or a ``when_…``; its ``done`` is not called."""
-        self._desk.cancel(ticket)
+        self._requests.cancel(ticket)
         self._applier.by_index.cancel(ticket)
         self._applier.by_revision.cancel(ticket)
 
@@ -331,13 +333,13 @@ class Replica:
         waiting = self._applier.by_revision
         if len(waiting) >= 2 * self._config.max_pending:
             raise Unavailable(f"{len(waiting)} callers wait on this node already")
-        ticket = self._desk.new_ticket()
+        ticket = self._requests.new_ticket()
         waiting.add(revision, ticket, done)
         return ticket
 
     def stop(self, reason: SavaError) -> None:
         """Answer everybody who still waits (they are told at the next ``pump``)."""
-        self._desk.end_all(reason)
+        self._requests.end_all(reason)
 
     # -- initialization ----------------------------------------------------------------------------------
 
@@ -380,7 +382,7 @@ class Replica:
 
     @property
     def wants_pump(self) -> bool:
-        """Something waits for the next pump, in case that nothing else calls for one (see ``Outbox``)."""
+        """Something waits for the next pump, in case that nothing else calls for one (see ``SendQueue``)."""
         return self._outbox.has_news
 
     def _guarded(self, work: Callback) -> None:
@@ -469,8 +471,8 @@ class Replica:
         router.applied(self._now_ms)
 
     def _answer_all(self) -> None:
-        while self._desk.has_answers:
-            for done, reply in self._desk.take_answers():
+        while self._requests.has_answers:
+            for done, reply in self._requests.take_answers():
                 done(reply)
         later, self._later = self._later, []
         for callback in later:
@@ -480,8 +482,8 @@ class Replica:
         if self._bootstrap is None:
             return
         outbox = self._outbox.take()
-        outbox += self._desk.outbox
-        self._desk.outbox.clear()
+        outbox += self._requests.outbox
+        self._requests.outbox.clear()
         if self._conflicts:
             outbox += self._conflicts.items()
             self._conflicts = {}
@@ -545,7 +547,7 @@ class _Peer:
         self.highest = 0
 
 
-class Guard:
+class EnvelopeGuard:
     """Which messages may reach this node at all.
 
     A message is meant for this node only when it names its cluster and its id, and speaks for a sender that
@@ -618,7 +620,7 @@ class Guard:
 # -- what leaves with the next send --------------------------------------------------------------------------
 
 
-class Outbox:
+class SendQueue:
     """What leaves with the next send, and what may wait a moment for company.
 
     After each commit the leader owes its followers the news. Sent at once and alone, that is a second message
