@@ -13,11 +13,11 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 
-from sava.api.deliveries import Deliveries
 from sava.api.sessions import (
     MAX_CREDITS,
-    Publishing,
-    Subscribing,
+    DeliveryEncoder,
+    PublishStream,
+    SubscribeStream,
     opening,
 )
 from sava.peers import deadlines, faults
@@ -36,10 +36,10 @@ from sava.topics.position import (
     AtTime,
     Position,
 )
-from sava.topics.producers import AccessMode, Producer
+from sava.topics.producers import AccessMode, ProducerHandle
 from sava.topics.specs import SubscriptionType
 from sava.topics.topic import SubscribeOptions, Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 READ_BYTES: Final = 1 << 20
 MAX_READ_BYTES: Final = 16 << 20
@@ -57,12 +57,14 @@ Waits a little for a topic that was just created, or is on its way."""
 
 
 class StreamsService(rpc.StreamsServicer):
-    def __init__(self, topics: Topics, *, schemas: SchemaRegistry, locate: Locate, store_url: str) -> None:
+    def __init__(
+        self, topics: ServedTopics, *, schemas: SchemaRegistry, locate: Locate, store_url: str
+    ) -> None:
         self._topics = topics
         self._schemas = schemas
         self._locate = locate
         self._store_url = store_url
-        self._deliveries = Deliveries()
+        self._deliveries = DeliveryEncoder()
 
     def register(self, server: aio.Server) -> None:
         """As the generated code does, but for deliveries, which come encoded."""
@@ -81,11 +83,11 @@ class StreamsService(rpc.StreamsServicer):
         async with faults.told(context):
             producer = await self._open_producer(await opening(context))
             try:
-                await Publishing(producer, context).run()
+                await PublishStream(producer, context).run()
             finally:
                 producer.close()
 
-    async def _open_producer(self, request: pb.OpenProducer) -> Producer:
+    async def _open_producer(self, request: pb.OpenProducer) -> ProducerHandle:
         name = TopicName.parse(request.topic)
         check_name(request.producer_name, "producer")
         topic = await self._topics.get_or_create(name, _known(_RELIABLE, request.delivery, "delivery"))
@@ -104,7 +106,7 @@ class StreamsService(rpc.StreamsServicer):
             topic = await self._topics.get(TopicName.parse(first.topic))
             consumer = await topic.subscribe(_subscribe_options(first))
             try:
-                await Subscribing(topic, consumer, self._deliveries, context).run()
+                await SubscribeStream(topic, consumer, self._deliveries, context).run()
             finally:
                 consumer.close()
 

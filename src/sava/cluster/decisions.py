@@ -1,6 +1,6 @@
 """Writing decisions down: many in one log entry, each on its own conditions.
 
-Each decision is a transaction of its own; those of one moment share entries (``metadata.batching``). A topic
+Each decision is a transaction of its own; those of one moment share entries (``metadata.store``). A topic
 that changed meanwhile refuses its own and no other: it is decided again, from what it has become.
 """
 
@@ -19,7 +19,7 @@ from sava.metadata.store import LocalView, MetadataStore
 SHOWN_S: Final = 1.0
 
 
-class Writer:
+class DecisionWriter:
     """Holds nothing between calls."""
 
     def __init__(self, view: ClusterView, store: MetadataStore) -> None:

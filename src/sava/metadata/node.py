@@ -111,7 +111,7 @@ class NodeOptions:
 
 
 class RaftNode:
-    """Implements ``metadata.transport.Inbound``. Owned by the event loop that opened it."""
+    """Implements ``metadata.peer.Inbound``. Owned by the event loop that opened it."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ class _Peer:
 
 
 class TcpTransport:
-    """Implements ``metadata.transport.Transport``. Owned by the event loop."""
+    """Implements ``metadata.peer.Transport``. Owned by the event loop."""
 
     def __init__(self, auth: Auth) -> None:
         self._tls = tls.client_context(auth)

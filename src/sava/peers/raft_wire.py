@@ -61,7 +61,7 @@ class Bound(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """An error by its stable code (``metadata.failures``)."""
+    """An error by its stable code (``metadata.peer``)."""
 
     code: str
     message: str

@@ -19,7 +19,7 @@ from grpc import aio
 
 from sava import logs
 from sava.api.http import HttpServer
-from sava.api.metrics import Metrics
+from sava.api.metrics.broker import BrokerMetrics
 from sava.config import Config
 from sava.errors import HostError
 from sava.metadata.bootstrap import SeedBootstrap
@@ -35,7 +35,7 @@ from sava.server.parts import HANDOVER_S, Parts, open_parts
 from sava.server.ports import open_admin_port, open_client_port
 from sava.supervisor import Supervisor
 from sava.tasks import Stops, stopped_within
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +67,13 @@ class Broker:
         hands to its application; a connection that breaks is one that it heals from."""
         self._client_port: aio.Server | None = None
         """Held until the end: a gRPC server that nobody holds stops, and cancels its calls."""
-        self.metrics = Metrics()
+        self.metrics = BrokerMetrics()
         self.supervisor = Supervisor()
         self.node: RaftNode
         self.parts: Parts
 
     @property
-    def topics(self) -> Topics:
+    def topics(self) -> ServedTopics:
         return self.parts.topics
 
     async def start(self) -> None:

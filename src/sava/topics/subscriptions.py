@@ -29,7 +29,7 @@ from sava.storage.link_cursors import is_link_cursor, remote_of
 from sava.storage.topic_log import TopicLog
 from sava.tasks import Slices
 from sava.topics import specs
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.consumers import ConsumerIds, ConsumerRecords, KnownConsumer
 from sava.topics.cursors import KeptCursor
 from sava.topics.dispatch.core import Counters
@@ -53,8 +53,8 @@ from sava.topics.specs import (
     SubscriptionType,
 )
 from sava.topics.subscribing import (
-    Parts,
     SubscribeOptions,
+    TopicDependencies,
     check_consumer,
     check_names,
     check_new,
@@ -75,7 +75,7 @@ FLUSH_S: Final = 5.0
 class Subscriptions:
     """Owned by the event loop."""
 
-    def __init__(self, tenure: Tenure, log: TopicLog, parts: Parts) -> None:
+    def __init__(self, tenure: Tenure, log: TopicLog, parts: TopicDependencies) -> None:
         self._topic = tenure.name
         self._tenure = tenure
         self._log = log
@@ -165,7 +165,7 @@ class Subscriptions:
 
     # -- subscribing -------------------------------------------------------------------------
 
-    async def subscribe(self, options: SubscribeOptions) -> Consumer:
+    async def subscribe(self, options: SubscribeOptions) -> ConsumerHandle:
         check_names(options)
         name = options.subscription
         self._check_open()

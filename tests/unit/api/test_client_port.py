@@ -14,12 +14,12 @@ import pytest
 from grpc import aio
 
 from sava.api import danube, streams
-from sava.api.danube.figures import Sends
+from sava.api.danube.metrics import SendStats
 from sava.api.streams import StreamsService
 from sava.client import Client
 from sava.cluster import records
 from sava.cluster.records import Registration
-from sava.cluster.router import Router
+from sava.cluster.router import TopicRouter
 from sava.cluster.view import ClusterView
 from sava.metadata.store import MetadataStore
 from sava.peers.forwarding import Forwarder
@@ -32,7 +32,7 @@ from sava.topics import specs
 from sava.topics.names import TopicName
 from sava.topics.subscription import Subscription
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.patience import FAR_S, HURRIES, PATIENCE_S
 from tests.unit.api.site import (
     BrokerAt,
@@ -64,9 +64,9 @@ class ClientSite(Site):
         self,
         server: aio.Server,
         forwarder: Forwarder,
-        topics: Topics,
+        topics: ServedTopics,
         view: ClusterView,
-        router: Router,
+        router: TopicRouter,
         director: Director,
         node: Node,
     ) -> None:
@@ -81,7 +81,7 @@ class ClientSite(Site):
             schemas=schemas,
             topic_schemas=TopicSchemas(store),
             forwarder=forwarder,
-            sends=Sends(),
+            sends=SendStats(),
             broker_url=f"http://broker-{forwarder.broker}:6650",
         )
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from sava.api import writers
-from sava.api.writers import StagedAnywhere, StagedHere
+from sava.api.writers import LocalStaged, RoutedStaged
 from sava.cluster.errors import StagedLost
 from sava.cluster.router import NotServed
 from sava.errors import SavaError
@@ -24,7 +24,7 @@ from sava.storage import staging
 from sava.storage.staging import Part, Section
 from sava.topics.errors import MessageInvalid, TopicUnknown
 from sava.topics.staged import Stage
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.staging import batch, message, section_of
 from tests.unit.storage.brokers import contents
 from tests.unit.topics.lives import ORDERS, World
@@ -33,10 +33,10 @@ from tests.unit.topics.lives import ORDERS, World
 class Place:
     """One broker, and what it is asked for."""
 
-    def __init__(self, world: World, topics: Topics) -> None:
+    def __init__(self, world: World, topics: ServedTopics) -> None:
         self.world = world
         self.topics = topics
-        self.here = StagedHere(topics, Stage(world.store))
+        self.here = LocalStaged(topics, Stage(world.store))
 
     async def section(self, *payloads: bytes) -> Section:
         data, section = section_of(
@@ -176,8 +176,8 @@ def relayed(status: grpc.StatusCode, code: str) -> Relayed:
     return Relayed(status, "what the other broker said", ((faults.CODE_KEY, code),))
 
 
-def anywhere(owners: Answers, here: Any = None) -> StagedAnywhere:
-    return StagedAnywhere(here, cast(Owners, owners))
+def anywhere(owners: Answers, here: Any = None) -> RoutedStaged:
+    return RoutedStaged(here, cast(Owners, owners))
 
 
 @pytest.fixture(autouse=True)

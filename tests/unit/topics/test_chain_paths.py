@@ -13,7 +13,7 @@ import pytest
 from sava.storage import marks
 from sava.storage.chains import OriginForgotten
 from sava.storage.topic_log import TopicLog
-from sava.topics.chain import Chain, Copied, Copies
+from sava.topics.chain import Copied, CopyCounts, SourceCopier
 from sava.wal import DiskFull
 from tests.copying import Origins
 from tests.sim.disk import SimDisk
@@ -33,14 +33,14 @@ async def log(cluster: Cluster) -> AsyncIterator[TopicLog]:
         yield await broker.open_topic(TOPIC, epoch=1)
 
 
-async def copy(chain: Chain, origins: Origins, start: int, end: int, **more: bool) -> Copied:
+async def copy(chain: SourceCopier, origins: Origins, start: int, end: int, **more: bool) -> Copied:
     return await (await chain.begin(origins.stretch(start, end, **more)))
 
 
 async def test_a_message_that_came_another_way_is_left_out(cluster: Cluster, log: TopicLog) -> None:
     eu = Origins("eu").publish(10)
     asia = Origins("asia").relay(eu, 0, 4).publish(3).relay(eu, 4, 10)
-    copies = Copies()
+    copies = CopyCounts()
     direct = await chain_into(log, eu.source, cluster.metadata, copies)
     relayed = await chain_into(log, asia.source, cluster.metadata, copies)
     await copy(direct, eu, 0, 6, begin=True)

@@ -4,7 +4,8 @@ them in parts, so that the event loop serves others in between.
 **A topic with many subscriptions** (more than ``MANY``) is reported in sums, as one subscription of the name
 ``ALL``: ten thousand subscriptions with fourteen figures each would be a page of twenty megabytes at every
 scrape, and more series than a Prometheus server takes of one target. Sums by topic are right in either form.
-What a removed subscription had counted stays in the sum: a counter that falls looks like a restart."""
+What a removed subscription had counted stays in the sum: a counter that falls looks like a restart.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
 from sava.topics.subscribing import AnySubscription
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 _TOPIC: tuple[str, ...] = ("topic",)
 _SUBSCRIPTION: tuple[str, ...] = ("topic", "subscription")
@@ -40,7 +41,7 @@ Part = list[tuple[TopicName, Topic]]
 
 
 class TopicsCollector(Collector):
-    def __init__(self, topics: Topics, storage: BrokerStorage) -> None:
+    def __init__(self, topics: ServedTopics, storage: BrokerStorage) -> None:
         self._topics = topics
         self._storage = storage
 
