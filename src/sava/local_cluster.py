@@ -40,8 +40,8 @@ from sava.errors import HostError, RetryableError
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.identity import NODE_ID
 from sava.proto import admin_pb2 as pb
+from sava.wal.disk import LocalDisk
 from sava.wal.errors import DirectoryLocked
-from sava.wal.local_disk import LocalDisk
 
 HOST: Final = "127.0.0.1"
 LAYOUT: Final = "local-cluster.json"

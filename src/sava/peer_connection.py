@@ -51,9 +51,7 @@ import msgspec
 
 from sava.errors import Outcome, SavaError
 from sava.metadata.errors import Unavailable, Unfinished
-from sava.metadata.failures import error_from
-from sava.metadata.peer import Bootstrap
-from sava.metadata.transport import NodeInfo
+from sava.metadata.peer import Bootstrap, NodeInfo, error_from
 
 log = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ from sava.cluster.writer_records import WRITERS, WriterRecord
 from sava.ledger.protocol import LedgerRecord
 from sava.ledger.records import LEDGERS
 from sava.metadata.commands import Delete, DeletePrefix, Put, TxnResult
-from sava.metadata.raft_store import RaftStore
+from sava.metadata.store import RaftStore
 from sava.records import RecordBatch
 from sava.storage import keys
 from sava.storage.producers import RUN

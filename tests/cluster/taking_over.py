@@ -31,7 +31,7 @@ from sava.storage import keys
 from sava.storage.types import TopicState
 from sava.topics import specs
 from sava.topics.specs import Ownership, OwnershipState
-from sava.wal.local_disk import LocalDisk
+from sava.wal.disk import LocalDisk
 from tests.cluster.harness import Brokers, until
 from tests.cluster.mirrored import MirroredBrokers
 from tests.integration.harness import BrokerProcess

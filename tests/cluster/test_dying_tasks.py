@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from sava import config
-from sava.metadata.operations import ClusterOperations
+from sava.metadata.store import ClusterOperations
 from sava.server import EXIT_FAILED, Broker, raft_address
 from tests.cluster.harness import Brokers, until
 from tests.cluster.mortal_child import VARIABLE, strike

@@ -23,7 +23,7 @@ from sava.metadata.peer import Bootstrap
 from sava.peers.raft_transport import TcpTransport
 from sava.proto import admin_pb2 as pb
 from sava.raft.types import Entry, EntryKind, HardState, Membership, NodeId
-from sava.wal.local_disk import LocalDisk
+from sava.wal.disk import LocalDisk
 from tests.integration.harness import BrokerProcess, Cluster
 from tests.patience import PATIENCE_S
 

@@ -11,7 +11,7 @@ import pytest
 from sava.cluster import records
 from sava.metadata.errors import IdentityConflict, InvalidRequest, NotInitialized, Unavailable
 from sava.proto import admin_pb2 as pb
-from sava.raft.errors import MembershipRefused
+from sava.raft.types import MembershipRefused
 from tests.integration.harness import BrokerProcess, Cluster, sava
 from tests.long import only_long
 from tests.patience import PATIENCE_S

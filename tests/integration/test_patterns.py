@@ -12,8 +12,7 @@ import pytest
 
 from sava import config
 from sava.metadata.node import NodeOptions, RaftNode, open_node
-from sava.metadata.operations import ClusterOperations
-from sava.metadata.raft_store import RaftStore
+from sava.metadata.store import ClusterOperations, RaftStore
 from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import TcpTransport
 from sava.server import raft_address

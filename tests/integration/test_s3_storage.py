@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sava.cluster.writers import INEXACT_MS
-from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage import staging
 from sava.storage.catalog import Catalog
@@ -29,6 +28,7 @@ from sava.storage.segment import SegmentReader, write_segment
 from sava.storage.staging import Manifest, Part
 from tests.s3_server import BUCKET, S3Server, s3_server
 from tests.staging import batch, new_object
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.messages import TOPIC, numbered, placed, read_messages, write
 
 __all__ = ["s3_server"]

@@ -17,15 +17,15 @@ import pytest
 from grpc import aio
 
 from sava import config
-from sava.metadata.operations import ClusterOperations
+from sava.metadata.store import ClusterOperations
 from sava.peers.error_mapping import CODE_KEY, Trailing
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
-from sava.raft.errors import InvariantError
+from sava.raft.types import InvariantError
 from sava.server import Broker, client_address, process, raft_address
 from sava.tasks import cancelled
 from sava.topics.names import TopicName
-from sava.wal.local_disk import LocalFile
+from sava.wal.disk import LocalFile
 from tests.integration.harness import FAST, storage_in
 from tests.patience import PATIENCE_S
 from tests.ports import free_ports

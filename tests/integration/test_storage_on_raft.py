@@ -17,9 +17,7 @@ from sava import config
 from sava.errors import HostError, RetryableError
 from sava.metadata.commands import Compare, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown
-from sava.metadata.operations import ClusterOperations
-from sava.metadata.raft_store import RaftStore
-from sava.metadata.store import MetadataStore
+from sava.metadata.store import ClusterOperations, MetadataStore, RaftStore
 from sava.raft import NO_NODE
 from sava.server import Broker, raft_address
 from sava.storage.broker_storage import BrokerStorage, StorageOptions

@@ -125,7 +125,7 @@ OUTCOME_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "u16",
         "a leader that was not handed over in time is said never to be",
-        "sava/metadata/replica/steering.py",
+        "sava/metadata/replica/router.py",
         "0, maybe_applied=True))\n\n\ndef _holds(",
         "0, maybe_applied=False))\n\n\ndef _holds(",
         tests=("tests/unit/metadata/test_replica_peers.py",),

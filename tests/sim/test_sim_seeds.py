@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.raft import leading, own_disk
+from sava.raft import leading
 from sava.raft.state import CoreState
 from sava.raft.types import NodeId
 from tests.long import IS_LONG
@@ -49,7 +49,7 @@ def test_leaders_whose_disks_take_nothing_hand_over(monkeypatch: pytest.MonkeyPa
     resigned: list[NodeId] = []
 
     def next_leader(state: CoreState) -> NodeId:
-        chosen = own_disk.next_leader(state)
+        chosen = leading.next_leader(state)
         resigned.extend([state.node] * bool(chosen))
         return chosen
 

@@ -14,7 +14,7 @@ import grpc
 
 import sava
 from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
-from sava.metadata import failures
+from sava.metadata import peer
 from sava.metadata.errors import OutcomeUnknown
 from tools.reference.pages import first_sentences, page, table
 
@@ -120,7 +120,7 @@ def kinds() -> list[type[SavaError]]:
 
 def code_of(kind: type[SavaError]) -> str:
     """As ``sava.peers.error_mapping`` tells it."""
-    known = next((failures._CODES[each] for each in kind.__mro__ if each in failures._CODES), None)
+    known = next((peer._CODES[each] for each in kind.__mro__ if each in peer._CODES), None)
     return known or _CAPITAL.sub("_", kind.__name__).lower()
 
 

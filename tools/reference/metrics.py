@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from sava.config import check
-from sava.metadata.operations import ClusterOperations
+from sava.metadata.store import ClusterOperations
 from sava.server.assembly import raft_address
 from sava.server.broker import Broker
 from tools.reference.pages import page, table

@@ -13,14 +13,14 @@ from random import SystemRandom
 
 from sava.config import Auth
 from sava.errors import CallerError, SavaError
+from sava.metadata.bootstrap import ForceReport, force_new_cluster
 from sava.metadata.errors import NotInitialized
 from sava.metadata.identity import NODE_ID, open_state
-from sava.metadata.lost_quorum import ForceReport, force_new_cluster
 from sava.peers.raft_transport import TcpTransport
-from sava.raft.codec import decode_membership
+from sava.raft.messages import decode_membership
 from sava.raft.output import Recovered
 from sava.raft.types import EntryKind, Membership, NodeId
-from sava.wal.local_disk import LocalDisk
+from sava.wal.disk import LocalDisk
 
 ANSWER_TIMEOUT_S = 1.0
 

@@ -27,7 +27,7 @@ from sava.cli.output import (
     print_table,
     print_unconfirmed,
 )
-from sava.metadata.lost_quorum import ForceReport, NotConfirmed
+from sava.metadata.bootstrap import ForceReport, NotConfirmed
 from sava.proto import admin_pb2 as pb
 
 app = typer.Typer(no_args_is_help=True)

@@ -24,7 +24,8 @@ from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.errors import RetryableError, SavaError
 from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Compacted
-from sava.metadata.store import MetadataStore, Watch
+from sava.metadata.store import MetadataStore
+from sava.metadata.watch import Watch
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
 from sava.topics import ownership, specs

@@ -25,7 +25,7 @@ for its own part. The records of the ledgers stay until no state needs them: a b
 its own part would remove the only copy of the others' tails.
 
 **Many small tails.** Segments are made side by side. Those that were made wait for each other, ``WAVE`` of
-them or as many as there are, so that their registrations share log entries (``metadata.batching``), each on
+them or as many as there are, so that their registrations share log entries (``metadata.store``), each on
 its own conditions: a topic whose owner is back holds up no other. The next ones are made meanwhile. A
 thousand tails that were registered as they came would be four hundred entries, and four hundred decisions of
 the controller after them.

@@ -33,7 +33,7 @@ from sava.ledger.protocol import (
     WriteBack,
 )
 from sava.ledger.store import Reply
-from sava.metadata.failures import error_from
+from sava.metadata.peer import error_from
 from sava.peer_connection import (
     BadFrame,
     Dialer,

@@ -20,9 +20,9 @@ from grpc import aio
 from sava.cluster.records import NotController
 from sava.connecting import Cause, cause_of
 from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
-from sava.metadata import failures
+from sava.metadata import peer
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.failures import detail_of, error_from
+from sava.metadata.peer import detail_of, error_from
 from sava.topics.errors import NotOwner
 
 Trailing = tuple[tuple[str, str | bytes], ...]
@@ -123,8 +123,8 @@ def _snake_case(name: str) -> str:
 def code_of(error: SavaError) -> str:
     """The code under which the metadata store knows the error, otherwise the name of its type:
     ``TopicUnknown`` is ``topic_unknown``."""
-    known = failures.code_of(error)
-    return known if known != failures.INTERNAL else _snake_case(type(error).__name__)
+    known = peer.code_of(error)
+    return known if known != peer.INTERNAL else _snake_case(type(error).__name__)
 
 
 def status_of(error: SavaError) -> grpc.StatusCode:

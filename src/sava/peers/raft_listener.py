@@ -17,9 +17,7 @@ from sava.config import Auth, ConfigInvalid
 from sava.errors import SavaError
 from sava.ledger.wire import LedgerSession, Write
 from sava.metadata.errors import IdentityConflict, Unavailable
-from sava.metadata.failures import code_of, detail_of
-from sava.metadata.peer import Bootstrap, MalformedEnvelope, decode_envelope
-from sava.metadata.transport import Inbound
+from sava.metadata.peer import Bootstrap, Inbound, MalformedEnvelope, code_of, decode_envelope, detail_of
 from sava.peer_connection import (
     GREETING,
     Bind,

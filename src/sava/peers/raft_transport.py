@@ -36,9 +36,10 @@ from sava.metadata.peer import (
     Ask,
     Bootstrap,
     Envelope,
+    Inbound,
+    NodeInfo,
     encode_envelope,
 )
-from sava.metadata.transport import Inbound, NodeInfo
 from sava.peer_connection import (
     BadFrame,
     Bind,
@@ -96,7 +97,7 @@ class _Peer:
 
 
 class TcpTransport:
-    """Implements ``metadata.transport.Transport``. Owned by the event loop."""
+    """Implements ``metadata.peer.Transport``. Owned by the event loop."""
 
     def __init__(self, auth: Auth) -> None:
         self._dialer = Dialer(tls.client_context(auth), self._cluster)

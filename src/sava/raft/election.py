@@ -23,7 +23,7 @@ from sava.raft.messages import (
     VoteRequest,
 )
 from sava.raft.output import Role
-from sava.raft.quorum import Tally, count_votes
+from sava.raft.progress import Tally, count_votes
 from sava.raft.reconfigure import open_term
 from sava.raft.replication import payload_size
 from sava.raft.state import CoreState

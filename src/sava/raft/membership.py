@@ -16,8 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
 
-from sava.raft.errors import InvariantError, MembershipRefused
-from sava.raft.types import Membership, MembershipChange, NodeId
+from sava.raft.types import InvariantError, Membership, MembershipChange, MembershipRefused, NodeId
 
 __all__ = ["History", "apply_change", "enter_joint", "find_flaw", "leave_joint", "with_learners"]
 

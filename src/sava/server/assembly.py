@@ -53,7 +53,7 @@ from sava.ledger.writer import LedgerCluster, MirrorOptions
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.operations import ClusterOperations
-from sava.metadata.raft_store import RaftStore
+from sava.metadata.store import RaftStore
 from sava.peer_connection import Dialer
 from sava.peers import tls
 from sava.peers.channels import PeerChannels

@@ -28,7 +28,7 @@ from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.replica.replica import ReplicaConfig
 from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import TcpTransport
-from sava.raft.config import CoreConfig
+from sava.raft.types import CoreConfig
 from sava.server.assembly import HANDOVER_S, BrokerParts, raft_address
 from sava.server.ports import open_admin_port, open_client_port
 from sava.supervisor import Supervisor

@@ -19,7 +19,7 @@ import uvloop
 
 from sava.config import Config
 from sava.errors import SavaError
-from sava.metadata.operations import ClusterOperations
+from sava.metadata.store import ClusterOperations
 from sava.server.assembly import raft_address
 from sava.server.broker import Broker
 from sava.tasks import cancelled

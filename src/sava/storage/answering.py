@@ -23,7 +23,7 @@ from sava.storage.commitment import Commitment, NotCommittable, Uncommitted
 from sava.storage.errors import ClosedUncommitted
 from sava.storage.ordered_log import OrderedLog
 from sava.wal import Buffers, DiskFull, Done, Log, LogClosed, Record, Tap, Writer
-from sava.wal.fullness import Fullness
+from sava.wal.errors import Fullness
 from sava.wal.writer import Observe
 
 _UNBOUNDED: Final = 1 << 62

@@ -24,8 +24,8 @@ from sava.records import RecordBatch
 from sava.storage.journal_index import JournalIndex
 from sava.storage.replay import BATCH, Replay
 from sava.wal import DirectoryLocked, FileMissing, Identity, Record
+from sava.wal.disk import LOCK_FILE, LocalFile
 from sava.wal.format import FormatVersion, file_start, read_header
-from sava.wal.local_disk import LOCK_FILE, LocalFile
 from sava.wal.reader import Reader
 from sava.wal.recovery import recover
 

@@ -15,8 +15,7 @@ from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
-from sava.raft.errors import MembershipRefused
-from sava.raft.types import NodeId
+from sava.raft.types import MembershipRefused, NodeId
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from tests.patience import PATIENCE_S

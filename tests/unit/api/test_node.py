@@ -23,18 +23,16 @@ from sava.metadata.errors import (
 )
 from sava.metadata.identity import NodeState, open_state
 from sava.metadata.node import NodeOptions, RaftNode, open_node
-from sava.metadata.operations import ClusterOperations
 from sava.metadata.peer import ReadIndex
-from sava.metadata.raft_store import RaftStore
 from sava.metadata.replica.replica import ReplicaConfig
-from sava.metadata.transport import LocalNetwork
-from sava.raft.config import CoreConfig
+from sava.metadata.store import ClusterOperations, RaftStore
 from sava.raft.core import Role
-from sava.raft.types import NO_NODE
+from sava.raft.types import NO_NODE, CoreConfig
+from sava.wal.disk import LocalDisk
 from sava.wal.errors import DirectoryLocked, DiskFailed
-from sava.wal.local_disk import LocalDisk
 from tests.own_time import OwnTime
 from tests.patience import FAR_S, PATIENCE_S
+from tests.support.local_network import LocalNetwork
 
 FAST = ReplicaConfig(core=CoreConfig(election_ticks=5), tick_ms=20)
 

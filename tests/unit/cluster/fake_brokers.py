@@ -22,7 +22,6 @@ from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import ClusterView, TopicEntry
 from sava.config import Config, LoadManagerSettings, RebalancingSettings
 from sava.metadata.commands import Delete, Put
-from sava.metadata.memory import MemoryStore
 from sava.metadata.records import unchanged
 from sava.storage import catalog, keys
 from sava.storage.errors import ObjectStoreUnavailable
@@ -32,6 +31,7 @@ from sava.topics import ownership, specs
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
 S = OwnershipState
 

@@ -13,7 +13,6 @@ from sava.cluster import records
 from sava.cluster.records import Registration
 from sava.metadata.commands import Compare, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown
-from sava.metadata.memory import MemoryStore
 from sava.metadata.records import unchanged
 from sava.topics import ownership, specs, tenure
 from sava.topics.errors import NotOwner
@@ -23,6 +22,7 @@ from sava.topics.ownership import KnownOwnership
 from sava.topics.registry import Registry
 from sava.topics.specs import Ownership, OwnershipState
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
 ORDERS = TopicName("default", "orders")
 

@@ -14,8 +14,8 @@ from sava.cluster.loads import LoadReport, Loads, TopicLoad
 from sava.cluster.planning import Candidate, Placement
 from sava.cluster.records import BrokerMode, Mode
 from sava.metadata.commands import Put
-from sava.metadata.memory import MemoryStore
 from sava.topics import specs
+from tests.support.memory_store import MemoryStore
 from tests.unit.cluster.fake_brokers import registration
 
 

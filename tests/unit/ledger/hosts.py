@@ -20,7 +20,6 @@ from sava.ledger.records import LedgerRecords
 from sava.ledger.recoverer import Recoverer
 from sava.ledger.wire import LedgerSession
 from sava.ledger.writer import LedgerCluster, MirrorOptions
-from sava.metadata.memory import MemoryStore
 from sava.peer_connection import (
     GREETING,
     BadFrame,
@@ -37,6 +36,7 @@ from sava.storage.journal import Journal, JournalOptions
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
 SMALL = JournalOptions(file_bytes=16 << 10)
 OPTIONS = MirrorOptions(mirror_timeout_s=3.0)

@@ -30,7 +30,6 @@ from sava.ledger.records import LedgerRecords
 from sava.ledger.recoverer import Recoverer
 from sava.ledger.tail_recovery import TailRecovery
 from sava.metadata.commands import Put
-from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.objectstore import ObjectStore
@@ -39,6 +38,7 @@ from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 from tests.unit.cluster.fake_brokers import stay
 from tests.unit.ledger.disks import Disks, Writing
 

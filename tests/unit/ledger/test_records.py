@@ -16,9 +16,9 @@ from sava.ledger.records import (
     record_key,
 )
 from sava.metadata.commands import Compare, Relation, Target
-from sava.metadata.memory import MemoryStore
 from sava.supervisor import Supervisor
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
 A, B = StorageId("a"), StorageId("b")
 JOURNAL = LedgerId(1, 7)

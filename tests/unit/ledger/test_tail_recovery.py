@@ -28,7 +28,6 @@ from sava.ledger.tail_recovery import (
     share_of,
 )
 from sava.metadata.errors import Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.keys import state_key
@@ -39,6 +38,7 @@ from sava.storage.segment import SegmentReader
 from sava.storage.types import OriginMark, Segment, TopicKey, TopicState
 from tests.copying import Origins
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 from tests.unit.ledger.disks import Disks, Writing
 from tests.unit.storage.brokers import LAZY, Cluster
 from tests.unit.storage.messages import read_messages, write

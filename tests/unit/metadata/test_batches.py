@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from sava.metadata.batching import ENTRIES, TXNS, Batches
 from sava.metadata.commands import (
     AllocateId,
     Batch,
@@ -28,6 +27,7 @@ from sava.metadata.commands import (
 )
 from sava.metadata.errors import Deposed, InvalidRequest, NoSpace, OutcomeUnknown, Unavailable
 from sava.metadata.machine.limits import Limits
+from sava.metadata.store import ENTRIES, TXNS, Batches
 from tests.unit.metadata.steps import TERM, Steps
 
 

@@ -11,8 +11,8 @@ from sava.errors import CallerError
 from sava.metadata import records
 from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.metadata.records import RecordChange, RecordStore, Versioned, absent, present
+from tests.support.memory_store import MemoryStore
 
 KEY = "/tests/record"
 OTHER = "/tests/other"

@@ -6,9 +6,8 @@ import pytest
 
 from sava.metadata.commands import AllocateId, AllocateResult, Refused, TxnResult
 from sava.metadata.errors import IdentityConflict, InvalidRequest
-from sava.metadata.failures import error_of
 from sava.metadata.identity import cluster_id_of
-from sava.metadata.peer import Bootstrap, Committed, Failed, KeepAlive, ReadAt
+from sava.metadata.peer import Bootstrap, Committed, Failed, KeepAlive, ReadAt, error_of
 from sava.raft.types import Membership, NodeId
 from tests.sim.disk import CrashPolicy
 from tests.unit.metadata.cluster import World, txn

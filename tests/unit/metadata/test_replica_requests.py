@@ -18,7 +18,6 @@ from sava.metadata.commands import (
     TxnResult,
 )
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.failures import error_of
 from sava.metadata.machine.limits import DEFAULT_LIMITS
 from sava.metadata.peer import (
     Answer,
@@ -30,6 +29,7 @@ from sava.metadata.peer import (
     Propose,
     ReadAt,
     Reply,
+    error_of,
 )
 from sava.raft.messages import Append
 from sava.raft.types import MembershipChange, NodeId
@@ -379,8 +379,8 @@ def test_callers_that_give_up_leave_nothing_behind() -> None:
         lonely.cancel(machines[0].put("/x", "2").ticket)
         world.pass_time(200)
         assert all(isinstance(box.reply, Failed) for box in boxes)
-    desk = lonely._desk
-    assert len(desk._pending) <= 1, "at most the opening of a session"
-    assert len(desk._waiting) <= 1
+    requests = lonely._requests
+    assert len(requests._pending) <= 1, "at most the opening of a session"
+    assert len(requests._waiting) <= 1
     assert not lonely._router.reads._arrived
     assert not lonely._router._session._backlog

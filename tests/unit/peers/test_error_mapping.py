@@ -7,10 +7,22 @@ import pytest
 from sava.errors import SavaError
 from sava.metadata import errors
 from sava.metadata.errors import Compacted, LeaseNotFound, OutcomeUnknown
-from sava.metadata.failures import code_of, detail_of, error_from, error_of
-from sava.metadata.peer import Failed
-from sava.raft.errors import Busy, LearnerLagging, MembershipBusy, MembershipRefused, NotLeader, Transferring
-from sava.raft.types import NodeId
+from sava.metadata.peer import (
+    Failed,
+    code_of,
+    detail_of,
+    error_from,
+    error_of,
+)
+from sava.raft.types import (
+    Busy,
+    LearnerLagging,
+    MembershipBusy,
+    MembershipRefused,
+    NodeId,
+    NotLeader,
+    Transferring,
+)
 from sava.wal.errors import DiskFull
 
 KNOWN: list[SavaError] = [

@@ -18,11 +18,11 @@ from sava.metadata.peer import (
     Bootstrap,
     Envelope,
     Failed,
+    NodeInfo,
     PeerMessage,
     ReadIndex,
     encode_envelope,
 )
-from sava.metadata.transport import NodeInfo
 from sava.peer_connection import (
     GREETING,
     BadFrame,

@@ -9,7 +9,6 @@ from typing import Any
 
 from sava.cluster.pipelines import LONGEST_TTL_MS, Pipelines, RunnerRecord
 from sava.cluster.view import ClusterView
-from sava.metadata.memory import MemoryStore
 from sava.replication import records
 from sava.replication.control import Control
 from sava.replication.links import KIND, Extent, LinkName, Links, pipeline_name
@@ -26,6 +25,7 @@ from sava.topics.namespaces import Namespaces
 from sava.topics.position import Position
 from sava.topics.registry import Registry
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
 EAST, WEST, NORTH = (
     ClusterIdentity("east", "id-east"),

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sava.metadata.memory import MemoryStore
 from sava.metadata.store import MetadataStore
 from sava.records import RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
@@ -20,6 +19,7 @@ from sava.storage.types import TopicKey
 from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
 from sava.wal import Disk, LocalDisk
+from tests.support.memory_store import MemoryStore
 
 TOPIC = TopicKey("default", "orders", 7)
 OTHER = TopicKey("default", "payments", 8)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from sava.metadata.errors import Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.errors import DataGap, EpochTaken, Fenced, TailElsewhere, TopicSealed
@@ -19,6 +18,7 @@ from sava.storage.journal_index import JournalCorrupt
 from sava.storage.segment import write_segment
 from sava.storage.topic_log import Status, TopicClosed
 from sava.storage.types import TopicKey
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import (
     EAGER,
     FORGETFUL,

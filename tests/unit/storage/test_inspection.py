@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sava.metadata.memory import MemoryStore
 from sava.metadata.store import RangeResult
 from sava.storage import inspection, keys
 from sava.storage.catalog import Catalog
@@ -18,6 +17,7 @@ from sava.storage.inspection import NotInSegments, TopicName, UnknownTopic, Veri
 from sava.storage.objectstore import ObjectStore
 from sava.storage.segment import write_segment
 from sava.storage.types import Segment, TopicKey
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.messages import TOPIC, numbered, write
 
 NAME = TopicName("default", "orders")

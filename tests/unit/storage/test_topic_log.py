@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.records import BatchCorrupt, RecordBatch
 from sava.storage.broker_storage import StorageOptions, TopicBusy
 from sava.storage.errors import Fenced, OffsetOutOfRange, SequenceGap
@@ -22,6 +21,7 @@ from sava.storage.topic_log import Status, TopicClosed, TopicLog
 from sava.storage.uploader import UploadOptions
 from sava.wal import DiskFailed, DiskFull
 from tests.sim.disk import SimDisk
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import (
     EAGER,
     FORGETFUL,

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.storage.broker_storage import StorageOptions
 from sava.storage.errors import ObjectStoreUnavailable, SegmentCorrupt
 from sava.storage.journal import JournalOptions
@@ -18,6 +17,7 @@ from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicKey
 from sava.storage.uploader import UploadOptions
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import (
     EAGER,
     LAZY,

@@ -15,7 +15,6 @@ from obstore.store import MemoryStore as MemoryBackend
 
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.records import Message
 from sava.storage import topic_log
 from sava.storage.errors import Fenced, ObjectStoreUnavailable
@@ -27,6 +26,7 @@ from sava.topics.specs import CursorRecord, OwnershipState
 from sava.topics.topic import HOLD_S, Topic
 from sava.topics.topics import ServedTopics
 from tests.patience import FAR_S, PATIENCE_S
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import contents
 from tests.unit.storage.faults import BROKEN, FaultyBackend, before, hang, refuse
 from tests.unit.topics.lives import (

@@ -18,11 +18,11 @@ from sava.api.admin.descriptions import topic_description
 from sava.api.metrics.broker import written
 from sava.api.metrics.topics import TopicsCollector
 from sava.metadata.commands import Operation, Put
-from sava.metadata.memory import MemoryStore
 from sava.storage import keys
 from sava.storage.types import ProducerState, Segment, TopicKey, TopicState
 from sava.topics import specs
 from sava.topics.specs import CursorRecord, SubscriptionSpec, SubscriptionType
+from tests.support.memory_store import MemoryStore
 from tests.unit.topics.lives import GIVEN, ORDERS, World
 
 SUBSCRIPTIONS, PRODUCERS, SEGMENTS = 10_000, 2_000, 1_000

@@ -15,7 +15,6 @@ import pytest
 from sava.config import PolicySettings
 from sava.errors import RetryableError
 from sava.metadata.errors import OutcomeUnknown
-from sava.metadata.memory import MemoryStore
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.errors import Fenced
 from sava.storage.topic_log import TopicLog
@@ -23,6 +22,7 @@ from sava.topics.errors import ProducerFenced, TopicMoved
 from sava.topics.limits import TopicLimits
 from sava.topics.producers import AccessMode, ProducerHandle, TopicProducers
 from sava.topics.publishing import Publisher
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import TOPIC, Cluster
 from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, lose_answer, refuse
 from tests.unit.topics.lives import batch_of

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from sava.config import PolicySettings
-from sava.metadata.memory import MemoryStore
 from sava.topics.errors import LimitReached
 from sava.topics.limits import (
     MAX_WAIT_S,
@@ -22,6 +21,7 @@ from sava.topics.namespaces import Namespaces
 from sava.topics.registry import Registry
 from sava.topics.specs import NamespacePolicy
 from tests.own_time import OwnTime
+from tests.support.memory_store import MemoryStore
 
 ORDERS = TopicName("default", "orders")
 

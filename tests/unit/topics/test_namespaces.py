@@ -7,7 +7,6 @@ import asyncio
 import msgspec
 import pytest
 
-from sava.metadata.memory import MemoryStore
 from sava.metadata.store import RangeResult
 from sava.topics.errors import (
     NamespaceExists,
@@ -19,6 +18,7 @@ from sava.topics.names import InvalidName, TopicName
 from sava.topics.namespaces import Namespaces
 from sava.topics.registry import Registry
 from sava.topics.specs import NamespacePolicy
+from tests.support.memory_store import MemoryStore
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import itertools
 import msgspec
 import pytest
 
-from sava.metadata.memory import MemoryStore
 from sava.topics import ownership, specs
 from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState
 from sava.topics.specs import Ownership, OwnershipState
+from tests.support.memory_store import MemoryStore
 
 ORDERS = TopicName("default", "orders")
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from sava.config import PolicySettings
-from sava.metadata.memory import MemoryStore
 from sava.records import BatchCorrupt, Message, RecordBatch
 from sava.storage import producer_epochs
 from sava.storage.errors import SequenceGap
@@ -35,6 +34,7 @@ from sava.topics.producers import (
 )
 from sava.topics.publishing import Publisher
 from sava.topics.specs import NamespacePolicy
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import TOPIC, Cluster, contents
 from tests.unit.topics.test_publishing import CountingLog, unchecked
 

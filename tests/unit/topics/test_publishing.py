@@ -11,7 +11,6 @@ import pytest
 
 from sava.config import PolicySettings
 from sava.errors import Outcome
-from sava.metadata.memory import MemoryStore
 from sava.records import InvalidMessage, Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.topic_log import TopicClosed, TopicLog
@@ -29,6 +28,7 @@ from sava.topics.publishing import BatchCheck, Publisher
 from sava.topics.schema_checks import SchemaChecks
 from sava.topics.specs import NamespacePolicy
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import TOPIC, Cluster, batch, contents
 
 NAME = TopicName(TOPIC.namespace, TOPIC.name)

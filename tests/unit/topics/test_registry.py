@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from sava.metadata.memory import MemoryStore
 from sava.topics import specs
 from sava.topics.errors import (
     NamespaceUnknown,
@@ -19,6 +18,7 @@ from sava.topics.names import InvalidName, TopicName
 from sava.topics.namespaces import Namespaces
 from sava.topics.registry import MAX_PARTITIONS, Registry
 from sava.topics.specs import NamespacePolicy, TopicSpec
+from tests.support.memory_store import MemoryStore
 
 ORDERS = TopicName("default", "orders")
 

@@ -11,7 +11,6 @@ import pytest
 
 from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.storage.errors import OffsetOutOfRange
 from sava.topics import specs, subscriptions, tenure
 from sava.topics.consumers import (
@@ -51,6 +50,7 @@ from sava.topics.specs import (
 )
 from sava.topics.subscription import Subscription
 from sava.topics.transient import TransientSubscriptions
+from tests.support.memory_store import MemoryStore
 from tests.unit.topics.lives import (
     ORDERS,
     SLOW,

@@ -13,7 +13,6 @@ import pytest
 
 from sava.config import Config, PolicySettings
 from sava.metadata.errors import Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
@@ -42,6 +41,7 @@ from sava.topics.specs import (
 from sava.topics.topic import Topic
 from sava.topics.topics import ServedTopics
 from sava.topics.upkeep import TopicsOptions
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import EAGER
 from tests.unit.topics.lives import (
     ORDERS,

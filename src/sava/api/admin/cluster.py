@@ -24,9 +24,8 @@ from sava.errors import SavaError
 from sava.metadata import commands as c
 from sava.metadata.errors import InvalidRequest, Unavailable
 from sava.metadata.node import RaftNode
-from sava.metadata.operations import OPERATION_TIMEOUT_S, ClusterOperations
 from sava.metadata.replica.replica import ReplicaStatus
-from sava.metadata.store import DEFAULT_TIMEOUT_S, MetadataStore
+from sava.metadata.store import DEFAULT_TIMEOUT_S, OPERATION_TIMEOUT_S, ClusterOperations, MetadataStore
 from sava.peers import error_mapping
 from sava.peers.error_mapping import remaining
 from sava.proto import admin_pb2 as pb
@@ -34,8 +33,7 @@ from sava.proto import admin_pb2_grpc as rpc
 from sava.proto import doctor_pb2 as doctor_pb
 from sava.proto import doctor_pb2_grpc as doctor_rpc
 from sava.raft.core import PeerStatus, Status
-from sava.raft.errors import MembershipRefused
-from sava.raft.types import NodeId
+from sava.raft.types import MembershipRefused, NodeId
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.objectstore import ObjectStore
 from sava.storage.probe import Probed, probe

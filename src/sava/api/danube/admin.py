@@ -30,7 +30,7 @@ from sava.cluster.records import BrokerMode, Registration
 from sava.cluster.view import ClusterView
 from sava.metadata.errors import InvalidRequest, Unavailable, Unfinished
 from sava.metadata.node import RaftNode
-from sava.metadata.operations import OPERATION_TIMEOUT_S, ClusterOperations
+from sava.metadata.store import OPERATION_TIMEOUT_S, ClusterOperations
 from sava.peers.error_mapping import remaining
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sava.metadata.machine.limits import DEFAULT_LIMITS, Limits
-from sava.raft.config import CoreConfig
 from sava.raft.output import Status
-from sava.raft.types import NodeId
+from sava.raft.types import CoreConfig, NodeId
 
 _CORE = CoreConfig()
 

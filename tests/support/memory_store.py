@@ -42,7 +42,7 @@ from sava.metadata.lessor import Lessor
 from sava.metadata.machine.limits import DEFAULT_LIMITS, check_batchable, check_key_or_prefix
 from sava.metadata.machine.state_machine import Limits, StateMachine
 from sava.metadata.store import DEFAULT_TIMEOUT_S, RangeResult
-from sava.metadata.watch import DEFAULT_HUB_LIMITS, HubLimits, HubWatch, WatchHub
+from sava.metadata.watch import DEFAULT_HUB_LIMITS, HubLimits, Watch, WatchHub
 
 
 def _monotonic_ms() -> int:
@@ -146,8 +146,8 @@ class MemoryStore:
         await self._reach(min_revision, timeout)
         return self._view.range(prefix, limit=limit, start_after=start_after)
 
-    def watch(self, prefix: str, *, from_revision: int = 0) -> HubWatch:
-        return HubWatch(self.hub.watch(prefix, from_revision))
+    def watch(self, prefix: str, *, from_revision: int = 0) -> Watch:
+        return Watch(self.hub.watch(prefix, from_revision))
 
     # -- writing ---------------------------------------------------------------------------------------------
 

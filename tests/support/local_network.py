@@ -1,84 +1,13 @@
-"""Transport: how envelopes reach other nodes. ``services`` implements it over TCP; ``LocalNetwork`` is its
-in-memory twin.
-
-The two directions are two protocols. A node calls ``Transport`` to reach others; the transport calls
-``Inbound`` (the node) with what others sent. ``attach`` joins them once both exist.
-"""
+"""LocalNetwork: nodes of one process, one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
-
-import msgspec
 
 from sava.metadata.errors import Unavailable
-from sava.metadata.peer import Bootstrap, Envelope, decode_envelope, encode_envelope
+from sava.metadata.peer import Bootstrap, Envelope, Inbound, NodeInfo, decode_envelope, encode_envelope
 from sava.raft.types import NodeId
-
-
-class NodeInfo(msgspec.Struct, frozen=True):
-    """What a node tells about itself to whoever asks on its Raft port."""
-
-    node: NodeId
-    cluster: str
-    """Empty: waiting for initialization."""
-    address: str
-    founders: tuple[NodeId, ...]
-    """The voters named at ``init`` (empty when pristine or joined later)."""
-    version: str
-    seeds: tuple[str, ...] = ()
-    """Addresses of the nodes that are to form a cluster by themselves, this one among them or not."""
-    cluster_name: str = ""
-    """As configured, for people; seeds compare it before they become one cluster."""
-
-
-class Inbound(Protocol):
-    """What a transport needs from the node it serves. All of it is called on the node's event loop."""
-
-    def info(self) -> NodeInfo: ...
-
-    def receive(self, envelopes: Sequence[Envelope]) -> None: ...
-
-    def unreachable(self, peer: NodeId) -> None:
-        """Something sent to ``peer`` was certainly not delivered."""
-        ...
-
-    def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
-        """A connection to ``peer`` broke, or could not be made; ``is_refused``: its machine answered that no
-        process listens."""
-        ...
-
-    async def bind(self, bootstrap: Bootstrap) -> None:
-        """Raises IdentityConflict."""
-        ...
-
-
-class Transport(Protocol):
-    def attach(self, inbound: Inbound) -> None:
-        """Called once, before anything is sent or received."""
-        ...
-
-    def send(self, address: str, envelopes: Sequence[Envelope]) -> None:
-        """Queue for delivery, in order; never blocks. A bounded queue per peer drops the newest when full.
-        Votes and heartbeats travel apart from appends and snapshot chunks, so that bulk cannot starve
-        them."""
-        ...
-
-    async def identify(self, address: str, *, timeout: float) -> NodeInfo:
-        """Raises Unavailable naming the address."""
-        ...
-
-    async def bootstrap(self, address: str, bootstrap: Bootstrap, *, timeout: float) -> None:
-        """Raises IdentityConflict or Unavailable."""
-        ...
-
-    def dropped(self) -> dict[str, int]:
-        """Messages not sent, by reason."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class LocalNetwork:
