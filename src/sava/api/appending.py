@@ -26,9 +26,8 @@ from sava.peers.relays import EOF
 from sava.proto import replica_pb2 as pb
 from sava.records import iter_batches
 from sava.tasks import cancelled
-from sava.topics.chain import Copied, SourceCopier
 from sava.topics.errors import MessageInvalid
-from sava.topics.stretches import SourceRange
+from sava.topics.source_copier import Copied, SourceCopier, SourceRange
 
 MAX_UNANSWERED: Final = 64
 """Stretches of one stream whose outcome is open. Those who copy keep fewer."""

@@ -30,7 +30,7 @@ from sava.proto import brokers_pb2_grpc as rpc
 from sava.raft.types import NO_NODE
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName, check_name
-from sava.topics.topics import ServedTopics
+from sava.topics.served import ServedTopics
 
 PREPARE: Final = "/sava.admin.Brokers/PrepareMove"
 UNREACHABLE: Final = "unreachable"

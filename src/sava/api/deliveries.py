@@ -13,7 +13,7 @@ from typing import Final
 
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
-from sava.topics.delivery import Delivery
+from sava.topics.consumer import Delivery
 
 MAX_HELD_BYTES: Final = 8 << 20
 MAX_RESPONSE_BYTES: Final = 1 << 20

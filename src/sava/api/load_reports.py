@@ -23,9 +23,9 @@ from sava.storage.link_cursors import is_link_cursor
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
 from sava.topics.names import TopicName
+from sava.topics.served import ServedTopics
 from sava.topics.subscription import Subscription
 from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,6 @@ from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.chains import Origin
-from sava.topics.chain import SourceCopier
-from sava.topics.delivery import Range
 from sava.topics.errors import (
     MessageInvalid,
     NamespaceUnknown,
@@ -33,10 +31,11 @@ from sava.topics.errors import (
 )
 from sava.topics.names import TopicName, check_name
 from sava.topics.origin_acks import OriginAcks
+from sava.topics.ranges import Range
+from sava.topics.served import ServedTopics
+from sava.topics.source_copier import Source, SourceCopier
 from sava.topics.specs import SubscriptionType, TopicSpec
-from sava.topics.stretches import Source
 from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
 
 log = logging.getLogger(__name__)
 

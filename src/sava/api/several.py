@@ -20,10 +20,10 @@ from sava.api.appending import receipt_of, stretch_of
 from sava.errors import SavaError
 from sava.peers import faults
 from sava.proto import replica_pb2 as pb
-from sava.topics.chain import SourceCopier
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName
-from sava.topics.topics import ServedTopics
+from sava.topics.served import ServedTopics
+from sava.topics.source_copier import SourceCopier
 
 MAX_EACH: Final = 256
 """Topics in one call."""

@@ -20,7 +20,7 @@ from sava.storage.link_cursors import is_link_cursor
 from sava.topics.errors import MessageInvalid, SubscriptionExists, TopicMismatch
 from sava.topics.names import TopicName, check_name, check_unreserved
 from sava.topics.non_reliable import NonReliableSubscription
-from sava.topics.position import AtOffset, Position
+from sava.topics.specs import AtOffset, Position
 from sava.topics.topic import SubscribeOptions, Topic
 
 SERVICE: Final = "/sava.admin.Subscriptions/"

@@ -22,21 +22,19 @@ from sava.topics.errors import MessageInvalid, SubscriptionUnknown
 from sava.topics.limits import EffectiveLimits
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
-from sava.topics.position import (
+from sava.topics.specs import (
     EARLIEST,
     LATEST,
     AtOffset,
     AtTime,
-    End,
-    Position,
-)
-from sava.topics.specs import (
     CursorRecord,
     DeadLetterPolicy,
+    End,
     FailurePolicy,
     NamespacePolicy,
     Ownership,
     OwnershipState,
+    Position,
     RedeliveryBackoff,
     SubscriptionSpec,
     SubscriptionType,
@@ -44,8 +42,7 @@ from sava.topics.specs import (
     decode,
     subscriptions_prefix,
 )
-from sava.topics.subscribing import AnySubscription
-from sava.topics.topic import Topic
+from sava.topics.topic import AnySubscription, Topic
 
 LIMITS = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
 MAX_MS = 1 << 40

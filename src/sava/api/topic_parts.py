@@ -32,9 +32,9 @@ from sava.proto import topics_admin_pb2 as pb
 from sava.tasks import spread
 from sava.topics.errors import SubscriptionUnknown, TopicUnknown
 from sava.topics.names import TopicName
+from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
 from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
 
 Request = TypeVar("Request", bound=Message)
 

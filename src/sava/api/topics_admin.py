@@ -26,9 +26,9 @@ from sava.topics import specs
 from sava.topics.errors import NamespaceExists, TopicExists, TopicMismatch
 from sava.topics.limits import combine, configured
 from sava.topics.names import TopicName, check_name
+from sava.topics.served import ServedTopics
 from sava.topics.specs import NamespacePolicy
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import ServedTopics
 
 
 class NamespacesService(rpc.NamespacesServicer):

@@ -35,7 +35,7 @@ from sava.server.parts import HANDOVER_S, Parts, open_parts
 from sava.server.ports import open_admin_port, open_client_port
 from sava.supervisor import Supervisor
 from sava.tasks import Stops, stopped_within
-from sava.topics.topics import ServedTopics
+from sava.topics.served import ServedTopics
 
 log = logging.getLogger(__name__)
 

@@ -70,9 +70,9 @@ from sava.supervisor import Supervisor
 from sava.tasks import STEP_S, Stops, cancelled, stopped_within
 from sava.topics.names import InvalidName, TopicName
 from sava.topics.registry import Registry
+from sava.topics.served import ServedTopics
 from sava.topics.staged import Stage
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import ServedTopics
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)

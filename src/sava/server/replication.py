@@ -26,7 +26,7 @@ from sava.replication.status import Statuses
 from sava.replication.tending import Tending
 from sava.tasks import spread
 from sava.topics.names import TopicName
-from sava.topics.position import Position
+from sava.topics.specs import Position
 from sava.topics.topic import Topic
 
 

@@ -18,9 +18,8 @@ from sava.topics import ownership, specs, tenure
 from sava.topics.conditions import unchanged
 from sava.topics.errors import NotOwner
 from sava.topics.names import TopicName
-from sava.topics.namespaces import Namespaces
 from sava.topics.ownership import KnownOwnership
-from sava.topics.registry import Registry
+from sava.topics.registry import Namespaces, Registry
 from sava.topics.specs import Ownership, OwnershipState
 from tests.patience import PATIENCE_S
 

@@ -24,9 +24,8 @@ from sava.replication.status import Statuses, TopicStatus
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from sava.topics.names import TopicName
-from sava.topics.namespaces import Namespaces
-from sava.topics.position import Position
-from sava.topics.registry import Registry
+from sava.topics.registry import Namespaces, Registry
+from sava.topics.specs import Position
 from tests.patience import PATIENCE_S
 
 EAST, WEST, NORTH = Identity("east", "id-east"), Identity("west", "id-west"), Identity("north", "id-north")

@@ -29,7 +29,7 @@ from sava.peers.deadlines import remaining
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
 from sava.topics.errors import MessageInvalid
-from sava.topics.namespaces import Namespaces
+from sava.topics.registry import Namespaces
 
 LEADER: Final = "Cluster_Leader"
 FOLLOWER: Final = "Cluster_Follower"

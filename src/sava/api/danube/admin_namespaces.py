@@ -12,7 +12,7 @@ from sava.api.danube.codes import required, told
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
 from sava.topics.names import TopicName
-from sava.topics.topics import ServedTopics
+from sava.topics.served import ServedTopics
 
 NO_TOPIC: Final = "."
 """A name that no topic can have, hence one that has no policy of its own."""

@@ -28,9 +28,9 @@ from sava.peers.relays import is_forwarded
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.topics.errors import ConsumerUnknown, MessageInvalid, SubscriptionBusy
+from sava.topics.served import ServedTopics
 from sava.topics.specs import SubscriptionType
 from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
 
 
 class ConsumerService(rpc.ConsumerServiceServicer):

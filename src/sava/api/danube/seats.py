@@ -47,7 +47,7 @@ from sava.api.danube.window import START, Window
 from sava.errors import SavaError
 from sava.proto import danube_api_pb2 as pb
 from sava.topics.consumer import ConsumerHandle
-from sava.topics.consumers import KnownConsumer, topic_of_consumer
+from sava.topics.consumer_ids import KnownConsumer, topic_of_consumer
 from sava.topics.errors import (
     ConsumerReplaced,
     ConsumerUnknown,
@@ -56,11 +56,10 @@ from sava.topics.errors import (
     TopicUnknown,
 )
 from sava.topics.names import TopicName
-from sava.topics.position import LATEST
-from sava.topics.specs import FailurePolicy, SubscriptionType
+from sava.topics.served import ServedTopics
+from sava.topics.specs import LATEST, FailurePolicy, SubscriptionType
 from sava.topics.subscription import Subscription
 from sava.topics.topic import SubscribeOptions, Topic
-from sava.topics.topics import ServedTopics
 
 FETCH: Final = 64
 """Messages taken from a subscription at a time; their ack timeout begins then."""

@@ -15,7 +15,7 @@ from sava.api.danube.codes import told, topic_name
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.storage.types import Segment
-from sava.topics.topics import ServedTopics
+from sava.topics.served import ServedTopics
 
 
 class StorageService(rpc.StorageServiceServicer):
