@@ -77,13 +77,13 @@ BROKER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "b9",
         "a topic that was created again counts on from the former one",
-        f"{API}/load_reports.py",
+        f"{API}/admin/brokers.py",
         "(before.topic_id, before.epoch) == (now.topic_id, now.epoch)",
         "before.epoch == now.epoch",
         tests=("tests/unit/api/test_load_reports.py",),
         more=(
             (
-                f"{API}/load_reports.py",
+                f"{API}/admin/brokers.py",
                 "max(now.messages - before.messages, 0)",
                 "(now.messages - before.messages)",
             ),

@@ -429,7 +429,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "v3",
         "a closed journal that has lost its last copies is listed as if it went on",
-        "sava/api/journals_admin.py",
+        "sava/api/admin/journals.py",
         "        if is_held and not self._failover.lacks_bytes(origin_of(record)):\n",
         "        if True:\n",
         tests=("tests/unit/api/test_journals_admin.py",),

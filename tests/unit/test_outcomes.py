@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from sava.api import effects
+from sava.api import admin_client
 from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.peers import faults
@@ -79,8 +79,8 @@ def test_every_admin_call_is_a_read_or_a_change() -> None:
         for service in proto.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-    assert effects.READS | effects.CHANGES.keys() == methods
-    assert not effects.READS & effects.CHANGES.keys()
+    assert admin_client.READS | admin_client.CHANGES.keys() == methods
+    assert not admin_client.READS & admin_client.CHANGES.keys()
 
 
 def test_the_check_of_every_change_can_be_made_from_its_request() -> None:
@@ -89,8 +89,8 @@ def test_the_check_of_every_change_can_be_made_from_its_request() -> None:
             for method in service.methods:
                 request = getattr(proto, method.input_type.name)()
                 path = f"/{service.full_name}/{method.name}"
-                check = effects.check_of(path, request)
-                if path in effects.READS:
+                check = admin_client.check_of(path, request)
+                if path in admin_client.READS:
                     assert check is None
                 elif method.name != "RecoverJournal":  # without what is accepted it only tells
                     assert check is not None
@@ -99,7 +99,7 @@ def test_the_check_of_every_change_can_be_made_from_its_request() -> None:
 
 def test_a_call_that_is_not_listed_is_taken_for_a_change() -> None:
     request = admin_pb2.StatusRequest()
-    assert effects.check_of("/sava.admin.Cluster/FromTheFuture", request) == "sava doctor"
+    assert admin_client.check_of("/sava.admin.Cluster/FromTheFuture", request) == "sava doctor"
 
 
 def failed(status: grpc.StatusCode, *trailing: tuple[str, str]) -> aio.AioRpcError:

@@ -1,15 +1,9 @@
-"""services: what a broker answers on its ports, and how it calls others'. Nothing is decided here: requests
-become calls of ``broker``, ``cluster``, ``replication`` and ``metadata``, and their errors become codes.
+"""api: the services of a broker's ports. Nothing is decided here: requests become calls of ``topics``,
+``cluster``, ``replication`` and ``metadata``, and their errors become codes.
 
-* client port: ``streams`` (with ``sessions``, ``deliveries``), ``writers``; for other clusters ``replica``
-  (with ``appending``, ``several``); Danube's protocol: ``danube/``;
-* admin port: ``*_admin``, with what they say (``topic_descriptions``, ``replication_messages``) and do at
-  length (``unloading``); ``examination`` for the doctor; ``admin_client`` is its other end, and ``recovery``
-  what a command does of it without a broker;
-* HTTP port: ``http``, ``metrics_page``, and what the parts tell there: ``*metrics``, ``disks``;
-* Raft port: ``raft_listener``, ``raft_transport``, ``raft_wire``, ``lanes``, ``sockets``, ``journal_door``;
-* calls that belong to another broker: ``handlers`` and ``forwarding`` pass them on whole (``relays``),
-  ``owners`` and ``topic_parts`` ask for the part that others have, ``load_reports`` tell the leader,
-  ``peers`` has the connections; ``remotes`` those to other clusters;
-* for all of them: ``faults`` (errors on the wire), ``deadlines``, ``security``.
+* client port: ``streams`` (with ``sessions``, what happens on a stream), ``writers`` for exactly-once
+  batches, ``replica`` for other clusters; Danube's protocol in ``danube/``;
+* admin port: ``admin/``; ``admin_client`` is its other end, ``recovery`` the one command without a broker;
+* HTTP port: ``http``, and the metrics in ``metrics/``;
+* ``remotes`` asks other clusters.
 """

@@ -16,8 +16,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Protocol
 
-from sava.api import metrics_page
-from sava.api.metrics import Metrics
+from sava.api.metrics.broker import TYPE, BrokerMetrics
 from sava.cluster.view import ClusterView
 from sava.metadata.node import RaftNode
 from sava.supervisor import Supervisor
@@ -70,7 +69,7 @@ def readiness(
 
 
 class HttpServer:
-    def __init__(self, metrics: Metrics, readiness: Readiness) -> None:
+    def __init__(self, metrics: BrokerMetrics, readiness: Readiness) -> None:
         self._metrics = metrics
         self._readiness = readiness
         self._server: asyncio.Server | None = None
@@ -130,7 +129,7 @@ class HttpServer:
         return _response(status, kind, body)
 
     async def _render(self) -> tuple[HTTPStatus, str, bytes]:
-        return HTTPStatus.OK, metrics_page.TYPE, await self._metrics.page()
+        return HTTPStatus.OK, TYPE, await self._metrics.page()
 
     async def _health(self) -> tuple[HTTPStatus, str, bytes]:
         return HTTPStatus.OK, "text/plain", b"ok\n"

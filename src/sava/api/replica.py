@@ -1,27 +1,49 @@
 """The service ``Replica`` of the client port: what other clusters need that replicate into this one.
 
-Any broker answers what is known from the metadata store. A chain, and acks, are the business of the topic's
-owner; calls for it are passed on to it as all calls about a topic are.
-"""
+Any broker answers what is known from the metadata store. Source positions, and acks, are the business of the
+topic's owner; calls for it are passed on to it as all calls about a topic are.
 
-# ruff: noqa: N802 (gRPC names the methods)
+**Append** is one stream of ranges of a source topic, from its opening to its end. As with publishing, the
+directions do not wait for each other: the broker takes ranges while those before them are on their way to the
+disk, up to ``MAX_UNANSWERED``. Receipts go out in the order of the ranges. The first failure is the last
+answer:
+
+    ranges     1  2  3  4  5
+    receipts   1  2  ended(why, the source position)      4 and 5, taken or not, have failed with 3
+
+The position that the end carries is durable. It is read when all that is on its way from this source, by any
+stream, has come to its end: the client that continues from there has a chance to be the next. It is said in
+the stream and not only in its status, for a stream that ends while its client writes fails there with an
+error of gRPC's own.
+
+**ReadEach and AppendEach** carry a little of each of many topics in one call. A stream costs the same whether
+it carries one message or a million, and most of that cost is its beginning and its end. A copier with a few
+messages of each of a hundred topics, several times a second, would do little else than open streams. Nothing
+else is different: what is read is what ``Streams.Read`` would give, and each range could have come by
+``Append``, and is taken or refused alone. What is not in memory, or is another broker's, is left to those
+calls: they wait, ask others, and say why not.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import sava
-from sava.api import several
-from sava.api.appending import Appending
-from sava.api.sessions import opening, ranges_of
-from sava.metadata.errors import NotInitialized
+from sava.api.sessions import GOODBYE_S, opening, ranges_of
+from sava.errors import HostError, RetryableError, SavaError
+from sava.metadata.errors import NotInitialized, OutcomeUnknown
 from sava.peers import faults
+from sava.peers.relays import EOF
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
+from sava.records import iter_batches
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.chains import Origin
+from sava.tasks import cancelled
 from sava.topics.errors import (
     MessageInvalid,
     NamespaceUnknown,
@@ -33,9 +55,12 @@ from sava.topics.names import TopicName, check_name
 from sava.topics.origin_acks import OriginAcks
 from sava.topics.ranges import Range
 from sava.topics.served import ServedTopics
-from sava.topics.source_copier import Source, SourceCopier
+from sava.topics.source_copier import Copied, Source, SourceCopier, SourceRange
 from sava.topics.specs import SubscriptionType, TopicSpec
 from sava.topics.topic import Topic
+
+# ruff: noqa: N802 (gRPC names the methods)
+
 
 log = logging.getLogger(__name__)
 
@@ -146,15 +171,15 @@ class ReplicaService(rpc.ReplicaServicer):
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         async with faults.told(context):
-            await Appending(await self._chain(await opening(context)), context).run()
+            await AppendStream(await self._chain(await opening(context)), context).run()
 
     async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> None:  # type: ignore[override]
         async with faults.told(context):
-            await several.append_each(request, lambda each: self._chain(each.chain, each.topic_id), context)
+            await append_each(request, lambda each: self._chain(each.chain, each.topic_id), context)
 
     async def ReadEach(self, request: pb.ReadEachRequest, context: Any) -> None:  # type: ignore[override]
         async with faults.told(context):
-            await several.read_each(self._topics, request, context)
+            await read_each(self._topics, request, context)
 
     async def _chain(self, opening: pb.OpenChain, topic_id: int | None = None) -> SourceCopier:
         """``topic_id``: that the topic must have."""
@@ -237,3 +262,197 @@ def _told(acks: OriginAcks) -> pb.OriginAcks:
 
 def _flat(ranges: Sequence[Range]) -> list[int]:
     return [bound for each in ranges for bound in each]
+
+
+# -- appending a stream of ranges ------------------------------------------------------------------
+
+
+MAX_UNANSWERED: Final = 64
+"""Stretches of one stream whose outcome is open. Those who copy keep fewer."""
+MAY_PASS: Final = (RetryableError, OutcomeUnknown)
+
+
+class AppendStream:
+    """Owned by the event loop."""
+
+    def __init__(self, chain: SourceCopier, context: Any) -> None:
+        self._chain = chain
+        self._context = context
+        self._unanswered: deque[asyncio.Future[Copied]] = deque()
+        self._changed = asyncio.Event()
+        """An outcome is known, or there will be no more stretches."""
+        self._has_room = asyncio.Event()
+        self._has_read_all = False
+        self._refusal: SavaError | None = None
+        """Of a stretch that was not taken: nothing more is."""
+
+    async def run(self) -> None:
+        """Until the client is done. Raises the error that the stream ends with; everything before it has its
+        receipt."""
+        progress = await self._chain.progress()
+        opened = pb.ChainOpened(
+            is_known=progress.is_known,
+            position=progress.position,
+            kept_position=progress.kept,
+            topic_id=self._chain.topic_id,
+            max_message_size=self._chain.max_message_size,
+        )
+        await self._context.write(pb.AppendResponse(opened=opened))
+        reading = asyncio.ensure_future(self._read())
+        try:
+            failure = await self._answer()
+            if failure is not None:
+                await self._end(failure, reading)
+            await reading
+        finally:
+            await cancelled(reading)
+
+    async def _read(self) -> None:
+        try:
+            while (request := await self._context.read()) is not EOF:
+                if self._refusal is not None:
+                    continue
+                try:
+                    outcome = await self._chain.begin(_requested(request))
+                except SavaError as error:
+                    self._refusal = error
+                    self._changed.set()
+                    continue
+                self._unanswered.append(outcome)
+                outcome.add_done_callback(self._settled)
+                while len(self._unanswered) >= MAX_UNANSWERED and self._refusal is None:
+                    self._has_room.clear()
+                    await self._has_room.wait()
+        finally:
+            self._has_read_all = True
+            self._changed.set()
+
+    def _settled(self, _: asyncio.Future[Copied]) -> None:
+        self._changed.set()
+
+    async def _answer(self) -> SavaError | None:
+        """Receipts, until there is nothing more to answer; what the stream fails with."""
+        while True:
+            self._changed.clear()
+            while self._unanswered and self._unanswered[0].done():
+                outcome = self._unanswered.popleft()
+                self._has_room.set()
+                failure = outcome.exception()
+                if isinstance(failure, SavaError):
+                    self._refusal = failure
+                    return failure
+                copied = outcome.result()
+                await self._context.write(pb.AppendResponse(receipt=receipt_of(copied)))
+            if not self._unanswered:
+                if self._refusal is not None or self._has_read_all:
+                    return self._refusal
+                await self._changed.wait()
+            elif not self._unanswered[0].done():
+                await self._changed.wait()
+
+    async def _end(self, failure: SavaError, reading: asyncio.Future[None]) -> None:
+        """Tell the client, and wait until it has heard it."""
+        progress = await self._chain.progress()
+        ended = pb.ChainEnded(
+            code=faults.code_of(failure),
+            reason=str(failure),
+            may_pass=isinstance(failure, MAY_PASS) and not isinstance(failure, HostError),
+            is_known=progress.is_known,
+            position=progress.position,
+        )
+        await self._context.write(pb.AppendResponse(ended=ended))
+        await asyncio.wait((reading,), timeout=GOODBYE_S)
+        raise failure
+
+
+def _requested(request: pb.AppendRequest) -> SourceRange:
+    if request.WhichOneof("kind") != "stretch":
+        raise MessageInvalid("a stream of a chain carries stretches after its opening")
+    return stretch_of(request.stretch)
+
+
+def stretch_of(stretch: pb.Stretch) -> SourceRange:
+    batches = list(iter_batches(stretch.batches))
+    return SourceRange(stretch.start, stretch.end, stretch.begin, batches, stretch.offsets)
+
+
+def receipt_of(copied: Copied) -> pb.ChainReceipt:
+    return pb.ChainReceipt(
+        position=copied.position,
+        kept_position=copied.kept,
+        appended=copied.appended,
+        duplicates=copied.duplicates,
+        loops=copied.loops,
+    )
+
+
+# -- multi-topic read and append -------------------------------------------------------------------
+
+
+MAX_EACH: Final = 256
+"""Topics in one call."""
+TAIL_BYTES: Final = 1 << 20
+"""Of one topic; and of one response, about."""
+MAX_BYTES: Final = 16 << 20
+"""Of one call."""
+
+
+async def read_each(topics: ServedTopics, request: pb.ReadEachRequest, context: Any) -> None:
+    _check_number(request.tails)
+    left = min(request.max_bytes, MAX_BYTES)
+    response, size = pb.ReadEachResponse(), 0
+    for number, tail in enumerate(request.tails):
+        topic = topics.loaded.get(TopicName.parse(tail.topic))
+        if topic is None or not topic.is_serving or topic.log is None:
+            continue
+        log = topic.log
+        batches = log.recent(tail.start, tail.end, max_bytes=min(left, TAIL_BYTES))
+        response.tails.add(
+            number=number,
+            batches=[batch.to_bytes() for batch in batches],
+            start_offset=log.start_offset,
+            stored_offset=log.stored_offset,
+            next_offset=log.next_offset,
+        )
+        read = sum(batch.header.length for batch in batches)
+        left, size = left - read, size + read
+        if size >= TAIL_BYTES:
+            await context.write(response)
+            response, size = pb.ReadEachResponse(), 0
+    await context.write(response)
+
+
+async def append_each(
+    request: pb.AppendEachRequest,
+    open_chain: Callable[[pb.ChainStretch], Awaitable[SourceCopier]],
+    context: Any,
+) -> None:
+    """Side by side: one that waits, for its rate or because its topic moves, keeps no other waiting."""
+    _check_number(request.stretches)
+    waiting: set[asyncio.Task[pb.StretchAnswer]] = set()
+    try:
+        for number, each in enumerate(request.stretches):
+            waiting.add(asyncio.create_task(_answer(number, each, open_chain)))
+            await asyncio.sleep(0)  # others have their turn in between
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await context.write(pb.AppendEachResponse(answers=[task.result() for task in done]))
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+async def _answer(
+    number: int, each: pb.ChainStretch, open_chain: Callable[[pb.ChainStretch], Awaitable[SourceCopier]]
+) -> pb.StretchAnswer:
+    try:
+        chain = await open_chain(each)
+        copied = await (await chain.begin(stretch_of(each.stretch)))
+    except SavaError as error:
+        return pb.StretchAnswer(number=number, code=faults.code_of(error))
+    return pb.StretchAnswer(number=number, receipt=receipt_of(copied))
+
+
+def _check_number(of: Sequence[object]) -> None:
+    if len(of) > MAX_EACH:
+        raise MessageInvalid(f"{len(of)} topics; one call takes {MAX_EACH}")

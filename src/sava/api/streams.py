@@ -13,11 +13,11 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 
-from sava.api.deliveries import Deliveries
 from sava.api.sessions import (
     MAX_CREDITS,
-    Publishing,
-    Subscribing,
+    DeliveryEncoder,
+    PublishStream,
+    SubscribeStream,
     opening,
 )
 from sava.peers import deadlines, faults
@@ -64,7 +64,7 @@ class StreamsService(rpc.StreamsServicer):
         self._schemas = schemas
         self._locate = locate
         self._store_url = store_url
-        self._deliveries = Deliveries()
+        self._deliveries = DeliveryEncoder()
 
     def register(self, server: aio.Server) -> None:
         """As the generated code does, but for deliveries, which come encoded."""
@@ -83,7 +83,7 @@ class StreamsService(rpc.StreamsServicer):
         async with faults.told(context):
             producer = await self._open_producer(await opening(context))
             try:
-                await Publishing(producer, context).run()
+                await PublishStream(producer, context).run()
             finally:
                 producer.close()
 
@@ -106,7 +106,7 @@ class StreamsService(rpc.StreamsServicer):
             topic = await self._topics.get(TopicName.parse(first.topic))
             consumer = await topic.subscribe(_subscribe_options(first))
             try:
-                await Subscribing(topic, consumer, self._deliveries, context).run()
+                await SubscribeStream(topic, consumer, self._deliveries, context).run()
             finally:
                 consumer.close()
 

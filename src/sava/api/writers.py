@@ -46,7 +46,7 @@ COMMIT_S: Final = 120.0
 """For callers that have set no deadline."""
 
 
-class StagedHere:
+class LocalStaged:
     """Topics that this broker has."""
 
     def __init__(self, topics: ServedTopics, stage: Stage) -> None:
@@ -78,10 +78,10 @@ class StagedHere:
                 raise Unavailable(f"topic {name} is not known here yet")
 
 
-class StagedAnywhere:
+class RoutedStaged:
     """Topics of all brokers: ``StagedTopics`` of ``sava.cluster.writers``."""
 
-    def __init__(self, here: StagedHere, owners: Owners) -> None:
+    def __init__(self, here: LocalStaged, owners: Owners) -> None:
         self._here = here
         self._owners = owners
 
@@ -136,7 +136,7 @@ class StagedAnywhere:
 
 
 class WritersService(rpc.WritersServicer):
-    def __init__(self, writers: Writers, here: StagedHere, *, store_url: str) -> None:
+    def __init__(self, writers: Writers, here: LocalStaged, *, store_url: str) -> None:
         self._writers = writers
         self._here = here
         self._store_url = store_url

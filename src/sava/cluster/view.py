@@ -44,7 +44,7 @@ T = TypeVar("T")
 Listener = Callable[[frozenset[TopicName] | None], None]
 
 
-class Entry(NamedTuple):
+class TopicEntry(NamedTuple):
     """A topic that messages can be in: a plain one, or a partition."""
 
     name: TopicName
@@ -247,7 +247,7 @@ class ClusterView:
         """Whether it is a topic that messages can be in, and not being deleted."""
         return self.entry(name) is not None and not self.is_deleting(name)
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[TopicEntry]:
         """All topics that messages can be in, those included that are being deleted. Copy before an await."""
         return (entry for name in self._specs if (entry := self.entry(name)) is not None)
 
@@ -255,14 +255,14 @@ class ClusterView:
         """All topics, partitioned ones included."""
         return list(self._specs)
 
-    def entry(self, name: TopicName) -> Entry | None:
+    def entry(self, name: TopicName) -> TopicEntry | None:
         """None: there is no such topic, or it is partitioned and its partitions have what it would have, or
         its record cannot be read (see ``fault``)."""
         known = self._specs.get(name)
         if known is None or known[0].partitions or (self._corrupt and self.fault(name)):
             return None
         record, revision = self._owned.get(name, UNASSIGNED)
-        return Entry(name, known[0], known[1], record, revision)
+        return TopicEntry(name, known[0], known[1], record, revision)
 
     def spec(self, name: TopicName) -> TopicSpec | None:
         """Also of a partitioned topic. None: there is none, it is being deleted, or its record cannot
@@ -297,7 +297,7 @@ class ClusterView:
         """As ``owned_by``, without looking at each."""
         return set(self._by_owner.get(broker, ()))
 
-    def owned_by(self, broker: int) -> list[Entry]:
+    def owned_by(self, broker: int) -> list[TopicEntry]:
         """What names it as the owner, in whatever state."""
         names = self._by_owner.get(broker, ())
         return [entry for name in names if (entry := self.entry(name)) is not None]

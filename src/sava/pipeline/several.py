@@ -1,6 +1,6 @@
 """Several: a little of each of many partitions, by one call to each broker that has some of them.
 
-As ``sava.api.several`` has it. What a broker does not answer, refuses or does not have is for the caller
+As ``sava.api.replica`` has it. What a broker does not answer, refuses or does not have is for the caller
 to try one by one, by the calls that wait, find out where a partition is by now, and say what is wrong.
 
 Owned by the event loop of ``ClusterCalls``.

@@ -19,7 +19,7 @@ from grpc import aio
 
 from sava import logs
 from sava.api.http import HttpServer
-from sava.api.metrics import Metrics
+from sava.api.metrics.broker import BrokerMetrics
 from sava.config import Config
 from sava.errors import HostError
 from sava.metadata.bootstrap import SeedBootstrap
@@ -67,7 +67,7 @@ class Broker:
         hands to its application; a connection that breaks is one that it heals from."""
         self._client_port: aio.Server | None = None
         """Held until the end: a gRPC server that nobody holds stops, and cancels its calls."""
-        self.metrics = Metrics()
+        self.metrics = BrokerMetrics()
         self.supervisor = Supervisor()
         self.node: RaftNode
         self.parts: Parts

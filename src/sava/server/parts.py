@@ -14,26 +14,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from sava.api.brokers_admin import PREPARE, Brokers
-from sava.api.cluster_metrics import ClusterParts
-from sava.api.danube.figures import DanubeCollector, Sends
-from sava.api.disks import Disks
+from sava.api.admin.brokers import PREPARE, Brokers, LoadReporter
+from sava.api.admin.descriptions import Partitions
+from sava.api.admin.topics import Unloading
+from sava.api.danube.metrics import DanubeCollector, SendStats
 from sava.api.http import readiness
-from sava.api.journal_metrics import JournalParts
-from sava.api.load_reports import LoadReports
-from sava.api.metrics import Metrics
-from sava.api.topic_parts import TopicParts
-from sava.api.unloading import Unloading
-from sava.api.writers import StagedAnywhere, StagedHere
+from sava.api.metrics.broker import BrokerMetrics
+from sava.api.metrics.cluster import ClusterSources
+from sava.api.metrics.storage import Disks, JournalSources
+from sava.api.writers import LocalStaged, RoutedStaged
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
 from sava.cluster.eviction import Evictor
 from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Registration, registration_key
 from sava.cluster.registration import Registrar
-from sava.cluster.router import Router
+from sava.cluster.router import TopicRouter
 from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import Tending
+from sava.cluster.writer_tending import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.config import Config, Journal
 from sava.errors import SavaError
@@ -57,7 +55,7 @@ from sava.peers.owners import Owners
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
 from sava.replication.control import Control
-from sava.replication.tending import Tending as ReplicationTending
+from sava.replication.tending import ReplicationMaintenance
 from sava.schemas.registry import SchemaRegistry
 from sava.server.addresses import registration
 from sava.server.replication import open_replication
@@ -140,12 +138,12 @@ class Parts:
     agent: Agent
     controller: Controller
     brokers: Brokers
-    topic_parts: TopicParts
+    topic_parts: Partitions
     unloading: Unloading
     forwarder: Forwarder
-    danube_sends: Sends
-    reports: LoadReports
-    staged: StagedHere
+    danube_sends: SendStats
+    reports: LoadReporter
+    staged: LocalStaged
     writers: Writers
     storage_id: str
     journals: Records
@@ -156,7 +154,7 @@ class Parts:
     losses: Losses
     pipelines: Pipelines
     replication: Control
-    replicating: ReplicationTending
+    replicating: ReplicationMaintenance
     _joining: asyncio.Task[None] | None = None
     _store_id: str = ""
 
@@ -314,7 +312,7 @@ def mirror_options(journal: Journal) -> MirrorOptions:
     )
 
 
-def storage_options(config: Config, metrics: Metrics) -> StorageOptions:
+def storage_options(config: Config, metrics: BrokerMetrics) -> StorageOptions:
     return StorageOptions(
         journal=JournalOptions(observe=metrics.journal_sync),
         upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds),
@@ -349,7 +347,7 @@ async def open_parts(
     config: Config,
     node: RaftNode,
     store: RaftStore,
-    metrics: Metrics,
+    metrics: BrokerMetrics,
     stops: Stops,
     supervisor: Supervisor,
 ) -> Parts:
@@ -410,7 +408,7 @@ async def open_parts(
     if config.cluster.suspicion == "auto":
         node.suspicion.watch(lambda each: _lease_of(store, each), lease_ms=config.cluster.registration_ttl_ms)
         node.confirmed = evictor.confirmed
-    router = Router(view, Registry(store))
+    router = TopicRouter(view, Registry(store))
     peers = Peers(router, config.auth)
     view.listen(lambda _: peers.look())
     stops.add("connections to peers", peers.close)
@@ -441,10 +439,10 @@ async def open_parts(
         )
 
     owners = Owners(router, forwarder)
-    staged = StagedHere(topics, Stage(objects))
+    staged = LocalStaged(topics, Stage(objects))
     expiry_s = config.storage.staging_expiry_seconds
-    writers = Writers(store, objects, StagedAnywhere(staged, owners), expiry_s=expiry_s)
-    tending = Tending(writers, store, objects, expiry_s=expiry_s)
+    writers = Writers(store, objects, RoutedStaged(staged, owners), expiry_s=expiry_s)
+    tending = WriterMaintenance(writers, store, objects, expiry_s=expiry_s)
     controller = Controller(
         view,
         store,
@@ -468,7 +466,7 @@ async def open_parts(
         broker=broker,
         own=mirrored.storage,
     )
-    topic_parts = TopicParts(topics, store, view, owners)
+    topic_parts = Partitions(topics, store, view, owners)
     pipelines = Pipelines(store)
     replication, replicating = open_replication(config, node, store, topic_parts, pipelines, leading)
     parts = Parts(
@@ -491,8 +489,8 @@ async def open_parts(
         topic_parts=topic_parts,
         unloading=Unloading(topic_parts, controller, timeout_ms=config.cluster.move_timeout_seconds * 1000),
         forwarder=forwarder,
-        danube_sends=Sends(),
-        reports=LoadReports(
+        danube_sends=SendStats(),
+        reports=LoadReporter(
             topics,
             controller.loads,
             forwarder,
@@ -516,7 +514,7 @@ async def open_parts(
     return parts
 
 
-def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
+def _observe(metrics: BrokerMetrics, parts: Parts, tending: WriterMaintenance) -> None:
     controller, mirrored = parts.controller, parts.mirrored
     metrics.observe_disks(parts.disks)
     metrics.observe_topics(parts.topics, parts.storage)
@@ -528,7 +526,7 @@ def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
         )
     metrics.observe_pipelines(parts.pipelines, lambda: controller.is_leading)
     metrics.observe_journals(
-        JournalParts(
+        JournalSources(
             own=lambda: mirrored.owned,
             fences=lambda: mirrored.own_disk.fences,
             degraded_s=lambda: mirrored.degraded_s,
@@ -538,7 +536,7 @@ def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
         )
     )
     metrics.observe_cluster(
-        ClusterParts(
+        ClusterSources(
             broker=parts.topics.broker,
             view=parts.view,
             registrar=parts.registrar,

@@ -8,17 +8,14 @@ from typing import Final
 from grpc import aio
 
 from sava.api import danube
-from sava.api.brokers_admin import BrokersService
-from sava.api.cluster_admin import ClusterService
-from sava.api.examination import DoctorService
-from sava.api.journals_admin import JournalsService
-from sava.api.meta_admin import MetaService
-from sava.api.pipelines_admin import PipelinesService
+from sava.api.admin.brokers import BrokersService
+from sava.api.admin.cluster import ClusterService, DoctorService, MetaService
+from sava.api.admin.journals import JournalsService
+from sava.api.admin.pipelines import PipelinesService
+from sava.api.admin.replication import ReplicationService
+from sava.api.admin.topics import NamespacesService, SubscriptionsService, TopicsService
 from sava.api.replica import ReplicaService
-from sava.api.replication_admin import ReplicationService
 from sava.api.streams import StreamsService
-from sava.api.subscriptions_admin import SubscriptionsService
-from sava.api.topics_admin import NamespacesService, TopicsService
 from sava.api.writers import WritersService
 from sava.config import Config
 from sava.peers import tls

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sava.api.admin.descriptions import Partitions, start_message
+from sava.api.admin.topics import SERVICE
 from sava.api.remotes import RemoteClusters
-from sava.api.subscriptions_admin import SERVICE
-from sava.api.topic_descriptions import start_message
-from sava.api.topic_parts import TopicParts
 from sava.cluster.controller import Leadership
 from sava.cluster.pipelines import Pipelines
 from sava.config import Config
@@ -17,13 +16,13 @@ from sava.metadata.store import MetadataStore
 from sava.peers.owners import PARALLEL
 from sava.proto import topics_admin_pb2 as pb
 from sava.replication.control import Control
-from sava.replication.cursors import LinkCursors
+from sava.replication.cursors import ReplicationSlots
 from sava.replication.links import Extent, Links
 from sava.replication.matrix import Mismatch, Settings
-from sava.replication.remotes import Identity, Remotes
+from sava.replication.remotes import ClusterIdentity, Remotes
 from sava.replication.reports import Reports
 from sava.replication.status import Statuses
-from sava.replication.tending import Tending
+from sava.replication.tending import ReplicationMaintenance
 from sava.tasks import spread
 from sava.topics.names import TopicName
 from sava.topics.specs import Position
@@ -34,18 +33,18 @@ def open_replication(
     config: Config,
     node: RaftNode,
     store: MetadataStore,
-    topics: TopicParts,
+    topics: Partitions,
     pipelines: Pipelines,
     leadership: Leadership,
-) -> tuple[Control, Tending]:
+) -> tuple[Control, ReplicationMaintenance]:
     async def extents(names: Sequence[TopicName]) -> Mapping[TopicName, Extent]:
         return await _extents(topics, names)
 
-    def own() -> Identity:
-        return Identity(config.cluster_name, node.status.cluster)
+    def own() -> ClusterIdentity:
+        return ClusterIdentity(config.cluster_name, node.status.cluster)
 
     view = topics.view
-    cursors = LinkCursors(store, OwnersPins(topics))
+    cursors = ReplicationSlots(store, OwnersPins(topics))
     links = Links(view, store, pipelines, leadership, extents, cursors)
     reports = Reports(store)
     statuses = Statuses(links, reports, pipelines, extents)
@@ -61,13 +60,13 @@ def open_replication(
             mismatch=Mismatch(config.replication.partition_mismatch_policy),
         ),
     )
-    return control, Tending(view, links, reports, statuses, leadership)
+    return control, ReplicationMaintenance(view, links, reports, statuses, leadership)
 
 
 class OwnersPins:
     """``Pins``: each by the owner of its topic."""
 
-    def __init__(self, topics: TopicParts) -> None:
+    def __init__(self, topics: Partitions) -> None:
         self._topics = topics
 
     async def pin(self, topic: TopicName, cursor: str, start: Position) -> None:
@@ -101,7 +100,7 @@ class OwnersPins:
         )
 
 
-async def _extents(topics: TopicParts, names: Sequence[TopicName]) -> dict[TopicName, Extent]:
+async def _extents(topics: Partitions, names: Sequence[TopicName]) -> dict[TopicName, Extent]:
     """Of those whose end somebody knows for certain: of the others it is asked again later."""
 
     async def extent(name: TopicName) -> Extent | None:

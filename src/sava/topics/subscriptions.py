@@ -24,13 +24,13 @@ import msgspec
 
 from sava.errors import SavaError
 from sava.metadata.commands import Compare, Delete, DeletePrefix, Put, Relation, Target
+from sava.metadata.records import absent, unchanged
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.storage.link_cursors import is_link_cursor, remote_of
 from sava.storage.topic_log import TopicLog
 from sava.tasks import SingleFlight, Slices
 from sava.topics import specs
-from sava.topics.conditions import absent, unchanged
 from sava.topics.consumer import ConsumerHandle
 from sava.topics.consumer_ids import ConsumerIds, ConsumerRecords, KnownConsumer
 from sava.topics.cursors import CursorKeeper, KeptCursor

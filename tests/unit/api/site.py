@@ -18,23 +18,21 @@ from typing import Any, cast
 from grpc import aio
 
 from sava.api import danube
+from sava.api.admin.brokers import Brokers, BrokersService
+from sava.api.admin.descriptions import Partitions
+from sava.api.admin.topics import NamespacesService, SubscriptionsService, TopicsService, Unloading
 from sava.api.admin_client import AdminClient
-from sava.api.brokers_admin import Brokers, BrokersService
-from sava.api.subscriptions_admin import SubscriptionsService
-from sava.api.topic_parts import TopicParts
-from sava.api.topics_admin import NamespacesService, TopicsService
-from sava.api.unloading import Unloading
 from sava.cluster import records
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotController
 from sava.cluster.loads import Loads
 from sava.cluster.moves import Move
 from sava.cluster.rebalancing import Balance, Rebalanced
 from sava.cluster.records import BrokerMode, Registration
 from sava.cluster.registration import Registrar
-from sava.cluster.router import Router
+from sava.cluster.router import TopicRouter
 from sava.cluster.view import ClusterView
 from sava.config import Auth, Config
 from sava.metadata.errors import Unavailable
@@ -131,7 +129,7 @@ class Director:
 
     def _check(self) -> None:
         if not self.leads:
-            raise NotLeader(LEADER)
+            raise NotController(LEADER)
 
     async def move(self, name: TopicName, *, target: int = 0, reason: str, timeout_ms: int) -> Move:
         self._check()
@@ -265,7 +263,7 @@ class Site:
         agents.append(agent)
         agent.start(Supervisor())
         stack.push_async_callback(agent.close)
-        router = Router(view, topics.registry)
+        router = TopicRouter(view, topics.registry)
         peers = Peers(router, Auth())
         stack.push_async_callback(peers.close)
         forwarder = Forwarder(router, peers, lambda: LEADER, broker=broker)
@@ -289,12 +287,12 @@ class Site:
         forwarder: Forwarder,
         topics: ServedTopics,
         view: ClusterView,
-        router: Router,
+        router: TopicRouter,
         director: Director,
         node: Node,
     ) -> None:
         store, controller = self.world.metadata, cast(Controller, director)
-        parts = TopicParts(topics, store, view, Owners(router, forwarder))
+        parts = Partitions(topics, store, view, Owners(router, forwarder))
         unloading = Unloading(parts, controller, timeout_ms=10_000)
         brokers = Brokers(cast(RaftNode, node), view)
         own = forwarder.serving(server, "admin")

@@ -14,12 +14,12 @@ import pytest
 from grpc import aio
 
 from sava.api import danube, streams
-from sava.api.danube.figures import Sends
+from sava.api.danube.metrics import SendStats
 from sava.api.streams import StreamsService
 from sava.client import Client
 from sava.cluster import records
 from sava.cluster.records import Registration
-from sava.cluster.router import Router
+from sava.cluster.router import TopicRouter
 from sava.cluster.view import ClusterView
 from sava.metadata.store import MetadataStore
 from sava.peers.forwarding import Forwarder
@@ -66,7 +66,7 @@ class ClientSite(Site):
         forwarder: Forwarder,
         topics: ServedTopics,
         view: ClusterView,
-        router: Router,
+        router: TopicRouter,
         director: Director,
         node: Node,
     ) -> None:
@@ -81,7 +81,7 @@ class ClientSite(Site):
             schemas=schemas,
             topic_schemas=TopicSchemas(store),
             forwarder=forwarder,
-            sends=Sends(),
+            sends=SendStats(),
             broker_url=f"http://broker-{forwarder.broker}:6650",
         )
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from sava.api.cluster_admin import check_leaving
+from sava.api.admin.cluster import check_leaving
 from sava.api.http import readiness
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode

@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from sava.api.cluster_metrics import ClusterParts
-from sava.api.metrics import Metrics
+from sava.api.metrics.broker import BrokerMetrics
+from sava.api.metrics.cluster import ClusterSources
 from sava.cluster import records
 from sava.cluster.controller import Controller
 from sava.cluster.eviction import Evictor
 from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import Tending
+from sava.cluster.writer_tending import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.metadata.suspicion import Suspicion
 from sava.raft.types import NodeId
@@ -57,16 +57,16 @@ class Story:
         self.forwards: dict[str, int] = {}
         self.suspicion = Suspicion(NodeId(1), tick_ms=100)
         self.evictor = Evictor(store)
-        self._metrics = Metrics()
+        self._metrics = BrokerMetrics()
         self._metrics.observe_cluster(
-            ClusterParts(
+            ClusterSources(
                 broker=1,
                 view=view,
                 registrar=cast(Registrar, self.life),
                 controller=cast(Controller, self.counts),
                 forwards=self.forwards,
                 writers=cast(Writers, WriterCounts()),
-                tending=cast(Tending, WriterCounts()),
+                tending=cast(WriterMaintenance, WriterCounts()),
                 suspicion=self.suspicion,
                 evictor=self.evictor,
             )

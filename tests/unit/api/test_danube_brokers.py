@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from sava.api.danube import admin_brokers
-from sava.api.danube.admin_brokers import BrokerAdmin
+from sava.api.danube import admin as danube_admin
+from sava.api.danube.admin import BrokerAdmin
 from sava.cluster.drains import DrainStatus
 from sava.cluster.rebalancing import Balance, PlannedMove, Rebalanced
 from sava.proto import danube_admin_pb2 as pb
@@ -53,13 +53,13 @@ class StuckController:
 
 @pytest.fixture
 def admin(monkeypatch: pytest.MonkeyPatch) -> tuple[BrokerAdmin, StuckController]:
-    monkeypatch.setattr(admin_brokers, "ANSWER_S", 0.05)
+    monkeypatch.setattr(danube_admin, "ANSWER_S", 0.05)
     controller = StuckController()
     return BrokerAdmin(cast(Any, None), cast(Any, controller), cast(Any, None)), controller
 
 
 def test_the_answer_comes_before_danube_admin_gives_up() -> None:
-    assert admin_brokers.ANSWER_S <= 4.0
+    assert danube_admin.ANSWER_S <= 4.0
 
 
 async def test_a_drain_without_a_deadline_is_answered_as_far_as_it_has_come(

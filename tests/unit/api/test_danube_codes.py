@@ -8,13 +8,13 @@ from types import ModuleType
 import grpc
 import pytest
 
-from sava.api.danube.codes import (
+from sava.api.danube.producers import ProducerUnknown
+from sava.api.danube.wire import (
     STATUSES,
     required,
     status_of,
     topic_name,
 )
-from sava.api.danube.producers import ProducerUnknown
 from sava.errors import CallerError, HostError, RetryableError, SavaError
 from sava.metadata import errors as metadata
 from sava.schemas import errors as schemas

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from sava.api.danube.messages import MAX_PAYLOAD_BYTES, Composer, message_from
+from sava.api.danube.wire import MAX_PAYLOAD_BYTES, Composer, message_from
 from sava.proto import danube_api_pb2 as pb
 from sava.records import Message, RecordBatch
 from sava.topics.errors import MessageInvalid, MessageTooLarge

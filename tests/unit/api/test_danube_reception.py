@@ -11,11 +11,10 @@ import grpc
 import pytest
 from grpc import aio
 
-from sava.api.danube import codes, reception
-from sava.api.danube.consumers import ConsumerService
-from sava.api.danube.health import HealthService
-from sava.api.danube.producers import Producers
-from sava.api.danube.seats import Seats
+from sava.api.danube import consumers, wire
+from sava.api.danube.consumers import ConsumerService, ConsumerSessions
+from sava.api.danube.lookup import HealthService
+from sava.api.danube.producers import DanubeProducers
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.topics.errors import (
@@ -31,8 +30,8 @@ from tests.unit.api.brokers import ORDERS, Hosted, brokers
 SEAT = 7
 
 
-class ScriptedSeats(Seats):
-    """Holds streams back and knows ids as seats do; what a stream gets is the test's."""
+class ScriptedSeats(ConsumerSessions):
+    """Holds streams back and knows ids as sessions do; what a stream gets is the test's."""
 
     def __init__(self, broker: int) -> None:
         super().__init__(cast(Any, SimpleNamespace(consumer_by_id=self._consumer)))
@@ -58,7 +57,7 @@ class ScriptedSeats(Seats):
         return self if self.knows else None
 
 
-def topics_of(seats: ScriptedSeats) -> Any:
+def topics_of(sessions: ScriptedSeats) -> Any:
     """Of one broker, as producers see them: the topic is there, and served or not."""
 
     async def get(name: TopicName, reliable: bool = True) -> None:
@@ -69,12 +68,12 @@ def topics_of(seats: ScriptedSeats) -> Any:
 
 
 class Fleet:
-    def __init__(self, hosted: dict[int, Hosted], seats: dict[int, ScriptedSeats]) -> None:
-        self.hosted, self.seats = hosted, seats
+    def __init__(self, hosted: dict[int, Hosted], sessions: dict[int, ScriptedSeats]) -> None:
+        self.hosted, self.sessions = hosted, sessions
 
     def give(self, owner: int, serves: Callable[[Any], Awaitable[None]]) -> None:
-        for number, seats in self.seats.items():
-            seats.serves = serves if number == owner else None
+        for number, sessions in self.sessions.items():
+            sessions.serves = serves if number == owner else None
         self.tell(owner)
 
     def tell(self, owner: int) -> None:
@@ -95,18 +94,18 @@ class Fleet:
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[Fleet]:
-    seats: dict[int, ScriptedSeats] = {}
+    sessions: dict[int, ScriptedSeats] = {}
 
     def register(hosted: Hosted, server: aio.Server) -> None:
-        own = seats.setdefault(hosted.broker, ScriptedSeats(hosted.broker))
-        producers = Producers(topics_of(own))
-        served = hosted.forwarder.serving(server, "client", codes.answer)
+        own = sessions.setdefault(hosted.broker, ScriptedSeats(hosted.broker))
+        producers = DanubeProducers(topics_of(own))
+        served = hosted.forwarder.serving(server, "client", wire.answer)
         consumers = ConsumerService(topics_of(own), own, hosted.forwarder, "http://here")
         rpc.add_ConsumerServiceServicer_to_server(consumers, served)
         rpc.add_HealthCheckServicer_to_server(HealthService(producers, own, hosted.forwarder), served)
 
     async with brokers(3, register) as hosted, asyncio.timeout(PATIENCE_S):
-        yield Fleet(hosted, seats)
+        yield Fleet(hosted, sessions)
 
 
 def counting(start: int, count: int, then: BaseException | None = None) -> Callable[[Any], Awaitable[None]]:
@@ -131,7 +130,7 @@ async def test_a_stream_is_served_by_the_owner(fleet: Fleet) -> None:
     call = fleet.receive(1)
     assert await take(call, 3) == [0, 1, 2]
     call.cancel()
-    await fleet.seats[2].ended.wait()
+    await fleet.sessions[2].ended.wait()
 
 
 async def test_a_stream_goes_on_when_its_topic_moves_away_comes_back_and_moves_on(fleet: Fleet) -> None:
@@ -182,7 +181,7 @@ async def test_a_stream_that_the_owner_ends_for_a_moment_is_opened_again(fleet: 
 async def test_a_stream_that_nobody_serves_fails_after_a_while(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reception, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(consumers, "PATIENCE_S", 1.0)
     fleet.tell(0)
     with pytest.raises(aio.AioRpcError) as caught:
         await fleet.receive(1).read()
@@ -193,10 +192,10 @@ async def test_a_stream_that_nobody_serves_fails_after_a_while(
 async def test_a_consumer_that_the_owner_does_not_know_is_told_through_the_other_broker(fleet: Fleet) -> None:
     """Its stream is held back as it would be there, until the health check has told it to subscribe again."""
     fleet.give(2, counting(0, 0, then=ConsumerUnknown("consumer 7 is not known here")))
-    fleet.seats[2].knows = False
+    fleet.sessions[2].knows = False
     call = fleet.receive(1)
-    await fleet.seats[2].ended.wait()
-    while SEAT not in fleet.seats[1]._held:  # noqa: ASYNC110 (nothing says so)
+    await fleet.sessions[2].ended.wait()
+    while SEAT not in fleet.sessions[1]._held:  # noqa: ASYNC110 (nothing says so)
         await asyncio.sleep(0.01)
     assert await fleet.health(1) == "CLOSE"
     with pytest.raises(aio.AioRpcError) as caught:
@@ -208,7 +207,7 @@ async def test_a_consumer_that_the_owner_does_not_know_is_told_through_the_other
 async def test_health_of_a_consumer_is_the_owners_to_tell_and_unsure_is_well(fleet: Fleet) -> None:
     fleet.give(2, counting(0, 0))
     assert await fleet.health(1) == "OK"
-    fleet.seats[2].knows = False
+    fleet.sessions[2].knows = False
     assert await fleet.health(1) == "CLOSE"
     await fleet.hosted[2].die()
     assert await fleet.health(1) == "OK"
@@ -216,7 +215,7 @@ async def test_health_of_a_consumer_is_the_owners_to_tell_and_unsure_is_well(fle
 
 async def test_health_of_a_producer_of_another_broker_is_asked_there_once_it_is_known() -> None:
     """By its id alone: so the id is remembered when its calls are forwarded."""
-    producers = Producers(topics_of(ScriptedSeats(1)))
+    producers = DanubeProducers(topics_of(ScriptedSeats(1)))
     assert producers.topic_elsewhere(42) is None
     with pytest.raises(NotOwner):
         await producers.recall(42, str(ORDERS), "shop")

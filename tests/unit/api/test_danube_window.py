@@ -7,11 +7,11 @@ import asyncio
 
 import pytest
 
-from sava.api.danube.window import (
+from sava.api.danube.consumers import (
     LEAST,
     MOST,
     START,
-    Window,
+    CreditWindow,
 )
 from sava.topics.specs import FailurePolicy, SubscriptionSpec, SubscriptionType
 from tests.patience import PATIENCE_S
@@ -30,7 +30,7 @@ class Client:
         self.received = 0
         self.acked = 0
         self._changed = asyncio.Event()
-        self.window = Window(self._grant, lambda: self.spec)
+        self.window = CreditWindow(self._grant, lambda: self.spec)
 
     def _grant(self, count: int) -> None:
         assert count > 0

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from sava.api.deliveries import MAX_RESPONSE_BYTES, Deliveries
+from sava.api.sessions import MAX_RESPONSE_BYTES, DeliveryEncoder
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
 from sava.topics.consumer import Delivery
@@ -21,7 +21,7 @@ def batch_of(count: int, *, base_offset: int = 0, topic_id: int = 1) -> RecordBa
 @pytest.mark.parametrize("attempt", [1, 300])
 def test_a_stretch_of_the_topic_is_encoded_as_by_protobuf(count: int, attempt: int) -> None:
     batch = batch_of(count, base_offset=7)
-    encoded = Deliveries().encode(Delivery(batch, ((7, 7 + count),), attempt))
+    encoded = DeliveryEncoder().encode(Delivery(batch, ((7, 7 + count),), attempt))
 
     response = pb.SubscribeResponse.FromString(encoded)
     assert response == pb.SubscribeResponse(delivered=[pb.Delivered(batch=batch.to_bytes(), attempt=attempt)])
@@ -30,7 +30,7 @@ def test_a_stretch_of_the_topic_is_encoded_as_by_protobuf(count: int, attempt: i
 
 def test_chosen_rows_bring_their_offsets() -> None:
     chosen = batch_of(5, base_offset=10).select([0, 1, 4])
-    encoded = Deliveries().encode(Delivery(chosen, ((10, 12), (14, 15)), 2))
+    encoded = DeliveryEncoder().encode(Delivery(chosen, ((10, 12), (14, 15)), 2))
 
     [delivered] = pb.SubscribeResponse.FromString(encoded).delivered
     assert list(delivered.ranges) == [10, 12, 14, 15]
@@ -38,7 +38,7 @@ def test_chosen_rows_bring_their_offsets() -> None:
 
 
 def test_the_same_batch_for_another_subscription_is_not_encoded_again() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryEncoder()
     first = deliveries.encode(Delivery(batch_of(10), ((0, 10),)))
 
     assert deliveries.encode(Delivery(batch_of(10), ((0, 10),))) is first
@@ -48,8 +48,8 @@ def test_the_same_batch_for_another_subscription_is_not_encoded_again() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    size = len(Deliveries().encode(Delivery(batch_of(10), ((0, 10),))))
-    deliveries = Deliveries(max_held_bytes=2 * size)
+    size = len(DeliveryEncoder().encode(Delivery(batch_of(10), ((0, 10),))))
+    deliveries = DeliveryEncoder(max_held_bytes=2 * size)
     first = deliveries.encode(Delivery(batch_of(10), ((0, 10),)))
     for base in (10, 20):
         deliveries.encode(Delivery(batch_of(10, base_offset=base), ((base, base + 10),)))
@@ -61,7 +61,7 @@ def test_single_small_messages_keep_the_bound_of_memory_too() -> None:
     """A day of single messages: each entry costs more than its bytes, and an hour's soak saw brokers grow by
     30 MB in a cache of 8."""
     bound = 1 << 20
-    deliveries = Deliveries(max_held_bytes=bound)
+    deliveries = DeliveryEncoder(max_held_bytes=bound)
     tracemalloc.start()
     try:
         for base in range(8000):
@@ -76,7 +76,7 @@ def test_what_is_there_together_travels_together_up_to_a_bound() -> None:
     deliveries = [
         Delivery(batch_of(1000, base_offset=base), ((base, base + 1000),)) for base in range(0, 20_000, 1000)
     ]
-    responses = list(Deliveries().responses(deliveries))
+    responses = list(DeliveryEncoder().responses(deliveries))
 
     assert 1 < len(responses) < 5
     assert all(len(response) <= MAX_RESPONSE_BYTES for response in responses)

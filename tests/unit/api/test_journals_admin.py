@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sava.api.journals_admin import JournalsService
+from sava.api.admin.journals import JournalsService
 from sava.ledger.protocol import (
     Fragment,
     JournalId,

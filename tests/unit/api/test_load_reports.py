@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sava.api import load_reports
-from sava.api.brokers_admin import load_report
-from sava.api.load_reports import LoadReports, Measure
+from sava.api.admin import brokers
+from sava.api.admin.brokers import LoadMeter, LoadReporter, load_report
 from sava.supervisor import Supervisor
 from sava.topics.names import TopicName
 from sava.topics.topic import Topic
@@ -37,7 +36,7 @@ async def test_rates_are_of_the_time_between_two_reports(pair: tuple[BrokerAt, B
     await one.topics.create(ORDERS, reliable=True)
     await until(lambda: ORDERS in one.topics.loaded)
     topic = one.topics.loaded[ORDERS]
-    measure = Measure(one.topics)
+    measure = LoadMeter(one.topics)
     consumer = await topic.subscribe(options("s"))
     await publish(topic, *("x" * 1000 for _ in range(50)))
 
@@ -64,7 +63,7 @@ async def test_a_topic_that_was_created_again_has_no_negative_rate(pair: tuple[B
                reports died of it.
     """
     one, _ = pair
-    measure = Measure(one.topics)
+    measure = LoadMeter(one.topics)
     for count in 50, 1:
         await one.topics.create(ORDERS, reliable=True)
         await until(lambda: ORDERS in one.topics.loaded)
@@ -92,7 +91,7 @@ async def test_a_topic_that_cannot_be_measured_is_left_out_of_the_report(
         return count(topic)
 
     monkeypatch.setattr(Topic, "published", property(published))
-    measure = Measure(one.topics)
+    measure = LoadMeter(one.topics)
     for _ in range(3):
         assert [load.topic for load in measure.report().topics] == [str(ORDERS)]
     assert caplog.text.count("load: not measured topic=/default/broken") == 1
@@ -102,10 +101,10 @@ async def test_reports_go_to_the_leader_and_at_once_to_a_new_one(
     pair: tuple[BrokerAt, BrokerAt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broker 2 reports to broker 1; when it leads itself it tells itself. The interval is never over here."""
-    monkeypatch.setattr(load_reports, "LOOK_S", 0.01)
+    monkeypatch.setattr(brokers, "LOOK_S", 0.01)
     one, two = pair
     leader = 0
-    reports = LoadReports(two.topics, two.director.loads, two.forwarder, lambda: leader, interval_s=3600)
+    reports = LoadReporter(two.topics, two.director.loads, two.forwarder, lambda: leader, interval_s=3600)
     reports.start(Supervisor())
     try:
         leader = 1
@@ -120,11 +119,11 @@ async def test_reports_go_to_the_leader_and_at_once_to_a_new_one(
 async def test_a_leader_that_cannot_be_reached_is_tried_again(
     pair: tuple[BrokerAt, BrokerAt], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(load_reports, "LOOK_S", 0.01)
+    monkeypatch.setattr(brokers, "LOOK_S", 0.01)
     caplog.set_level("INFO")
     one, two = pair
     leader = 9
-    reports = LoadReports(two.topics, two.director.loads, two.forwarder, lambda: leader, interval_s=0.05)
+    reports = LoadReporter(two.topics, two.director.loads, two.forwarder, lambda: leader, interval_s=0.05)
     reports.start(Supervisor())
     try:
         await until(lambda: "load: not reported leader=9" in caplog.text)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.api.topic_parts import TopicParts
+from sava.api.admin.descriptions import Partitions
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.proto import topics_admin_pb2 as pb
 from sava.topics.names import TopicName
@@ -23,7 +23,7 @@ async def test_a_topic_that_was_created_and_cannot_be_described(
     async def settle(*_: object) -> None:
         raise Unavailable("no majority confirmed the read within 5 s")
 
-    monkeypatch.setattr(TopicParts, "settle", settle)
+    monkeypatch.setattr(Partitions, "settle", settle)
     site = Site(tmp_path)
     async with site.broker(1) as broker:
         client = broker.client

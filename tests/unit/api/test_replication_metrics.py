@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from sava.api.replication_metrics import ReplicationCollector
+from sava.api.metrics.cluster import ReplicationCollector
 from sava.replication.links import Extent
 from sava.replication.records import PartitionReport
 from tests.unit.replication.world import ORDERS, World, world

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sava.api.topic_descriptions import position, start_message
+from sava.api.admin.descriptions import position, start_message
 from sava.topics.specs import (
     EARLIEST,
     LATEST,

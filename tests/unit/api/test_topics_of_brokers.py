@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sava.api import topic_parts
+from sava.api.admin import descriptions
 from sava.cluster.errors import MoveRefused
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
@@ -179,7 +179,7 @@ async def test_a_topic_whose_owner_does_not_answer_is_described_by_what_is_known
     pair: Pair, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broker 2 has just died: it is registered still, and nothing listens where it was."""
-    monkeypatch.setattr(topic_parts, "DESCRIBE_S", 0.3)
+    monkeypatch.setattr(descriptions, "DESCRIBE_S", 0.3)
     monkeypatch.setattr(peers, "CONNECT_S", 0.3)
     one = pair[0]
     await create(one)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from sava.api import writers
-from sava.api.writers import StagedAnywhere, StagedHere
+from sava.api.writers import LocalStaged, RoutedStaged
 from sava.cluster.errors import StagedLost
 from sava.cluster.router import NotServed
 from sava.errors import SavaError
@@ -36,7 +36,7 @@ class Place:
     def __init__(self, world: World, topics: ServedTopics) -> None:
         self.world = world
         self.topics = topics
-        self.here = StagedHere(topics, Stage(world.store))
+        self.here = LocalStaged(topics, Stage(world.store))
 
     async def section(self, *payloads: bytes) -> Section:
         data, section = section_of(
@@ -176,8 +176,8 @@ def relayed(status: grpc.StatusCode, code: str) -> Relayed:
     return Relayed(status, "what the other broker said", ((faults.CODE_KEY, code),))
 
 
-def anywhere(owners: Answers, here: Any = None) -> StagedAnywhere:
-    return StagedAnywhere(here, cast(Owners, owners))
+def anywhere(owners: Answers, here: Any = None) -> RoutedStaged:
+    return RoutedStaged(here, cast(Owners, owners))
 
 
 @pytest.fixture(autouse=True)

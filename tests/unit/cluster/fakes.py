@@ -14,8 +14,8 @@ from sava.cluster.records import Registration
 from sava.metadata.commands import Compare, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.memory import MemoryStore
+from sava.metadata.records import unchanged
 from sava.topics import ownership, specs, tenure
-from sava.topics.conditions import unchanged
 from sava.topics.errors import NotOwner
 from sava.topics.names import TopicName
 from sava.topics.ownership import KnownOwnership

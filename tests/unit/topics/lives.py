@@ -10,11 +10,11 @@ from typing import Any
 
 from sava.config import Config
 from sava.metadata.commands import Put
+from sava.metadata.records import unchanged
 from sava.records import Message, RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.supervisor import Supervisor
 from sava.topics import ownership, specs
-from sava.topics.conditions import unchanged
 from sava.topics.consumer import ConsumerHandle
 from sava.topics.maintenance import TopicsOptions
 from sava.topics.names import TopicName

@@ -12,10 +12,10 @@ import pytest
 
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unavailable
+from sava.metadata.records import unchanged
 from sava.records import Message, RecordBatch
 from sava.storage.topic_log import TopicClosed
 from sava.topics import ownership, specs
-from sava.topics.conditions import unchanged
 from sava.topics.errors import (
     ConsumerClosed,
     NotOwner,

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from sava.api.metrics_page import written
-from sava.api.topic_descriptions import topic_description
-from sava.api.topic_metrics import TopicsCollector
+from sava.api.admin.descriptions import topic_description
+from sava.api.metrics.broker import written
+from sava.api.metrics.topics import TopicsCollector
 from sava.metadata.commands import Operation, Put
 from sava.metadata.memory import MemoryStore
 from sava.storage import keys

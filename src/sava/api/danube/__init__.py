@@ -1,20 +1,11 @@
 """Danube's protocol, so that its clients and tools work with a Sava broker unchanged.
 
-================  ==================================================================================
-``producers``     creating producers, sending messages
-``consumers``     subscribing, receiving, acks
-``reception``     one client's stream, wherever its topic is
-``seats``         who a consumer id stands for, and which stream it has
-``window``        how far a stream is ahead of its client's acks
-``messages``      messages on the wire and in store
-``health``        whether a producer or consumer may go on
-``discovery``     where a topic is served
-``storage``       the segments of a topic
-``schemas``       the schema registry; on both ports
-``admin_*``       brokers, cluster, namespaces, topics, security; on the admin port
-``codes``         which error is which status
-``figures``       what Danube's tools ask Prometheus for
-================  ==================================================================================
+* ``producers``: creating producers, sending messages; ``consumers``: subscribing, receiving, acks;
+* ``lookup``: where a topic is served, whether a client may continue, the segments of a topic;
+* ``schemas``: the schema registry, on both ports;
+* ``admin``, ``admin_topics``: brokers, cluster, security; namespaces and topics; on the admin port;
+* ``wire``: which error is which status, and messages on the wire and in store;
+* ``metrics``: what Danube's tools ask Prometheus for.
 
 Translations and nothing else, but for one thing: Danube's clients rely on habits of its broker that no
 message of the protocol names, and these are kept here. Authorization headers are accepted and not looked at.
@@ -26,23 +17,17 @@ from typing import Final
 
 from grpc import aio
 
-from sava.api.brokers_admin import Brokers
-from sava.api.danube import codes
-from sava.api.danube.admin_brokers import BrokerAdmin
-from sava.api.danube.admin_cluster import ClusterAdmin
-from sava.api.danube.admin_namespaces import NamespaceAdmin
-from sava.api.danube.admin_security import SecurityAdmin
-from sava.api.danube.admin_topics import TopicAdmin
-from sava.api.danube.consumers import ConsumerService
-from sava.api.danube.discovery import DiscoveryService
-from sava.api.danube.figures import Sends
-from sava.api.danube.health import HealthService
-from sava.api.danube.producers import Producers, ProducerService
+from sava.api.admin.brokers import Brokers
+from sava.api.admin.descriptions import Partitions
+from sava.api.admin.topics import Unloading
+from sava.api.danube import wire
+from sava.api.danube.admin import BrokerAdmin, ClusterAdmin, SecurityAdmin
+from sava.api.danube.admin_topics import NamespaceAdmin, TopicAdmin
+from sava.api.danube.consumers import ConsumerService, ConsumerSessions
+from sava.api.danube.lookup import DiscoveryService, HealthService, StorageService
+from sava.api.danube.metrics import SendStats
+from sava.api.danube.producers import DanubeProducers, ProducerService
 from sava.api.danube.schemas import SchemaService
-from sava.api.danube.seats import Seats
-from sava.api.danube.storage import StorageService
-from sava.api.topic_parts import TopicParts
-from sava.api.unloading import Unloading
 from sava.cluster.controller import Controller
 from sava.metadata.node import RaftNode
 from sava.peers.brokers import PINGS_ALLOWED
@@ -75,20 +60,22 @@ def register_client_services(
     schemas: SchemaRegistry,
     topic_schemas: TopicSchemas,
     forwarder: Forwarder,
-    sends: Sends,
+    sends: SendStats,
     broker_url: str,
 ) -> None:
     """``broker_url`` is where clients reach this broker, with its scheme: ``http://host:6650``."""
-    server = forwarder.serving(server, "client", codes.answer)
-    producers, seats = Producers(topics), Seats(topics)
+    server = forwarder.serving(server, "client", wire.answer)
+    producers, sessions = DanubeProducers(topics), ConsumerSessions(topics)
     danube_api_pb2_grpc.add_ProducerServiceServicer_to_server(
         ProducerService(producers, schemas, sends), server
     )
     danube_api_pb2_grpc.add_ConsumerServiceServicer_to_server(
-        ConsumerService(topics, seats, forwarder, broker_url), server
+        ConsumerService(topics, sessions, forwarder, broker_url), server
     )
     danube_api_pb2_grpc.add_DiscoveryServicer_to_server(DiscoveryService(topics.registry, broker_url), server)
-    danube_api_pb2_grpc.add_HealthCheckServicer_to_server(HealthService(producers, seats, forwarder), server)
+    danube_api_pb2_grpc.add_HealthCheckServicer_to_server(
+        HealthService(producers, sessions, forwarder), server
+    )
     danube_api_pb2_grpc.add_StorageServiceServicer_to_server(StorageService(topics), server)
     _register_schemas(server, topics, schemas, topic_schemas)
 
@@ -99,13 +86,13 @@ def register_admin_services(
     node: RaftNode,
     brokers: Brokers,
     controller: Controller,
-    parts: TopicParts,
+    parts: Partitions,
     unloading: Unloading,
     schemas: SchemaRegistry,
     topic_schemas: TopicSchemas,
     forwarder: Forwarder,
 ) -> None:
-    server, topics = forwarder.serving(server, "admin", codes.answer), parts.topics
+    server, topics = forwarder.serving(server, "admin", wire.answer), parts.topics
     danube_admin_pb2_grpc.add_BrokerAdminServicer_to_server(
         BrokerAdmin(brokers, controller, topics.namespaces), server
     )

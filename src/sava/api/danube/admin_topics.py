@@ -1,27 +1,28 @@
-"""``TopicAdmin``: topics and their subscriptions, whichever brokers have them. Settings take effect when the
-call returns.
+"""``NamespaceAdmin`` and ``TopicAdmin``: namespaces, topics and subscriptions, whichever brokers have them.
+Settings take effect when the call returns.
 
 Failure policy and dispatch configuration can be set before their subscription exists, as Danube's tools do
 right after they have created a topic: the settings wait in the metadata store and are applied when the first
-consumer creates the subscription."""
-
-# ruff: noqa: N802 (gRPC names the methods)
+consumer creates the subscription.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sava.api.danube.admin_brokers import broker_id
-from sava.api.danube.codes import required, told, topic_name
-from sava.api.topic_descriptions import (
+import msgspec
+
+from sava.api.admin.descriptions import (
     MAX_MS,
+    Partitions,
     common_owner,
     delivery,
     subscription_names,
 )
-from sava.api.topic_parts import TopicParts
-from sava.api.unloading import Unloading
+from sava.api.admin.topics import Unloading
+from sava.api.danube.admin import broker_id
+from sava.api.danube.wire import required, told, topic_name
 from sava.errors import HostError
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
@@ -29,6 +30,7 @@ from sava.proto.topics_admin_pb2 import TopicDescription
 from sava.schemas.registry import SchemaRegistry
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName
+from sava.topics.served import ServedTopics
 from sava.topics.specs import (
     DeadLetterPolicy,
     FailurePolicy,
@@ -38,6 +40,52 @@ from sava.topics.specs import (
 from sava.topics.subscription import Subscription
 from sava.topics.topic import Topic
 from sava.topics.topic_schemas import TopicSchemas
+
+# ruff: noqa: N802 (gRPC names the methods)
+
+
+NO_TOPIC: Final = "."
+"""A name that no topic can have, hence one that has no policy of its own."""
+
+
+class NamespaceAdmin(rpc.NamespaceAdminServicer):
+    def __init__(self, topics: ServedTopics) -> None:
+        self._namespaces = topics.namespaces
+        self._registry = topics.registry
+        self._limits = topics.limits
+
+    @told
+    async def GetNamespaceTopics(self, request: pb.NamespaceRequest, context: Any) -> pb.TopicListResponse:
+        """As Danube counts them: the partitions, not the topic that they are of."""
+        await self._namespaces.policy(required(request.name, "name"))
+        topics = await self._registry.list(request.name)
+        return pb.TopicListResponse(
+            topics=[str(name) for name, spec in topics.items() if not spec.partitions]
+        )
+
+    @told
+    async def GetNamespacePolicies(self, request: pb.NamespaceRequest, context: Any) -> pb.PolicyResponse:
+        """What holds for topics that have no policy of their own; 0: no limit."""
+        await self._namespaces.policy(required(request.name, "name"))
+        effective = self._limits.of(TopicName(request.name, NO_TOPIC))
+        return pb.PolicyResponse(policies=msgspec.json.encode(effective._asdict()).decode())
+
+    @told
+    async def CreateNamespace(self, request: pb.NamespaceRequest, context: Any) -> pb.NamespaceResponse:
+        await self._namespaces.create(required(request.name, "name"))
+        return pb.NamespaceResponse(success=True)
+
+    @told
+    async def DeleteNamespace(self, request: pb.NamespaceRequest, context: Any) -> pb.NamespaceResponse:
+        await self._namespaces.delete(required(request.name, "name"))
+        return pb.NamespaceResponse(success=True)
+
+
+# -- topics ----------------------------------------------------------------------------------------
+
+
+# ruff: noqa: N802 (gRPC names the methods)
+
 
 SERVICE: Final = "/danube_admin.TopicAdmin/"
 
@@ -57,7 +105,7 @@ class UnloadFailed(HostError):
 
 class TopicAdmin(rpc.TopicAdminServicer):
     def __init__(
-        self, parts: TopicParts, unloading: Unloading, schemas: SchemaRegistry, topic_schemas: TopicSchemas
+        self, parts: Partitions, unloading: Unloading, schemas: SchemaRegistry, topic_schemas: TopicSchemas
     ) -> None:
         self._parts = parts
         self._unloading = unloading

@@ -25,14 +25,14 @@ from collections import OrderedDict
 from time import perf_counter
 from typing import Any, Final
 
-from sava.api.danube.codes import (
+from sava.api.danube.metrics import SendStats
+from sava.api.danube.wire import (
+    message_from,
     refuse,
     required,
     told,
     topic_name,
 )
-from sava.api.danube.figures import Sends
-from sava.api.danube.messages import message_from
 from sava.errors import RetryableError, SavaError
 from sava.peers import faults
 from sava.proto import danube_api_pb2 as pb
@@ -57,7 +57,7 @@ class ProducerUnknown(RetryableError):
     """No producer has this id here. Its client registers again."""
 
 
-class Producers:
+class DanubeProducers:
     """Danube's producers on this broker, by id. Owned by the event loop."""
 
     def __init__(self, topics: ServedTopics) -> None:
@@ -125,7 +125,7 @@ class Producers:
 
 
 class ProducerService(rpc.ProducerServiceServicer):
-    def __init__(self, producers: Producers, schemas: SchemaRegistry, sends: Sends) -> None:
+    def __init__(self, producers: DanubeProducers, schemas: SchemaRegistry, sends: SendStats) -> None:
         self._producers = producers
         self._schemas = schemas
         self._sends = sends

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sava.api.danube.codes import required, told, topic_name
+from sava.api.danube.wire import required, told, topic_name
 from sava.proto import danube_schema_pb2 as pb
 from sava.proto import danube_schema_pb2_grpc as rpc
 from sava.schemas.errors import VersionInUse

@@ -4,7 +4,8 @@ them in parts, so that the event loop serves others in between.
 **A topic with many subscriptions** (more than ``MANY``) is reported in sums, as one subscription of the name
 ``ALL``: ten thousand subscriptions with fourteen figures each would be a page of twenty megabytes at every
 scrape, and more series than a Prometheus server takes of one target. Sums by topic are right in either form.
-What a removed subscription had counted stays in the sum: a counter that falls looks like a restart."""
+What a removed subscription had counted stays in the sum: a counter that falls looks like a restart.
+"""
 
 from __future__ import annotations
 

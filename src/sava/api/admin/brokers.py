@@ -1,36 +1,51 @@
-"""The service ``Brokers`` of the admin port: who is there, what they have, and how topics are spread over
-them.
+"""The service ``Brokers`` of the admin port: which brokers there are, what they have, and how topics are
+spread over them; and the load reports of this broker.
 
 Any broker can list them: everything that is said of a broker is in its own view. But a view says what was so
 when it was last fed: without a majority it shows brokers as active that have long been killed. So the view is
 read behind a linearizable read, and a state that no majority has confirmed in time is ``unknown``. What
-decides who serves what is the leader's (NotLeader, and the call is passed on to it).
-"""
+decides who serves what is the leader's (NotController, and the call is passed on to it).
 
-# ruff: noqa: N802 (gRPC names the methods)
+A load report is worth something for a while and nothing after that, so one that could not be delivered is not
+repeated: the next one follows. A new leader knows nothing, and gets a report as soon as it is known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
 from math import inf
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from sava.cluster import rebalancing
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
-from sava.cluster.loads import LoadReport, TopicLoad
+from sava.cluster.loads import LoadReport, Loads, TopicLoad
 from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
 from sava.metadata.node import RaftNode
 from sava.peers import faults
 from sava.peers.deadlines import remaining
+from sava.peers.forwarding import Forwarder
 from sava.proto import brokers_pb2 as pb
 from sava.proto import brokers_pb2_grpc as rpc
 from sava.raft.types import NO_NODE
+from sava.storage.link_cursors import is_link_cursor
+from sava.supervisor import Supervisor
+from sava.tasks import cancelled
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName, check_name
 from sava.topics.served import ServedTopics
+from sava.topics.subscription import Subscription
+from sava.topics.topic import Topic
+
+# ruff: noqa: N802 (gRPC names the methods)
+
 
 PREPARE: Final = "/sava.admin.Brokers/PrepareMove"
 UNREACHABLE: Final = "unreachable"
@@ -44,12 +59,12 @@ CONFIRM_S: Final = 1.5
 LEAVING: Final = "leaving"
 PARALLEL: Final = 8
 MAX_PARALLEL: Final = 64
-TIMEOUT_S: Final = 300
+DRAIN_TIMEOUT_S: Final = 300
 MAX_PREPARE_S: Final = 600.0
 """For one topic before a move, whatever the caller asks for."""
 
 
-class Seen(NamedTuple):
+class ListedBroker(NamedTuple):
     """A broker as this one sees it."""
 
     broker: int
@@ -95,7 +110,7 @@ class Brokers:
         core = self._node.core_status
         return core.leader if core is not None else NO_NODE
 
-    async def listed(self, *, timeout: float, local: bool = False) -> tuple[list[Seen], str]:
+    async def listed(self, *, timeout: float, local: bool = False) -> tuple[list[ListedBroker], str]:
         """All brokers, and why no majority has confirmed that; with ``local`` none is asked."""
         core = self._node.core_status
         if local or core is None:
@@ -103,12 +118,12 @@ class Brokers:
         reason = await unconfirmed(self._node, timeout)
         return self._seen(is_confirmed=not reason), reason
 
-    def _seen(self, *, is_confirmed: bool) -> list[Seen]:
+    def _seen(self, *, is_confirmed: bool) -> list[ListedBroker]:
         counts, leader = self._view.counts(), self.leader if is_confirmed else NO_NODE
         core = self._node.core_status
         addresses: dict[int, str] = dict(core.membership.addresses) if core is not None else {}
         return [
-            Seen(
+            ListedBroker(
                 broker=broker,
                 registration=(registration := self._view.brokers.get(broker)),
                 mode=self._view.mode(broker),
@@ -204,7 +219,7 @@ def drain_mode(
         mode=Mode.DRAINING,
         reason="drain",
         parallel=min(parallel or PARALLEL, MAX_PARALLEL),
-        timeout_ms=(timeout_s or TIMEOUT_S) * 1000,
+        timeout_ms=(timeout_s or DRAIN_TIMEOUT_S) * 1000,
         include=include,
         exclude=exclude,
     )
@@ -237,7 +252,7 @@ def load_report(message: pb.LoadReport) -> LoadReport:
     )
 
 
-def _broker(seen: Seen) -> pb.Broker:
+def _broker(seen: ListedBroker) -> pb.Broker:
     described = pb.Broker(
         broker_id=seen.broker,
         status=seen.status,
@@ -296,3 +311,150 @@ def _balance(balance: rebalancing.Balance) -> pb.Balance:
         rebalancing_enabled=balance.is_enabled,
         moves_last_hour=balance.moves_last_hour,
     )
+
+
+# -- load reports ----------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+REPORT: Final = "/sava.admin.Brokers/ReportLoad"
+REPORT_TIMEOUT_S: Final = 5.0
+LOOK_S: Final = 1.0
+"""How often it is looked whether somebody else leads."""
+STATM: Final = Path("/proc/self/statm")
+
+
+class LoadReporter:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        topics: ServedTopics,
+        loads: Loads,
+        forwarder: Forwarder,
+        leader: Callable[[], int],
+        *,
+        interval_s: float,
+    ) -> None:
+        self._loads = loads
+        self._forwarder = forwarder
+        self._leader = leader
+        self._broker = topics.broker
+        self._interval_s = interval_s
+        self._measure = LoadMeter(topics)
+        self._trouble = ""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, supervisor: Supervisor) -> None:
+        self._task = supervisor.repeated(self._run, name="load reports")
+
+    async def close(self) -> None:
+        await cancelled(self._task)
+
+    async def _run(self) -> None:
+        reported_to, reported_at = 0, float("-inf")
+        while True:
+            leader, now = self._leader(), time.monotonic()
+            if leader and (leader != reported_to or now - reported_at >= self._interval_s):
+                if await self._report(leader):
+                    reported_to = leader
+                reported_at = now
+            await asyncio.sleep(min(LOOK_S, self._interval_s))
+
+    async def _report(self, leader: int) -> bool:
+        report = self._measure.report()
+        if leader == self._broker:
+            self._loads.record(load_report(report))
+            return True
+        try:
+            await self._forwarder.ask(
+                "admin", REPORT, report, pb.ReportLoadResponse, broker=leader, timeout=REPORT_TIMEOUT_S
+            )
+        except (SavaError, TimeoutError) as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.info("load: not reported leader=%d error=%s: %s", leader, type(error).__name__, error)
+            return False
+        self._trouble = ""
+        return True
+
+
+class _Counted(NamedTuple):
+    topic_id: int
+    """A topic that was deleted and created again has the name and the first epoch of the former one."""
+    epoch: int
+    messages: int
+    bytes: int
+
+
+class LoadMeter:
+    """What this broker does, since it was last asked."""
+
+    def __init__(self, topics: ServedTopics) -> None:
+        self._topics = topics
+        self._at = time.monotonic()
+        self._cpu_s = time.process_time()
+        self._counted: dict[TopicName, _Counted] = {}
+        self._trouble = ""
+
+    def report(self) -> pb.LoadReport:
+        at, cpu_s = time.monotonic(), time.process_time()
+        elapsed = max(at - self._at, 1e-3)
+        cores = len(os.sched_getaffinity(0))
+        report = pb.LoadReport(
+            broker_id=self._topics.broker,
+            cpu_percent=min(100 * (cpu_s - self._cpu_s) / elapsed / cores, 100.0),
+            memory_percent=_memory_percent(),
+        )
+        counted: dict[TopicName, _Counted] = {}
+        for name, topic in self._topics.loaded.items():
+            try:
+                now = _Counted(topic.topic_id, topic.epoch, *topic.published)
+                report.topics.append(_topic_load(name, topic, self._before(name, now), now, elapsed))
+            except Exception as error:  # noqa: BLE001
+                # One topic with a bad value would keep the load of all the others from the leader.
+                self._leave_out(name, error)
+            else:
+                counted[name] = now
+        self._at, self._cpu_s, self._counted = at, cpu_s, counted
+        return report
+
+    def _before(self, name: TopicName, now: _Counted) -> _Counted:
+        before = self._counted.get(name)
+        if before is not None and (before.topic_id, before.epoch) == (now.topic_id, now.epoch):
+            return before
+        return _Counted(now.topic_id, now.epoch, 0, 0)  # taken up since: what it counts is since then too
+
+    def _leave_out(self, name: TopicName, error: Exception) -> None:
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            log.error("load: not measured topic=%s", name, exc_info=error)
+
+
+def _topic_load(
+    name: TopicName, topic: Topic, before: _Counted, now: _Counted, elapsed: float
+) -> pb.TopicLoad:
+    subscriptions = topic.subscriptions.values()
+    return pb.TopicLoad(
+        topic=str(name),
+        messages_per_second=max(now.messages - before.messages, 0) / elapsed,
+        megabytes_per_second=max(now.bytes - before.bytes, 0) / elapsed / 1e6,
+        producers=sum(1 for _ in topic.producers),
+        consumers=sum(len(each.consumers) for each in subscriptions),
+        # Links have no consumers that somebody would have to send it to.
+        backlog=sum(
+            each.backlog
+            for each in subscriptions
+            if isinstance(each, Subscription) and not is_link_cursor(each.name)
+        ),
+    )
+
+
+def _memory_percent() -> float:
+    """Of the machine's, by this process; 0 where the system does not say."""
+    try:
+        resident = int(STATM.read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0.0
+    return 100 * resident / os.sysconf("SC_PHYS_PAGES")

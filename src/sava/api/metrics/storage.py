@@ -1,14 +1,28 @@
-"""What a broker tells Prometheus about journals: the one that it writes, the copies that it keeps for others,
-and what it does about those of brokers that are gone."""
+"""Metrics of the disks' side of a broker: the journal that it writes, the copies that it keeps for others,
+and what it does about those of brokers that are gone; and how much space there is where it writes.
+
+A file system that hangs (NFS whose server is gone) answers no question about itself, and the caller waits for
+as long as it hangs. So ``Disks`` asks on a thread, waits for an answer only ``LOOK_S``, and does not ask
+again before the question that is under way was answered: one thread for each directory waits, however often
+the metrics are scraped. What is not known is left out, and not reported as a disk without space.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sava.config import Config
 from sava.ledger.failover import Failover
 from sava.ledger.neighbours import Registered
 from sava.ledger.owner_host import OwnedJournal
@@ -16,7 +30,7 @@ from sava.ledger.protocol import StorageId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JournalParts:
+class JournalSources:
     """What is read when scraped."""
 
     own: Callable[[], OwnedJournal | None]
@@ -30,7 +44,7 @@ class JournalParts:
 
 
 class JournalCollector(Collector):
-    def __init__(self, parts: JournalParts) -> None:
+    def __init__(self, parts: JournalSources) -> None:
         self._parts = parts
 
     def collect(self) -> Iterable[Metric]:
@@ -107,3 +121,85 @@ class JournalCollector(Collector):
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=float(value))
+
+
+# -- disks -----------------------------------------------------------------------------------------
+
+
+LOOK_S: Final = 1.0
+"""A disk that works answers within a millisecond."""
+
+
+class DiskRoom(NamedTuple):
+    """Of the file system that a directory is on."""
+
+    use: str
+    path: Path
+    size: int
+    free: int
+    """What an ordinary user may still write."""
+    error: str
+    """Why the rest is not known."""
+
+
+class Disks(Collector):
+    """Of the metadata store, the journal, and the segments if they are files. Owned by the event loop."""
+
+    def __init__(self, config: Config) -> None:
+        self._places = {"metadata": config.meta_store.data_dir, "journal": config.storage.journal_dir}
+        url = urlsplit(config.storage.url)
+        if url.scheme == "file":
+            self._places["segments"] = Path(unquote(url.path))
+        self._asking: dict[str, tuple[asyncio.Future[DiskRoom], float]] = {}
+        """What was not answered yet, and until when that is waited for."""
+        self._seen: list[DiskRoom] = []
+
+    async def look(self) -> list[DiskRoom]:
+        for use in self._places.keys() - self._asking.keys():
+            self._ask(use)
+        asking, now = dict(self._asking), asyncio.get_running_loop().time()
+        waits = {answer: until - now for answer, until in asking.values() if until > now}
+        if waits:
+            await asyncio.wait(waits, timeout=max(waits.values()))
+        self._seen = [self._answered(use, asking[use][0]) for use in self._places]
+        return self._seen
+
+    def _ask(self, use: str) -> None:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[DiskRoom] = loop.create_future()
+        answer.add_done_callback(lambda _: self._asking.pop(use, None))
+        self._asking[use] = answer, loop.time() + LOOK_S
+
+        def ask() -> None:
+            room = _room(use, self._places[use])
+            with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+                loop.call_soon_threadsafe(answer.set_result, room)
+
+        # A daemon, and not one of a pool: a process can end without it, and no other work waits behind it.
+        threading.Thread(target=ask, name=f"sava-disk-{use}", daemon=True).start()
+
+    def _answered(self, use: str, answer: asyncio.Future[DiskRoom]) -> DiskRoom:
+        if answer.done():
+            return answer.result()
+        return DiskRoom(use, self._places[use], 0, 0, f"no answer within {LOOK_S:g} s")
+
+    def collect(self) -> Iterable[Metric]:
+        """As it was at the last look."""
+        size = GaugeMetricFamily(
+            "sava_disk_size_bytes", "Size of the file system that a directory is on.", labels=("use",)
+        )
+        free = GaugeMetricFamily("sava_disk_free_bytes", "What may still be written there.", labels=("use",))
+        for room in self._seen:
+            if not room.error:
+                size.add_metric((room.use,), room.size)
+                free.add_metric((room.use,), room.free)
+        yield size
+        yield free
+
+
+def _room(use: str, path: Path) -> DiskRoom:
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError as error:
+        return DiskRoom(use, path, 0, 0, error.strerror or str(error))
+    return DiskRoom(use, path, usage.total, usage.free, "")

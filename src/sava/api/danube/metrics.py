@@ -20,7 +20,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sava.api.topic_metrics import Figures, subscription_figures
+from sava.api.metrics.topics import Figures, subscription_figures
 from sava.cluster.controller import Controller
 from sava.storage.link_cursors import is_link_cursor
 from sava.topics.dispatch.core import Counters
@@ -62,7 +62,7 @@ class _Sent:
         return [(each, ordered[min(int(each * len(ordered)), len(ordered) - 1)]) for each in QUANTILES]
 
 
-class Sends:
+class SendStats:
     """What became of messages that came through Danube's protocol. Owned by the event loop; bounded by the
     topics that this broker serves, because ``keep`` forgets all others at each scrape."""
 
@@ -91,7 +91,7 @@ class Sends:
 
 class DanubeCollector(Collector):
     def __init__(
-        self, topics: ServedTopics, controller: Controller, sends: Sends, calls: Callable[[], int]
+        self, topics: ServedTopics, controller: Controller, sends: SendStats, calls: Callable[[], int]
     ) -> None:
         self._topics = topics
         self._controller = controller
@@ -123,7 +123,9 @@ class DanubeCollector(Collector):
         calls = CounterMetricFamily("danube_broker_rpc", "Calls that this broker answered.", labels=_BROKER)
         calls.add_metric(labels, self._calls())
         assigned = CounterMetricFamily(
-            "danube_broker_assignments", "Topics that this broker assigned as the leader.", labels=_BROKER
+            "danube_broker_assignments",
+            "Topics that this broker assigned as the leader.",
+            labels=_BROKER,
         )
         assigned.add_metric(labels, self._controller.assignments)
         imbalance = GaugeMetricFamily(

@@ -1,35 +1,45 @@
-"""``BrokerAdmin``: the brokers of the cluster, as Danube's tools ask for them. Sava's own ``Brokers`` service
-knows more, and streams the progress of a drain.
+"""``BrokerAdmin``, ``ClusterAdmin`` and ``SecurityAdmin``: the brokers and the Raft cluster, as Danube's
+tools ask for them. Sava's own services know more, and stream the progress of a drain.
 
 ``danube-admin`` sends no deadline, and gives up every call after five seconds. So a call that moves topics is
 answered after ``ANSWER_S`` at the latest, as far as it has come by then, and the work continues.
-"""
 
-# ruff: noqa: N802 (gRPC names the methods)
+This version has no roles and bindings. A tool that asks gets that as an error, instead of an empty list that
+looks like "no client may do anything" or "every client may".
+"""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
-from sava.api.brokers_admin import (
+from sava.api.admin.brokers import (
     CONFIRM_S,
     Brokers,
-    Seen,
+    ListedBroker,
     drain_mode,
 )
-from sava.api.danube.codes import required, told
+from sava.api.admin.cluster import check_leaving
+from sava.api.danube.wire import required, told, unimplemented
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
 from sava.cluster.rebalancing import PlannedMove, Rebalanced
 from sava.cluster.records import BrokerMode, Registration
-from sava.metadata.errors import Unavailable, Unfinished
+from sava.cluster.view import ClusterView
+from sava.metadata.errors import InvalidRequest, Unavailable, Unfinished
+from sava.metadata.node import RaftNode
+from sava.metadata.operations import OPERATION_TIMEOUT_S, ClusterOperations
 from sava.peers.deadlines import remaining
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
+from sava.raft.types import NodeId
 from sava.topics.errors import MessageInvalid
 from sava.topics.registry import Namespaces
+
+# ruff: noqa: N802 (gRPC names the methods)
+
 
 LEADER: Final = "Cluster_Leader"
 FOLLOWER: Final = "Cluster_Follower"
@@ -160,7 +170,7 @@ def broker_id(text: str) -> int:
     return int(text)
 
 
-def _info(seen: Seen, leader: int) -> pb.BrokerInfo:
+def _info(seen: ListedBroker, leader: int) -> pb.BrokerInfo:
     info = pb.BrokerInfo(
         broker_id=str(seen.broker),
         broker_role=NO_ROLE if not leader else LEADER if seen.is_leader else FOLLOWER,
@@ -203,3 +213,103 @@ def _outcome(dry_run: bool, done: Rebalanced) -> str:
             "(see load_manager.rebalancing)"
         )
     return f"{len(done.moves)} topics {'would move' if dry_run else 'moved'}"
+
+
+# -- the Raft cluster ------------------------------------------------------------------------------
+
+
+# ruff: noqa: N802 (gRPC names the methods)
+
+
+class ClusterAdmin(rpc.ClusterAdminServicer):
+    def __init__(self, node: RaftNode, view: ClusterView) -> None:
+        self._node = node
+        self._view = view
+        self._operations = ClusterOperations(node)
+
+    async def ClusterStatus(self, request: pb.Empty, context: Any) -> pb.ClusterStatusResponse:
+        response = pb.ClusterStatusResponse(
+            self_node_id=self._node.info().node, raft_addr=self._node.info().address
+        )
+        core = self._node.core_status
+        if core is not None:
+            response.leader_id = core.leader
+            response.current_term = core.term
+            response.last_applied = core.applied
+            response.voters.extend(core.membership.voters)
+            response.learners.extend(core.membership.learners)
+        return response
+
+    @told
+    async def AddNode(self, request: pb.AddNodeRequest, context: Any) -> pb.AddNodeResponse:
+        """A node draws its id itself; one that the caller names is compared with it."""
+        timeout = remaining(context, OPERATION_TIMEOUT_S)
+        address = request.addr.removeprefix("http://").removeprefix("https://")
+        if request.node_id:
+            found = await self._node.transport.identify(address, timeout=timeout)
+            if found.node != request.node_id:
+                raise InvalidRequest(f"the node at {address} is {found.node}, not {request.node_id}")
+        added = await self._operations.add(address, timeout=timeout)
+        message = "was a member already" if added.already else "added as a learner; promote it to vote"
+        return pb.AddNodeResponse(
+            success=True, node_id=added.node, message=f"node {added.node} at {added.address} {message}"
+        )
+
+    @told
+    async def PromoteNode(self, request: pb.PromoteNodeRequest, context: Any) -> pb.PromoteNodeResponse:
+        timeout = remaining(context, OPERATION_TIMEOUT_S)
+        node, already = await self._operations.promote(NodeId(request.node_id), "", timeout=timeout)
+        message = "was a voter already" if already else "is a voter now"
+        return pb.PromoteNodeResponse(success=True, message=f"node {node} {message}")
+
+    @told
+    async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
+        timeout = remaining(context, OPERATION_TIMEOUT_S)
+        node = await self._operations.remove(
+            NodeId(request.node_id),
+            "",
+            force=False,
+            check=partial(check_leaving, self._view),
+            timeout=timeout,
+        )
+        return pb.RemoveNodeResponse(success=True, message=f"node {node} is not a member any more")
+
+
+# -- roles and bindings ----------------------------------------------------------------------------
+
+
+# ruff: noqa: N802 (gRPC names the methods)
+
+
+TEXT: Final = (
+    "roles and bindings are not part of this version; access is by mutual TLS (auth.mode: tls) or open"
+)
+
+
+class SecurityAdmin(rpc.SecurityAdminServicer):
+    async def CreateRole(self, request: pb.CreateRoleRequest, context: Any) -> pb.CreateRoleResponse:
+        await unimplemented(context, TEXT)
+
+    async def GetRole(self, request: pb.GetRoleRequest, context: Any) -> pb.GetRoleResponse:
+        await unimplemented(context, TEXT)
+
+    async def ListRoles(self, request: pb.Empty, context: Any) -> pb.ListRolesResponse:
+        await unimplemented(context, TEXT)
+
+    async def DeleteRole(self, request: pb.DeleteRoleRequest, context: Any) -> pb.DeleteRoleResponse:
+        await unimplemented(context, TEXT)
+
+    async def CreateBinding(self, request: pb.CreateBindingRequest, context: Any) -> pb.CreateBindingResponse:
+        await unimplemented(context, TEXT)
+
+    async def GetBinding(self, request: pb.GetBindingRequest, context: Any) -> pb.GetBindingResponse:
+        await unimplemented(context, TEXT)
+
+    async def ListBindings(self, request: pb.ListBindingsRequest, context: Any) -> pb.ListBindingsResponse:
+        await unimplemented(context, TEXT)
+
+    async def ListAllBindings(self, request: pb.Empty, context: Any) -> pb.ListBindingsResponse:
+        await unimplemented(context, TEXT)
+
+    async def DeleteBinding(self, request: pb.DeleteBindingRequest, context: Any) -> pb.DeleteBindingResponse:
+        await unimplemented(context, TEXT)

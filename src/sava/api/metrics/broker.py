@@ -1,23 +1,38 @@
-"""What a broker tells Prometheus. Gauges are read from the node when scraped, so nothing is counted twice
-or kept in step."""
+"""The registry of a broker's metrics, the figures of Raft, and the page that Prometheus scrapes. Gauges are
+read from the node when scraped, so nothing is counted twice or kept in step.
+
+The page is written in slices. A thousand topics with two subscriptions each make a page of two megabytes, and
+the event loop that writes it is the one that sends heartbeats, renews the lease and delivers. Written at
+once, it would stand still for a quarter of a second per thousand topics: for longer than an election takes,
+once there are some thousand. So collectors yield large families in parts, and no part keeps the loop for
+longer than a slice.
+
+The parts of a family are put together again, for the format wants all of its lines in a row. When a counter
+or histogram began (``_created``) is left out: only OpenMetrics asks for it, and here it would be a series
+more for each.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from sava.api import metrics_page
-from sava.api.cluster_metrics import ClusterParts, observe_cluster
-from sava.api.danube.figures import DanubeCollector
-from sava.api.disks import Disks
-from sava.api.journal_metrics import JournalCollector, JournalParts
-from sava.api.pipeline_metrics import PipelinesCollector
-from sava.api.replication_metrics import ReplicationCollector
-from sava.api.topic_metrics import TopicsCollector
+from sava.api.danube.metrics import DanubeCollector
+from sava.api.metrics.cluster import (
+    ClusterSources,
+    PipelinesCollector,
+    ReplicationCollector,
+    observe_cluster,
+)
+from sava.api.metrics.storage import Disks, JournalCollector, JournalSources
+from sava.api.metrics.topics import TopicsCollector
 from sava.cluster.pipelines import Pipelines
 from sava.metadata.node import RaftNode
 from sava.replication.control import Control
@@ -46,7 +61,7 @@ _LATENCIES = (
 _SIZES = tuple(float(1 << bits) for bits in range(8, 27, 2))
 
 
-class Metrics:
+class BrokerMetrics:
     """Implements ``metadata.node.Observer``. One per process."""
 
     def __init__(self) -> None:
@@ -111,14 +126,14 @@ class Metrics:
     def observe_topics(self, topics: ServedTopics, storage: BrokerStorage) -> None:
         self.registry.register(TopicsCollector(topics, storage))
 
-    def observe_cluster(self, parts: ClusterParts) -> None:
+    def observe_cluster(self, parts: ClusterSources) -> None:
         observe_cluster(self.registry, parts)
 
     def observe_danube(self, collector: DanubeCollector) -> None:
         """The same figures under the names that Danube's tools ask for."""
         self.registry.register(collector)
 
-    def observe_journals(self, parts: JournalParts) -> None:
+    def observe_journals(self, parts: JournalSources) -> None:
         self.registry.register(JournalCollector(parts))
 
     def observe_pipelines(self, pipelines: Pipelines, is_leading: Callable[[], bool]) -> None:
@@ -130,7 +145,7 @@ class Metrics:
     async def page(self) -> bytes:
         if self._disks is not None:
             await self._disks.look()
-        return await metrics_page.written(self.registry)
+        return await written(self.registry)
 
 
 class _TasksCollector(Collector):
@@ -200,3 +215,62 @@ class _NodeCollector(Collector):
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=float(value))
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+SLICE_S: Final = 0.005
+"""Of an event loop that owes a heartbeat every 100 ms."""
+_LINES: Final = 200
+"""Between two looks at the clock; well below a slice."""
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+async def written(registry: Collector) -> bytes:
+    slices = _Slices()
+    families: dict[str, Metric] = {}
+    for part in registry.collect():
+        family = families.setdefault(part.name, part)
+        if family is not part:
+            family.samples += part.samples
+        await slices.breathe()
+    page: list[bytes] = []
+    for family in families.values():
+        lines: list[str] = []
+        for count, line in enumerate(_lines(family)):
+            lines.append(line)
+            if not count % _LINES:
+                await slices.breathe()
+        page.append("".join(lines).encode())
+    return b"".join(page)
+
+
+class _Slices:
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    async def breathe(self) -> None:
+        """Let others go first, if they have waited for a slice."""
+        if time.perf_counter() - self._began > SLICE_S:
+            await asyncio.sleep(0)
+            self._began = time.perf_counter()
+
+
+def _lines(family: Metric) -> Iterator[str]:
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    text = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
+    yield f"# HELP {name} {text}\n# TYPE {name} {family.type}\n"
+    created = f"{family.name}_created"
+    for sample in family.samples:
+        if sample.name != created:
+            yield _line(sample)
+
+
+def _line(sample: Sample) -> str:
+    """Labels in order of their names, as the library writes them: people compare lines as text."""
+    labels = ",".join(
+        f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(sample.labels.items())
+    )
+    return f"{sample.name}{f'{{{labels}}}' if labels else ''} {float(sample.value)!r}\n"
