@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
 from sava.topics.ranges import runs
-from sava.topics.stretches import Source, SourceRange
+from sava.topics.source_copier import Source, SourceRange
 
 
 class Copy(NamedTuple):

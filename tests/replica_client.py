@@ -14,7 +14,7 @@ from grpc import aio
 
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
-from sava.topics.stretches import Source, SourceRange
+from sava.topics.source_copier import Source, SourceRange
 from tests.copying import Origins
 from tests.patience import PATIENCE_S
 

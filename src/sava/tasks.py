@@ -10,9 +10,17 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Coroutine
+from collections.abc import Hashable
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from sava.errors import SavaError
+from typing import Any
+from typing import Final
+from typing import Generic
+from typing import TypeVar
 
 from sava.errors import SavaError
 
@@ -25,6 +33,8 @@ SLICE_S: Final = 0.005
 T = TypeVar("T")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 def report(task: asyncio.Task[Any], error: BaseException) -> None:
@@ -254,3 +264,51 @@ async def first_write(call: Any, request: Any) -> None:
 
     call.add_done_callback(ended)
     await writing
+
+
+class SingleFlight(Generic[K, V]):
+    """Work that is done once for all callers that ask for it at the same time. Owned by the event loop. The
+    work runs in a task of its own: a caller that goes away does not stop it for the others. All callers get
+    its outcome, a failure too, and then it is forgotten."""
+
+    def __init__(self) -> None:
+        self._running: dict[K, asyncio.Task[V]] = {}
+        self._stopped: SavaError | None = None
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, V]]) -> V:
+        if self._stopped is not None:
+            raise self._stopped
+        task = self._running.get(key)
+        if task is None:
+            task = self._running[key] = asyncio.create_task(work())
+            task.add_done_callback(lambda task: self._done(key, task))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._stopped is not None:
+                raise self._stopped from None  # the work was cancelled, not the caller
+            raise
+
+    async def settled(self, key: K) -> None:
+        """Until nothing runs for this key, whatever becomes of it."""
+        task = self._running.get(key)
+        if task is not None:
+            await asyncio.wait((task,))
+
+    async def all_settled(self) -> None:
+        """Until nothing runs any more of what runs now."""
+        if self._running:
+            await asyncio.wait(list(self._running.values()))
+
+    async def stop(self, error: SavaError) -> None:
+        """End all that is running, and begin nothing more: every caller gets the error."""
+        self._stopped = error
+        await cancelled(*self._running.values())
+
+    def _done(self, key: K, task: asyncio.Task[V]) -> None:
+        del self._running[key]
+        if not task.cancelled():
+            task.exception()  # seen: those who waited may be gone

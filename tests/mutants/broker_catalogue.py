@@ -92,7 +92,7 @@ BROKER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "b10",
         "an unexpected error of one topic ends the pass over all",
-        "sava/topics/upkeep.py",
+        "sava/topics/maintenance.py",
         '                    log.exception("topics: failed of a bug topic=%s", name)\n',
         "                    raise\n",
         tests=("tests/unit/topics/test_topics.py",),

@@ -4,8 +4,8 @@ It is the ``sava`` command otherwise."""
 from __future__ import annotations
 
 from sava.cli.main import main
-from sava.topics.topics import ServedTopics
-from sava.topics.upkeep import TopicsOptions
+from sava.topics.maintenance import TopicsOptions
+from sava.topics.served import ServedTopics
 
 if __name__ == "__main__":
     defaults = ServedTopics.__init__.__kwdefaults__

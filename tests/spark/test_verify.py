@@ -28,7 +28,7 @@ from sava.pipeline.replicate.verify import (
 )
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
-from sava.topics.stretches import Source, SourceRange
+from sava.topics.source_copier import Source, SourceRange
 from tests.long import only_long
 from tests.replica_client import ChainStream, replica
 from tests.replicating import RunningLink

@@ -44,8 +44,6 @@ from sava.records import iter_batches
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.chains import Origin
 from sava.tasks import cancelled
-from sava.topics.chain import Copied, SourceCopier
-from sava.topics.delivery import Range
 from sava.topics.errors import (
     MessageInvalid,
     NamespaceUnknown,
@@ -55,10 +53,11 @@ from sava.topics.errors import (
 )
 from sava.topics.names import TopicName, check_name
 from sava.topics.origin_acks import OriginAcks
+from sava.topics.ranges import Range
+from sava.topics.served import ServedTopics
+from sava.topics.source_copier import Copied, Source, SourceCopier, SourceRange
 from sava.topics.specs import SubscriptionType, TopicSpec
-from sava.topics.stretches import Source, SourceRange
 from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 

@@ -23,10 +23,10 @@ from sava.peers.forwarding import EOF
 from sava.proto import streams_pb2 as pb
 from sava.records import Header, RecordBatch
 from sava.tasks import cancelled
-from sava.topics.consumer import ConsumerHandle
-from sava.topics.delivery import Delivery, Range
+from sava.topics.consumer import ConsumerHandle, Delivery
 from sava.topics.errors import MessageInvalid, NotOwner
 from sava.topics.producers import ProducerHandle
+from sava.topics.ranges import Range
 from sava.topics.topic import Topic
 
 MAX_UNANSWERED: Final = 64

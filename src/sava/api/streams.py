@@ -30,17 +30,17 @@ from sava.schemas.registry import SchemaRegistry
 from sava.storage.topic_log import TopicLog
 from sava.topics.errors import MessageInvalid, TopicMismatch
 from sava.topics.names import TopicName, check_name
-from sava.topics.position import (
+from sava.topics.producers import AccessMode, ProducerHandle
+from sava.topics.served import ServedTopics
+from sava.topics.specs import (
     EARLIEST,
     LATEST,
     AtOffset,
     AtTime,
     Position,
+    SubscriptionType,
 )
-from sava.topics.producers import AccessMode, ProducerHandle
-from sava.topics.specs import SubscriptionType
 from sava.topics.topic import SubscribeOptions, Topic
-from sava.topics.topics import ServedTopics
 
 READ_BYTES: Final = 1 << 20
 MAX_READ_BYTES: Final = 16 << 20

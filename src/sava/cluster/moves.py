@@ -34,7 +34,7 @@ from sava.storage.types import TopicState
 from sava.topics import specs
 from sava.topics.errors import RegistryBusy, TopicUnknown
 from sava.topics.names import TopicName
-from sava.topics.ownership import NOBODY
+from sava.topics.ownership import NO_OWNER
 from sava.topics.specs import OwnershipState
 
 ATTEMPTS: Final = 16
@@ -191,7 +191,7 @@ class Moves:
         name, began, seen = decision.name, time.monotonic(), decision.entry
 
         def outcome() -> Move | None:
-            if self._view.held(name).record.owner not in (NOBODY, seen.record.owner):
+            if self._view.held(name).record.owner not in (NO_OWNER, seen.record.owner):
                 arrive()
             now = self._view.entry(name)
             if now is not None and self._is_stranded(now):

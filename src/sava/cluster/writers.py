@@ -69,10 +69,9 @@ from sava.storage import staging
 from sava.storage.errors import ObjectMissing, StagedExpired, StagedInvalid
 from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.staging import Manifest, Part, Section
-from sava.tasks import cancelled, spawn, spread
+from sava.tasks import SingleFlight, cancelled, spawn, spread
 from sava.topics import specs
 from sava.topics.names import TopicName, check_name
-from sava.topics.single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
 

@@ -39,8 +39,7 @@ from sava.replication.records import LATEST, LinkRecord, PolicyRecord, RemoteRec
 from sava.replication.slots import ReplicationSlot, ReplicationSlots, first_position
 from sava.topics import specs
 from sava.topics.names import TopicName
-from sava.topics.position import EARLIEST, Position
-from sava.topics.specs import TopicSpec
+from sava.topics.specs import EARLIEST, Position, TopicSpec
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from sava.storage.link_cursors import link_cursor
 from sava.tasks import cancelled
 from sava.topics import specs
 from sava.topics.names import TopicName
-from sava.topics.position import EARLIEST as FIRST
-from sava.topics.position import AtOffset, AtTime, Position
+from sava.topics.specs import EARLIEST as FIRST
+from sava.topics.specs import AtOffset, AtTime, Position
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from sava.server.assembly import HANDOVER_S, BrokerParts, raft_address
 from sava.server.ports import open_admin_port, open_client_port
 from sava.supervisor import Supervisor
 from sava.tasks import Stops, stopped_within
-from sava.topics.topics import ServedTopics
+from sava.topics.served import ServedTopics
 
 log = logging.getLogger(__name__)
 

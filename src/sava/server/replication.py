@@ -23,7 +23,7 @@ from sava.replication.slots import ReplicationSlots
 from sava.replication.status import Reports, Statuses
 from sava.tasks import spread
 from sava.topics.names import TopicName
-from sava.topics.position import Position
+from sava.topics.specs import Position
 from sava.topics.topic import Topic
 
 

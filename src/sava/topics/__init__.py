@@ -1,31 +1,31 @@
-"""Broker: topics, their producers and subscriptions, on top of storage and the metadata store.
+"""Topics: the topics of a broker, their producers and subscriptions, on top of storage and the metadata
+store.
 
-=================  ===================================================================================
-``names``          how topics are written, and how a partition is called
-``specs``          what the metadata store holds, and under which keys
-``namespaces``     namespaces and their policies
-``registry``       which topics exist; creating, growing and deleting them
-``limits``         what the policies of topic, namespace and configuration come to
-``ownership``      who serves a topic, and what may become of that
-``tenure``         this broker's hold on a topic
-``topics``         the topics that this broker serves
-``topic``          one of them
-``sealing``        handing over what is not loaded
-``deletions``      how a topic goes, wherever it is served
-``upkeep``         what is done for all of them from time to time
-``producers``      who publishes into a topic
-``publishing``     single messages joined into batches
-``schema_checks``  whether they follow the topic's schema
-``subscriptions``  those of a reliable topic, and their records
-``transient``      those of a topic that keeps nothing
-``subscription``   one of the former: who consumes, how far they are, and what is on its way
-``dispatch``       which message goes to which consumer, and when again
-``non_reliable``   the same where nothing is kept
-``consumer``       what the handler of a consumer's stream holds
-``consumers``      the ids under which consumers of Danube's protocol come back
-``cursor``         what a subscription has acked
-``cursors``        positions of subscriptions, written to the metadata store
-=================  ===================================================================================
+What exists, and who serves it:
 
-Nothing here knows gRPC: services translate.
+==================  ==================================================================================
+``names``           how topics are written, and how a partition is called
+``specs``           what the metadata store holds, and under which keys
+``registry``        which namespaces and topics exist; creating, growing and deleting them
+``limits``          what the policies of topic, namespace and configuration come to
+``topic_schemas``   which schema a topic's messages follow, and whether they do
+``ownership``       which broker serves a topic, and what may become of that
+``tenure``          the fencing token of a broker that serves a topic
+``served``          the topics that this broker serves
+``deletions``       how a topic goes, wherever it is served
+``maintenance``     what is done for all of them from time to time
+``topic``           one of them
+==================  ==================================================================================
+
+The write path: ``producers`` (who publishes) ─▶ ``publishing`` (single messages joined into batches) ─▶
+``storage.topic_log``. ``staged`` publishes the batches of a pipeline from the object store, and
+``source_copier`` what another cluster has.
+
+The read path: ``storage.topic_log`` ─▶ ``dispatch`` (which message goes to which consumer, and when again) ─▶
+``subscription`` ─▶ ``consumer``. ``subscriptions`` has those of one reliable topic, ``non_reliable`` those of
+a topic that keeps nothing; ``cursors`` has what was acked, ``origin_acks`` says it to other clusters, and
+``consumer_ids`` has the ids under which consumers of Danube's protocol come back. All of them count in
+``ranges`` of offsets.
+
+Everything here is owned by the event loop. Nothing here knows gRPC: ``api`` translates.
 """

@@ -1,4 +1,4 @@
-"""Consumer: what the handler of a client's stream holds, the same for reliable and other topics.
+"""ConsumerHandle: what the handler of a client's stream holds, the same for reliable and other topics.
 
 A subscription puts deliveries into the consumer's queue without waiting; the handler fetches all that is
 there. How much can be in the queue is bounded by credits (messages) and by bytes."""
@@ -7,14 +7,40 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from sava.errors import SavaError
-from sava.records import RecordBatch
-from sava.topics.delivery import Delivery, Range
-from sava.topics.dispatch.in_flight import Flight
+from sava.records import Message, RecordBatch
+from sava.topics.dispatch.outstanding import Flight
 from sava.topics.errors import ConsumerClosed
+from sava.topics.ranges import Range
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A batch on its way to one consumer.
+
+    ``ranges`` names the offsets of the batch's rows, in order. Of adjacent messages it has one element; a
+    key-shared consumer gets the rows of its keys, which have others between them.
+    """
+
+    batch: RecordBatch
+    ranges: tuple[Range, ...]
+    attempt: int = 1
+    """1 for the first delivery."""
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def offsets(self) -> Iterator[int]:
+        for start, end in self.ranges:
+            yield from range(start, end)
+
+    def messages(self) -> Iterator[tuple[int, Message]]:
+        """Each message with its offset."""
+        return zip(self.offsets(), self.batch, strict=True)
 
 
 class ConsumerOwner(Protocol):
@@ -29,7 +55,7 @@ class ConsumerOwner(Protocol):
         """How many messages may be fetched now; None for all."""
 
     def fetched(self, consumer: ConsumerHandle, flight: Flight, count: int) -> None:
-        """So many messages of a delivery were fetched."""
+        """The handler has fetched ``count`` messages of a delivery."""
 
     def waits(self, consumer: ConsumerHandle) -> None:
         """It has fetched everything and would take more."""
@@ -95,7 +121,7 @@ class ConsumerHandle:
         return found
 
     def grant(self, count: int) -> None:
-        """So many messages may be delivered in addition."""
+        """The client takes ``count`` more messages."""
         if count > 0 and self._error is None:
             self._owner.granted(self, count)
 

@@ -1,14 +1,24 @@
-"""CursorKeeper: writes how far subscriptions are to the metadata store, for all topics of a broker.
+"""Cursors: what subscriptions have acked, and how the metadata store learns of it.
 
-One task writes, so that an older position never overtakes a newer one. Once a second it takes every cursor
-that has changed and writes many in one transaction; whoever waits for acks to be stored makes it come sooner.
-Cursors say when they change, so that those that do not cost nothing.
-Each write is conditional on the topic's ownership record and on the subscription's own:
+Everything below ``next_offset`` is acked, and so are the ranges beyond it. The owner of the topic writes the
+cursor from time to time; what was acked since is delivered again after a crash. A caller that needs to know
+that an ack is safe waits on ``acks_stored``:
+
+    ack 5 ─▶ version 8 ─▶ record taken at version 8 ─▶ ack 6 ─▶ version 9 ─▶ the record is stored
+    the caller that waits for 5 returns; the one that waits for 6 waits for the next record
+
+A version counts changes, so a seek backwards is a change like any other.
+
+**Writing** (``CursorKeeper``). One task writes for all topics of a broker, so that an older position never
+overtakes a newer one. Once a second it takes every cursor that has changed and writes many in one
+transaction; a caller that waits for acks to be stored makes it come sooner. Cursors say when they change, so
+that those that do not cost nothing. Each write is conditional on the topic's ownership record and on the
+subscription's own:
 
     old owner    pauses                                   ── wakes up and writes its cursor: refused
     new owner            takes the topic, its consumers ack 100..200, writes 200
 
-    unsubscribe  removes s; somebody subscribes to s anew, from the end
+    unsubscribe  removes s; a consumer subscribes to s again, from the end
     keeper       is late with the cursor of the old s: refused
 
 A transaction that is refused is tried in halves, until those that caused it are alone. Each of these asks its
@@ -22,8 +32,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 import msgspec
@@ -34,9 +46,153 @@ from sava.metadata.store import MetadataStore
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
 from sava.topics import specs
+from sava.topics.ranges import IntervalSet, Range
 from sava.topics.specs import CursorRecord
-from sava.topics.subscription import Subscription
 from sava.topics.tenure import Tenure
+
+_RECORDS_UNDER_WAY: Final = 16
+"""Records taken and not yet reported as stored. There is one at a time; those of failed writes are
+forgotten."""
+
+
+class SubscriptionCursor:
+    """What one subscription has acked. Owned by the event loop."""
+
+    def __init__(self, record: CursorRecord) -> None:
+        self.changed: Callable[[], object] = _nothing
+        """Is called when there is something to store, and was not before."""
+        self._next = record.next_offset
+        self._acked = IntervalSet(_pairs(record.acked))
+        self._told = dict(_pairs(record.told))
+        self._version = 0
+        self._stored = 0
+        self._advance()
+
+    # Made when first used: most cursors of a topic with thousands of subscriptions do not change.
+
+    @cached_property
+    def _taken(self) -> deque[tuple[CursorRecord, int]]:
+        return deque(maxlen=_RECORDS_UNDER_WAY)
+
+    @cached_property
+    def _waiters(self) -> deque[tuple[int, asyncio.Future[None]]]:
+        return deque()
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that is not acked."""
+        return self._next
+
+    def acked(self) -> Iterator[Range]:
+        """Beyond ``next_offset``."""
+        return iter(self._acked)
+
+    @property
+    def acked_beyond(self) -> int:
+        """How many messages are acked beyond ``next_offset``."""
+        return self._acked.count
+
+    @property
+    def fragments(self) -> int:
+        """How many ranges that is."""
+        return self._acked.fragments
+
+    @property
+    def is_dirty(self) -> bool:
+        return self._version != self._stored
+
+    def is_acked(self, offset: int) -> bool:
+        return offset < self._next or offset in self._acked
+
+    def ack(self, start: int, end: int) -> int:
+        """How many of them were not acked before."""
+        start = max(start, self._next)
+        added = self._acked.add(start, end)
+        if added:
+            self._change()
+            if start == self._next:
+                self._advance()
+        return added
+
+    def unacked(self, start: int, end: int) -> list[Range]:
+        return self._acked.gaps(max(start, self._next), end)
+
+    def told(self, chain_id: int) -> int:
+        """See ``CursorRecord``."""
+        return self._told.get(chain_id, 0)
+
+    def tell(self, chain_id: int, offset: int) -> None:
+        if offset > self.told(chain_id):
+            self._told[chain_id] = offset
+            self._change()
+
+    def seek(self, offset: int) -> None:
+        self._next = offset
+        self._acked.clear()
+        self._change()
+
+    def _change(self) -> None:
+        was_dirty = self.is_dirty
+        self._version += 1
+        if not was_dirty:
+            self.changed()
+
+    def _advance(self) -> None:
+        self._next = self._acked.pop_prefix(self._next)
+
+    # -- storing -----------------------------------------------------------------------------
+
+    def record(self, epoch: int) -> CursorRecord:
+        """What the metadata store should hold. Tell ``mark_stored`` when it does."""
+        acked = tuple(bound for pair in self._acked for bound in pair)
+        told = tuple(each for pair in self._told.items() for each in pair)
+        record = CursorRecord(self._next, acked, epoch, told)
+        self._taken.append((record, self._version))
+        return record
+
+    def mark_stored(self, record: CursorRecord) -> None:
+        """A record that was not taken from here, or too long ago, changes nothing: the cursor stays dirty."""
+        version = next((version for taken, version in reversed(self._taken) if taken == record), None)
+        if version is None:
+            return
+        while self._taken and self._taken[0][1] <= version:
+            self._taken.popleft()
+        self._stored = max(self._stored, version)
+        while self._waiters and self._waiters[0][0] <= self._stored:
+            _, future = self._waiters.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    def acks_stored(self) -> asyncio.Future[None]:
+        """Done when everything that is acked now is stored. Shared by those who ask for the same: never
+        cancel it."""
+        if self._waiters and self._waiters[-1][0] == self._version:
+            return self._waiters[-1][1]
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.is_dirty:
+            self._waiters.append((self._version, future))
+        else:
+            future.set_result(None)
+        return future
+
+    def give_up(self, error: Exception) -> None:
+        """This broker will not store the cursor any more."""
+        if not self.is_dirty:  # and so no caller waits
+            return
+        for _, future in self._waiters:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: its caller may be gone
+        self._waiters.clear()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _pairs(bounds: tuple[int, ...]) -> Iterator[Range]:
+    return zip(bounds[::2], bounds[1::2], strict=True)
+
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +209,17 @@ delivered again after a restart."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptCursor:
-    """A subscription whose position is to be kept."""
+    """The cursor of a subscription whose position is to be kept."""
 
     key: str
-    subscription: Subscription
+    cursor: SubscriptionCursor
     tenure: Tenure
     exists: Compare
     """That the subscription is still this one."""
 
 
 class CursorKeeper:
-    """Owned by the event loop."""
+    """Writes the cursors of all subscriptions of a broker. Owned by the event loop."""
 
     def __init__(self, store: MetadataStore, *, interval_s: float = INTERVAL_S) -> None:
         self._store = store
@@ -89,7 +245,7 @@ class CursorKeeper:
     def add(self, cursor: KeptCursor) -> None:
         self._kept.add(cursor)
         self._changed.add(cursor)
-        cursor.subscription.when_dirty(partial(self._note, cursor))
+        cursor.cursor.changed = partial(self._note, cursor)
 
     def _note(self, cursor: KeptCursor) -> None:
         # Looked up at each call: a round takes the set and leaves another one.
@@ -137,7 +293,7 @@ class CursorKeeper:
         try:
             part: list[KeptCursor] = []
             # Those that are not stored in this round are looked at again in the next.
-            self._changed = {each for each in self._changed & self._kept if each.subscription.is_dirty}
+            self._changed = {each for each in self._changed & self._kept if each.cursor.is_dirty}
             for cursor in list(self._changed):
                 part.append(cursor)
                 if len(part) == MAX_CURSORS:
@@ -152,7 +308,7 @@ class CursorKeeper:
         return True
 
     async def _write(self, part: list[KeptCursor]) -> None:
-        records = [(cursor, cursor.subscription.cursor_record(cursor.tenure.epoch)) for cursor in part]
+        records = [(cursor, cursor.cursor.record(cursor.tenure.epoch)) for cursor in part]
         puts: list[Operation] = [Put(cursor.key, _encode(record)) for cursor, record in records]
         if len(part) > 1 and sum(len(put.value) for put in puts if isinstance(put, Put)) > MAX_BYTES:
             await self._write_halves(part)
@@ -161,7 +317,7 @@ class CursorKeeper:
         result = await self._store.txn((*holds.values(), *(cursor.exists for cursor in part)), puts)
         if result.succeeded:
             for cursor, record in records:
-                cursor.subscription.mark_stored(record)
+                cursor.cursor.mark_stored(record)
         elif len(part) > 1:
             await self._write_halves(part)
         else:

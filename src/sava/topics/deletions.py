@@ -1,8 +1,8 @@
 """Deletions: how a topic goes, wherever its members are served.
 
-    mark the topic's record          from now on it does not exist, and nobody can take it up
-    mark each member's ownership     whoever serves it finds its tenure over, and lets go
-    wait until nobody has any
+    mark the topic's record          from now on it does not exist, and no broker can take it up
+    mark each member's ownership     its owner finds its tenure over, and lets go
+    wait until no broker has any
     remove storage, then records     see ``registry``
 
 Any broker can do it, and any other can finish it after a crash: each step finds what the one before has left.
@@ -23,11 +23,11 @@ from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.types import TopicKey
+from sava.tasks import SingleFlight
 from sava.topics import ownership, specs
 from sava.topics.errors import NotOwner, RegistryBusy
 from sava.topics.names import TopicName
 from sava.topics.registry import Family, Registry
-from sava.topics.single_flight import SingleFlight
 from sava.topics.specs import OwnershipState, TopicSpec
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ Released = Callable[[Sequence[TopicName]], Awaitable[None]]
 
 
 class Deletions:
-    """Owned by the event loop. One at a time for each topic, which runs to its end whoever asked for it."""
+    """Owned by the event loop. One at a time for each topic, which runs to its end for all callers."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Deletions:
         close: Callable[[TopicName], Awaitable[None]],
         released: Released | None,
     ) -> None:
-        """``close`` ends a topic here; ``released`` waits until nobody has these topics any more."""
+        """``close`` ends a topic here; ``released`` waits until no broker has these topics any more."""
         self._registry = registry
         self._store = store
         self._storage = storage
@@ -80,7 +80,7 @@ class Deletions:
             owner = await self._mark(member, family)
             if owner == self._broker:
                 await self._let_go(member)
-            elif owner != ownership.NOBODY:
+            elif owner != ownership.NO_OWNER:
                 self._check_released(member, owner)
                 elsewhere.append(member)
         if elsewhere and self._released is not None:
@@ -91,12 +91,12 @@ class Deletions:
         await self._registry.finish_delete(family)
 
     def _check_released(self, member: TopicName, owner: int) -> None:
-        if self._released is None and owner not in (ownership.NOBODY, self._broker):
+        if self._released is None and owner not in (ownership.NO_OWNER, self._broker):
             raise NotOwner(member, owner)
 
     async def _mark(self, member: TopicName, family: Family) -> int:
-        """Who has it. A member that nobody has had gets a record too: one that is written a moment later, by
-        somebody who has not seen the deletion, is refused then."""
+        """The broker that has it. A member that no broker has had gets a record too: one that is written a
+        moment later, by a broker that has not seen the deletion, is refused then."""
         key = specs.ownership_key(member)
         for _ in range(ATTEMPTS):
             record, revision = ownership.held(await self._store.get(key))
@@ -117,7 +117,8 @@ class Deletions:
             return
         spec = specs.decode(kv, TopicSpec)
         if spec.reliable:
-            # Whoever deletes it does the same, but may not see this broker's objects, and not its journal.
+            # The broker that deletes it does the same, but may not see this broker's objects, and not its
+            # journal.
             await self._storage.delete_topic(topic_key(name, spec))
 
     async def _let_go(self, name: TopicName) -> bool:

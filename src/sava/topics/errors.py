@@ -110,7 +110,7 @@ class NotOwner(RetryableError):
 
 
 class TopicMoved(NotOwner):
-    """This broker gives the topic up, or has lost it, while somebody uses it here. Nothing of what was
+    """This broker gives the topic up, or has lost it, while a client uses it here. Nothing of what was
     refused so is in the topic; the same request goes to its next owner."""
 
     def __init__(self, topic: object, owner: int = 0) -> None:
@@ -119,7 +119,7 @@ class TopicMoved(NotOwner):
 
 
 class NotHandedOver(RetryableError):
-    """A hand-over did not come to its end; its topic is closed here, and is to be taken up anew under the
+    """A hand-over did not come to its end; its topic is closed here, and is to be taken up again under the
     next epoch."""
 
     outcome = Outcome.PARTLY

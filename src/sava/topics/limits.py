@@ -23,7 +23,7 @@ from sava.topics.specs import NamespacePolicy
 
 MAX_KNOWN: Final = 10_000
 MAX_WAIT_S: Final = 10.0
-"""Longer than this a publisher is told to come back instead: its call has a deadline too."""
+"""Longer than this a publisher gets an error instead, and comes back: its call has a deadline too."""
 
 
 class EffectiveLimits(NamedTuple):
@@ -126,7 +126,7 @@ def check_room(count: int, limit: int, what: str) -> None:
 
 
 class RateLimiter:
-    """Lets so many through in a second, in the order of asking; a second's worth may come at once.
+    """Lets ``rate`` messages through in a second, in the order of asking; a second's worth may come at once.
 
     Asking takes the room at once and waits until it is there: who asks later cannot get in before. A batch
     larger than a second's worth passes too, and those behind it wait the longer.

@@ -1,10 +1,15 @@
-"""Non-reliable topics: messages to whoever listens at this moment, and to nobody else.
+"""Non-reliable topics: messages go to the consumers that are connected at this moment.
 
 Nothing is kept and nothing is repeated. Publishing never waits: each consumer has a bounded queue, and what
-does not fit is dropped and counted. Offsets only number the messages since the topic was opened here."""
+does not fit is dropped and counted. Offsets only number the messages since the topic was opened here.
+
+Subscriptions live in memory, as long as they have consumers. One that has had none for a minute is removed:
+it has no position that could be missed. Ids of consumers that come back with nothing else are kept as on
+reliable topics; the subscription is then made again."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +17,26 @@ from types import MappingProxyType
 from typing import Final
 
 from sava.errors import SavaError
+from sava.metadata.commands import DeletePrefix
 from sava.records import RecordBatch
+from sava.topics import specs
 from sava.topics.consumer import ConsumerHandle, cut_out
-from sava.topics.delivery import Range
-from sava.topics.dispatch.in_flight import Flight
-from sava.topics.dispatch.keys import HashRing, KeyFilter, effective_keys
-from sava.topics.dispatch.member import QUEUE_BYTES, DispatchMember
-from sava.topics.errors import ConsumerReplaced, SubscriptionBusy
+from sava.topics.consumer_ids import ConsumerIds, ConsumerRecords
+from sava.topics.dispatch.members import QUEUE_BYTES, DispatchMember, HashRing, KeyFilter, effective_keys
+from sava.topics.dispatch.outstanding import Flight
+from sava.topics.errors import ConsumerClosed, ConsumerReplaced, SubscriptionBusy, SubscriptionUnknown
 from sava.topics.names import TopicName
-from sava.topics.ranges import runs
+from sava.topics.ranges import Range, runs
 from sava.topics.specs import SubscriptionType
+from sava.topics.subscriptions import (
+    SubscribeOptions,
+    TopicDependencies,
+    check_consumer,
+    check_names,
+    check_new,
+    known,
+)
+from sava.topics.tenure import Tenure
 
 QUEUE_MESSAGES: Final = 10_000
 """In the queue of one consumer."""
@@ -59,7 +74,7 @@ class FanOut:
             subscription.close(error)
 
     def publish(self, batch: RecordBatch) -> int:
-        """To everybody who listens; the offset of its first message. Never waits."""
+        """To all subscriptions; the offset of its first message. Never waits."""
         base = self._next
         placed = batch.assigned(topic_id=self._topic_id, epoch=self._epoch, base_offset=base)
         self._next = placed.next_offset
@@ -73,7 +88,7 @@ class FanOut:
 
 
 @dataclass(slots=True, eq=False)
-class _Seat:
+class _Attached:
     consumer: ConsumerHandle
     member: DispatchMember
     queued: int = 0
@@ -105,13 +120,13 @@ class NonReliableSubscription:
         """Messages that no consumer had room for, or that none was there for."""
         self._clock = clock
         self._idle_since: float | None = clock()
-        self._seats: dict[str, _Seat] = {}
+        self._attached: dict[str, _Attached] = {}
         self._ring = HashRing()
         self._turn = 0
 
     @property
     def consumers(self) -> Mapping[str, ConsumerHandle]:
-        return MappingProxyType({name: seat.consumer for name, seat in self._seats.items()})
+        return MappingProxyType({name: slot.consumer for name, slot in self._attached.items()})
 
     @property
     def idle_since(self) -> float | None:
@@ -127,14 +142,14 @@ class NonReliableSubscription:
         credits: int = 0,  # noqa: A002 (the protocol's word)
     ) -> ConsumerHandle:
         """As ``Subscription.attach``; what a replaced consumer had not fetched is gone."""
-        replaced = self._seats.get(consumer_name)
-        if self.type is SubscriptionType.EXCLUSIVE and self._seats and replaced is None:
+        replaced = self._attached.get(consumer_name)
+        if self.type is SubscriptionType.EXCLUSIVE and self._attached and replaced is None:
             raise SubscriptionBusy(
                 f"subscription {self.name} of topic {self.topic} is exclusive, and consumer "
-                f"{next(iter(self._seats))} is connected"
+                f"{next(iter(self._attached))} is connected"
             )
         consumer = ConsumerHandle(consumer_name, consumer_id, self)
-        self._seats[consumer_name] = _Seat(
+        self._attached[consumer_name] = _Attached(
             consumer, DispatchMember(consumer_name, KeyFilter(key_filters), credits)
         )
         self._changed()
@@ -143,48 +158,49 @@ class NonReliableSubscription:
         return consumer
 
     def detach(self, consumer: ConsumerHandle) -> None:
-        if self._seat(consumer) is not None:
-            del self._seats[consumer.name]
+        if self._find(consumer) is not None:
+            del self._attached[consumer.name]
             self._changed()
 
     def close(self, error: SavaError) -> None:
-        for seat in list(self._seats.values()):
-            seat.consumer.end(error)
-            self.detach(seat.consumer)
+        for slot in list(self._attached.values()):
+            slot.consumer.end(error)
+            self.detach(slot.consumer)
 
     def _changed(self) -> None:
-        self._idle_since = None if self._seats else self._clock()
-        self._ring.set(seat.member for seat in self._seats.values())
+        self._idle_since = None if self._attached else self._clock()
+        self._ring.set(slot.member for slot in self._attached.values())
 
-    def _seat(self, consumer: ConsumerHandle) -> _Seat | None:
-        seat = self._seats.get(consumer.name)
-        return seat if seat is not None and seat.consumer is consumer else None
+    def _find(self, consumer: ConsumerHandle) -> _Attached | None:
+        slot = self._attached.get(consumer.name)
+        return slot if slot is not None and slot.consumer is consumer else None
 
     # -- publishing ----------------------------------------------------------------------------
 
     def publish(self, batch: RecordBatch) -> None:
         """An assigned batch to the consumers it is for."""
-        seats = list(self._seats.values())
-        if not seats:
+        slots = list(self._attached.values())
+        if not slots:
             self.dropped += len(batch)
         elif self.type is SubscriptionType.KEY_SHARED:
             self._by_key(batch)
         elif self.type is SubscriptionType.SHARED:
-            self._in_turn(batch, seats)
+            self._in_turn(batch, slots)
         else:
-            self._put(seats[0], batch, batch.base_offset, batch.next_offset)
+            self._put(slots[0], batch, batch.base_offset, batch.next_offset)
 
-    def _in_turn(self, batch: RecordBatch, seats: list[_Seat]) -> None:
-        """A slice for each, beginning with whoever is next; more for those with room if others have none."""
+    def _in_turn(self, batch: RecordBatch, slots: list[_Attached]) -> None:
+        """A slice for each, beginning with the consumer whose turn it is; more for those with room if others
+        have none."""
         start, end = batch.base_offset, batch.next_offset
-        first = self._turn % len(seats)
-        order = [seat for seat in seats[first:] + seats[:first] if seat.room > 0]
-        for place, seat in enumerate(order):
+        first = self._turn % len(slots)
+        order = [slot for slot in slots[first:] + slots[:first] if slot.room > 0]
+        for place, slot in enumerate(order):
             share = -(-(end - start) // (len(order) - place))
-            count = min(share, seat.room)
+            count = min(share, slot.room)
             if count:
-                self._put(seat, batch, start, start + count)
-                self._turn = seats.index(seat) + 1
+                self._put(slot, batch, start, start + count)
+                self._turn = slots.index(slot) + 1
             start += count
         self.dropped += end - start
 
@@ -196,61 +212,186 @@ class NonReliableSubscription:
                 homes[key] = self._ring.home(key)
             chosen.setdefault(homes[key], []).append(offset)
         for name, offsets in chosen.items():
-            seat = None if name is None else self._seats[name]
-            room = 0 if seat is None else max(0, seat.room)
+            slot = None if name is None else self._attached[name]
+            room = 0 if slot is None else max(0, slot.room)
             self.dropped += max(0, len(offsets) - room)
-            if seat is not None and room:
-                self._queue(seat, batch, runs(offsets[:room]))
+            if slot is not None and room:
+                self._queue(slot, batch, runs(offsets[:room]))
 
-    def _put(self, seat: _Seat, batch: RecordBatch, start: int, end: int) -> None:
-        stop = min(end, start + max(0, seat.room))
+    def _put(self, slot: _Attached, batch: RecordBatch, start: int, end: int) -> None:
+        stop = min(end, start + max(0, slot.room))
         self.dropped += end - stop
         if start < stop:
-            self._queue(seat, batch, ((start, stop),))
+            self._queue(slot, batch, ((start, stop),))
 
-    def _queue(self, seat: _Seat, batch: RecordBatch, ranges: tuple[Range, ...]) -> None:
+    def _queue(self, slot: _Attached, batch: RecordBatch, ranges: tuple[Range, ...]) -> None:
         count = sum(end - start for start, end in ranges)
         size = batch.header.length * count // len(batch)
-        seat.queued += count
-        seat.member.queued_bytes += size
+        slot.queued += count
+        slot.member.queued_bytes += size
         self.delivered += count
         self.delivered_bytes += size
-        flight = Flight(seat.member, ranges, 1, 0.0, count, count, size)
-        seat.consumer.put(cut_out(batch, ranges), flight)
+        flight = Flight(slot.member, ranges, 1, 0.0, count, count, size)
+        slot.consumer.put(cut_out(batch, ranges), flight)
 
     # -- what consumers ask for ----------------------------------------------------------------
 
     def is_active(self, consumer: ConsumerHandle) -> bool:
-        seat = self._seat(consumer)
+        slot = self._find(consumer)
         if self.type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
-            return seat is not None
-        return seat is not None and seat is next(iter(self._seats.values()))
+            return slot is not None
+        return slot is not None and slot is next(iter(self._attached.values()))
 
     def limit(self, consumer: ConsumerHandle) -> int | None:
-        seat = self._seat(consumer)
-        return 0 if seat is None else seat.member.credits
+        slot = self._find(consumer)
+        return 0 if slot is None else slot.member.credits
 
     def fetched(self, consumer: ConsumerHandle, flight: Flight, count: int) -> None:
-        seat = self._seat(consumer)
-        if seat is None:
+        slot = self._find(consumer)
+        if slot is None:
             return
-        seat.queued -= count
-        seat.member.credits -= count
+        slot.queued -= count
+        slot.member.credits -= count
         flight.unfetched -= count
         if not flight.unfetched:
-            seat.member.queued_bytes -= flight.queued_bytes
+            slot.member.queued_bytes -= flight.queued_bytes
 
     def waits(self, consumer: ConsumerHandle) -> None:
         """What comes is put into its queue in any case."""
 
     def granted(self, consumer: ConsumerHandle, count: int) -> None:
-        seat = self._seat(consumer)
-        if seat is not None:
-            seat.member.credits += count
+        slot = self._find(consumer)
+        if slot is not None:
+            slot.member.credits += count
             consumer.poke()
 
     def ack(self, ranges: Sequence[Range]) -> None:
-        """Nothing waits for it."""
+        """Without effect: no message waits for an ack."""
 
     def nack(self, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = "") -> None:
         """Nothing is repeated."""
+
+
+PAGE: Final = 1000
+IDLE_S: Final = 60.0
+
+
+class TransientSubscriptions:
+    """The subscriptions of a topic that keeps nothing, and the sink of its batches. Owned by the event
+    loop."""
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        parts: TopicDependencies,
+        *,
+        idle_s: float = IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        located = tenure.located
+        self._topic = located.name
+        self._limits = parts.limits
+        self._idle_s = idle_s
+        self._clock = clock
+        self._fan_out = FanOut(self._topic, topic_id=located.spec.topic_id, epoch=tenure.epoch)
+        self._records = ConsumerRecords(tenure)
+        self._tenure = tenure
+        self._closed: SavaError | None = None
+
+    @property
+    def live(self) -> Mapping[str, NonReliableSubscription]:
+        return self._fan_out.subscriptions
+
+    @property
+    def ids(self) -> ConsumerIds:
+        return self._records.ids
+
+    @property
+    def next_offset(self) -> int:
+        return self._fan_out.next_offset
+
+    # -- publishing --------------------------------------------------------------------------
+
+    async def begin(self, batch: RecordBatch) -> asyncio.Future[int]:
+        """Done at once: there is nothing to wait for."""
+        if self._closed is not None:
+            raise self._closed
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        done.set_result(self._fan_out.publish(batch))
+        return done
+
+    def next_sequence(self, producer_id: int) -> int:
+        """Nothing is kept, so nothing can be repeated."""
+        return 0
+
+    def is_degraded(self, offset: int) -> bool:
+        """No disk was promised."""
+        return False
+
+    # -- subscribing -------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """The ids of consumers that may come back. There is nothing else."""
+        after, more = "", True
+        while more:
+            prefix = specs.subscriptions_prefix(self._topic)
+            page = await self._tenure.store.range(prefix, limit=PAGE, start_after=after)
+            more = page.more
+            for kv in page.kvs:
+                after = kv.key
+                self.ids.load(kv, kv.key.split("/")[5])
+
+    def need(self, name: str) -> NonReliableSubscription:
+        if self._closed is not None:
+            raise self._closed
+        subscription = self.live.get(name)
+        if subscription is None:
+            raise SubscriptionUnknown(self._topic, name)
+        return subscription
+
+    async def subscribe(self, options: SubscribeOptions) -> ConsumerHandle:
+        check_names(options)
+        self._check(options)
+        consumer_id = self.ids.id_of(options.subscription, options.consumer_name)
+        if options.durable_id:
+            await self._records.remember(known(self._topic, options, consumer_id))
+            self._check(options)
+        return self._fan_out.subscribe(options.subscription, options.type).attach(
+            options.consumer_name,
+            consumer_id=consumer_id,
+            key_filters=tuple(options.key_filters),
+            credits=options.credits,
+        )
+
+    def _check(self, options: SubscribeOptions) -> None:
+        if self._closed is not None:
+            raise self._closed
+        if options.subscription not in self.live:
+            check_new(self._topic, len(self.live), self._limits)
+        check_consumer(self._topic, options, self.live, self._limits)
+
+    async def unsubscribe(self, name: str) -> None:
+        self.need(name)
+        await self._tenure.write((DeletePrefix(specs.consumers_prefix(self._topic, name)),))
+        self.ids.forget_subscription(name)
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        self._fan_out.remove(name, ConsumerClosed(f"subscription {name} of topic {self._topic} was removed"))
+
+    async def tend(self) -> None:
+        """Remove subscriptions without consumers, and forget consumers that stay away."""
+        before = self._clock() - self._idle_s
+        for subscription in list(self.live.values()):
+            if subscription.idle_since is not None and subscription.idle_since <= before:
+                self._remove(subscription.name)
+        await self._records.forget_absent(
+            (subscription.name, consumer)
+            for subscription in self.live.values()
+            for consumer in subscription.consumers
+        )
+
+    async def close(self, error: SavaError, *, timeout: float = 0.0) -> None:
+        """At once, whatever the time: there are no positions to be written."""
+        self._closed = error
+        self._fan_out.close(error)

@@ -17,8 +17,8 @@ everything of them. Of others' it has those that came to it, and "everything bef
 more than it knows:
 
     eu   0 … 99 are not acked; from 100 on messages are copied to us (the policy began at the latest)
-    us   has eu 100 … 110, nobody has read one of them
-    us   says "of eu everything before 100 is acked": eu skips a hundred messages that nobody ever read
+    us   has eu 100 … 110, no consumer has read one of them
+    us   says "of eu everything before 100 is acked": eu skips a hundred messages that no consumer ever read
 
 The same goes for a message in the midst that is not to be copied. So what is said of copies is read off the
 copies themselves: those that are acked, and that the other side does not know of yet. That also is what it
@@ -28,7 +28,7 @@ costs: messages are looked at once after they were acked, however far behind the
 the topic knows roughly where those are. So the search ends where each origin has come by the last offset that
 is acked of it, and begins where the first one may be: not before the subscription's cursor, below which all
 is acked, and not before the places of earlier searches (``Places``), or a subscription with one message that
-nobody can process would cost more with each ack. Then it looks where late ones may be that are acked:
+no consumer can process would cost more with each ack. Then it looks where late ones may be that are acked:
 
     here   offset   100     101     102     103   …   190
            origin   eu 93   eu 94   eu 96   eu 97     eu 95, late
@@ -51,8 +51,7 @@ from sava.records import RecordBatch
 from sava.storage.chains import Origin, origins_of
 from sava.storage.seen import Numbers, numbers, runs
 from sava.storage.topic_log import TopicLog
-from sava.topics.delivery import Range
-from sava.topics.ranges import IntervalSet, difference
+from sava.topics.ranges import IntervalSet, Range, difference
 
 FEW: Final = 256
 """Messages that are looked at in one go; more are looked at in a thread."""
@@ -95,8 +94,8 @@ class _Part(NamedTuple):
 
 
 class Places:
-    """Where the messages of origins are, roughly, as far as somebody has looked: offsets there, and offsets
-    here at or before which everything below them is. Of one topic; true for ever, since a log only grows."""
+    """Where the messages of origins are, roughly, as far as was looked: offsets there, and offsets
+    here at or before which everything below them is. Of one topic; always true, since a log only grows."""
 
     def __init__(self) -> None:
         self._known: dict[Origin, tuple[list[int], list[int]]] = {}
@@ -330,7 +329,7 @@ def left_over(
     acks: Iterable[OriginAcks], own: Origin, arrived: Mapping[Origin, Sequence[Range]]
 ) -> list[OriginAcks]:
     """What of the acks is about messages that are not here yet. ``arrived``: of each origin, the offsets that
-    nobody waits for."""
+    are not waited for."""
     left = []
     for each in acks:
         acked = IntervalSet([(0, each.cursor), *each.ranges])

@@ -5,25 +5,24 @@ step           from                     to              by
 =============  =======================  ==============  ===============================================
 ``assign``     unassigned, sealed       assigned, e+1   the controller: to a broker that is there, and active
 ``take``       assigned, orphan         assigned, e+1   the owner, each time that it begins to serve
-``move``       assigned                 moving          the controller, on whoever's request
+``move``       assigned                 moving          the controller, on request
 ``seal``       moving                   sealed          the owner: everything is where any broker can read it
 ``roll_back``  moving                   assigned, e+1   the owner, or the controller after the deadline
 ``give_back``  assigned, not taken up   sealed          the owner, which could not begin to serve
 ``orphan``     assigned, moving         orphan          the controller: the owner's registration is gone
 ``recover``    orphan                   sealed          the controller: the owner kept nothing to itself
-``delete``     any                      deleting, e+1   whoever deletes the topic
-``let_go``     deleting                 deleting        the owner: nobody has it any more
+``delete``     any                      deleting, e+1   the broker that deletes the topic
+``let_go``     deleting                 deleting        the owner: no broker has it any more
 =============  =======================  ==============  ===============================================
 
 A step is a compare-and-swap on the record, so of two that are tried at once one happens, and the other is
-decided anew. The epoch grows whenever somebody begins to serve, a restart of the same broker included: what
+decided again. The epoch grows whenever a broker begins to serve, a restart of the same broker included: what
 a former life still has under way (a cursor write that the network delayed) carries the old epoch and is
 refused.
 
-Nobody acts on the absence of a record: a topic without one is *unassigned* as long as its spec exists, which
-every step compares too, and only ``delete`` leads to anything being removed. Moving, failing over and
-deleting are different states here and cannot be taken for one another.
-"""
+No broker acts on the absence of a record: a topic without one is *unassigned* as long as its spec exists,
+which every step compares too, and only ``delete`` leads to anything being removed. Moving, failing over and
+deleting are different states here and cannot be taken for one another."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ from sava.topics import specs
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership, OwnershipState
 
-NOBODY: Final = 0
+NO_OWNER: Final = 0
 UNASSIGNED: Final = Ownership(state=OwnershipState.UNASSIGNED, epoch=0)
 
 _S = OwnershipState

@@ -49,7 +49,8 @@ from sava.topics.errors import (
 )
 from sava.topics.limits import TopicLimits, check_room
 from sava.topics.names import MAX_NAME_BYTES, InvalidName, TopicName
-from sava.topics.publishing import Publisher, SchemaGate
+from sava.topics.publishing import Publisher
+from sava.topics.topic_schemas import SchemaChecks
 
 IDLE_S: Final = 600.0
 """After which a producer without a stream is dropped."""
@@ -68,7 +69,7 @@ class AccessMode(Enum):
 
 
 def producer_id(topic_id: int, name: str) -> int:
-    """62 bits (the next one is that of chains), never 0 (which is nobody)."""
+    """62 bits (the next one is that of chains), never 0 (which is no producer)."""
     digest = hashlib.blake2b(f"{topic_id}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2 or 1
 
@@ -97,7 +98,7 @@ class ProducerHandle:
         """Of its open. 0: its name was generated, or it came by Danube's protocol."""
         self.is_reliable = is_reliable
         self.has_stream = has_stream
-        """Whether somebody will close it; otherwise it ends by being idle."""
+        """Whether its stream will close it; otherwise it ends by being idle."""
         self._publisher = publisher
         self._clock = clock
         self._ended: SavaError | None = None
@@ -207,7 +208,7 @@ class TopicProducers:
         topic_id: int,
         publisher: Publisher,
         limits: TopicLimits,
-        gate: SchemaGate,
+        gate: SchemaChecks,
         epochs: ProducerEpochs,
         *,
         epoch: int,

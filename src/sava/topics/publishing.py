@@ -14,7 +14,7 @@ be in the topic all the same. A message that no batch can hold fails alone.
 
 While the topic is handed over to another broker, what arrives is *held*: accepted here, it could be behind
 the end that the next owner begins at; refused at once, its sender would come back before there is a next
-owner. When the topic closes, whoever was held is told, and nothing of theirs is in the topic.
+owner. When the topic closes, those that were held get an error, and nothing of theirs is in the topic.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from sava.storage.topic_log import TopicClosed
 from sava.topics.errors import MessageTooLarge, TopicMoved
 from sava.topics.limits import RateLimiter, TopicLimits
 from sava.topics.names import TopicName
+from sava.topics.topic_schemas import SchemaChecks, TopicCheck
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ CROWD: Final = 6
 CROWD_FADES: Final = 0.98
 GATHER_S: Final = 0.003
 """How long to wait for more between two appends when many publish at once, and how many that is. An append
-costs as much as handling several messages, and with so many under way each takes longer than this anyway. How
-many there are is told by the largest append of late; a few callers wait for nobody."""
+costs as much as handling several messages, and with that many under way each takes longer than this anyway.
+The largest append of late shows how many there are; a few callers do not wait for others."""
 MAX_WAITING_BYTES: Final = 64 << 20
 """Of messages that wait for their append; beyond this ``send`` waits to get in line."""
 MESSAGE_BYTES: Final = 200
@@ -65,33 +66,6 @@ class Sink(Protocol):
         ...
 
 
-class BatchCheck(Protocol):
-    async def check(self, batch: RecordBatch) -> None:
-        """Raises SchemaRefused."""
-        ...
-
-
-class SchemaGate(Protocol):
-    """What publishing needs to know of schemas."""
-
-    async def check_subject(self, subject: str) -> None:
-        """Raises SchemaRefused: nothing is registered under it."""
-        ...
-
-    async def check_producer(self, topic: TopicName, subject: str) -> None:
-        """Raises SchemaRefused: the subject (empty for none) is not what the topic takes. A topic without one
-        takes it from now on."""
-        ...
-
-    def batch_check(self, topic: TopicName) -> BatchCheck | None:
-        """None: the topic takes any message. Asked for every batch, so that a change takes effect at once."""
-        ...
-
-    def subject(self, topic: TopicName) -> str:
-        """That the topic's messages follow; empty for none."""
-        ...
-
-
 class _Waiting(NamedTuple):
     message: Message
     size: int
@@ -101,7 +75,7 @@ class _Waiting(NamedTuple):
 class Publisher:
     """Of one topic; owned by the event loop."""
 
-    def __init__(self, topic: TopicName, sink: Sink, limits: TopicLimits, gate: SchemaGate) -> None:
+    def __init__(self, topic: TopicName, sink: Sink, limits: TopicLimits, gate: SchemaChecks) -> None:
         self.topic = topic
         self.sink = sink
         self._limits = limits
@@ -223,7 +197,7 @@ class Publisher:
     # -- admission ---------------------------------------------------------------------------
 
     async def _pace(self, count: int) -> None:
-        """Wait until so many messages may pass."""
+        """Wait until ``count`` messages may pass."""
         rate = self._limits.of(self.topic).max_publish_rate
         await self._rate.acquire(count, rate, f"topic {self.topic}")
 
@@ -233,7 +207,7 @@ class Publisher:
         if limit and size > limit:
             raise self._too_large(size, limit)
 
-    def schema_check(self) -> BatchCheck | None:
+    def schema_check(self) -> TopicCheck | None:
         """None: the topic takes any message, at this moment."""
         return self._gate.batch_check(self.topic)
 
@@ -348,7 +322,7 @@ def largest_payload(batch: RecordBatch) -> int:
 
 
 def _is_possible(waiting: _Waiting) -> bool:
-    """Whether a batch can hold the message; its caller is told if not."""
+    """Whether a batch can hold the message; its caller gets the error if not."""
     try:
         RecordBatch.from_messages((waiting.message,))
     except CallerError as error:

@@ -11,7 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
-from sava.topics.delivery import Range
+Range = tuple[int, int]
+"""Offsets from the first to, and without, the second."""
 
 V = TypeVar("V")
 

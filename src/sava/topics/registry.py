@@ -1,4 +1,4 @@
-"""Registry: which topics exist, and how they come, grow and go.
+"""Registry: which topics and namespaces exist, and how they come, grow and go.
 
 A topic is its spec record. A partitioned topic has one too, and one for each partition; the number in its
 record is, at every revision, the number of partitions that exist, because both change in one transaction on
@@ -23,10 +23,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Operation, Put
-from sava.metadata.records import present, unchanged
+from sava.metadata.records import absent, present, unchanged
 from sava.metadata.store import MetadataStore
 from sava.topics import specs
 from sava.topics.errors import (
+    NamespaceExists,
+    NamespaceNotEmpty,
     NamespaceUnknown,
     RegistryBusy,
     TopicBeingDeleted,
@@ -34,7 +36,7 @@ from sava.topics.errors import (
     TopicMismatch,
     TopicUnknown,
 )
-from sava.topics.names import InvalidName, TopicName
+from sava.topics.names import InvalidName, TopicName, check_name
 from sava.topics.specs import NamespacePolicy, TopicSpec
 
 MAX_PARTITIONS: Final = 1000
@@ -42,7 +44,7 @@ STEP: Final = 400
 """Operations in one transaction, below the store's limit."""
 PAGE: Final = 1000
 ATTEMPTS: Final = 100
-"""Each attempt fails only because somebody else succeeded."""
+"""Each attempt fails only because another caller succeeded."""
 
 
 class Located(NamedTuple):
@@ -187,7 +189,7 @@ class Registry:
             try:
                 spec = await self.create(name, reliable=reliable is not False)
             except TopicExists:
-                spec = await self.get(name)  # somebody else was faster, unless the name cannot be
+                spec = await self.get(name)  # another caller was faster, unless the name cannot be
                 if spec is None:
                     raise
         check_kind(name, spec, reliable)
@@ -203,7 +205,7 @@ class Registry:
         return await self._extend(name, partitions, spec.reliable)
 
     async def _extend(self, head: TopicName, partitions: int, reliable: bool) -> TopicSpec:
-        """Create or grow the partitioned topic until it has so many."""
+        """Create or grow the partitioned topic until it has this many."""
         if partitions > MAX_PARTITIONS:
             raise InvalidName(f"topic {head}: {partitions} partitions; it can have {MAX_PARTITIONS}")
         if head.partition_of is not None:
@@ -308,8 +310,9 @@ class Registry:
             ]:
                 deletes = tuple(Delete(key) for key in keys)
                 if not (await self._store.txn((family.unchanged,), deletes)).succeeded:
-                    return  # somebody else has finished it
-        # The prefix, and not the record alone: what somebody has added since must not be the next topic's.
+                    return  # another broker has finished it
+        # The prefix, and not the record alone: what another broker has added since must not be the next
+        # topic's.
         await self._store.txn((family.unchanged,), (DeletePrefix(specs.topic_prefix(family.name)),))
 
 
@@ -340,3 +343,103 @@ def _put(name: TopicName, spec: TopicSpec) -> Put:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+NAMESPACE_ATTEMPTS: Final = 16
+
+
+class Namespaces:
+    """Where topics live, and the policy that holds for those without one of their own. Holds nothing between
+    calls.
+
+    A namespace exists when it has a policy record, which may be empty. Creating a topic is conditional on
+    that record, so a namespace whose record is gone gets no new topics:
+
+        delete   looks: no topics                     create   looks: the namespace is there
+        delete   removes the record, looks again ◀─── create   adds a topic just before
+        delete   finds the topic, puts the record back: refused
+
+    Looking once, before, would leave a topic in a namespace that does not exist.
+    """
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def create(self, namespace: str, policy: NamespacePolicy = NamespacePolicy()) -> None:  # noqa: B008 (frozen)
+        """Raises NamespaceExists, InvalidName."""
+        if not await self._add(namespace, policy):
+            raise NamespaceExists(f"namespace {namespace} exists already")
+
+    async def ensure(self, namespaces: Iterable[str]) -> None:
+        """Create those that are missing. A policy that an operator has set stays."""
+        for namespace in namespaces:
+            await self._add(namespace, NamespacePolicy())
+
+    async def _add(self, namespace: str, policy: NamespacePolicy) -> bool:
+        """Unless it is there. What an earlier one of the same name may have left is not the new one's."""
+        key = specs.namespace_key(check_name(namespace, "namespace"))
+        operations = (DeletePrefix(specs.namespace_prefix(namespace)), Put(key, specs.encode(policy)))
+        return (await self._store.txn((absent(key),), operations)).succeeded
+
+    async def delete(self, namespace: str) -> None:
+        """Raises NamespaceUnknown, NamespaceNotEmpty."""
+        key = specs.namespace_key(check_name(namespace, "namespace"))
+        removed = await self._remove_record(namespace, key)
+        try:
+            await self._check_empty(namespace)
+        except NamespaceNotEmpty:
+            await self._store.txn((absent(key),), (Put(key, removed),))
+            raise
+        await self._store.txn((absent(key),), (DeletePrefix(specs.namespace_prefix(namespace)),))
+
+    async def _remove_record(self, namespace: str, key: str) -> bytes:
+        """If there are no topics. What it was."""
+        for _ in range(NAMESPACE_ATTEMPTS):
+            kv = await self._store.get(key)
+            if kv is None:
+                raise NamespaceUnknown(namespace)
+            await self._check_empty(namespace)
+            if (await self._store.txn((unchanged(key, kv.mod_revision),), (Delete(key),))).succeeded:
+                return kv.value
+        raise RegistryBusy(f"namespace {namespace} changed under {NAMESPACE_ATTEMPTS} attempts to delete it")
+
+    async def _check_empty(self, namespace: str) -> None:
+        found = await self._store.range(specs.namespace_topics_prefix(namespace), limit=1)
+        if found.kvs:
+            raise NamespaceNotEmpty(f"namespace {namespace} has topics; delete them first")
+
+    async def list(self) -> list[str]:
+        found: builtins.list[str] = []
+        after, more = "", True
+        while more:
+            page = await self._store.range(specs.NAMESPACES, limit=PAGE, start_after=after)
+            more = page.more
+            for kv in page.kvs:
+                after = kv.key
+                if (namespace := specs.namespace_of_key(kv.key)) is not None:
+                    found.append(namespace)
+        return found
+
+    async def policy(self, namespace: str) -> NamespacePolicy:
+        """What was set for it. Raises NamespaceUnknown."""
+        kv = await self._store.get(specs.namespace_key(namespace))
+        if kv is None:
+            raise NamespaceUnknown(namespace)
+        return specs.decode(kv, NamespacePolicy)
+
+    async def change_policy(
+        self, namespace: str, change: Callable[[NamespacePolicy], NamespacePolicy]
+    ) -> None:
+        """Takes effect at once, on every broker. Two who change different limits at the same time both have
+        their way. Raises NamespaceUnknown."""
+        key = specs.namespace_key(check_name(namespace, "namespace"))
+        for _ in range(NAMESPACE_ATTEMPTS):
+            kv = await self._store.get(key)
+            if kv is None:
+                raise NamespaceUnknown(namespace)
+            put = Put(key, specs.encode(change(specs.decode(kv, NamespacePolicy))))
+            if (await self._store.txn((unchanged(key, kv.mod_revision),), (put,))).succeeded:
+                return
+        raise RegistryBusy(
+            f"namespace {namespace} changed under {NAMESPACE_ATTEMPTS} attempts to change its policy"
+        )

@@ -18,7 +18,8 @@ would be another one after a restart.
 
 from __future__ import annotations
 
-from enum import IntEnum, StrEnum
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum
 from typing import Final, TypeVar
 from urllib.parse import quote, unquote
 
@@ -214,7 +215,7 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Delivered and not acked, over all consumers of the subscription."""
     created_ms: int = 0
     first: int = 0
-    """Where it began, if nobody had chosen that: that it has acked nothing below says nothing of messages
+    """Where it began, if no caller had chosen that: that it has acked nothing below says nothing of messages
     there."""
 
 
@@ -253,13 +254,13 @@ class OwnershipState(StrEnum):
     """See ``ownership`` for what each becomes, and by whom."""
 
     UNASSIGNED = "unassigned"
-    """Nobody has served it yet."""
+    """No broker has served it yet."""
     ASSIGNED = "assigned"
     """``owner`` serves it, or is about to."""
     MOVING = "moving"
     """``owner`` still has it and is handing it over."""
     SEALED = "sealed"
-    """Nobody has it; everything below ``end`` can be read by any broker, and the next owner goes on there."""
+    """No broker has it; any broker can read everything below ``end``, and the next owner continues there."""
     ORPHAN = "orphan"
     """``owner`` is gone without having handed it over; what it knows alone is on its disk."""
     DELETING = "deleting"
@@ -272,7 +273,7 @@ class Ownership(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: OwnershipState = OwnershipState.ASSIGNED
     epoch: int
     owner: int = 0
-    """Node id; 0: nobody."""
+    """Node id; 0: none."""
     incarnation: int = 0
     """Which life of the owner: the lease of its registration. 0: it has not taken the topic up yet."""
     target: int = 0
@@ -294,3 +295,30 @@ class Ownership(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why the last move was taken back or the last assignment failed."""
     since_ms: int = 0
     """When the record was written, by its writer's clock; for people."""
+
+
+class End(Enum):
+    """One of the two ends of a topic."""
+
+    EARLIEST = "earliest"
+    """The first message that is kept."""
+    LATEST = "latest"
+    """What comes from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffset:
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    publish_time: int
+    """µs: the first message that was not published before."""
+
+
+Position = End | AtOffset | AtTime
+"""Where a subscription or a reader begins."""
+
+EARLIEST: Final = End.EARLIEST
+LATEST: Final = End.LATEST

@@ -1,15 +1,15 @@
 """Staged writes: messages that a decision has given to the topic, taken from the object store.
 
-They were decided upon as a whole (``sava.cluster.writers``), and whoever decided may be dead, so any number
-of brokers may ask for the same ones any number of times. The topic's memory of producers says how much of
-them is here already:
+They were decided upon as a whole (``sava.cluster.writers``), and the broker that decided may be dead, so any
+number of brokers may ask for the same ones any number of times. The topic's memory of producers says how much
+of them is here already:
 
     asked    run 7: 300 messages; nothing of run 7 is known     ─▶ frames 0..199, then 200..299
     crash    behind the first frame; the journal remembers run 7 up to 200
-    asked    by somebody else, of the next owner                ─▶ 200..299
+    asked    by another broker, of the next owner                ─▶ 200..299
     asked    a third time                                       ─▶ nothing
 
-Only whole batches are put into frames, so wherever a run broke off, a batch ends there; and whoever goes on
+Only whole batches are put into frames, so wherever a run broke off, a batch ends there; and the next broker
 need not cut frames as the one before did.
 
 **Measured once.** Limits and schema are asked before the decision. A topic that has become stricter since
@@ -33,9 +33,9 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.producers import RUN
 from sava.storage.staging import Section
 from sava.storage.topic_log import TopicLog
+from sava.tasks import SingleFlight
 from sava.topics.errors import TopicMismatch
 from sava.topics.publishing import Publisher, largest_payload
-from sava.topics.single_flight import SingleFlight
 
 SLOTS: Final = 8
 """Each needs a piece of a section, the frame that is made of it, and its parts in between: some 30 MB."""
@@ -97,7 +97,7 @@ class StagedWrites:
         await self._runs.run(key, lambda: self._publish(stage, run))
 
     async def close(self, error: SavaError) -> None:
-        """Whoever waits gets the error; what was accepted resolves."""
+        """Callers that wait get the error; what was accepted resolves."""
         await self._runs.stop(error)
 
     async def _publish(self, stage: Stage, run: Run) -> None:

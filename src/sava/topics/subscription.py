@@ -12,7 +12,7 @@ less for each of the others. Python's garbage collector looks through all object
 heartbeats wait. What is made later is as it would have been: nothing but its own use changes it, and the
 cursor is there from the start.
 
-A read that fails is tried again with growing pauses, and what it failed with is in ``stats``; acks go on
+A read that fails is tried again with growing pauses, and what it failed with is in ``stats``; acks continue
 meanwhile. Messages that retention has removed are passed over and counted."""
 
 from __future__ import annotations
@@ -31,15 +31,12 @@ from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.tasks import cancelled
 from sava.topics.consumer import ConsumerHandle, cut_out
-from sava.topics.cursor import SubscriptionCursor
-from sava.topics.delivery import Range
-from sava.topics.dispatch.core import Counters, Dispatcher
+from sava.topics.cursors import SubscriptionCursor
+from sava.topics.dispatch.core import Counters, Dispatcher, Pace
 from sava.topics.dispatch.dead_letters import DeadLetters
-from sava.topics.dispatch.in_flight import Flight
 from sava.topics.dispatch.key_shared import KeySharedDispatch
-from sava.topics.dispatch.keys import KeyFilter
-from sava.topics.dispatch.member import DispatchMember
-from sava.topics.dispatch.pace import Pace
+from sava.topics.dispatch.members import DispatchMember, KeyFilter
+from sava.topics.dispatch.outstanding import Flight
 from sava.topics.dispatch.reading import Chunk, LogReader, LogView
 from sava.topics.dispatch.slices import SliceDispatch
 from sava.topics.errors import (
@@ -49,7 +46,7 @@ from sava.topics.errors import (
     SubscriptionMismatch,
 )
 from sava.topics.names import TopicName
-from sava.topics.ranges import IntervalSet
+from sava.topics.ranges import IntervalSet, Range
 from sava.topics.specs import CursorRecord, SubscriptionSpec, SubscriptionType
 
 __all__ = ["Hooks", "LogView", "Subscription", "SubscriptionStats"]
@@ -59,7 +56,7 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
 _TURN_S: Final = 0.005
-"""So long the task works without letting others run."""
+"""How long the task works without letting others run."""
 
 
 _NONE: Final = Counters()
@@ -123,7 +120,7 @@ class Subscription:
         self.name = name
         self._log = log
         self._clock = clock
-        self._cursor = SubscriptionCursor(cursor)
+        self.cursor = SubscriptionCursor(cursor)
         self._spec = spec
         self._hooks = hooks
         self._is_dormant = True
@@ -144,7 +141,7 @@ class Subscription:
     def _core(self) -> Dispatcher:
         self._is_dormant = False
         dispatch = KeySharedDispatch if self.type is SubscriptionType.KEY_SHARED else SliceDispatch
-        return dispatch(self._spec, self._cursor, Pace(self._hooks.dispatch_rate))
+        return dispatch(self._spec, self.cursor, Pace(self._hooks.dispatch_rate))
 
     @cached_property
     def _letters(self) -> DeadLetters:
@@ -182,17 +179,17 @@ class Subscription:
     @property
     def cursor_offset(self) -> int:
         """The first offset that is not acked."""
-        return self._cursor.next_offset
+        return self.cursor.next_offset
 
     def acked(self) -> IntervalSet:
-        """All that is: also what was below where it was created, unless nobody had chosen that place."""
-        return IntervalSet([(self.spec.first, self._cursor.next_offset), *self._cursor.acked()])
+        """All that is: also what was below where it was created, unless no caller had chosen that place."""
+        return IntervalSet([(self.spec.first, self.cursor.next_offset), *self.cursor.acked()])
 
     @property
     def backlog(self) -> int:
         """Messages that are not acked."""
-        first = max(self._cursor.next_offset, self._log.start_offset)
-        return max(0, self._log.next_offset - first - self._cursor.acked_beyond)
+        first = max(self.cursor.next_offset, self._log.start_offset)
+        return max(0, self._log.next_offset - first - self.cursor.acked_beyond)
 
     @property
     def counters(self) -> Counters:
@@ -238,24 +235,9 @@ class Subscription:
 
     # -- the cursor's record -------------------------------------------------------------------
 
-    @property
-    def is_dirty(self) -> bool:
-        """Whether the cursor has changed since its record was stored."""
-        return self._cursor.is_dirty
-
-    def when_dirty(self, tell: Callable[[], object]) -> None:
-        """Have this called whenever the cursor becomes dirty."""
-        self._cursor.changed = tell
-
-    def cursor_record(self, epoch: int) -> CursorRecord:
-        return self._cursor.record(epoch)
-
-    def mark_stored(self, record: CursorRecord) -> None:
-        self._cursor.mark_stored(record)
-
     def acks_stored(self) -> asyncio.Future[None]:
         """Done when everything that is acked now is in the metadata store. Never cancel it: it is shared."""
-        return self._cursor.acks_stored()
+        return self.cursor.acks_stored()
 
     # -- consumers -----------------------------------------------------------------------------
 
@@ -325,20 +307,20 @@ class Subscription:
             self._wake_up()
 
     def advance(self, offset: int) -> None:
-        """Ack whatever is below, also if nobody ever got it. Going back changes nothing."""
-        if offset > self._cursor.next_offset and self._core.advance(offset):
+        """Ack whatever is below, also if no consumer ever got it. Going back changes nothing."""
+        if offset > self.cursor.next_offset and self._core.advance(offset):
             self._wake_up()
 
     def told(self, chain_id: int) -> int:
         """Everything that is acked before this offset of a topic elsewhere was said here."""
-        return self._cursor.told(chain_id)
+        return self.cursor.told(chain_id)
 
     def settle(self, ranges: Sequence[Range], chain_id: int, told: int) -> None:
         """Acked elsewhere, whether sent here or not; with it everything was said that was acked there before
         ``told``."""
         if self._core.settle(ranges):
             self._wake_up()
-        self._cursor.tell(chain_id, told)
+        self.cursor.tell(chain_id, told)
 
     def nack(self, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = "") -> None:
         if self._core.nack(ranges, self._clock(), delay_s=delay_ms / 1000, reason=reason):
@@ -363,7 +345,7 @@ class Subscription:
         self._wake_up()
 
     async def seek(self, offset: int) -> None:
-        """Go on at the offset (or as near to it as the log reaches). What is under way is forgotten."""
+        """Continue at the offset (or as near to it as the log reaches). What is under way is forgotten."""
         self._core.seek(min(max(offset, self._log.start_offset), self._log.next_offset))
         self._wake_up()
 
@@ -375,7 +357,7 @@ class Subscription:
         await cancelled(self._task, self._follower)
         if not self._is_dormant:
             await self._letters.close()
-        self._cursor.give_up(error)
+        self.cursor.give_up(error)
 
     def _end_consumers(self, error: SavaError) -> None:
         for consumer in list(self._consumers.values()):
@@ -399,11 +381,11 @@ class Subscription:
         self._task = None
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
-            # Not foreseen. Clients that are told come back; a subscription that stands still tells nobody.
+            # Not foreseen. Clients that get an error come back; one that stands still gives none.
             _log.error("subscription failed topic=%s name=%s", self.topic, self.name, exc_info=failure)
             self._error = f"{type(failure).__name__}: {failure}"
             self._end_consumers(ConsumerClosed(f"subscription {self.name} of {self.topic} failed: {failure}"))
-        self._run_if_needed()  # somebody attached while the task was ending
+        self._run_if_needed()  # a consumer attached while the task was ending
 
     async def _run(self) -> None:
         try:

@@ -1,8 +1,9 @@
-"""Subscriptions: those of one reliable topic, and their records.
+"""Subscriptions: those of one reliable topic, and their records; and what is asked of a subscription and
+checked on any kind of topic.
 
 A subscription and its cursor are written before its first consumer gets anything, and are made again from
-these records when the topic is loaded: what was published while nobody was connected, or between two lives of
-the broker, is there for the next consumer.
+these records when the topic is loaded: what was published while no consumer was connected, or between two
+runs of the broker, is there for the next consumer.
 
 Records are read and changed under the topic's tenure (``tenure``): each transaction is conditional on it,
 so a broker that has lost the topic changes nothing.
@@ -13,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -27,40 +29,119 @@ from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.storage.link_cursors import is_link_cursor, remote_of
 from sava.storage.topic_log import TopicLog
-from sava.tasks import Slices
+from sava.tasks import SingleFlight, Slices
 from sava.topics import specs
 from sava.topics.consumer import ConsumerHandle
-from sava.topics.consumers import ConsumerIds, ConsumerRecords, KnownConsumer
-from sava.topics.cursors import KeptCursor
+from sava.topics.consumer_ids import ConsumerIds, ConsumerRecords, KnownConsumer
+from sava.topics.cursors import CursorKeeper, KeptCursor
 from sava.topics.dispatch.core import Counters
 from sava.topics.errors import (
     ConsumerClosed,
     MessageInvalid,
     RegistryBusy,
     SubscriptionExists,
+    SubscriptionMismatch,
     SubscriptionUnknown,
 )
-from sava.topics.limits import check_room
-from sava.topics.names import TopicName, check_name, check_unreserved
-from sava.topics.position import AtOffset, End, Position
-from sava.topics.single_flight import SingleFlight
+from sava.topics.limits import TopicLimits, check_room
+from sava.topics.names import (
+    MAX_NAME_BYTES,
+    InvalidName,
+    TopicName,
+    check_name,
+    check_unreserved,
+)
 from sava.topics.specs import (
+    LATEST,
     MAX_UNACKED_MESSAGES,
+    AtOffset,
     CursorRecord,
+    End,
     FailurePolicy,
+    Position,
     SettingsAhead,
     SubscriptionSpec,
     SubscriptionType,
 )
-from sava.topics.subscribing import (
-    SubscribeOptions,
-    TopicDependencies,
-    check_consumer,
-    check_names,
-    check_new,
-)
 from sava.topics.subscription import Hooks, Subscription
 from sava.topics.tenure import Tenure
+from sava.topics.topic_schemas import SchemaChecks
+
+if TYPE_CHECKING:  # it imports this module
+    from sava.topics.non_reliable import NonReliableSubscription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeOptions:
+    subscription: str
+    type: SubscriptionType
+    consumer_name: str
+    key_filters: Sequence[str] = ()
+    start: Position = LATEST
+    """Where a subscription begins that does not exist yet."""
+    credits: int = 0
+    ack_timeout_ms: int = 0
+    """Of a subscription that does not exist yet. None by default: a consumer that is alive may have thousands
+    of messages in its queue and take its time; one that is gone is noticed by its stream."""
+    durable_id: bool = False
+    """Whether the consumer may come back with nothing but its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDependencies:
+    """What the topics of one broker share."""
+
+    limits: TopicLimits
+    gate: SchemaChecks
+    keeper: CursorKeeper
+    dead_letter: Callable[[str, Sequence[Message]], Awaitable[None]]
+    """Publish to the topic of this name, which is created if it is missing; returns when durable."""
+    max_unacked_messages: int
+    """Of a new subscription."""
+    cluster: str
+    """The name of this one."""
+    max_link_backlog: int | None
+    """Bytes of one topic that links may keep from retention; None: any number."""
+
+
+def check_names(options: SubscribeOptions) -> None:
+    """Raises InvalidName."""
+    check_unreserved(check_name(options.subscription, "subscription"))
+    if not 0 < len(options.consumer_name.encode()) <= MAX_NAME_BYTES:
+        raise InvalidName(f"consumer name {options.consumer_name[:20]!a}: 1 to {MAX_NAME_BYTES} bytes")
+
+
+def check_new(topic: TopicName, count: int, limits: TopicLimits) -> None:
+    """Raise LimitReached if the topic cannot have one subscription more."""
+    limit = limits.of(topic).max_subscriptions_per_topic
+    check_room(count, limit, f"subscriptions of topic {topic}")
+
+
+def check_consumer(
+    topic: TopicName,
+    options: SubscribeOptions,
+    live: Mapping[str, Subscription] | Mapping[str, NonReliableSubscription],
+    limits: TopicLimits,
+) -> None:
+    """Raise SubscriptionMismatch or LimitReached if the consumer cannot be attached. One that takes its own
+    place always can."""
+    name = options.subscription
+    subscription = live.get(name)
+    consumers: Mapping[str, ConsumerHandle] = subscription.consumers if subscription is not None else {}
+    if subscription is not None and subscription.type is not options.type:
+        raise SubscriptionMismatch(
+            f"subscription {name} of topic {topic} is {subscription.type.name.lower()}, and not "
+            f"{options.type.name.lower()}"
+        )
+    if options.consumer_name in consumers:
+        return
+    effective = limits.of(topic)
+    limit = effective.max_consumers_per_subscription
+    check_room(len(consumers), limit, f"consumers of subscription {name} of topic {topic}")
+    limit = effective.max_consumers_per_topic
+    if limit:
+        check_room(sum(len(each.consumers) for each in live.values()), limit, f"consumers of topic {topic}")
+
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +154,7 @@ FLUSH_S: Final = 5.0
 
 
 class Subscriptions:
-    """Owned by the event loop."""
+    """The subscriptions of one reliable topic. Owned by the event loop."""
 
     def __init__(self, tenure: Tenure, log: TopicLog, parts: TopicDependencies) -> None:
         self._topic = tenure.name
@@ -155,7 +236,7 @@ class Subscriptions:
         )
         kept = KeptCursor(
             specs.cursor_key(self._topic, name),
-            subscription,
+            subscription.cursor,
             self._tenure,
             exists,
         )
@@ -218,7 +299,7 @@ class Subscriptions:
 
     async def _create(self, name: str, options: SubscribeOptions, *, is_chosen: bool = True) -> None:
         """The subscription and its start, in one transaction. One that is there already stays as it is.
-        ``is_chosen``: somebody wanted it to begin there."""
+        ``is_chosen``: a caller wanted it to begin there."""
         if not is_link_cursor(name):
             users = sum(not is_link_cursor(each) for each in self._live)
             check_new(self._topic, users + len(self._creating) - 1, self._parts.limits)
@@ -362,7 +443,7 @@ class Subscriptions:
         SubscriptionUnknown."""
         if offset > self._log.next_offset:
             raise OffsetOutOfRange(offset, self._log.start_offset, self._log.next_offset)
-        if not is_link_cursor(name):  # which somebody who has not heard of its end must not bring back
+        if not is_link_cursor(name):  # which a caller that has not heard of its end must not bring back
             await self.ensure(name, SubscriptionType.SHARED)
         self.need(name).advance(offset)
 
@@ -399,13 +480,13 @@ class Subscriptions:
         for subscription in list(self._live.values()):
             await subscription.close(error)
             await slices.next()
-        if any(cursor.subscription.is_dirty for cursor in self._cursors.values()):
+        if any(kept.cursor.is_dirty for kept in self._cursors.values()):
             await self._parts.keeper.flush(timeout=timeout)
         while self._cursors:
-            name, cursor = self._cursors.popitem()
-            self._parts.keeper.remove(cursor)
+            name, kept = self._cursors.popitem()
+            self._parts.keeper.remove(kept)
             await slices.next()
-            if cursor.subscription.is_dirty:
+            if kept.cursor.is_dirty:
                 log.warning(
                     "subscriptions: the last acks are not stored, and will be delivered again "
                     "topic=%s subscription=%s",

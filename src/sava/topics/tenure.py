@@ -1,11 +1,11 @@
-"""Tenure: this broker's hold on a topic, from the moment it takes it up until anybody else may have it.
+"""Tenure: the fencing token of a broker that serves a topic, from the moment that it takes the topic up until
+another broker may have it.
 
 Every write of the owner is conditional on the ownership record's revision, which is the one thing that a
-transaction can compare. The record may be written again while the tenure goes on (somebody wants the topic
-moved: it is *moving*, and its owner has cursors to write and a log to seal first). So a write that was
-refused reads the record: the same owner under the same epoch goes on with the new revision, and only another
-epoch is the end.
-"""
+transaction can compare. The record may be written again while the tenure lasts (the topic is to be moved: it
+is *moving*, and its owner has cursors to write and a log to seal first). So a write that was refused reads
+the record: the same owner under the same epoch continues with the new revision, and only another epoch is the
+end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Tenure:
 
     @property
     def holds(self) -> Compare:
-        """The condition that it has not ended; ask anew for each write."""
+        """The condition that it has not ended; ask again for each write."""
         return unchanged(self._key, self._revision)
 
     async def write(self, operations: Sequence[Operation], *conditions: Compare) -> TxnResult:
@@ -67,9 +67,9 @@ class Tenure:
         raise RegistryBusy(f"topic {self.name}: its ownership changed under {ATTEMPTS} attempts to write")
 
     async def still_holds(self) -> bool:
-        """For whoever had a write refused: False means that the tenure is over for good, True that ``holds``
-        is the condition to try again with, if it is another one now. Raises what keeps the record from being
-        read."""
+        """For a caller whose write was refused: False means that the tenure is over for good, True that
+        ``holds`` is the condition to try again with, if it is another one now. Raises what keeps the record
+        from being read."""
         try:
             await self.check()
         except NotOwner:
@@ -77,7 +77,7 @@ class Tenure:
         return True
 
     async def check(self) -> None:
-        """Go on with the record as it is now. Raises NotOwner if the tenure has ended."""
+        """Continue with the record as it is now. Raises NotOwner if the tenure has ended."""
         record, revision = ownership.held(await self.store.get(self._key))
         if record.epoch != self.epoch or record.state not in _HELD:
             self._lost(self)
@@ -97,7 +97,7 @@ async def take(
     lost: Callable[[Tenure], None] = lambda tenure: None,
 ) -> Tenure:
     """Begin to serve a topic that is this broker's, under the next epoch; with ``claims_unassigned`` also one
-    that is nobody's. Raises TopicUnknown, NotOwner."""
+    that no broker has. Raises TopicUnknown, NotOwner."""
     key = specs.ownership_key(name)
     for _ in range(ATTEMPTS):
         located = await registry.locate(name)
@@ -134,4 +134,4 @@ async def resume(registry: Registry, store: MetadataStore, name: TopicName, brok
 
 def _server(record: Ownership) -> int:
     """Who can be asked for the topic: an owner that is handing it over, or is gone, cannot."""
-    return record.owner if record.state is OwnershipState.ASSIGNED else ownership.NOBODY
+    return record.owner if record.state is OwnershipState.ASSIGNED else ownership.NO_OWNER

@@ -1,8 +1,8 @@
 """Topic: one topic on the broker that serves it: its log, who publishes, and who consumes.
 
-It ends in one order, whatever the reason: nobody may publish any more, what was accepted resolves, consumers
-end, positions are written, the log closes. Positions are written before the log closes because after it
-another broker may take the topic and begin at what it finds.
+It ends in one order, whatever the reason: no producer may publish any more, what was accepted resolves,
+consumers end, positions are written, the log closes. Positions are written before the log closes because
+after it another broker may take the topic and begin at what it finds.
 
 Handing over is the same with a seal: before the log closes, everything that was acknowledged is put where any
 broker reads it, and the end is written down. Publishers are held meanwhile, not refused (see ``publishing``).
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -23,10 +24,9 @@ from sava.storage.chains import Origin
 from sava.storage.producer_epochs import ProducerEpochs
 from sava.storage.staging import Section
 from sava.storage.topic_log import Status, TopicLog
-from sava.topics.chain import CopyCounts, SourceCopier
+from sava.storage.types import Segment
 from sava.topics.consumer import ConsumerHandle
-from sava.topics.consumers import KnownConsumer
-from sava.topics.delivery import Range
+from sava.topics.consumer_ids import KnownConsumer
 from sava.topics.dispatch.core import Counters
 from sava.topics.errors import (
     NotHandedOver,
@@ -34,10 +34,8 @@ from sava.topics.errors import (
     TopicMismatch,
     TopicMoved,
 )
-from sava.topics.info import SubscriptionInfo, TopicInfo
-from sava.topics.link_backlog import kept_from
 from sava.topics.names import TopicName, check_unreserved
-from sava.topics.non_reliable import NonReliableSubscription
+from sava.topics.non_reliable import NonReliableSubscription, TransientSubscriptions
 from sava.topics.origin_acks import (
     OriginAcks,
     Places,
@@ -45,32 +43,39 @@ from sava.topics.origin_acks import (
     left_over,
     translate,
 )
-from sava.topics.position import Position
 from sava.topics.producers import AccessMode, ProducerHandle, TopicProducers
 from sava.topics.publishing import Publisher
-from sava.topics.ranges import IntervalSet, difference
+from sava.topics.ranges import IntervalSet, Range, difference
+from sava.topics.source_copier import CopyCounts, Source, SourceCopier
 from sava.topics.specs import (
     FailurePolicy,
+    Position,
     SettingsAhead,
     SubscriptionType,
     TopicSpec,
 )
 from sava.topics.staged import Run, Stage, StagedWrites
-from sava.topics.stretches import Source
-from sava.topics.subscribing import AnySubscription, SubscribeOptions, TopicDependencies
-from sava.topics.subscriptions import FLUSH_S, Subscriptions, resolve
+from sava.topics.subscription import Subscription
+from sava.topics.subscriptions import (
+    FLUSH_S,
+    SubscribeOptions,
+    Subscriptions,
+    TopicDependencies,
+    resolve,
+)
 from sava.topics.tenure import Tenure
-from sava.topics.transient import TransientSubscriptions
 
 __all__ = ["SubscribeOptions", "Topic"]
 
 _log = logging.getLogger(__name__)
 
+AnySubscription = Subscription | NonReliableSubscription
+
 HOLD_S: Final = 2.0
-"""Publishers wait this long for a hand-over at most; then the old owner goes on. Without this limit a store
+"""Publishers wait this long for a hand-over at most; then the old owner continues. Without this limit a store
 that stalls after the check holds them for as long as an upload may take."""
 LAST_FLUSH_S: Final = 1.0
-"""For positions, where the time for them is over already or nobody may need them."""
+"""For positions, where the time for them is over already or may not be needed."""
 
 
 class AppliedAcks(NamedTuple):
@@ -191,7 +196,7 @@ class Topic:
     async def publish_staged(self, stage: Stage, run: Run) -> None:
         """Until all of it is durable, however often it is asked for. What is in the topic already is not
         published again. Raises TopicMoved, TopicClosed, LimitReached and what keeps the sections from being
-        read; what was published by then stays, and the next call goes on behind it."""
+        read; what was published by then stays, and the next call continues behind it."""
         await self._staged.publish(stage, run)
 
     async def open_chain(self, source: Source) -> SourceCopier:
@@ -265,7 +270,7 @@ class Topic:
         return await self._reliable.settings_ahead(subscription)
 
     async def seek(self, subscription: str, position: Position) -> int:
-        """The offset that the subscription goes on from."""
+        """The offset that the subscription continues from."""
         return await self._need_reliable().seek(check_unreserved(subscription), position)
 
     async def apply_acks(
@@ -295,7 +300,7 @@ class Topic:
         ranges = await translate(self.log, found.cursor_offset, own, acks, self._places)
         left = left_over(acks, own, arrived)
         if found.told(source.chain_id) < since or any(each.origin != source.origin for each in left):
-            told = 0  # where the source has those is not known: whoever forgets them must look again
+            told = 0  # where the source has those is not known: a caller that forgets them must look again
         elif left:
             told = min(told, 0 if left[0].cursor else left[0].ranges[0][0])
         found = subscriptions.need(subscription)
@@ -424,8 +429,8 @@ class Topic:
         return await self.log.housekeeping.merge_segments(self._limits.of(self.name).retention)
 
     async def hand_over(self, *, timeout: float) -> int:
-        """Let go of the topic so that any broker can go on: returns the exclusive end (0 if nothing is kept),
-        below which everything is in segments. Everybody who uses the topic here gets TopicMoved.
+        """Let go of the topic so that any broker can continue: returns the exclusive end (0 if nothing is
+        kept), below which everything is in segments. All clients of the topic here get TopicMoved.
 
         What is much is uploaded first, while the topic is served. Then publishers are held, for ``HOLD_S`` at
         most. The topic is closed afterwards, also by a failure: NotHandedOver when the time is up, and
@@ -458,8 +463,8 @@ class Topic:
     async def close(
         self, *, for_producers: SavaError, for_consumers: SavaError, timeout: float = FLUSH_S
     ) -> None:
-        """What was accepted resolves; positions are written if that is possible in time. Whoever asks a
-        second time waits for the first."""
+        """What was accepted resolves; positions are written if that is possible in time. A second
+        call waits for the first."""
         if self._is_closed:
             await self._has_closed.wait()
             return
@@ -489,3 +494,56 @@ def _describe(subscription: AnySubscription) -> SubscriptionInfo:
         unacked=stats.unacked,
         is_blocked=stats.blocked,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionInfo:
+    name: str
+    type: SubscriptionType
+    consumers: tuple[str, ...]
+    cursor: int = 0
+    """The first offset that is not acked."""
+    backlog: int = 0
+    """Messages that are not acked."""
+    unacked: int = 0
+    """Of these, delivered."""
+    is_blocked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicInfo:
+    name: TopicName
+    topic_id: int
+    reliable: bool
+    partitions: int
+    epoch: int
+    state: str
+    start_offset: int
+    next_offset: int
+    stored_offset: int
+    """End of what is in segments."""
+    producers: tuple[str, ...]
+    subscriptions: tuple[SubscriptionInfo, ...]
+    schema_subject: str
+
+
+def kept_from(
+    consumers: int | None, links: Iterable[int], segments: Sequence[Segment], max_bytes: int | None
+) -> int | None:
+    """The first offset that must stay: of ``consumers`` without limit, of ``links`` (their cursors) as far as
+    the segments from there on have at most ``max_bytes``. None: nothing must."""
+    lowest = min(links, default=None)
+    if lowest is not None and max_bytes is not None:
+        lowest = max(lowest, _first_within(segments, max_bytes))
+    return min((each for each in (consumers, lowest) if each is not None), default=None)
+
+
+def _first_within(segments: Sequence[Segment], max_bytes: int) -> int:
+    """Where the last segments begin that have ``max_bytes`` together."""
+    first, size = segments[-1].end if segments else 0, 0
+    for segment in reversed(segments):
+        size += segment.size
+        if size > max_bytes:
+            break
+        first = segment.start
+    return first

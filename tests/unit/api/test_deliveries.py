@@ -9,7 +9,7 @@ import pytest
 from sava.api.sessions import MAX_RESPONSE_BYTES, DeliveryEncoder
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
-from sava.topics.delivery import Delivery
+from sava.topics.consumer import Delivery
 
 
 def batch_of(count: int, *, base_offset: int = 0, topic_id: int = 1) -> RecordBatch:

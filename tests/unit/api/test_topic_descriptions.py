@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sava.api.admin.descriptions import position, start_message
-from sava.topics.position import (
+from sava.topics.specs import (
     EARLIEST,
     LATEST,
     AtOffset,

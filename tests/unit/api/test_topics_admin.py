@@ -15,8 +15,8 @@ from sava.config import Config, PolicySettings
 from sava.errors import SavaError
 from sava.proto import topics_admin_pb2 as pb
 from sava.topics.names import TopicName
+from sava.topics.served import ServedTopics
 from sava.topics.specs import SubscriptionType
-from sava.topics.topics import ServedTopics
 from tests.unit.api.site import Site
 from tests.unit.topics.lives import (
     options,

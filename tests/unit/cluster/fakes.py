@@ -17,9 +17,8 @@ from sava.metadata.records import unchanged
 from sava.topics import ownership, specs, tenure
 from sava.topics.errors import NotOwner
 from sava.topics.names import TopicName
-from sava.topics.namespaces import Namespaces
 from sava.topics.ownership import KnownOwnership
-from sava.topics.registry import Registry
+from sava.topics.registry import Namespaces, Registry
 from sava.topics.specs import Ownership, OwnershipState
 from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore

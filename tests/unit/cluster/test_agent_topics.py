@@ -12,8 +12,8 @@ from sava.cluster.agent import Agent
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.supervisor import Supervisor
+from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
-from sava.topics.topics import ServedTopics
 from tests.unit.cluster.fakes import registration, until
 from tests.unit.storage.brokers import contents
 from tests.unit.topics.lives import ORDERS, World, publish

@@ -11,8 +11,7 @@ from sava.replication.policies import Scope
 from sava.replication.records import ReplicationBusy
 from sava.storage.link_cursors import link_cursor
 from sava.topics.names import TopicName
-from sava.topics.position import EARLIEST, AtOffset, AtTime
-from sava.topics.specs import subscription_key
+from sava.topics.specs import EARLIEST, AtOffset, AtTime, subscription_key
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
 WEST = link_cursor("west")

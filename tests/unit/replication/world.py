@@ -21,9 +21,8 @@ from sava.replication.status import Reports, Statuses, TopicReport, TopicStatus
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from sava.topics.names import TopicName
-from sava.topics.namespaces import Namespaces
-from sava.topics.position import Position
-from sava.topics.registry import Registry
+from sava.topics.registry import Namespaces, Registry
+from sava.topics.specs import Position
 from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
 

@@ -16,15 +16,13 @@ from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.supervisor import Supervisor
 from sava.topics import ownership, specs
 from sava.topics.consumer import ConsumerHandle
+from sava.topics.maintenance import TopicsOptions
 from sava.topics.names import TopicName
-from sava.topics.namespaces import Namespaces
-from sava.topics.position import EARLIEST, Position
 from sava.topics.producers import ProducerHandle
-from sava.topics.registry import Registry
-from sava.topics.specs import Ownership, SubscriptionType
+from sava.topics.registry import Namespaces, Registry
+from sava.topics.served import ServedTopics
+from sava.topics.specs import EARLIEST, Ownership, Position, SubscriptionType
 from sava.topics.topic import SubscribeOptions, Topic
-from sava.topics.topics import ServedTopics
-from sava.topics.upkeep import TopicsOptions
 from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import LAZY, Cluster
 

@@ -9,9 +9,9 @@ import msgspec
 
 from sava.records import Message, RecordBatch
 from sava.storage.errors import OffsetOutOfRange
-from sava.topics.consumer import ConsumerHandle
-from sava.topics.delivery import Delivery, Range
+from sava.topics.consumer import ConsumerHandle, Delivery
 from sava.topics.names import TopicName
+from sava.topics.ranges import Range
 from sava.topics.specs import (
     CursorRecord,
     FailurePolicy,

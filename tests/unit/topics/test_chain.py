@@ -13,8 +13,8 @@ from sava.storage import chains
 from sava.storage.broker_storage import StorageOptions
 from sava.storage.chains import ChainBroken, Progress, TooManyChains
 from sava.storage.topic_log import TopicLog
-from sava.topics.chain import Copied, CopyCounts, SourceCopier
 from sava.topics.errors import MessageInvalid
+from sava.topics.source_copier import Copied, CopyCounts, SourceCopier
 from sava.wal import DiskFull
 from tests.copying import Origins
 from tests.patience import PATIENCE_S

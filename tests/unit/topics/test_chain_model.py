@@ -25,7 +25,7 @@ from sava.storage import marks
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.chains import OriginForgotten
 from sava.storage.topic_log import TopicLog
-from sava.topics.chain import Copied, SourceCopier
+from sava.topics.source_copier import Copied, SourceCopier
 from tests.copying import Origins, of_origin
 from tests.sim.disk import SimDisk
 from tests.unit.storage.brokers import EAGER, LAZY, TOPIC, Cluster, batch, contents

@@ -13,7 +13,7 @@ import pytest
 from sava.storage import marks
 from sava.storage.chains import OriginForgotten
 from sava.storage.topic_log import TopicLog
-from sava.topics.chain import Copied, CopyCounts, SourceCopier
+from sava.topics.source_copier import Copied, CopyCounts, SourceCopier
 from sava.wal import DiskFull
 from tests.copying import Origins
 from tests.sim.disk import SimDisk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sava.topics.cursor import SubscriptionCursor
+from sava.topics.cursors import SubscriptionCursor
 from sava.topics.errors import ConsumerClosed
 from sava.topics.specs import CursorRecord
 

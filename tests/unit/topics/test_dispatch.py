@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from sava.topics.cursor import SubscriptionCursor
-from sava.topics.dispatch.core import MAX_FRAGMENTS, Dispatcher, Page
-from sava.topics.dispatch.failures import Failures
-from sava.topics.dispatch.in_flight import Flight
+from sava.topics.cursors import SubscriptionCursor
+from sava.topics.dispatch.core import MAX_FRAGMENTS, UNLIMITED, Dispatcher, Pace, Page
 from sava.topics.dispatch.key_shared import KeySharedDispatch
-from sava.topics.dispatch.member import DispatchMember
-from sava.topics.dispatch.pace import UNLIMITED, Pace
+from sava.topics.dispatch.members import DispatchMember
+from sava.topics.dispatch.outstanding import Failures, Flight
 from sava.topics.dispatch.slices import SliceDispatch
 from sava.topics.specs import CursorRecord, SubscriptionType
 from tests.unit.topics.memory_log import spec_of

@@ -14,13 +14,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sava.topics.cursor import SubscriptionCursor
-from sava.topics.dispatch.core import Dispatcher, Page
-from sava.topics.dispatch.in_flight import Flight
+from sava.topics.cursors import SubscriptionCursor
+from sava.topics.dispatch.core import Dispatcher, Pace, Page
 from sava.topics.dispatch.key_shared import KeySharedDispatch
-from sava.topics.dispatch.keys import KeyFilter
-from sava.topics.dispatch.member import DispatchMember
-from sava.topics.dispatch.pace import Pace
+from sava.topics.dispatch.members import DispatchMember, KeyFilter
+from sava.topics.dispatch.outstanding import Flight
 from sava.topics.dispatch.slices import SliceDispatch
 from sava.topics.ranges import runs
 from sava.topics.specs import (

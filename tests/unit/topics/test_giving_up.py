@@ -26,13 +26,13 @@ from sava.topics.errors import (
 )
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
+from sava.topics.served import ServedTopics
 from sava.topics.specs import (
     DeadLetterPolicy,
     FailurePolicy,
     OwnershipState,
     TopicSpec,
 )
-from sava.topics.topics import ServedTopics
 from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import contents
 from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, before, pass_through, refuse

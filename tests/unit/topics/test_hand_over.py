@@ -22,9 +22,9 @@ from sava.storage.objectstore import ObjectStore
 from sava.topics import specs
 from sava.topics.consumer import ConsumerHandle
 from sava.topics.errors import NotHandedOver, NotOwner, TopicMoved
+from sava.topics.served import ServedTopics
 from sava.topics.specs import CursorRecord, OwnershipState
 from sava.topics.topic import HOLD_S, Topic
-from sava.topics.topics import ServedTopics
 from tests.patience import FAR_S, PATIENCE_S
 from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import contents

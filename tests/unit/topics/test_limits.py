@@ -17,8 +17,7 @@ from sava.topics.limits import (
     configured,
 )
 from sava.topics.names import TopicName
-from sava.topics.namespaces import Namespaces
-from sava.topics.registry import Registry
+from sava.topics.registry import Namespaces, Registry
 from sava.topics.specs import NamespacePolicy
 from tests.own_time import OwnTime
 from tests.support.memory_store import MemoryStore

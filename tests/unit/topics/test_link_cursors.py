@@ -12,11 +12,9 @@ from sava.config import Config, PolicySettings, ReplicationSettings
 from sava.storage.link_cursors import link_cursor
 from sava.storage.types import Segment
 from sava.topics.errors import SubscriptionUnknown
-from sava.topics.link_backlog import kept_from
 from sava.topics.names import InvalidName, TopicName
-from sava.topics.position import EARLIEST, LATEST, AtOffset
-from sava.topics.specs import NamespacePolicy
-from sava.topics.topic import Topic
+from sava.topics.specs import EARLIEST, LATEST, AtOffset, NamespacePolicy
+from sava.topics.topic import Topic, kept_from
 from tests.unit.storage.brokers import EAGER
 from tests.unit.topics.lives import (
     ORDERS,

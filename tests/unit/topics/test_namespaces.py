@@ -15,8 +15,7 @@ from sava.topics.errors import (
     RegistryBusy,
 )
 from sava.topics.names import InvalidName, TopicName
-from sava.topics.namespaces import Namespaces
-from sava.topics.registry import Registry
+from sava.topics.registry import Namespaces, Registry
 from sava.topics.specs import NamespacePolicy
 from tests.support.memory_store import MemoryStore
 

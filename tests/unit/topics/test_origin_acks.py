@@ -15,7 +15,6 @@ from sava.storage.broker_storage import StorageOptions
 from sava.storage.topic_log import TopicLog
 from sava.storage.uploader import UploadOptions
 from sava.topics import origin_acks
-from sava.topics.delivery import Range
 from sava.topics.origin_acks import (
     OriginAcks,
     Places,
@@ -23,7 +22,7 @@ from sava.topics.origin_acks import (
     left_over,
     translate,
 )
-from sava.topics.ranges import IntervalSet
+from sava.topics.ranges import IntervalSet, Range
 from tests.copying import Origins
 from tests.unit.storage.brokers import FORGETFUL, TOPIC, Cluster, batch, contents
 from tests.unit.topics.copies import HERE, chain_into

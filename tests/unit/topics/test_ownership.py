@@ -75,7 +75,7 @@ def test_the_table_has_every_step() -> None:
 def test_whoever_gives_a_topic_up_is_no_longer_its_owner(step: str) -> None:
     (source,) = ownership.STEPS[step].sources
     after = ownership.after(step, ORDERS, msgspec.structs.replace(FULL, state=source))
-    assert (after.owner, after.incarnation) == (ownership.NOBODY, 0)
+    assert (after.owner, after.incarnation) == (ownership.NO_OWNER, 0)
 
 
 @pytest.mark.parametrize("step", ["move", "orphan", "delete", "roll_back"])

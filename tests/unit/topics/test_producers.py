@@ -25,7 +25,6 @@ from sava.topics.errors import (
 )
 from sava.topics.limits import TopicLimits
 from sava.topics.names import InvalidName, TopicName
-from sava.topics.namespaces import Namespaces
 from sava.topics.producers import (
     AccessMode,
     ProducerHandle,
@@ -33,6 +32,7 @@ from sava.topics.producers import (
     producer_id,
 )
 from sava.topics.publishing import Publisher
+from sava.topics.registry import Namespaces
 from sava.topics.specs import NamespacePolicy
 from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import TOPIC, Cluster, contents

@@ -13,6 +13,7 @@ from sava.config import PolicySettings
 from sava.errors import Outcome
 from sava.records import InvalidMessage, Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
+from sava.schemas.types import TopicSchema
 from sava.storage.topic_log import TopicClosed, TopicLog
 from sava.topics import publishing
 from sava.topics.errors import (
@@ -23,10 +24,10 @@ from sava.topics.errors import (
 )
 from sava.topics.limits import TopicLimits
 from sava.topics.names import TopicName
-from sava.topics.namespaces import Namespaces
-from sava.topics.publishing import BatchCheck, Publisher
-from sava.topics.schema_checks import SchemaChecks
+from sava.topics.publishing import Publisher
+from sava.topics.registry import Namespaces
 from sava.topics.specs import NamespacePolicy
+from sava.topics.topic_schemas import SchemaChecks, TopicCheck
 from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import TOPIC, Cluster, batch, contents
@@ -299,26 +300,18 @@ class TestHolding:
         assert sink.appends == []
 
 
-class _NoSevens:
-    async def check_subject(self, subject: str) -> None:
-        pass
+class _NoSevens(SchemaChecks):
+    def batch_check(self, topic: TopicName) -> TopicCheck | None:
+        return TopicCheck(self, topic, TopicSchema(subject="numbers"))
 
-    async def check_producer(self, topic: TopicName, subject: str) -> None:
-        pass
-
-    def batch_check(self, topic: TopicName) -> BatchCheck | None:
-        return self
-
-    async def check(self, batch: RecordBatch) -> None:
+    async def check(self, topic: TopicName, schema: TopicSchema, batch: RecordBatch) -> None:
         if b"7" in batch.payloads():
             raise SchemaRefused("7 is not one")
 
-    def subject(self, topic: TopicName) -> str:
-        return "numbers"
-
 
 async def test_a_message_against_the_schema_is_refused_alone(sink: CountingLog) -> None:
-    publisher = Publisher(NAME, sink, TopicLimits(MemoryStore(), PolicySettings()), _NoSevens())
+    store = MemoryStore()
+    publisher = Publisher(NAME, sink, TopicLimits(store, PolicySettings()), _NoSevens(store, SchemaRegistry(store)))
     sends = [publisher.send(Message(b"%d" % number), allowed) for number in range(10)]
     outcomes = await asyncio.gather(*sends, return_exceptions=True)
     assert isinstance(outcomes[7], SchemaRefused)

@@ -8,10 +8,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.topics.delivery import Range
 from sava.topics.origin_acks import OriginAcks
 from sava.topics.ranges import (
     IntervalSet,
+    Range,
     RangeMap,
     difference,
     runs,

@@ -15,8 +15,7 @@ from sava.topics.errors import (
     TopicUnknown,
 )
 from sava.topics.names import InvalidName, TopicName
-from sava.topics.namespaces import Namespaces
-from sava.topics.registry import MAX_PARTITIONS, Registry
+from sava.topics.registry import MAX_PARTITIONS, Namespaces, Registry
 from sava.topics.specs import NamespacePolicy, TopicSpec
 from tests.support.memory_store import MemoryStore
 

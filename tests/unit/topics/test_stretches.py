@@ -12,7 +12,7 @@ from sava.storage.chains import CHAIN_BIT, Link, OriginForgotten, is_chain, lear
 from sava.storage.seen import NOTHING, SEVERAL, Seen, seen
 from sava.topics.errors import MessageInvalid
 from sava.topics.ranges import runs
-from sava.topics.stretches import CheckedRange, Source
+from sava.topics.source_copier import CheckedRange, Source
 from tests.copying import Copy, Origins
 from tests.unit.topics.copies import HERE
 

@@ -8,7 +8,7 @@ import pytest
 
 from sava.records import Codec, RecordBatch
 from sava.storage.errors import DataGap
-from sava.topics.delivery import Delivery
+from sava.topics.consumer import Delivery
 from sava.topics.errors import (
     ConsumerClosed,
     ConsumerReplaced,
@@ -149,7 +149,7 @@ async def test_acks_of_what_is_acked_and_nacks_of_what_was_never_sent_change_not
     consumer.ack([(2, 4)])
     consumer.nack([(6, 9)])
     assert subscription.stats.acked == 2
-    assert subscription.cursor_record(1) == CursorRecord(0, (2, 4), 1)
+    assert subscription.cursor.record(1) == CursorRecord(0, (2, 4), 1)
     await subscription.close(CLOSED)
 
 
@@ -161,7 +161,7 @@ async def test_after_a_restart_only_what_was_not_acked_comes_again() -> None:
     consumer = subscription.attach("c", consumer_id=1, credits=100)
     assert await get(consumer, 5) == [2, 3, 5, 6, 11]
     consumer.ack([(0, 12)])
-    assert subscription.cursor_record(1).next_offset == 12
+    assert subscription.cursor.record(1).next_offset == 12
     await subscription.close(CLOSED)
 
 
@@ -407,12 +407,12 @@ async def test_acks_with_a_receipt_wait_for_the_record() -> None:
     subscription = subscription_on(log, spec_of())
     consumer = subscription.attach("c", consumer_id=1, credits=10)
     await get(consumer, 3)
-    assert not subscription.is_dirty
+    assert not subscription.cursor.is_dirty
     consumer.ack([(0, 2)])
     stored = subscription.acks_stored()
-    record = subscription.cursor_record(5)
+    record = subscription.cursor.record(5)
     assert (record, stored.done()) == (CursorRecord(2, (), 5), False)
-    subscription.mark_stored(record)
+    subscription.cursor.mark_stored(record)
     await stored
     await subscription.close(CLOSED)
 
@@ -505,10 +505,10 @@ async def test_who_keeps_its_own_position_acks_what_nobody_got_and_what_somebody
     await subscription.seek(1)
     subscription.advance(9)
     assert (subscription.cursor_offset, subscription.backlog) == (9, 1)
-    record = subscription.cursor_record(1)
-    subscription.mark_stored(record)
+    record = subscription.cursor.record(1)
+    subscription.cursor.mark_stored(record)
     for offset in (9, 4, 0):
         subscription.advance(offset)
-    assert not subscription.is_dirty
+    assert not subscription.cursor.is_dirty
     assert subscription.cursor_offset == 9
     await subscription.close(CLOSED)

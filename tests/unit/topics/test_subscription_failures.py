@@ -296,7 +296,7 @@ async def test_many_dead_letters_are_handed_on_without_a_consumer() -> None:
     consumer.close()
     await until(subscription, dead_lettered=250)
     assert [letter.payload for letter in letters.received] == [b"%d" % n for n in range(250)]
-    assert subscription.cursor_record(1) == CursorRecord(250, (), 1)
+    assert subscription.cursor.record(1) == CursorRecord(250, (), 1)
     await turns()
     assert len(asyncio.all_tasks()) == 1
     await subscription.close(CLOSED)

@@ -9,11 +9,9 @@ from collections import defaultdict
 import pytest
 
 from sava.records import RecordBatch
-from sava.topics.consumer import ConsumerHandle
-from sava.topics.delivery import Delivery
+from sava.topics.consumer import ConsumerHandle, Delivery
 from sava.topics.dispatch import key_shared
-from sava.topics.dispatch.keys import HashRing, KeyFilter, effective_keys
-from sava.topics.dispatch.member import DispatchMember
+from sava.topics.dispatch.members import DispatchMember, HashRing, KeyFilter, effective_keys
 from sava.topics.errors import ConsumerClosed
 from sava.topics.specs import SubscriptionType
 from sava.topics.subscription import Subscription

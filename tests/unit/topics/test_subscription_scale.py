@@ -72,7 +72,7 @@ async def test_a_consumer_far_behind_gets_everything(kind: SubscriptionType) -> 
     consumers = [asyncio.create_task(consume(subscription, name, 100_000, 300)) for name in names]
     async with asyncio.timeout(60):
         await asyncio.wait(consumers, return_when=asyncio.FIRST_COMPLETED)
-    assert subscription.cursor_record(1) == CursorRecord(100_000, (), 1)
+    assert subscription.cursor.record(1) == CursorRecord(100_000, (), 1)
     assert subscription.stats.delivered == subscription.stats.acked == 100_000
     for consumer in consumers:
         consumer.cancel()
@@ -108,7 +108,7 @@ async def test_on_a_real_log_through_a_seal_and_a_restart(tmp_path: Path, option
         consumer = first_life.attach("c", consumer_id=1, credits=1000)
         assert await get(consumer, 60) == list(range(60))
         consumer.ack([(0, 20), (30, 40)])
-        record = first_life.cursor_record(1)
+        record = first_life.cursor.record(1)
         appending = asyncio.ensure_future(log.append(numbered(60, 61)))
         assert await get(consumer, 1) == [60], "woken by the log"
         await appending

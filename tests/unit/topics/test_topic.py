@@ -13,7 +13,7 @@ from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Unavailable
 from sava.storage.errors import OffsetOutOfRange
 from sava.topics import specs, subscriptions, tenure
-from sava.topics.consumers import (
+from sava.topics.consumer_ids import (
     FORGET_S,
     MAX_PER_SUBSCRIPTION,
     ConsumerIds,
@@ -32,24 +32,22 @@ from sava.topics.errors import (
     TopicMoved,
 )
 from sava.topics.names import InvalidName, TopicName
-from sava.topics.position import (
+from sava.topics.non_reliable import TransientSubscriptions
+from sava.topics.specs import (
     EARLIEST,
     LATEST,
     AtOffset,
     AtTime,
-    Position,
-)
-from sava.topics.specs import (
     CursorRecord,
     DeadLetterPolicy,
     FailurePolicy,
     NamespacePolicy,
     Ownership,
+    Position,
     SubscriptionSpec,
     SubscriptionType,
 )
 from sava.topics.subscription import Subscription
-from sava.topics.transient import TransientSubscriptions
 from tests.support.memory_store import MemoryStore
 from tests.unit.topics.lives import (
     ORDERS,

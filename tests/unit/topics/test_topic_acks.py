@@ -10,9 +10,8 @@ import pytest
 from sava.records import Message
 from sava.topics.names import InvalidName
 from sava.topics.origin_acks import OriginAcks
-from sava.topics.position import AtOffset
 from sava.topics.ranges import IntervalSet
-from sava.topics.specs import SubscriptionType
+from sava.topics.specs import AtOffset, SubscriptionType
 from sava.topics.topic import AppliedAcks, Topic
 from tests.copying import Origins
 from tests.unit.topics.lives import (

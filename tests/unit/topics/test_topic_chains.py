@@ -11,8 +11,7 @@ from sava.cluster.writer_records import new_producer_id
 from sava.config import Config, PolicySettings
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
-from sava.storage.chains import Progress, is_chain
-from sava.topics.chain import ChainBroken
+from sava.storage.chains import ChainBroken, Progress, is_chain
 from sava.topics.errors import (
     MessageTooLarge,
     ProducerBusy,

@@ -31,7 +31,9 @@ from sava.topics.errors import (
     TopicMismatch,
     TopicUnknown,
 )
+from sava.topics.maintenance import TopicsOptions
 from sava.topics.names import InvalidName, TopicName
+from sava.topics.served import ServedTopics
 from sava.topics.specs import (
     DeadLetterPolicy,
     FailurePolicy,
@@ -39,8 +41,6 @@ from sava.topics.specs import (
     Ownership,
 )
 from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
-from sava.topics.upkeep import TopicsOptions
 from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import EAGER
 from tests.unit.topics.lives import (
@@ -591,7 +591,7 @@ class TestSchemas:
             for message in (fits, *misfits, wrong):
                 await producer.send(message)
             await self._set(world, policy=Policy.WARN, validate_payload=True)
-            with caplog.at_level(logging.WARNING, "sava.topics.schema_checks"):
+            with caplog.at_level(logging.WARNING, "sava.topics.topic_schemas"):
                 for message in (fits, *misfits, wrong):
                     await producer.send(message)
             assert len(caplog.records) == 1

@@ -41,9 +41,9 @@ from sava.supervisor import Supervisor
 from sava.tasks import cancelled
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName, check_name
+from sava.topics.served import ServedTopics
 from sava.topics.subscription import Subscription
 from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 

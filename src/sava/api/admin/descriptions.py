@@ -42,21 +42,20 @@ from sava.topics.errors import MessageInvalid, SubscriptionUnknown, TopicUnknown
 from sava.topics.limits import EffectiveLimits
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
-from sava.topics.position import (
+from sava.topics.served import ServedTopics
+from sava.topics.specs import (
     EARLIEST,
     LATEST,
     AtOffset,
     AtTime,
-    End,
-    Position,
-)
-from sava.topics.specs import (
     CursorRecord,
     DeadLetterPolicy,
+    End,
     FailurePolicy,
     NamespacePolicy,
     Ownership,
     OwnershipState,
+    Position,
     RedeliveryBackoff,
     SubscriptionSpec,
     SubscriptionType,
@@ -64,9 +63,7 @@ from sava.topics.specs import (
     decode,
     subscriptions_prefix,
 )
-from sava.topics.subscribing import AnySubscription
-from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
+from sava.topics.topic import AnySubscription, Topic
 
 Request = TypeVar("Request", bound=Message)
 

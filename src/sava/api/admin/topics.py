@@ -37,11 +37,10 @@ from sava.topics.errors import MessageInvalid, NamespaceExists, SubscriptionExis
 from sava.topics.limits import combine, configured
 from sava.topics.names import TopicName, check_name, check_unreserved
 from sava.topics.non_reliable import NonReliableSubscription
-from sava.topics.position import AtOffset, Position
-from sava.topics.specs import NamespacePolicy
+from sava.topics.served import ServedTopics
+from sava.topics.specs import AtOffset, NamespacePolicy, Position
 from sava.topics.topic import SubscribeOptions, Topic
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 

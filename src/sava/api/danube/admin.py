@@ -36,7 +36,7 @@ from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
 from sava.raft.types import NodeId
 from sava.topics.errors import MessageInvalid
-from sava.topics.namespaces import Namespaces
+from sava.topics.registry import Namespaces
 
 # ruff: noqa: N802 (gRPC names the methods)
 

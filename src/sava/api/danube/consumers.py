@@ -87,7 +87,7 @@ from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.topics.consumer import ConsumerHandle
-from sava.topics.consumers import KnownConsumer, topic_of_consumer
+from sava.topics.consumer_ids import KnownConsumer, topic_of_consumer
 from sava.topics.errors import (
     ConsumerReplaced,
     ConsumerUnknown,
@@ -97,11 +97,10 @@ from sava.topics.errors import (
     TopicUnknown,
 )
 from sava.topics.names import TopicName
-from sava.topics.position import LATEST
-from sava.topics.specs import FailurePolicy, SubscriptionSpec, SubscriptionType
+from sava.topics.served import ServedTopics
+from sava.topics.specs import LATEST, FailurePolicy, SubscriptionSpec, SubscriptionType
 from sava.topics.subscription import Subscription
 from sava.topics.topic import SubscribeOptions, Topic
-from sava.topics.topics import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 

@@ -27,7 +27,7 @@ from sava.storage.types import Segment
 from sava.topics.errors import MessageInvalid, NotOwner, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
-from sava.topics.topics import ServedTopics
+from sava.topics.served import ServedTopics
 
 # ruff: noqa: N802 (gRPC names the methods)
 

@@ -26,9 +26,8 @@ from sava.storage.link_cursors import is_link_cursor
 from sava.topics.dispatch.core import Counters
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
-from sava.topics.subscribing import AnySubscription
-from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
+from sava.topics.served import ServedTopics
+from sava.topics.topic import AnySubscription, Topic
 
 WINDOW: Final = 256
 QUANTILES: Final = (0.5, 0.95, 0.99)

@@ -44,8 +44,8 @@ from sava.topics.errors import MessageInvalid, NotOwner, SchemaRefused
 from sava.topics.names import TopicName
 from sava.topics.producers import AccessMode, ProducerHandle
 from sava.topics.producers import producer_id as derived_id
+from sava.topics.served import ServedTopics
 from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
 
 TIDY: Final = 1000
 """With more producers than this, those that have ended are looked for now and then."""

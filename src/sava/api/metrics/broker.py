@@ -38,7 +38,7 @@ from sava.metadata.node import RaftNode
 from sava.replication.control import Control
 from sava.storage.broker_storage import BrokerStorage
 from sava.supervisor import Supervisor
-from sava.topics.topics import ServedTopics
+from sava.topics.served import ServedTopics
 
 _LATENCIES = (
     0.0001,

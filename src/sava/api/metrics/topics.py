@@ -21,9 +21,8 @@ from sava.storage.link_cursors import is_link_cursor
 from sava.topics.dispatch.core import Counters
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
-from sava.topics.subscribing import AnySubscription
-from sava.topics.topic import Topic
-from sava.topics.topics import ServedTopics
+from sava.topics.served import ServedTopics
+from sava.topics.topic import AnySubscription, Topic
 
 _TOPIC: tuple[str, ...] = ("topic",)
 _SUBSCRIPTION: tuple[str, ...] = ("topic", "subscription")

@@ -1,11 +1,9 @@
 """Dispatch: which offsets of a subscription go to which consumer, and when.
 
-    member.py       a consumer as dispatch sees it: credits, what is queued for it, key filters
-    in_flight.py    what was sent and not answered yet
-    failures.py     what was nacked or timed out: attempts, delays, poison
-    pace.py         the dispatch rate
-    keys.py         keys, key filters and the ring that gives each key a consumer
-    core.py         what all types share
+    members.py      a consumer as dispatch sees it: credits, what is queued for it, key filters; and the ring
+                    that gives each key a consumer
+    outstanding.py  what was sent and not answered yet, and what was nacked or timed out
+    core.py         what all types share, and the dispatch rate
     slices.py       exclusive, failover, shared: ranges of offsets
     key_shared.py   keys in order, each with one consumer at a time
 

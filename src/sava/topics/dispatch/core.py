@@ -1,4 +1,4 @@
-"""Dispatch: what all types of subscriptions share. No event loop, no clock: whoever drives it passes the
+"""Dispatch: what all types of subscriptions share. No event loop, no clock: its driver passes the
 time.
 
 Every offset of the topic is, for a subscription, in one of these places:
@@ -25,13 +25,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sava.topics.cursor import SubscriptionCursor
-from sava.topics.delivery import Range
-from sava.topics.dispatch.failures import Failure, Failures
-from sava.topics.dispatch.in_flight import Flight, InFlight
-from sava.topics.dispatch.member import DispatchMember
-from sava.topics.dispatch.pace import Pace
-from sava.topics.ranges import IntervalSet
+from sava.topics.cursors import SubscriptionCursor
+from sava.topics.dispatch.members import DispatchMember
+from sava.topics.dispatch.outstanding import Failure, Failures, Flight, InFlight
+from sava.topics.ranges import IntervalSet, Range
 from sava.topics.specs import DeadLetterPolicy, FailurePolicy, SubscriptionSpec
 
 MAX_FRAGMENTS: Final = 10_000
@@ -55,7 +52,7 @@ class Page:
     """The effective keys of a range of it."""
 
     def share(self, count: int) -> int:
-        """About how many bytes of it so many messages are."""
+        """About how many bytes of it ``count`` messages are."""
         return self.size * count // (self.end - self.start)
 
 
@@ -165,7 +162,7 @@ class Dispatcher(ABC):
         self._make_ready(ranges)
 
     def fetched(self, flight: Flight, count: int, now: float) -> None:
-        """The consumer has taken so many messages of the flight from its queue."""
+        """The consumer has taken ``count`` messages of the flight from its queue."""
         member = flight.member
         member.is_stalled = False
         flight.unfetched -= count
@@ -305,7 +302,7 @@ class Dispatcher(ABC):
         self._make_ready([(start, end)])
 
     def seek(self, offset: int) -> None:
-        """Go on there, forward or back. Everything that is under way is forgotten."""
+        """Continue there, forward or back. Everything that is under way is forgotten."""
         for flight in self._in_flight:
             self._void(flight)
         self._in_flight.clear()
@@ -385,3 +382,42 @@ class Dispatcher(ABC):
         self.counters.delivered_bytes += size
         self.counters.redelivered += count - added
         return flight
+
+
+UNLIMITED: Final = 1 << 62
+_BURST_S: Final = 0.1
+_TURN_S: Final = 0.02
+"""Worth waking up for."""
+
+
+class Pace:
+    """The dispatch rate: at most ``rate`` messages a second, by waiting. A token bucket that holds a tenth of
+    a second's worth."""
+
+    def __init__(self, rate: Callable[[], int]) -> None:
+        """``rate`` is asked each time, so a change takes effect at once; 0 is no limit."""
+        self._rate = rate
+        self._tokens: float | None = None
+        self._at = 0.0
+
+    def allowance(self, now: float) -> int:
+        """How many messages may go now."""
+        rate = self._rate()
+        if rate <= 0:
+            self._tokens = None
+            return UNLIMITED
+        most = max(1.0, rate * _BURST_S)
+        tokens = most if self._tokens is None else self._tokens + (now - self._at) * rate
+        self._tokens, self._at = min(most, tokens), now
+        return int(self._tokens)
+
+    def spend(self, count: int) -> None:
+        if self._tokens is not None:
+            self._tokens -= count
+
+    def ready_at(self, now: float) -> float | None:
+        """When to look again, if nothing may go now."""
+        if self.allowance(now) > 0 or self._tokens is None:
+            return None
+        rate = self._rate()
+        return now + (max(1.0, rate * _TURN_S) - self._tokens) / rate

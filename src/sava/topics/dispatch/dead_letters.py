@@ -17,11 +17,11 @@ from sava.errors import RetryableError
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.tasks import cancelled, spawn
-from sava.topics.delivery import Range
 from sava.topics.dispatch.core import Dispatcher
-from sava.topics.dispatch.failures import Failure
+from sava.topics.dispatch.outstanding import Failure
 from sava.topics.dispatch.reading import LogReader, LogView
 from sava.topics.names import TopicName
+from sava.topics.ranges import Range
 from sava.topics.specs import DeadLetterPolicy
 
 _log = logging.getLogger(__name__)

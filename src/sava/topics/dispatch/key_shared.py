@@ -10,9 +10,9 @@ A key's messages are sent without waiting for each other's acks. Three things ma
 
 * **No credits** of its member.
 
-Meanwhile other keys go on: the key's messages are passed over (``ahead``), up to a bound, and are sent from
-there. Of messages passed over only offsets are kept. They are forgotten whenever members change, and read
-again.
+Meanwhile other keys continue: the key's messages are passed over (``ahead``), up to a bound, and are sent
+from there. Of messages passed over only offsets are kept. They are forgotten whenever members change, and
+read again.
 
 There is work for each message here and not only for each range, for every message has a key to be asked
 about. Keys without a message under way have no state."""
@@ -23,18 +23,15 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
-from sava.topics.cursor import SubscriptionCursor
-from sava.topics.delivery import Range
-from sava.topics.dispatch.core import Dispatcher, Page
-from sava.topics.dispatch.in_flight import Flight
-from sava.topics.dispatch.keys import HashRing
-from sava.topics.dispatch.member import DispatchMember
-from sava.topics.dispatch.pace import Pace
-from sava.topics.ranges import IntervalSet, runs
+from sava.topics.cursors import SubscriptionCursor
+from sava.topics.dispatch.core import Dispatcher, Pace, Page
+from sava.topics.dispatch.members import DispatchMember, HashRing
+from sava.topics.dispatch.outstanding import Flight
+from sava.topics.ranges import IntervalSet, Range, runs
 from sava.topics.specs import SubscriptionSpec
 
 LOOK_AHEAD: Final = 16_384
-"""Messages passed over. When there are so many, the subscription waits for the members that they belong
+"""Messages passed over. With that many, the subscription waits for the members that they belong
 to."""
 
 
@@ -163,7 +160,8 @@ class KeySharedDispatch(Dispatcher):
         chosen: dict[DispatchMember, list[int]],
         held: dict[_Key, None],
     ) -> None:
-        """Each message of the range: to a member that has room, to the queue of its key, or to nobody."""
+        """Each message of the range: to a member that has room, to the queue of its key, or to no
+        consumer."""
         keys, key_of = self._keys, self._key_of
         for offset, name in zip(range(start, end), page.keys(start, end), strict=True):
             key = keys.get(name)

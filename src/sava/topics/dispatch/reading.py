@@ -1,7 +1,7 @@
 """Reading: an open position in a topic's log, from which a subscription takes batch after batch.
 
 The batch at hand and the stream behind it are kept: a consumer that takes ten messages at a time does not
-make the log look for its place each time, nor a Parquet file be opened anew."""
+make the log look for its place each time, nor open a Parquet file again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final, Protocol
 from sava.records import RecordBatch
 from sava.storage.errors import DataGap
 from sava.topics.dispatch.core import Page
-from sava.topics.dispatch.keys import effective_keys
+from sava.topics.dispatch.members import effective_keys
 
 DELIVERY_BYTES: Final = 1 << 20
 DELIVERY_MESSAGES: Final = 10_000
 _STREAM_ON: Final = 10_000
-"""So many offsets ahead are reached by reading on; beyond that a new place is looked for."""
+"""Offsets that are reached by reading on; further ahead a new place is looked for."""
 
 
 class LogView(Protocol):
@@ -69,7 +69,7 @@ class LogReader:
         self._chunk: Chunk | None = None
         self._stream: AsyncGenerator[RecordBatch, None] | None = None
         self._next = 0
-        """Where the stream goes on."""
+        """Where the stream continues."""
 
     async def at(self, offset: int) -> Chunk:
         """The batch that holds the offset, which must be below the log's end. Raises as the log's

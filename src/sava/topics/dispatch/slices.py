@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from sava.topics.cursor import SubscriptionCursor
-from sava.topics.delivery import Range
-from sava.topics.dispatch.core import Dispatcher, Page
-from sava.topics.dispatch.in_flight import Flight
-from sava.topics.dispatch.member import DispatchMember
-from sava.topics.dispatch.pace import Pace
-from sava.topics.ranges import IntervalSet
+from sava.topics.cursors import SubscriptionCursor
+from sava.topics.dispatch.core import Dispatcher, Pace, Page
+from sava.topics.dispatch.members import DispatchMember
+from sava.topics.dispatch.outstanding import Flight
+from sava.topics.ranges import IntervalSet, Range
 from sava.topics.specs import SubscriptionSpec, SubscriptionType
 
 

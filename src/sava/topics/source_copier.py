@@ -1,22 +1,35 @@
-"""Stretches: what comes of a source at a time, checked, and cut into links of its chain. Pure.
+"""SourceCopier: one source, a partition of a topic of another cluster, that is copied into a topic here.
 
-    stretch 40..70 of the source, messages 41 42 45 … 66, in one or several batches
+Any number of brokers may copy the same source into the same topic at once: the topic takes only one of two
+records that begin at the same source position (``storage.chains``), and the other copier learns what the
+position is. So a copier holds nothing that would have to be handed on, and needs no lease.
+
+Ranges of the source follow one another without waiting: the next one is taken while those before it are on
+their way to the disk. When one is refused, the ones behind it do not follow any more, and are refused as
+well.
+
+What the topic asks of producers it asks of a copier, too: limits, schema, rate, and to hold while it moves.
+
+**Cutting** (``CheckedRange``, pure). A range is checked, and cut into records that move the source position:
+
+    range      40..70 of the source, messages 41 42 45 … 66, in one or several batches
     left out   those that have been in this cluster already, and those that came another way before
-    link       40..70 with what is left, in one frame; if no batch can hold it all, several:
+    record     40..70 with what is left, in one frame; if no batch can hold it all, several:
                40..58 with the messages up to 57, then 58..70 with the rest
 
-Each link ends behind its last message, so wherever the row of them breaks off, the chain is at a position
-that is true.
+Each record ends behind its last message, so wherever the row of them breaks off, the source position is true.
 
-A source's own messages are all in its stretches, so a link stands for all its offsets: they were seen, and
+A source's own messages are all in its ranges, so a record stands for all its offsets: they were seen, and
 what is left out of them is not for this cluster. Of other origins, what is appended was seen, and nothing
 else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -29,19 +42,142 @@ from sava.storage.chains import (
     CHAIN_BIT,
     ORIGIN_TOPIC,
     PATH,
+    ChainBroken,
     Link,
     Marks,
+    MarksMoved,
     Origin,
     OriginForgotten,
     Origins,
+    Progress,
     Range,
     origin_topic,
     origins_of,
     source_id,
 )
+from sava.storage.errors import Fenced
 from sava.storage.marks import is_in_order, span
 from sava.storage.seen import Numbers, Seen, numbers
-from sava.topics.errors import MessageInvalid
+from sava.storage.topic_log import TopicLog
+from sava.topics.errors import MessageInvalid, TopicMoved
+from sava.topics.publishing import Publisher
+
+SMALL: Final = 64 << 10
+"""Bytes of a range that is read at once; a larger one is read in a thread."""
+
+
+class Copied(NamedTuple):
+    """What became of a range, when it is durable."""
+
+    position: int
+    kept: int
+    """See ``Progress``."""
+    appended: int
+    duplicates: int
+    """Left out: they had come another way before."""
+    loops: int
+    """Left out: they have been in this cluster."""
+
+
+class CopyCounts:
+    """Counts of messages since the topic was loaded."""
+
+    def __init__(self) -> None:
+        self.appended = self.duplicates = self.loops = self.refused = 0
+
+
+class SourceCopier:
+    """Owned by the event loop. Made by ``Topic.open_source``."""
+
+    def __init__(
+        self,
+        source: Source,
+        publisher: Publisher,
+        log: TopicLog,
+        copies: CopyCounts,
+        *,
+        cluster: str,
+        check: Callable[[], None],
+    ) -> None:
+        """``check`` raises if another producer has the topic alone."""
+        self.source = source
+        self._publisher = publisher
+        self._log = log
+        self._copies = copies
+        self._cluster = cluster
+        self._check = check
+
+    @property
+    def topic_id(self) -> int:
+        return self._log.topic.topic_id
+
+    @property
+    def max_message_size(self) -> int:
+        return self._publisher.max_message_size
+
+    async def progress(self) -> Progress:
+        """Durable; when what is on its way now, from any copier, has come to its end."""
+        return await self._log.chains.progress(self.source.chain_id)
+
+    async def begin(self, given: SourceRange) -> asyncio.Future[Copied]:
+        """Take the range, after which its place in the topic is fixed; to be called for one after another.
+        The future is done when it is durable, and fails with what becomes known later.
+
+        Raises ChainBroken; MessageInvalid, BatchCorrupt, MessageTooLarge, SchemaRefused; LimitReached,
+        TopicMoved, TopicClosed, DiskFull. Records of it that were taken before the error stay."""
+        size = sum(batch.header.length for batch in given.batches)
+        read = partial(CheckedRange, self.source, given, self._cluster)
+        pieces = await asyncio.to_thread(read) if size > SMALL else read()
+        for batch in given.batches:
+            await self._publisher.measure(batch)
+        start, appended = given.start, 0
+        future: asyncio.Future[int] | None = None
+        while future is None or start < given.end:
+            cut = partial(pieces.cut, start, self._log.chains.marks(pieces.origins))
+            records = await asyncio.to_thread(cut) if size > SMALL else cut()
+            try:
+                for record in records:
+                    enter = partial(self._log.extend, record)
+                    future = await self._publisher.begin_checked(record.batch, self._check, enter)
+                    start = record.end
+                    appended += len(record.batch) if record.batch is not None else 0
+            except ChainBroken:
+                self._copies.refused += 1
+                raise
+            except MarksMoved:
+                pass  # what is left of it is cut again
+        outcome: asyncio.Future[Copied] = asyncio.get_running_loop().create_future()
+        duplicates = pieces.count - appended - pieces.loops
+        future.add_done_callback(
+            partial(self._settled, outcome, given.end, appended, duplicates, pieces.loops)
+        )
+        return outcome
+
+    def _settled(
+        self,
+        outcome: asyncio.Future[Copied],
+        end: int,
+        appended: int,
+        duplicates: int,
+        loops: int,
+        future: asyncio.Future[int],
+    ) -> None:
+        """The last record of a range is durable, and so are those before it; or it failed."""
+        failure = future.exception()
+        if outcome.done():
+            return
+        if failure is not None:
+            lost = isinstance(failure, Fenced)
+            outcome.set_exception(TopicMoved(self._publisher.topic) if lost else failure)
+            outcome.exception()  # seen: its caller may be gone
+            return
+        copies = self._copies
+        copies.appended += appended
+        copies.duplicates += duplicates
+        copies.loops += loops
+        kept = self._log.chains.settled(self.source.chain_id).kept
+        outcome.set_result(Copied(end, kept, appended, duplicates, loops))
+
 
 OFFSETS_END: Final = 1 << 62
 """Positions are the sequences of frames, of which there are not many more."""
@@ -58,7 +194,7 @@ class Source(NamedTuple):
 
     @property
     def chain_id(self) -> int:
-        """The same whoever copies, and under whatever name."""
+        """The same for every broker that copies it, and under whatever name."""
         return CHAIN_BIT | source_id(self.cluster_id, self.topic_id)
 
     @property
@@ -71,7 +207,7 @@ class Source(NamedTuple):
 
 
 class SourceRange(NamedTuple):
-    """As it came."""
+    """A range of offsets of a source, as it came."""
 
     start: int
     end: int
@@ -114,17 +250,17 @@ class _Kept(NamedTuple):
 
 
 class CheckedRange:
-    """A stretch that was read: checked, and ready to be cut as often as marks change."""
+    """A range that was read: checked, and ready to be cut as often as marks change."""
 
-    def __init__(self, source: Source, stretch: SourceRange, cluster: str) -> None:
+    def __init__(self, source: Source, given: SourceRange, cluster: str) -> None:
         """``cluster``: this one. Raises MessageInvalid, BatchCorrupt."""
         self._source = source
-        self._stretch = stretch
-        self.count = sum(len(batch) for batch in stretch.batches)
-        offsets = _expanded(stretch, self.count)
+        self._given = given
+        self.count = sum(len(batch) for batch in given.batches)
+        offsets = _expanded(given, self.count)
         self._pieces: list[_Piece] = []
         first = 0
-        for batch in stretch.batches:
+        for batch in given.batches:
             part = offsets.slice(first, len(batch))
             self._pieces.append(_piece(source, batch.verify(), part, cluster))
             first += len(batch)
@@ -137,9 +273,9 @@ class CheckedRange:
         return {self._source.origin, *(origin for piece in self._pieces for origin in piece.rows)}
 
     def cut(self, start: int, marks: Marks) -> list[Link]:
-        """What the stretch is from a position in it on, for a topic that has these marks of all origins.
+        """What the range is from a position in it on, for a topic that has these marks of all origins.
         Raises OriginForgotten."""
-        stretch = self._stretch
+        given = self._given
         running = dict(marks)
         kept: list[_Kept] = []
         for piece in self._pieces:
@@ -152,12 +288,12 @@ class CheckedRange:
                 end = piece.offsets[places[-1].as_py()].as_py() + 1
                 kept.append(_Kept(piece.batch.select(places), end, dict(running), late))
         if kept:
-            return list(self._links(start, start, stretch.end, marks, kept))
-        begin = stretch.begin and start == stretch.start
-        after = self._covered(marks, start, stretch.end)
-        return [Link(self._source.chain_id, start, stretch.end, begin, None, marks, after)]
+            return list(self._records(start, start, given.end, marks, kept))
+        begin = given.begin and start == given.start
+        after = self._covered(marks, start, given.end)
+        return [Link(self._source.chain_id, start, given.end, begin, None, marks, after)]
 
-    def _links(
+    def _records(
         self, first: int, start: int, end: int, before: Marks, kept: Sequence[_Kept]
     ) -> Iterator[Link]:
         """``first``: where the cut begins."""
@@ -173,10 +309,10 @@ class CheckedRange:
             middle = len(kept) // 2
             between = kept[middle - 1].end
             marks = {**before, **self._covered(kept[middle - 1].seen, first, between)}
-            yield from self._links(first, start, between, before, kept[:middle])
-            yield from self._links(first, between, end, marks, kept[middle:])
+            yield from self._records(first, start, between, before, kept[:middle])
+            yield from self._records(first, between, end, marks, kept[middle:])
             return
-        begin = self._stretch.begin and start == self._stretch.start
+        begin = self._given.begin and start == self._given.start
         after = self._covered(kept[-1].seen, first, end)
         yield Link(chain_id, start, end, begin, frame, before, after, _hulls(each.late for each in kept))
 
@@ -207,7 +343,7 @@ class CheckedRange:
             lowest, top = span(offsets)
             if not is_in_order(marks[origin], offsets):
                 late[origin] = lowest, top
-            if origin == self._source.origin:  # where they are is covered with the link
+            if origin == self._source.origin:  # where they are is covered with the record
                 marks[origin] = marks[origin].credited(self._source.chain_id, top)
             else:
                 marks[origin] = marks[origin].added(offsets, self._source.chain_id)
@@ -235,20 +371,18 @@ def _hulls(spans: Iterable[Mapping[Origin, Range]]) -> dict[Origin, Range]:
     return hulls
 
 
-def _expanded(stretch: SourceRange, count: int) -> Any:
-    """The offset of each message, ascending and within the stretch. Raises MessageInvalid."""
-    flat = stretch.offsets
-    bounds = (stretch.start, *flat, stretch.end)
+def _expanded(given: SourceRange, count: int) -> Any:
+    """The offset of each message, ascending and within the range. Raises MessageInvalid."""
+    flat = given.offsets
+    bounds = (given.start, *flat, given.end)
     in_order = all(start <= end for start, end in pairwise(bounds))
-    if stretch.start >= stretch.end or stretch.end >= OFFSETS_END or len(flat) % 2 or not in_order:
+    if given.start >= given.end or given.end >= OFFSETS_END or len(flat) % 2 or not in_order:
         raise MessageInvalid(
-            f"stretch {stretch.start}..{stretch.end}: its offsets are not ranges within it, in order"
+            f"range {given.start}..{given.end}: its offsets are not ranges within it, in order"
         )
-    given = sum(flat[1::2]) - sum(flat[::2])
-    if given != count:  # before they are written out: a range may say anything
-        raise MessageInvalid(
-            f"stretch {stretch.start}..{stretch.end}: it has {given} offsets and {count} messages"
-        )
+    named = sum(flat[1::2]) - sum(flat[::2])
+    if named != count:  # before they are written out: a range may say anything
+        raise MessageInvalid(f"range {given.start}..{given.end}: it has {named} offsets and {count} messages")
     parts = [pa.arange(start, end) for start, end in zip(flat[::2], flat[1::2], strict=True)]
     return pa.concat_arrays(parts) if parts else pa.array([], pa.int64())
 

@@ -1,13 +1,13 @@
-"""Topics: those that this broker serves.
+"""ServedTopics: the topics that this broker serves.
 
-A topic is loaded when somebody asks for it, or earlier: its owner's agent takes up what it is assigned, so
+A topic is loaded when a client asks for it, or earlier: its owner's agent takes up what it is assigned, so
 that what the journal still holds is uploaded and the backlog is known before anybody comes. Loading happens
 once however many wait for it; a failure is an error to all of them, and the next call tries again. It never
 becomes an empty topic.
 
-Who serves a topic is in its ownership record, which the controller of the cluster writes. A topic that is
-not this broker's is refused at once with NotOwner, and whoever asked knows where to ask next. Without a
-controller (``claims_unassigned``) whoever is asked takes what nobody has, and a broker that starts takes up
+Who serves a topic is in its ownership record, which the controller of the cluster writes. A topic that is not
+this broker's is refused at once with NotOwner, and the client knows where to ask next. Without a controller
+(``claims_unassigned``) the broker that is asked takes what no broker has, and a broker that starts takes up
 what it had before.
 
 It ends here in one of three ways:
@@ -35,11 +35,13 @@ from sava.metadata.store import MetadataStore
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.broker_storage import BrokerStorage
+from sava.storage.catalog import Catalog
+from sava.storage.errors import DataGap, TopicSealed
 from sava.storage.topic_log import TopicClosed
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled, spawn
+from sava.tasks import SingleFlight, cancelled, spawn
 from sava.topics import ownership, tenure
-from sava.topics.consumers import KnownConsumer, topic_of_consumer
+from sava.topics.consumer_ids import KnownConsumer, topic_of_consumer
 from sava.topics.cursors import CursorKeeper
 from sava.topics.deletions import Deletions, Released, topic_key
 from sava.topics.errors import (
@@ -51,18 +53,14 @@ from sava.topics.errors import (
     TopicUnknown,
 )
 from sava.topics.limits import TopicLimits
+from sava.topics.maintenance import FAILURES, TopicMaintenance, TopicsOptions
 from sava.topics.names import TopicName, check_name
-from sava.topics.namespaces import Namespaces
-from sava.topics.registry import Registry, check_kind
-from sava.topics.schema_checks import SchemaChecks
-from sava.topics.sealing import seal_unloaded
-from sava.topics.single_flight import SingleFlight
+from sava.topics.registry import Namespaces, Registry, check_kind
 from sava.topics.specs import DEFAULT_NAMESPACES, OwnershipState, TopicSpec
-from sava.topics.subscribing import TopicDependencies
-from sava.topics.subscriptions import FLUSH_S
+from sava.topics.subscriptions import FLUSH_S, TopicDependencies
 from sava.topics.tenure import Tenure
 from sava.topics.topic import HOLD_S, LAST_FLUSH_S, Topic
-from sava.topics.upkeep import FAILURES, TopicMaintenance, TopicsOptions
+from sava.topics.topic_schemas import SchemaChecks
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +87,11 @@ class ServedTopics:
         released: Released | None = None,
         publish_elsewhere: PublishElsewhere | None = None,
     ) -> None:
-        """``claims_unassigned``: there is no controller, and whoever is asked takes what nobody has.
-        ``incarnation``: this life of the broker, as registered; 0 while it is not, and then, with a
-        controller, it takes nothing up. ``released``: waits until nobody has these topics, which are being
-        deleted; None: there are no other brokers. ``publish_elsewhere``: to a topic of another broker;
-        returns when durable."""
+        """``claims_unassigned``: there is no controller, and the broker that is asked takes what no broker
+        has. ``incarnation``: of this process, as registered; 0 while it is not, and then, with a controller,
+        it takes nothing up. ``released``: waits until no broker has these topics, which are being deleted;
+        None: there are no other brokers. ``publish_elsewhere``: to a topic of another broker; returns when
+        durable."""
         self.registry = Registry(store)
         self.namespaces = Namespaces(store)
         self.limits = TopicLimits(store, config.policies)
@@ -267,8 +265,8 @@ class ServedTopics:
         return self._by_id.get(topic_id)
 
     async def consumer_by_id(self, consumer_id: int) -> KnownConsumer | None:
-        """Whom an id stands for, also if it was given out before a restart; None if certainly nobody. Raises
-        NotOwner, and whatever keeps the topic from being loaded."""
+        """Whom an id stands for, also if it was given out before a restart; None if certainly for none.
+        Raises NotOwner, and whatever keeps the topic from being loaded."""
         topic_id = topic_of_consumer(consumer_id)
         topic = self.by_id(topic_id)
         if topic is None:
@@ -303,7 +301,7 @@ class ServedTopics:
     async def _load(self, name: TopicName) -> Topic:
         older = self._loaded.get(name)
         if older is not None:
-            await self._close(older, "it is taken up anew")
+            await self._close(older, "it is taken up again")
         if (await self.registry.need(name)).partitions:
             raise TopicMismatch(f"topic {name} is partitioned: its messages are its partitions'")
         self._check_may_take(name)
@@ -331,14 +329,15 @@ class ServedTopics:
         return topic
 
     def _check_may_take(self, name: TopicName) -> None:
-        """What this node knows is enough to say no: whoever is sent away asks again elsewhere, or here."""
+        """What this node knows is enough to say no: a client that is sent away asks again elsewhere, or
+        here."""
         if self._claims_unassigned:
             return
         record = ownership.known(self._store.local, name).record
         if record.state is OwnershipState.ASSIGNED and record.owner != self.broker:
             raise NotOwner(name, record.owner)
         if not self._incarnation():
-            raise NotOwner(name, ownership.NOBODY)
+            raise NotOwner(name, ownership.NO_OWNER)
 
     async def _close(
         self,
@@ -387,7 +386,7 @@ class ServedTopics:
     async def hand_over(self, name: TopicName, *, timeout: float) -> int:
         """The owner's part of a move, to be called while the record is *moving*: returns the exclusive end,
         below which any broker can read everything; 0 for a topic that keeps nothing. Can be repeated, by a
-        later life of this broker too.
+        later run of this broker too.
 
         Raises NotHandedOver when the time is up, and whatever stands in the way. The topic is closed here in
         any case: either it is another's next, or it is taken up again under the next epoch."""
@@ -401,15 +400,8 @@ class ServedTopics:
                     await self._drop(topic, "its tenure is over")
                     topic = None
                 if topic is None:
-                    async with asyncio.timeout(HOLD_S):  # whoever wants to publish waits
-                        return await seal_unloaded(
-                            self.registry,
-                            self._store,
-                            self._storage,
-                            name,
-                            broker=self.broker,
-                            timeout=HOLD_S,
-                        )
+                    async with asyncio.timeout(HOLD_S):  # publishers wait
+                        return await self._seal_unloaded(name)
         except TimeoutError:
             raise NotHandedOver(
                 f"topic {name} was not handed over within {timeout:g} s, of which its seal has {HOLD_S:g} s; "
@@ -421,6 +413,38 @@ class ServedTopics:
             return end
         finally:
             await self._drop(topic, "it is handed over")
+
+    async def _seal_unloaded(self, name: TopicName) -> int:
+        """Seal a topic that is not loaded: an earlier run of this broker began to hand it over and did not
+        finish, or the move was begun before the topic was ever taken up. It has no publishers to hold and no
+        positions to write; but what the journal holds of it goes with it, and only this broker has that.
+
+        The exclusive end; 0 if nothing is kept. Raises NotOwner unless the topic is this broker's and moving,
+        and as ``BrokerStorage.open_topic`` and ``TopicLog.seal``."""
+        if not (await self.registry.need(name)).reliable:
+            return 0
+        try:
+            return await self._seal(name)
+        except DataGap:
+            # An earlier opening under this epoch may have had an upload on its way, which was registered
+            # after this one had read where segments end. If that is not it, there is a gap the second time
+            # too.
+            return await self._seal(name)
+
+    async def _seal(self, name: TopicName) -> int:
+        resumed = await tenure.resume(self.registry, self._store, name, self.broker)
+        key = topic_key(name, resumed.located.spec)
+        try:
+            log = await self._storage.open_topic(key, epoch=resumed.epoch, guard=resumed)
+        except TopicSealed:
+            state = await Catalog(self._store, key).load()
+            if state is None or state.epoch != resumed.epoch or not state.sealed:
+                raise
+            return state.end  # only the ownership record does not say so yet
+        try:
+            return (await log.seal(timeout=HOLD_S)).end
+        finally:
+            await log.close()
 
     async def drop(self, name: TopicName, why: str) -> None:
         """Close the topic without sealing it, if it is here. Who uses it gets TopicMoved."""
@@ -449,7 +473,7 @@ class ServedTopics:
     def _server_elsewhere(self, name: TopicName) -> int:
         record = ownership.known(self._store.local, name).record
         is_elsewhere = record.state is OwnershipState.ASSIGNED and record.owner != self.broker
-        return record.owner if is_elsewhere else ownership.NOBODY
+        return record.owner if is_elsewhere else ownership.NO_OWNER
 
     def _lost(self, lost: Tenure) -> None:
         topic = self._loaded.get(lost.name)
@@ -462,7 +486,7 @@ class ServedTopics:
     # -- deleting ----------------------------------------------------------------------------
 
     async def delete(self, name: TopicName) -> None:
-        """The topic, with all its partitions, messages and subscriptions, whoever serves them. Raises
+        """The topic, with all its partitions, messages and subscriptions, on all brokers. Raises
         TopicUnknown, TopicMismatch (a partition), NotOwner."""
         await self._deletions.run(name)
 
@@ -472,7 +496,7 @@ class ServedTopics:
 
     async def _finish_deletion(self, name: TopicName) -> None:
         log.info("topics: finishing a deletion topic=%s", name)
-        with suppress(TopicUnknown):  # somebody else has finished it
+        with suppress(TopicUnknown):  # another broker has finished it
             await self._deletions.run(name)
 
     async def let_go(self, name: TopicName) -> None:

@@ -7,9 +7,9 @@ store. Two names with one hash get ids next to each other.
 
 Records go with their subscription, and when their consumer was not seen for a day. Not sooner: a client waits
 for the broker that it was with, which may be frozen or down for hours, and comes back with its id. The Python
-client asks after its health until the first error; from then on nobody can tell it to subscribe again, and an
+client asks after its health until the first error; from then on no broker can make it subscribe again, and an
 id that was forgotten meanwhile gets no messages for as long as the client runs. How long it was away counts
-from the start of the topic on this broker at most: while the broker was down nobody could come.
+from the start of the topic on this broker at most: while the broker was down no consumer could come.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ConsumerIds:
             seen.at = self._clock()
 
     def forget_absent(self, forget_s: float = FORGET_S) -> list[Operation]:
-        """Those not seen for so long go; what removes them from the store."""
+        """Those not seen for ``forget_s`` go; what removes them from the store."""
         before = self._clock() - forget_s
         return self._drop([seen for seen in self._by_id.values() if seen.at <= before])
 

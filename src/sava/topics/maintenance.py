@@ -1,4 +1,5 @@
-"""Upkeep: what is done from time to time for the topics that are loaded, and for the journal behind them.
+"""TopicMaintenance: what is done from time to time for the topics that are loaded, and for the journal behind
+them.
 
 A topic at which something fails is named in the log and looked at again the next time; the others do not wait
 for it.

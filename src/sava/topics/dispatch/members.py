@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow.compute as pc
 
 from sava.records import RecordBatch
+from sava.topics.ranges import IntervalSet
 
 NO_KEY: Final = ""
 """The key of messages that have neither a key nor a named producer: they are one sequence."""
@@ -49,11 +51,6 @@ def _pattern(glob: str) -> str:
     return first + "".join(f"(?>.*?{part})" for part in rest[:-1] if part) + ".*" + rest[-1]
 
 
-class _Keyed(Protocol):
-    name: str
-    key_filter: KeyFilter
-
-
 def _place(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
@@ -67,7 +64,7 @@ class HashRing:
         self._names: list[str] = []
         self._filters: dict[str, KeyFilter] = {}
 
-    def set(self, members: Iterable[_Keyed]) -> None:
+    def set(self, members: Iterable[DispatchMember]) -> None:
         self.version += 1
         known = list(members)
         circle = sorted((_place(f"{each.name}\0{i}"), each.name) for each in known for i in range(_POINTS))
@@ -104,3 +101,30 @@ def effective_keys(batch: RecordBatch) -> Sequence[str]:
     indices = encoded.indices
     codes = memoryview(indices.buffers()[1]).cast("i")[indices.offset : indices.offset + len(indices)]
     return list(map(names.__getitem__, codes))
+
+
+QUEUE_BYTES: Final = 4 << 20
+"""Sent to a consumer's queue and not fetched from it. Credits count messages, and a thousand of them may be a
+gigabyte; this bounds what a consumer holds that stopped reading."""
+
+
+@dataclass(slots=True, eq=False)
+class DispatchMember:
+    """A consumer as dispatch sees it, one for each attachment: a consumer that comes back under its name is
+    another member."""
+
+    name: str
+    key_filter: KeyFilter = field(default_factory=KeyFilter)
+    credits: int = 0
+    """Messages that may still be sent."""
+    queued_bytes: int = 0
+    is_stalled: bool = False
+    """Left messages in its queue for longer than the ack timeout. Gets nothing until it fetches again."""
+    again: IntervalSet = field(default_factory=IntervalSet)
+    """Key-shared: redeliveries that only this member may get, now."""
+    ahead: IntervalSet = field(default_factory=IntervalSet)
+    """Key-shared: messages never sent that only this member may get, passed over for want of credits."""
+
+    @property
+    def has_room(self) -> bool:
+        return self.credits > 0 and not self.is_stalled and self.queued_bytes < QUEUE_BYTES
