@@ -10,17 +10,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Coroutine
-from collections.abc import Hashable
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from contextlib import suppress
-from sava.errors import SavaError
-from typing import Any
-from typing import Final
-from typing import Generic
-from typing import TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from sava.errors import SavaError
 

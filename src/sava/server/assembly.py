@@ -52,8 +52,7 @@ from sava.ledger.tail_recovery import TailRecovery
 from sava.ledger.writer import LedgerCluster, MirrorOptions
 from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
-from sava.metadata.operations import ClusterOperations
-from sava.metadata.store import RaftStore
+from sava.metadata.store import ClusterOperations, RaftStore
 from sava.peer_connection import Dialer
 from sava.peers import tls
 from sava.peers.channels import PeerChannels
@@ -72,9 +71,9 @@ from sava.supervisor import Supervisor
 from sava.tasks import STEP_S, Stops, cancelled, stopped_within
 from sava.topics.names import InvalidName, TopicName
 from sava.topics.registry import Registry
+from sava.topics.served import ServedTopics
 from sava.topics.staged import Stage
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import ServedTopics
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)
