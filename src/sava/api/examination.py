@@ -16,8 +16,7 @@ from sava.errors import SavaError
 from sava.proto import doctor_pb2 as pb
 from sava.proto import doctor_pb2_grpc as rpc
 from sava.storage.broker_storage import BrokerStorage
-from sava.storage.objectstore import ObjectStore
-from sava.storage.probe import Probed, probe
+from sava.storage.objectstore import ObjectStore, Probed, probe
 
 PROBE_S: Final = 3.0
 """For each call to the object store. Brokers themselves are more patient; an operator who asks is not."""

@@ -19,7 +19,7 @@ from sava.cluster.loads import Loads
 from sava.errors import SavaError
 from sava.peers.forwarding import Forwarder
 from sava.proto import brokers_pb2 as pb
-from sava.storage.link_cursors import is_link_cursor
+from sava.storage.source_positions import is_replication_slot
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
 from sava.topics.names import TopicName
@@ -157,7 +157,7 @@ def _topic_load(
         backlog=sum(
             each.backlog
             for each in subscriptions
-            if isinstance(each, Subscription) and not is_link_cursor(each.name)
+            if isinstance(each, Subscription) and not is_replication_slot(each.name)
         ),
     )
 

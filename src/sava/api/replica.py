@@ -21,7 +21,7 @@ from sava.peers import faults
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.schemas.registry import SchemaRegistry
-from sava.storage.chains import Origin
+from sava.storage.source_positions import Origin
 from sava.topics.chain import Chain
 from sava.topics.delivery import Range
 from sava.topics.errors import (

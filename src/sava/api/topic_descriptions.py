@@ -15,7 +15,7 @@ from sava.cluster.view import Entry
 from sava.metadata.store import LocalView
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.catalog import known_state
-from sava.storage.link_cursors import is_link_cursor
+from sava.storage.source_positions import is_replication_slot
 from sava.storage.types import TopicKey
 from sava.tasks import Slices
 from sava.topics.errors import MessageInvalid, SubscriptionUnknown
@@ -128,7 +128,7 @@ def subscription_type(text: str) -> SubscriptionType:
 
 def _type(subscription: str, kind: SubscriptionType) -> str:
     """Of a link's cursor it means nothing: it has no consumers."""
-    return "link" if is_link_cursor(subscription) else kind.name.lower()
+    return "link" if is_replication_slot(subscription) else kind.name.lower()
 
 
 def position(message: pb.StartPosition) -> Position:

@@ -18,7 +18,7 @@ import typer
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import Format, Output, RawFormat, print_json, print_line
 from sava.proto import admin_pb2 as pb
-from sava.storage.hold import KEY as HOLD
+from sava.storage.catalog import HOLD_KEY as HOLD
 
 app = typer.Typer(help="Look at stored messages, verify and back them up.", no_args_is_help=True)
 

@@ -13,8 +13,7 @@ from sava.cli.messages import Printer
 from sava.cli.output import Format, RawFormat, print_json, print_line, print_table
 from sava.cli.positions import instant
 from sava.records import RecordBatch
-from sava.storage.inspection import TopicView
-from sava.storage.journal_inspection import StoppedJournal
+from sava.storage.inspection import StoppedJournal, TopicView
 from sava.storage.types import Segment
 
 # -- topics and segments -------------------------------------------------------------------------

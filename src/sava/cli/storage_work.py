@@ -26,8 +26,7 @@ from sava.metadata.store import RangeResult
 from sava.proto import admin_pb2 as pb
 from sava.storage import inspection
 from sava.storage.errors import UnsupportedStore
-from sava.storage.inspection import TopicName, TopicView, Verification
-from sava.storage.journal_inspection import open_stopped
+from sava.storage.inspection import TopicName, TopicView, Verification, open_stopped
 from sava.storage.keys import name_prefix
 from sava.storage.objectstore import ObjectStore
 

@@ -34,7 +34,7 @@ from sava.ledger.protocol import record as steps
 from sava.ledger.records import Records
 from sava.ledger.salvage import read_tails, unsettled
 from sava.metadata.store import MetadataStore
-from sava.storage.leftovers import named_states
+from sava.storage.orphans import named_states
 
 log = logging.getLogger(__name__)
 

@@ -55,7 +55,7 @@ from sava.ledger.stretches import Stretches
 from sava.ledger.wire import Door
 from sava.records import RecordBatch
 from sava.storage.journal import Journal
-from sava.storage.replay import BATCH
+from sava.storage.journal_index import BATCH
 from sava.tasks import cancelled, spawn
 from sava.wal import DiskFull, LocalDisk
 

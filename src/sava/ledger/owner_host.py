@@ -50,7 +50,7 @@ from sava.ledger.protocol.health import FLOOR_S
 from sava.ledger.recent import RecentBytes
 from sava.ledger.streams import OlderBytes, Stream
 from sava.ledger.wire import Door
-from sava.storage.commitment import NotCommittable
+from sava.storage.commit_queue import NotCommittable
 from sava.tasks import cancelled, spawn
 from sava.wal import Tap
 

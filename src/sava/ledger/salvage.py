@@ -58,8 +58,8 @@ from sava.metadata.store import MetadataStore
 from sava.records import BatchCorrupt, Header, RecordBatch, UnsupportedBatch
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced, SegmentConflict, TopicGone
-from sava.storage.leftovers import named_states
 from sava.storage.objectstore import ObjectStore
+from sava.storage.orphans import named_states
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
 from sava.storage.types import Segment, TopicKey, TopicState

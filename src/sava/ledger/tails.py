@@ -29,7 +29,7 @@ from sava.errors import SavaError
 from sava.ledger.protocol import JournalId
 from sava.ledger.protocol.errors import TailBroken
 from sava.records import BatchCorrupt, Header, UnsupportedBatch, peek_header
-from sava.storage.replay import BATCH, DISOWNED, unpack_note
+from sava.storage.journal_index import BATCH, DISOWNED, unpack_note
 from sava.storage.types import TopicKey, TopicState
 from sava.wal import Record
 

@@ -8,8 +8,8 @@ that writes the state record, on the condition that it is still the one that was
 So two changes never cross. An owner that was replaced finds an epoch above its own; two registrations cannot
 overlap or leave a gap, since each must begin at the ``end`` that the same transaction moves; and descriptors
 are there exactly for ``start .. end``, at every revision. Who may claim an epoch is decided elsewhere: an
-owner that has a ``Guard`` writes nothing once that decision was changed, even if nobody has claimed the topic
-since.
+owner that has a ``TenureGuard`` writes nothing once that decision was changed, even if no broker has claimed
+the topic since.
 
 **Unknown outcomes.** When the answer to a transaction is lost, the state is read again and the change is
 decided anew: if it took effect, the state says so and the change is done; if not, it is tried again under the
@@ -26,20 +26,32 @@ gets ``TopicGone``.
 
 Values are JSON: ``sava meta get`` shows an operator in trouble what is there, and a record is read far more
 rarely than it would matter. Numbers are exact to 64 bits.
+
+**Hold.** While somebody copies the object store, no segment is replaced or dropped.
+
+A backup has the metadata of one moment, and objects that are copied one after the other, for hours perhaps:
+
+    backup   metadata: segments 0..8 are a, b, c
+    broker   merges them into m, deletes a, b, c
+    backup   copies the objects: there is no a, and nothing says that m has its messages
+
+The record of a hold is a condition of every transaction that would replace or drop descriptors, so that
+none succeeds once it is there. What is published meanwhile is uploaded as ever: the copy has it or not, and
+the metadata of before does not name it. A hold ends by itself, since the one who asked for it may be gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from sava.errors import RetryableError
 from sava.metadata.commands import Compare, Delete, Operation, Put, Relation, Target
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.store import LocalView, MetadataStore
-from sava.storage import hold, keys
-from sava.storage.chains import with_later_chains
+from sava.storage import keys
 from sava.storage.errors import (
     CatalogBusy,
     CatalogCorrupt,
@@ -52,9 +64,9 @@ from sava.storage.errors import (
     TopicGone,
     TopicSealed,
 )
-from sava.storage.guard import Guard
-from sava.storage.producer_epochs import Ask, EpochTable, Granted, grant
-from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
+from sava.storage.producers import Ask, Granted, grant
+from sava.storage.source_positions import with_later_chains
+from sava.storage.types import EpochTable, OriginMark, ProducerState, Segment, TopicKey, TopicState
 
 T = TypeVar("T")
 
@@ -83,11 +95,25 @@ class Change(NamedTuple):
     operations: tuple[Operation, ...] = ()
 
 
+class TenureGuard(Protocol):
+    """Of one owner's time with a topic."""
+
+    @property
+    def holds(self) -> Compare:
+        """The condition that it has not ended; asked anew for each transaction."""
+        ...
+
+    async def still_holds(self) -> bool:
+        """Asked when a transaction was refused: False if it has ended for good; True if it goes on, under
+        whatever ``holds`` is now. Raises what keeps it from being known."""
+        ...
+
+
 class Catalog:
     """One topic's descriptors and state. Holds nothing between calls, so any number of them may exist for a
     topic."""
 
-    def __init__(self, metadata: MetadataStore, topic: TopicKey, guard: Guard | None = None) -> None:
+    def __init__(self, metadata: MetadataStore, topic: TopicKey, guard: TenureGuard | None = None) -> None:
         self.topic = keys.check_topic(topic)
         self._metadata = metadata
         self._guard = guard
@@ -458,7 +484,7 @@ class Catalog:
         """That the state is the one that was read, its owner the owner, and that segments may go."""
         unchanged = Compare(self._state_key, Target.MOD_REVISION, Relation.EQUAL, revision)
         owned = () if self._guard is None else (self._guard.holds,)
-        return (unchanged, *owned, hold.IS_NONE) if unless_held else (unchanged, *owned)
+        return (unchanged, *owned, NOT_HELD) if unless_held else (unchanged, *owned)
 
     async def _check_others(self, unless_held: bool) -> None:
         """A transaction was refused although the state is as it was read, so another condition did not hold.
@@ -467,7 +493,7 @@ class Catalog:
         if self._guard is not None and not await self._guard.still_holds():
             raise Fenced(self.topic.path, 0, 0, "it has another owner by now")
         if unless_held:
-            await hold.check(self._metadata)
+            await check_not_held(self._metadata)
 
     def _busy(self) -> CatalogBusy:
         return CatalogBusy(
@@ -574,3 +600,44 @@ def decode_record(key: str, value: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CatalogCorrupt(f"the record {key} cannot be read: {error}") from error
+
+
+# -- holding segments ---------------------------------------------------------------------------
+
+
+HOLD_KEY: Final = "/storage/hold"
+NOT_HELD: Final = Compare(HOLD_KEY, Target.VERSION, Relation.EQUAL, 0)
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    until_ms: int
+
+
+class StorageHeld(RetryableError):
+    """Nothing was changed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "segments are held, so that the object store can be copied; `sava storage release` ends it"
+        )
+
+
+async def check_not_held(metadata: MetadataStore) -> None:
+    """Raises StorageHeld."""
+    if await metadata.get(HOLD_KEY) is not None:
+        raise StorageHeld
+
+
+async def is_held(metadata: MetadataStore, *, now_ms: int) -> bool:
+    """Ends one whose time is over."""
+    kv = await metadata.get(HOLD_KEY)
+    if kv is None:
+        return False
+    try:
+        is_over = msgspec.json.decode(kv.value, type=Hold).until_ms <= now_ms
+    except msgspec.DecodeError:
+        is_over = False  # somebody wants something; unknown is not over
+    if is_over:
+        unchanged = Compare(HOLD_KEY, Target.MOD_REVISION, Relation.EQUAL, kv.mod_revision)
+        await metadata.txn((unchanged,), (Delete(HOLD_KEY),))
+    return not is_over

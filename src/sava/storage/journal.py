@@ -32,6 +32,10 @@ between two lives.
 
 Failures: a full disk refuses appends (retryable) and serves reads; the next append after room was made
 succeeds. A failed write or sync is final: ``fail`` is called once, and the process must stop.
+
+**Admission.** Who waits for room in the journal, in the order in which they came.
+
+**Reading.** A journal's frames, read back by a few threads while another one writes.
 """
 
 from __future__ import annotations
@@ -39,23 +43,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 from sava.records import Header, RecordBatch
-from sava.storage.answering import Answering, resolve
-from sava.storage.commitment import Commitment
+from sava.storage.commit_queue import Answering, Commitment, OrderedLog, open_log, resolve
 from sava.storage.errors import Fenced
-from sava.storage.frame_reader import FrameReader
-from sava.storage.journal_index import FrameDamaged, JournalCorrupt, JournalIndex
-from sava.storage.ordered_log import OrderedLog, open_log
+from sava.storage.journal_index import (
+    BATCH,
+    DISOWNED,
+    NOTE,
+    RELEASED,
+    FrameDamaged,
+    JournalCorrupt,
+    JournalIndex,
+    Replay,
+    Span,
+)
 from sava.storage.producers import ProducerTable
-from sava.storage.replay import BATCH, DISOWNED, NOTE, RELEASED, Replay
-from sava.storage.room import Room
-from sava.wal import Disk, Done, Identity, LogClosed, LogOptions, Tap
+from sava.wal import Disk, Done, Identity, LogClosed, LogOptions, Record, Tap
 from sava.wal.errors import LogCorrupt, PositionOutside
 from sava.wal.format import record_bytes
+from sava.wal.reader import Reader
 from sava.wal.writer import Observe
 
 _log = logging.getLogger(__name__)
@@ -407,3 +419,77 @@ class Journal:
 
 def _ignore(_: BaseException | None) -> None:
     """A note whose loss costs space, nothing else."""
+
+
+# -- admission -------------------------------------------------------------------------------------
+
+
+class Room:
+    """Owned by the event loop."""
+
+    def __init__(self, fits: Callable[[int], bool]) -> None:
+        """``fits``: whether a batch of this size may be appended now."""
+        self._fits = fits
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def has(self, size: int) -> bool:
+        """Whether ``reserve`` would return at once."""
+        return not self._waiting and self._fits(size)
+
+    async def reserve(self, size: int) -> None:
+        """Wait until there is room.
+
+        A waiter stays in the queue until it runs again. If it left when woken, somebody who comes between
+        the waking and the running would go first, and a producer's second batch would overtake its first."""
+        if self.has(size):
+            return
+        waiter = (size, self._loop.create_future())
+        self._waiting.append(waiter)
+        try:
+            self.wake()
+            await waiter[1]
+        finally:
+            self._waiting.remove(waiter)
+            # After this turn: the caller takes its room first.
+            self._loop.call_soon(self.wake)
+
+    def wake(self) -> None:
+        """There may be room: let the first one look."""
+        if self._waiting:
+            size, future = self._waiting[0]
+            if not future.done() and self._fits(size):
+                future.set_result(None)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+class FrameReader:
+    """Owned by the event loop."""
+
+    def __init__(self, disk: Disk, *, storage_id: str, threads: int) -> None:
+        self._reader = Reader(disk, storage_id=storage_id)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="sava-journal-read")
+
+    async def read(self, topic_id: int, spans: Sequence[Span]) -> list[RecordBatch]:
+        """Raises PositionOutside (it was trimmed away), JournalCorrupt, LogCorrupt."""
+        wanted = [(span.position, span.length) for span in spans]
+        loop = asyncio.get_running_loop()
+        records = await loop.run_in_executor(self._threads, self._reader.read, wanted)
+        return [_batch_at(span, record, topic_id) for span, record in zip(spans, records, strict=True)]
+
+    def forget(self, floor: int) -> None:
+        """Files before the position are gone."""
+        self._threads.submit(self._reader.forget, floor)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        self._reader.close()
+
+
+def _batch_at(span: Span, record: Record, topic_id: int) -> RecordBatch:
+    batch = RecordBatch.parse(record.payload)
+    if record.kind != BATCH or batch.header.topic_id != topic_id or batch.base_offset != span.base_offset:
+        raise JournalCorrupt(f"the frame at {span.position} is not offset {span.base_offset} of {topic_id}")
+    return batch

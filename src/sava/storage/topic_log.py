@@ -50,18 +50,16 @@ from sava.errors import RetryableError
 from sava.records import Header, RecordBatch
 from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
-from sava.storage.chain_keeping import ChainKeeper
-from sava.storage.chains import Link
+from sava.storage.clean_marker import Rest
 from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, OffsetOutOfRange
-from sava.storage.housekeeping import Housekeeping
 from sava.storage.journal import Journal
 from sava.storage.journal_index import JournalCorrupt
+from sava.storage.maintenance import RetentionPolicy, SegmentMaintenance
 from sava.storage.objectstore import ObjectStore
-from sava.storage.producer_epochs import Ask, Granted, ProducerEpochs
-from sava.storage.producers import ProducerTable
-from sava.storage.rest import Rest
-from sava.storage.retention import RetentionPolicy
+from sava.storage.producers import Ask, Granted, ProducerEpochs, ProducerTable
 from sava.storage.segment import SegmentReader
+from sava.storage.source_keeping import ChainKeeper
+from sava.storage.source_positions import Link
 from sava.storage.tiered import KnownSegments, TieredReader
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import Backlog, Uploader
@@ -163,7 +161,7 @@ class TopicLog:
         )
         self.uploaded_segments = 0
         self.uploaded_bytes = 0
-        self.housekeeping = Housekeeping(
+        self.housekeeping = SegmentMaintenance(
             catalog,
             parts.store,
             parts.reader,

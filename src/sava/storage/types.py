@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from sava.storage.producer_epochs import EpochTable
-
 
 class TopicKey(msgspec.Struct, frozen=True, array_like=True):
     """A topic as storage knows it. ``topic_id`` is new for each creation: what a deleted topic of the same
@@ -87,6 +85,17 @@ class OriginMark(msgspec.Struct, frozen=True, array_like=True):
     by: int
     top: int
     late: tuple[Late, ...] = ()
+
+
+class EpochTable(msgspec.Struct, frozen=True, array_like=True):
+    """What a topic's record says of the opens of its producers."""
+
+    last: int = 0
+    """The highest number that the topic has seen."""
+    floor: int = 0
+    """The highest number of a producer that was forgotten."""
+    known: tuple[tuple[int, int], ...] = ()
+    """Producer id and number, the lowest number first."""
 
 
 class TopicState(msgspec.Struct, frozen=True, kw_only=True):

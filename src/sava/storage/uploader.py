@@ -44,15 +44,19 @@ import msgspec
 from sava.errors import HostError, SavaError
 from sava.records import Header, RecordBatch
 from sava.storage.catalog import Catalog
-from sava.storage.chains import Chains, Origin, is_chain, learned
 from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, SegmentConflict, TopicGone
 from sava.storage.journal import Journal
 from sava.storage.journal_index import FrameDamaged
-from sava.storage.marks import Mark
-from sava.storage.objectstore import ObjectStore
-from sava.storage.probe import check_writable
+from sava.storage.objectstore import ObjectStore, check_writable
+from sava.storage.origin_marks import Mark
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
+from sava.storage.source_positions import (
+    Chains,
+    Origin,
+    is_chain,
+    learned,
+)
 from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from sava.storage.chains import ChainBroken, MarksMoved, Progress
 from sava.storage.errors import Fenced
+from sava.storage.source_positions import ChainBroken, MarksMoved, Progress
 from sava.storage.topic_log import TopicLog
 from sava.topics.errors import TopicMoved
 from sava.topics.publishing import Publisher

@@ -39,7 +39,7 @@ import msgspec
 from sava.errors import SavaError
 from sava.records import Message, RecordBatch
 from sava.storage.errors import Fenced
-from sava.storage.producer_epochs import MAX_NAMES, ProducerEpochs
+from sava.storage.producers import MAX_NAMES, ProducerEpochs
 from sava.storage.topic_log import TopicClosed
 from sava.topics.errors import (
     MessageInvalid,

@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.records import BatchTooLarge, RecordBatch
-from sava.storage.chains import (
+from sava.storage.origin_marks import Numbers, Seen, is_in_order, numbers, span
+from sava.storage.source_positions import (
     CHAIN_BIT,
     ORIGIN_TOPIC,
     PATH,
@@ -39,8 +40,6 @@ from sava.storage.chains import (
     origins_of,
     source_id,
 )
-from sava.storage.marks import is_in_order, span
-from sava.storage.seen import Numbers, Seen, numbers
 from sava.topics.errors import MessageInvalid
 
 OFFSETS_END: Final = 1 << 62

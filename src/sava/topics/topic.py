@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from sava.errors import SavaError
 from sava.records import RecordBatch
-from sava.storage.chains import Origin
-from sava.storage.producer_epochs import ProducerEpochs
+from sava.storage.producers import ProducerEpochs
+from sava.storage.source_positions import Origin
 from sava.storage.staging import Section
 from sava.storage.topic_log import Status, TopicLog
 from sava.topics.chain import Chain, Copies

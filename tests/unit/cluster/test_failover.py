@@ -36,8 +36,8 @@ from sava.metadata.commands import Put
 from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
+from sava.storage.journal_index import BATCH
 from sava.storage.objectstore import ObjectStore
-from sava.storage.replay import BATCH
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.topics import specs

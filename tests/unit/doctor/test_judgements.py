@@ -12,8 +12,7 @@ from sava.doctor.observation import BrokerSeen, Observation
 from sava.doctor.reach import Contact
 from sava.doctor.visit import judged
 from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, journals_pb2, topics_admin_pb2
-from sava.storage.objectstore import ObjectStore
-from sava.storage.probe import PREFIX, probe
+from sava.storage.objectstore import PROBES_PREFIX, ObjectStore, probe
 from tests.unit.doctor.sights import broker, cluster, only, troubles
 
 
@@ -418,4 +417,4 @@ async def test_the_probe_finds_a_store_that_overwrites_and_leaves_nothing_behind
         store = ObjectStore("memory://", backend)  # type: ignore[arg-type]
         found = await probe(store)
         assert found.puts_if_absent is is_refused
-        assert [info async for info in store.list(PREFIX)] == []
+        assert [info async for info in store.list(PROBES_PREFIX)] == []

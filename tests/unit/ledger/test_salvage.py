@@ -31,10 +31,10 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
+from sava.storage.journal_index import BATCH, DISOWNED
 from sava.storage.keys import state_key
 from sava.storage.objectstore import ObjectStore
-from sava.storage.orphans import sweep
-from sava.storage.replay import BATCH, DISOWNED
+from sava.storage.orphans import sweep_orphans
 from sava.storage.segment import SegmentReader
 from sava.storage.types import OriginMark, Segment, TopicKey, TopicState
 from tests.copying import Origins
@@ -478,7 +478,7 @@ async def test_an_object_that_was_put_and_not_registered_is_nobody_s(
     catalog = Catalog(story.metadata, ORDERS)
     (segment,) = await catalog.segments()
     put = [info.key async for info in story.objects.list("topics")]
-    swept = await sweep(catalog, story.objects, now_ms=1 << 50)
+    swept = await sweep_orphans(catalog, story.objects, now_ms=1 << 50)
     assert [info.key for info in swept] == [key for key in put if key != segment.key]
     assert len(put) == 2
     assert await story.payloads() == numbers(0, 10)

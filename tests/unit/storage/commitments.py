@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sava.storage.commitment import NotCommittable
+from sava.storage.commit_queue import NotCommittable
 
 
 class Mirrors:

@@ -8,10 +8,15 @@ import pytest
 
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
-from sava.storage import chain_keeping
+from sava.storage import source_keeping
 from sava.storage.catalog import Catalog
-from sava.storage.chains import CHAIN_BIT, Chains, Link, Progress
 from sava.storage.errors import Fenced
+from sava.storage.source_positions import (
+    CHAIN_BIT,
+    Chains,
+    Link,
+    Progress,
+)
 from sava.storage.types import OriginMark, ProducerState, TopicState
 from tests.unit.storage.brokers import TOPIC, Cluster, append_each, wake
 from tests.unit.storage.messages import write
@@ -68,7 +73,7 @@ async def test_a_position_is_noted_while_the_topic_is_at_rest(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And stays at rest: nothing was appended, and any disk may go on with it."""
-    monkeypatch.setattr(chain_keeping, "NOTE_S", 0.0)
+    monkeypatch.setattr(source_keeping, "NOTE_S", 0.0)
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
         for start in (0, 10, 20):
@@ -90,8 +95,8 @@ async def test_a_position_is_noted_while_the_topic_is_at_rest(
 async def test_a_note_that_failed_is_made_again(
     cluster: Cluster, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain_keeping, "NOTE_S", 0.0)
-    monkeypatch.setattr(chain_keeping, "RETRY_S", 0.0)
+    monkeypatch.setattr(source_keeping, "NOTE_S", 0.0)
+    monkeypatch.setattr(source_keeping, "RETRY_S", 0.0)
     note, failures = Catalog.note, [error, error]
 
     async def failing(self: Catalog, **known: object) -> TopicState:
@@ -111,7 +116,7 @@ async def test_a_note_that_failed_is_made_again(
 async def test_a_position_behind_a_tail_is_carried_by(
     cluster: Cluster, is_sealed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain_keeping, "NOTE_S", 3600.0)
+    monkeypatch.setattr(source_keeping, "NOTE_S", 3600.0)
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
         await append_each(log, 0, 3)

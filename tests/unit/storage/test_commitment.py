@@ -11,10 +11,10 @@ import pytest
 
 from sava.records import RecordBatch
 from sava.storage.broker_storage import BrokerStorage
-from sava.storage.commitment import NotCommittable
+from sava.storage.commit_queue import NotCommittable
 from sava.storage.errors import ClosedUncommitted, Fenced
 from sava.storage.journal import Journal, JournalOptions
-from sava.storage.retention import RetentionPolicy
+from sava.storage.maintenance import RetentionPolicy
 from sava.storage.topic_log import TopicLog
 from sava.wal import DiskFull, LocalDisk
 from tests.patience import PATIENCE_S

@@ -11,10 +11,16 @@ import pytest
 
 from sava.errors import SavaError
 from sava.metadata.errors import OutcomeUnknown
-from sava.storage import producer_epochs
+from sava.storage import producers
 from sava.storage.errors import Fenced, TopicSealed
-from sava.storage.producer_epochs import Ask, EpochTable, Granted, ProducerEpochs, grant
+from sava.storage.producers import (
+    Ask,
+    Granted,
+    ProducerEpochs,
+    grant,
+)
 from sava.storage.topic_log import TopicClosed
+from sava.storage.types import EpochTable
 from tests.unit.storage.brokers import TOPIC, Cluster, batch
 from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, lose_answer, refuse
 
@@ -42,7 +48,7 @@ class TestGrant:
 
     def test_the_lowest_number_is_forgotten_and_then_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A zombie must not come in because its successor's open was forgotten."""
-        monkeypatch.setattr(producer_epochs, "MAX_NAMES", 2)
+        monkeypatch.setattr(producers, "MAX_NAMES", 2)
         table = grant(BLANK, [Ask(P, 0)]).table
         table = grant(table, [Ask(P, 0)]).table
         for other in (21, 22):
@@ -52,14 +58,14 @@ class TestGrant:
         assert grant(table, [Ask(P, 0)]).numbers == [5]
 
     def test_those_that_are_connected_are_forgotten_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(producer_epochs, "MAX_NAMES", 2)
+        monkeypatch.setattr(producers, "MAX_NAMES", 2)
         table = grant(BLANK, [Ask(P, 0), Ask(Q, 0)]).table
         table = grant(table, [Ask(21, 0)], in_use={P}).table
         assert (table.known, table.floor) == (((P, 1), (21, 3)), 2)
         assert grant(table, [Ask(P, 1)]).numbers == [1]
 
     def test_who_asks_is_not_forgotten_and_the_bound_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(producer_epochs, "MAX_NAMES", 2)
+        monkeypatch.setattr(producers, "MAX_NAMES", 2)
         table = grant(BLANK, [Ask(P, 0), Ask(Q, 0)]).table
         table = grant(table, [Ask(21, 0)], in_use={P, Q}).table
         assert [producer for producer, _ in table.known] == [Q, 21]

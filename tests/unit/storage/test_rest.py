@@ -111,7 +111,7 @@ async def test_rest_that_is_refused_leaves_the_topic_awake_and_is_tried_again(
     cluster: Cluster, metadata: FaultyMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had no effect, so appends need not wait for the metadata store to come back."""
-    monkeypatch.setattr("sava.storage.rest._FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("sava.storage.clean_marker._FIRST_PAUSE_S", 0.02)
     async with cluster.broker(options=TOLD) as broker:
         log = await opened(broker)
         metadata.plan("txn", refuse(UNAVAILABLE))
@@ -274,7 +274,7 @@ async def test_a_wake_of_unknown_outcome_appends_nothing_and_can_be_tried_again(
 async def test_a_wake_in_doubt_that_nobody_follows_up_is_followed_by_rest(
     cluster: Cluster, metadata: FaultyMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sava.storage.rest._FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("sava.storage.clean_marker._FIRST_PAUSE_S", 0.02)
     async with cluster.broker(options=TOLD) as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
         lose_sight(metadata, lose_answer(UNKNOWN))

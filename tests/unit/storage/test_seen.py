@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.storage.chains import MAX_CHAINS, MAX_ORIGINS
-from sava.storage.marks import LATE_EACH, MAX_LATE, Mark, read_marks, room_for
+from sava.storage.origin_marks import (
+    LATE_EACH,
+    MAX_LATE,
+    NOTHING,
+    SEVERAL,
+    Mark,
+    Seen,
+    read_marks,
+    room_for,
+    runs,
+    seen,
+)
 from sava.storage.producers import MAX_PRODUCERS, MAX_WRITERS
-from sava.storage.seen import NOTHING, SEVERAL, Seen, runs, seen
+from sava.storage.source_positions import MAX_CHAINS, MAX_ORIGINS
 from sava.storage.types import Late, OriginMark, ProducerState, TopicState
 
 TOP = 40

@@ -16,8 +16,8 @@ from sava.records import BatchCorrupt, RecordBatch
 from sava.storage.broker_storage import StorageOptions, TopicBusy
 from sava.storage.errors import Fenced, OffsetOutOfRange, SequenceGap
 from sava.storage.journal import JournalOptions
+from sava.storage.maintenance import RetentionPolicy
 from sava.storage.objectstore import ObjectStore
-from sava.storage.retention import RetentionPolicy
 from sava.storage.topic_log import Status, TopicClosed, TopicLog
 from sava.storage.uploader import UploadOptions
 from sava.wal import DiskFailed, DiskFull

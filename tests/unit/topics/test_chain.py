@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from sava.storage import chains
+from sava.storage import source_positions
 from sava.storage.broker_storage import StorageOptions
-from sava.storage.chains import ChainBroken, Progress, TooManyChains
+from sava.storage.source_positions import ChainBroken, Progress, TooManyChains
 from sava.storage.topic_log import TopicLog
 from sava.topics.chain import Chain, Copied, Copies
 from sava.topics.errors import MessageInvalid
@@ -249,7 +249,7 @@ async def test_chains_are_not_forgotten_for_producers_and_are_bounded(
     cluster: Cluster, log: TopicLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sava.storage.producers.MAX_PRODUCERS", 3)
-    monkeypatch.setattr(chains, "MAX_CHAINS", 2)
+    monkeypatch.setattr(source_positions, "MAX_CHAINS", 2)
     many = [Origins("eu", topic_id).publish(2) for topic_id in (1, 2, 3)]
     for each in many[:2]:
         await copy(await chain_into(log, each.source, cluster.metadata), each, 0, 1, begin=True)
@@ -266,7 +266,7 @@ async def test_chains_are_not_forgotten_for_producers_and_are_bounded(
 
 async def test_origins_are_bounded(cluster: Cluster, log: TopicLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in the topic's record: whoever sent a new one with each message would fill it."""
-    monkeypatch.setattr(chains, "MAX_ORIGINS", 3)
+    monkeypatch.setattr(source_positions, "MAX_ORIGINS", 3)
     relay = Origins("africa")
     for topic_id in range(4):
         relay.relay(Origins("eu", topic_id).publish(1))
@@ -285,7 +285,7 @@ async def test_origins_are_bounded(cluster: Cluster, log: TopicLog, monkeypatch:
 async def test_a_stretch_without_messages_moves_the_chain_and_is_noted_soon(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sava.storage.chain_keeping.NOTE_S", 0.01)
+    monkeypatch.setattr("sava.storage.source_keeping.NOTE_S", 0.01)
     eu = Origins("eu").publish(30, skip=range(5, 30))
     async with cluster.broker(options=EAGER) as broker:
         log = await broker.open_topic(TOPIC, epoch=1)

@@ -8,8 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.storage.chains import CHAIN_BIT, Link, OriginForgotten, is_chain, learned, origin_topic
-from sava.storage.seen import NOTHING, SEVERAL, Seen, seen
+from sava.storage.origin_marks import (
+    NOTHING,
+    SEVERAL,
+    Seen,
+    seen,
+)
+from sava.storage.source_positions import (
+    CHAIN_BIT,
+    Link,
+    OriginForgotten,
+    is_chain,
+    learned,
+    origin_topic,
+)
 from sava.topics.errors import MessageInvalid
 from sava.topics.ranges import runs
 from sava.topics.stretches import Pieces, Source

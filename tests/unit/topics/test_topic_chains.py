@@ -11,7 +11,7 @@ from sava.cluster.writer_records import new_producer_id
 from sava.config import Config, Policies
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
-from sava.storage.chains import Progress, is_chain
+from sava.storage.source_positions import Progress, is_chain
 from sava.topics.chain import ChainBroken
 from sava.topics.errors import (
     MessageTooLarge,

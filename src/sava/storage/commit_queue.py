@@ -1,4 +1,4 @@
-"""Answering: the way of a record of the journal from the queue to its answer.
+"""CommitQueue: group commit. The way of a record of the journal from the queue to its answer.
 
     put ─▶ written, synced with its group ─▶ committed (``commitment``) ─▶ answered, in the order of the calls
            └─ refused: the disk is full ──── told behind what was written before it ─┘
@@ -10,21 +10,179 @@ at the door, until whoever was refused was told and the queue behind it is empty
 (``commitment``); who waits for the next is told when it begins, or that it will not be.
 
 A failed write or sync is final: ``fail`` is called once, and the process must stop.
+
+**Commitment.** From when on a frame that is durable here may be acknowledged.
+
+Without others, that is at once. A journal that others mirror waits until enough of them have it, too; who
+they are and how many is decided above (``mirroring``). The order of answers does not change: what the disk
+refused is told behind what was written before it, and not sooner:
+
+    a  10..20  durable here, not yet elsewhere
+    b  20..21  refused: the disk is full
+    told b     the topic takes everything in flight for failed, and gives out 10 again → a and its successor
+               are two messages at one offset
+
+A journal has *lives*: within one, what is written is one stream that the same disks hold. It ends when
+somebody else has ended it (a fence), with the broker's registration, or with the process; what was in
+flight then is not acknowledged, and whoever ended it decides whether it happened. Topics that were opened
+in a life end with it.
+
+**The log** behind a journal writes nothing behind what it refused (why: see ``journal``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple, Protocol
 
-from sava.storage.commitment import Commitment, NotCommittable, Uncommitted
+from sava.errors import RetryableError
 from sava.storage.errors import ClosedUncommitted
-from sava.storage.ordered_log import OrderedLog
-from sava.wal import Buffers, DiskFull, Done, Log, LogClosed, Record, Tap, Writer
+from sava.storage.journal_index import Replay
+from sava.wal import Buffers, Disk, DiskFull, Done, Log, LogClosed, LogOptions, Record, Tap, Writer
 from sava.wal.fullness import Fullness
 from sava.wal.writer import Observe
+
+# -- waiting for other disks -----------------------------------------------------------------------
+
+
+class NotCommittable(RetryableError):
+    """The journal accepts nothing at the moment, since nothing could be acknowledged."""
+
+
+class Commitment(Protocol):
+    """Of one life. Called on the event loop."""
+
+    @property
+    def is_degraded(self) -> bool:
+        """What is told to be committed now is on fewer disks than it should be."""
+        ...
+
+    def check(self) -> None:
+        """Raises NotCommittable when too few disks are there to ever commit what would be appended now."""
+        ...
+
+    def durable(self, end: int) -> int:
+        """This disk has everything before ``end``; how far all is committed."""
+        ...
+
+    def trimmable(self, floor: int) -> int:
+        """Everything before ``floor`` is in registered segments; how much of it this disk may let go."""
+        ...
+
+
+class Waiting(NamedTuple):
+    end: int
+    """Where the commitment must be. Of something refused: where what was before it ends."""
+    finish: Callable[[BaseException | None], None]
+    outcome: BaseException | None
+
+
+class Uncommitted:
+    """Answers of the disk, in order, until they may be told."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Waiting] = deque()
+        self._end = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(
+        self, end: int, finish: Callable[[BaseException | None], None], outcome: BaseException | None
+    ) -> None:
+        self._end = max(self._end, end)
+        self._waiting.append(Waiting(self._end, finish, outcome))
+
+    def tell(self, position: int) -> None:
+        """What lies before the position is committed."""
+        waiting = self._waiting
+        while waiting and waiting[0].end <= position:
+            _, finish, outcome = waiting.popleft()
+            finish(outcome)
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing of it will be acknowledged. What the disk refused was refused for that reason."""
+        while self._waiting:
+            _, finish, outcome = self._waiting.popleft()
+            finish(outcome or error)
+
+
+# -- the log behind a journal ----------------------------------------------------------------------
+
+
+_log = logging.getLogger(__name__)
+
+
+class OrderedLog(Log):
+    """Owned by the writer's thread."""
+
+    _refusal: DiskFull | None = None
+
+    def append_many(
+        self, records: Sequence[tuple[int, Buffers]], *, is_synced_next: bool = False
+    ) -> list[int]:
+        if self._refusal is not None:
+            raise DiskFull("refused behind a write that found the disk full") from self._refusal
+        try:
+            return super().append_many(records, is_synced_next=is_synced_next)
+        except DiskFull as refusal:
+            self._refusal = refusal
+            raise
+
+    def accept_again(self) -> None:
+        self._refusal = None
+
+
+async def open_log(disk: Disk, *, owner: str, options: LogOptions, found: Replay) -> OrderedLog:
+    """Raises what ``Log.open`` raises. If the caller is cancelled, the scan is broken off and the lock is
+    free when this ends."""
+    opening = asyncio.get_running_loop().run_in_executor(
+        None,
+        partial(
+            OrderedLog.open,
+            disk,
+            owner=owner,
+            new_storage_id=lambda: uuid.uuid4().hex,
+            options=options,
+            replay=found.take,
+        ),
+    )
+    try:
+        log = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        found.is_unwanted = True
+        await _abandon(opening)
+        raise
+    assert isinstance(log, OrderedLog)
+    return log
+
+
+async def _abandon(opening: asyncio.Future[Log]) -> None:
+    """Wait for a thread that cannot be interrupted, and undo what it has done. Whoever cancels meanwhile is
+    served by the cancellation that is under way."""
+    loop = asyncio.get_running_loop()
+    await _settled(opening)
+    if opening.exception() is None:
+        closing = loop.run_in_executor(None, opening.result().close)
+        await _settled(closing)
+        if (failure := closing.exception()) is not None:
+            _log.warning("the journal, opened for nobody, could not be closed: %s", failure)
+
+
+async def _settled(future: asyncio.Future[Any]) -> None:
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
+
+
+# -- the queue -------------------------------------------------------------------------------------
+
 
 _UNBOUNDED: Final = 1 << 62
 """The writer's own bound is not used: ``Journal.reserve`` waits where the writer would refuse."""

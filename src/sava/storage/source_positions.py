@@ -36,6 +36,11 @@ position, so a link without a frame needs no other record than the position to b
 **Late.** Messages of an origin are in their order in the topic, but for those that one path brings after
 another has brought higher ones. Where those are is remembered, roughly, for whoever looks for messages by
 origin (``origin_acks`` of the broker).
+
+**Replication slots.** The subscriptions that keep messages for other clusters until these have them.
+
+Each link of a topic to a remote has one, of a name that is kept from users. It has no consumers: whoever
+copies moves it on, and retention spares what is not below it, as with any subscription.
 """
 
 from __future__ import annotations
@@ -52,8 +57,17 @@ import pyarrow.compute as pc
 
 from sava.errors import CallerError, RetryableError
 from sava.records import Header, RecordBatch
-from sava.storage.marks import Mark, is_in_order, read_marks, room_for, span
-from sava.storage.seen import NOTHING, Numbers, Seen, numbers
+from sava.storage.origin_marks import (
+    NOTHING,
+    Mark,
+    Numbers,
+    Seen,
+    is_in_order,
+    numbers,
+    read_marks,
+    room_for,
+    span,
+)
 from sava.storage.types import Late, OriginMark, ProducerState
 
 CHAIN_BIT: Final = 1 << 62
@@ -473,3 +487,22 @@ def _attribute(attributes: Any, name: str) -> Any:
         if rows.equals(pa.arange(0, len(attributes))):
             return attributes.items.take(found)
     return pc.map_lookup(attributes, pa.scalar(name), "first")
+
+
+# -- replication slots -----------------------------------------------------------------------------
+
+
+SLOT_PREFIX: Final = "sava-link."
+
+
+def replication_slot(remote: str) -> str:
+    return f"{SLOT_PREFIX}{remote}"
+
+
+def slot_remote(subscription: str) -> str | None:
+    """None: it is no link's."""
+    return subscription.removeprefix(SLOT_PREFIX) if subscription.startswith(SLOT_PREFIX) else None
+
+
+def is_replication_slot(subscription: str) -> bool:
+    return subscription.startswith(SLOT_PREFIX)

@@ -21,10 +21,18 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from sava.storage.catalog import Catalog
-from sava.storage.chains import Chains, Marks, Origin, Progress, Range, is_chain, learned
 from sava.storage.errors import DataGap, Fenced
 from sava.storage.journal import Journal
-from sava.storage.marks import read_marks
+from sava.storage.origin_marks import read_marks
+from sava.storage.source_positions import (
+    Chains,
+    Marks,
+    Origin,
+    Progress,
+    Range,
+    is_chain,
+    learned,
+)
 from sava.storage.types import Late
 from sava.storage.uploader import Backlog
 
