@@ -217,7 +217,7 @@ async def unserved_topic(entry: Entry, local: LocalView) -> pb.TopicDescription:
     if stored is not None:
         described.start_offset = stored.start
         described.stored_offset = stored.end
-        if stored.sealed or stored.at_rest:
+        if stored.sealed or stored.is_clean:
             described.next_offset = stored.end
     return described
 

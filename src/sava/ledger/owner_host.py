@@ -85,7 +85,7 @@ class MirrorOptions:
 
 
 class OwnedJournal:
-    """Implements ``storage.Commitment``. Owned by the event loop."""
+    """Implements ``storage.AckQuorum``. Owned by the event loop."""
 
     def __init__(
         self,

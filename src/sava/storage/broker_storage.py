@@ -30,7 +30,7 @@ from sava.storage.orphans import (
     topic_states,
 )
 from sava.storage.segment import SegmentReader
-from sava.storage.topic_log import Parts, Status, TopicLog
+from sava.storage.topic_log import LogStatus, TopicDependencies, TopicLog
 from sava.storage.types import TopicKey, TopicState
 from sava.storage.uploader import Uploader, UploadOptions
 from sava.supervisor import Supervisor
@@ -64,7 +64,7 @@ class BrokerStorage:
         self._journal = journal
         self.uploader = Uploader(store, journal, options.upload, supervisor)
         self.expiry_clock = ExpiryClock(store)
-        self._parts = Parts(
+        self._parts = TopicDependencies(
             journal=journal,
             cache=BatchCache(options.cache_bytes),
             uploader=self.uploader,
@@ -113,7 +113,9 @@ class BrokerStorage:
     @property
     def topics(self) -> Mapping[int, TopicLog]:
         """The open topics by id."""
-        return MappingProxyType({key: log for key, log in self._topics.items() if log.status is Status.OPEN})
+        return MappingProxyType(
+            {key: log for key, log in self._topics.items() if log.status is LogStatus.OPEN}
+        )
 
     @property
     def leftovers(self) -> list[int]:
@@ -128,7 +130,7 @@ class BrokerStorage:
 
     def _is_in_use(self, topic_id: int) -> bool:
         log = self._topics.get(topic_id)
-        is_open = log is not None and log.status in (Status.OPEN, Status.SEALING)
+        is_open = log is not None and log.status in (LogStatus.OPEN, LogStatus.SEALING)
         return is_open or topic_id in self._busy
 
     async def open_topic(self, topic: TopicKey, *, epoch: int, guard: TenureGuard | None = None) -> TopicLog:

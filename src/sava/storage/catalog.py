@@ -64,7 +64,7 @@ from sava.storage.errors import (
     TopicGone,
     TopicSealed,
 )
-from sava.storage.producers import Ask, Granted, grant
+from sava.storage.producers import EpochRequest, Granted, grant
 from sava.storage.source_positions import with_later_chains
 from sava.storage.types import EpochTable, OriginMark, ProducerState, Segment, TopicKey, TopicState
 
@@ -81,7 +81,7 @@ STEP: Final = 200
 """Descriptors removed in one transaction, below the store's limit of operations."""
 
 
-class Held(NamedTuple):
+class StateRecord(NamedTuple):
     """The state record as it was read; ``revision`` 0 and no state when there is none."""
 
     state: TopicState | None
@@ -146,19 +146,19 @@ class Catalog:
         It is believed only if the state names this journal: a broker that had the topic long ago still has a
         tail of it, and not the last one.
 
-        A topic of which nothing exists beyond ``end`` is at rest from the start: an owner that dies before
+        A topic of which nothing exists beyond ``end`` is clean from the start: an owner that dies before
         its first message leaves nothing that anybody must wait for.
 
         Raises Fenced (a newer epoch), EpochTaken, TopicSealed (this epoch is over already), TailElsewhere
         (not settled and the tail is on another disk). Repeating the same claim succeeds."""
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = held.state
             if state is None:
                 topic_id = self.topic.topic_id
                 return Change(
                     TopicState(
-                        topic_id=topic_id, epoch=epoch, storage_id=storage_id, sealed=False, at_rest=True
+                        topic_id=topic_id, epoch=epoch, storage_id=storage_id, sealed=False, is_clean=True
                     )
                 )
             self._check_id(state)
@@ -173,7 +173,7 @@ class Catalog:
                 )
             return Change(
                 msgspec.structs.replace(
-                    state, epoch=epoch, storage_id=storage_id, sealed=False, at_rest=state.is_settled
+                    state, epoch=epoch, storage_id=storage_id, sealed=False, is_clean=state.is_settled
                 )
             )
 
@@ -207,7 +207,7 @@ class Catalog:
             raise ValueError(f"a segment of another topic or epoch, or without messages: {segment}")
         key = keys.segment_key(self.topic, segment.start)
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = self._own(held, epoch)
             if segment.start < state.end:
                 await self._check_registered(segment)
@@ -223,7 +223,7 @@ class Catalog:
                 end=segment.end,
                 producers=with_later_chains(producers, state.producers),
                 origins=tuple(origins),
-                at_rest=False,
+                is_clean=False,
                 sealed=seals,
             )
             return Change(moved, (Put(key, msgspec.json.encode(segment)),))
@@ -238,7 +238,7 @@ class Catalog:
             raise ValueError(f"{merged} is no segment of epoch {epoch} for {parts[0]} to {parts[-1]}")
         first, *others = (keys.segment_key(self.topic, part.start) for part in parts)
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = self._own(held, epoch)
             # What the state says and what is found now are of one moment if the transaction succeeds.
             if await self._is_registered(merged):
@@ -275,7 +275,7 @@ class Catalog:
         """Nothing exists beyond ``end``, which must be the registered end. Repeating succeeds. Raises Fenced,
         DataGap."""
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             return self._sealed(self._own(held, epoch), end, producers, origins)
 
         return await self._change(decide)
@@ -297,7 +297,7 @@ class Catalog:
             msgspec.structs.replace(
                 state,
                 sealed=True,
-                at_rest=False,
+                is_clean=False,
                 producers=with_later_chains(producers, state.producers),
                 origins=tuple(origins),
             )
@@ -309,7 +309,7 @@ class Catalog:
         """What is known of producers and origins as of the registered end, if that is still ``end``;
         otherwise nothing is changed. Repeating succeeds. Raises Fenced."""
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = self._own(held, epoch)
             noted = msgspec.structs.replace(state, producers=tuple(producers), origins=tuple(origins))
             return state if state.end != end or state.sealed or noted == state else Change(noted)
@@ -317,13 +317,13 @@ class Catalog:
         return await self._change(decide)
 
     async def grant_epochs(
-        self, *, epoch: int, asks: Sequence[Ask], in_use: Callable[[], Collection[int]]
+        self, *, epoch: int, asks: Sequence[EpochRequest], in_use: Callable[[], Collection[int]]
     ) -> Granted:
         """Open producers, in the order of ``asks`` (see ``producer_epochs``). Repeating gives higher numbers
         to opens, so that a number of unknown outcome is nobody's. Raises Fenced, TopicSealed."""
         granted = Granted(EpochTable(), ())
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             nonlocal granted
             state = self._own(held, epoch)
             if state.sealed:
@@ -336,27 +336,27 @@ class Catalog:
         await self._change(decide)
         return granted
 
-    async def rest(self, *, epoch: int) -> TopicState:
-        """Nothing exists beyond the registered end, and nothing will before ``wake``: the caller sees to
-        both. Repeating succeeds. Raises Fenced."""
+    async def mark_clean(self, *, epoch: int) -> TopicState:
+        """Nothing exists beyond the registered end, and nothing will before ``mark_dirty``: the caller sees
+        to both. Repeating succeeds. Raises Fenced."""
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = self._own(held, epoch)
-            return state if state.is_settled else Change(msgspec.structs.replace(state, at_rest=True))
+            return state if state.is_settled else Change(msgspec.structs.replace(state, is_clean=True))
 
         return await self._change(decide)
 
-    async def wake(self, *, epoch: int) -> TopicState:
+    async def mark_dirty(self, *, epoch: int) -> TopicState:
         """Messages may follow. Raises Fenced, TopicSealed.
 
-        Writes, whatever the record says: a ``rest`` of which nobody knows the outcome may still be on its
-        way, and finds the record changed then."""
+        Writes, whatever the record says: a ``mark_clean`` of unknown outcome may still be on its way, and
+        finds the record changed then."""
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = self._own(held, epoch)
             if state.sealed:
                 raise TopicSealed(f"topic {self.topic.path}: epoch {epoch} is sealed at {state.end}")
-            return Change(msgspec.structs.replace(state, at_rest=False))
+            return Change(msgspec.structs.replace(state, is_clean=False))
 
         return await self._change(decide)
 
@@ -368,7 +368,7 @@ class Catalog:
         never finds a descriptor without its object for long, and a crash in between leaves an orphan, not a
         hole). Raises Fenced, StorageHeld."""
 
-        def choose(held: Held, segments: list[Segment]) -> list[Segment]:
+        def choose(held: StateRecord, segments: list[Segment]) -> list[Segment]:
             self._own(held, epoch)
             return [segment for segment in segments if segment.end <= before]
 
@@ -387,7 +387,7 @@ class Catalog:
             await self._erase(state.topic_id)
 
     async def _erase(self, topic_id: int) -> list[Segment]:
-        def choose(held: Held, segments: list[Segment]) -> list[Segment] | None:
+        def choose(held: StateRecord, segments: list[Segment]) -> list[Segment] | None:
             if held.state is None or held.state.topic_id != topic_id:
                 return None
             return segments
@@ -396,7 +396,7 @@ class Catalog:
 
     async def _remove(
         self,
-        choose: Callable[[Held, list[Segment]], list[Segment] | None],
+        choose: Callable[[StateRecord, list[Segment]], list[Segment] | None],
         *,
         with_state: bool,
         unless_held: bool = False,
@@ -425,7 +425,7 @@ class Catalog:
         raise unknown or self._busy()
 
     async def _remove_in_steps(
-        self, held: Held, chosen: list[Segment], *, with_state: bool, unless_held: bool
+        self, held: StateRecord, chosen: list[Segment], *, with_state: bool, unless_held: bool
     ) -> int | None:
         """Stops at the first step that is refused; returns the revision of the state that it found."""
         state, revision = held
@@ -449,7 +449,7 @@ class Catalog:
     # -- the way of every change ---------------------------------------------------------------
 
     async def _change(
-        self, decide: Callable[[Held], Awaitable[TopicState | Change]], *, unless_held: bool = False
+        self, decide: Callable[[StateRecord], Awaitable[TopicState | Change]], *, unless_held: bool = False
     ) -> TopicState:
         """``decide`` sees the state and returns it when there is nothing (more) to do, or what to change, or
         raises."""
@@ -500,7 +500,7 @@ class Catalog:
             f"topic {self.topic.path}: its state changed under {ATTEMPTS} attempts to change it"
         )
 
-    def _own(self, held: Held, epoch: int) -> TopicState:
+    def _own(self, held: StateRecord, epoch: int) -> TopicState:
         """The state, if the owner of ``epoch`` may change it."""
         if held.state is None:
             raise TopicGone(self.topic.path, self.topic.topic_id, None)
@@ -519,13 +519,13 @@ class Catalog:
 
     # -- reading records -----------------------------------------------------------------------
 
-    async def _read(self) -> Held:
+    async def _read(self) -> StateRecord:
         kv = await self._metadata.get(self._state_key)
         if kv is None:
-            return Held(None, 0)
-        return Held(decode_record(kv.key, kv.value, TopicState), kv.mod_revision)
+            return StateRecord(None, 0)
+        return StateRecord(decode_record(kv.key, kv.value, TopicState), kv.mod_revision)
 
-    async def _read_all(self) -> tuple[Held, list[Segment]]:
+    async def _read_all(self) -> tuple[StateRecord, list[Segment]]:
         """State and descriptors, as they were together.
 
         They are under one prefix, so that one read of one revision gives both. A topic with many segments
@@ -541,8 +541,8 @@ class Catalog:
                 break
         raise DataGap(f"topic {self.topic.path}: {problem}")
 
-    async def _read_pages(self) -> tuple[Held, list[Segment], bool]:
-        held, segments, after, pages = Held(None, 0), [], "", 0
+    async def _read_pages(self) -> tuple[StateRecord, list[Segment], bool]:
+        held, segments, after, pages = StateRecord(None, 0), [], "", 0
         more = True
         while more:
             page = await self._metadata.range(keys.topic_prefix(self.topic), limit=PAGE, start_after=after)
@@ -550,7 +550,7 @@ class Catalog:
             for kv in page.kvs:
                 after = kv.key
                 if kv.key == self._state_key:
-                    held = Held(decode_record(kv.key, kv.value, TopicState), kv.mod_revision)
+                    held = StateRecord(decode_record(kv.key, kv.value, TopicState), kv.mod_revision)
                 elif kv.key.startswith(keys.segments_prefix(self.topic)):
                     segments.append(self._decode_segment(kv.key, kv.value))
         if held.state is not None:

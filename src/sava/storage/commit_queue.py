@@ -43,7 +43,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from sava.errors import RetryableError
 from sava.storage.errors import ClosedUncommitted
-from sava.storage.journal_index import Replay
+from sava.storage.journal_index import JournalReplay
 from sava.wal import Buffers, Disk, DiskFull, Done, Log, LogClosed, LogOptions, Record, Tap, Writer
 from sava.wal.fullness import Fullness
 from sava.wal.writer import Observe
@@ -55,7 +55,7 @@ class NotCommittable(RetryableError):
     """The journal accepts nothing at the moment, since nothing could be acknowledged."""
 
 
-class Commitment(Protocol):
+class AckQuorum(Protocol):
     """Of one life. Called on the event loop."""
 
     @property
@@ -139,7 +139,7 @@ class OrderedLog(Log):
         self._refusal = None
 
 
-async def open_log(disk: Disk, *, owner: str, options: LogOptions, found: Replay) -> OrderedLog:
+async def open_log(disk: Disk, *, owner: str, options: LogOptions, found: JournalReplay) -> OrderedLog:
     """Raises what ``Log.open`` raises. If the caller is cancelled, the scan is broken off and the lock is
     free when this ends."""
     opening = asyncio.get_running_loop().run_in_executor(
@@ -188,7 +188,7 @@ _UNBOUNDED: Final = 1 << 62
 """The writer's own bound is not used: ``Journal.reserve`` waits where the writer would refuse."""
 
 
-class Answering:
+class CommitQueue:
     """Owned by the event loop; the log is of the writer's thread alone."""
 
     def __init__(
@@ -212,7 +212,7 @@ class Answering:
         self._is_reopening = False
         self._fullness = Fullness("journal", "messages are refused")
         self._uncommitted = Uncommitted()
-        self._commitment: Commitment | None = None
+        self._commitment: AckQuorum | None = None
         self._between_lives: BaseException | None = None
         if is_mirrored:
             self._between_lives = NotCommittable("the journal is not open yet")
@@ -361,7 +361,7 @@ class Answering:
         """One is about to begin."""
         self._unborn = None
 
-    def begin_life(self, commitment: Commitment) -> None:
+    def begin_life(self, commitment: AckQuorum) -> None:
         """Records are accepted; topics are not to be opened yet."""
         self.expect_life()
         self._commitment = commitment

@@ -61,7 +61,7 @@ from sava.storage.errors import (
     ObjectMissing,
     SegmentCorrupt,
 )
-from sava.storage.journal_index import BATCH, JournalIndex, Replay
+from sava.storage.journal_index import BATCH, JournalIndex, JournalReplay
 from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.orphans import GRACE_MS, can_be_registered
 from sava.storage.segment import SegmentReader
@@ -86,7 +86,7 @@ _MERGE_S: Final = 1.0
 message is only there any more."""
 
 
-class Records(Protocol):
+class RecordReader(Protocol):
     """As much of a MetadataStore as is needed to look; linearizable."""
 
     async def range(self, prefix: str, *, limit: int = 0, start_after: str = "") -> RangeResult: ...
@@ -185,7 +185,7 @@ class Fault(NamedTuple):
 # -- reading records ---------------------------------------------------------------------------
 
 
-async def topics(records: Records) -> AsyncIterator[TopicName]:
+async def topics(records: RecordReader) -> AsyncIterator[TopicName]:
     """All topics that have records, in order. From each, one key is read to get to the next."""
     after = ""
     while True:
@@ -201,7 +201,7 @@ async def topics(records: Records) -> AsyncIterator[TopicName]:
             after = keys.topic_prefix(found.any_id) + _BEHIND
 
 
-async def known_topic(records: Records, name: TopicName) -> TopicView:
+async def known_topic(records: RecordReader, name: TopicName) -> TopicView:
     """As ``read_topic``. Raises UnknownTopic."""
     view = await read_topic(records, name)
     if view.is_empty:
@@ -209,7 +209,7 @@ async def known_topic(records: Records, name: TopicName) -> TopicView:
     return view
 
 
-async def read_topic(records: Records, name: TopicName) -> TopicView:
+async def read_topic(records: RecordReader, name: TopicName) -> TopicView:
     """State and descriptors as they were together; empty if there are none. Raises CatalogBusy."""
     state_key = keys.state_key(name.any_id)
     for _ in range(_ATTEMPTS):
@@ -220,7 +220,7 @@ async def read_topic(records: Records, name: TopicName) -> TopicView:
     raise CatalogBusy(f"topic {name.path}: its records changed under {_ATTEMPTS} attempts to read them")
 
 
-async def _read_pages(records: Records, prefix: str) -> list[KeyValue]:
+async def _read_pages(records: RecordReader, prefix: str) -> list[KeyValue]:
     kvs: list[KeyValue] = []
     while True:
         page = await records.range(prefix, limit=_PAGE, start_after=kvs[-1].key if kvs else "")
@@ -300,7 +300,7 @@ class Verification:
     """One pass over one topic or all: ``list_objects`` first, then ``faults``; what was seen is counted on
     the way."""
 
-    def __init__(self, records: Records, store: ObjectStore, topic: TopicName | None = None) -> None:
+    def __init__(self, records: RecordReader, store: ObjectStore, topic: TopicName | None = None) -> None:
         self._records = records
         self._store = store
         self._topic = topic
@@ -496,7 +496,7 @@ class StoppedJournal:
         if not self._files:
             raise NoJournal(f"{path} holds no journal: give the directory that storage.journal_dir names")
         self._first = file_start(self._files[0]) or 0
-        self._found = Replay()
+        self._found = JournalReplay()
         self.identity = self._first_identity()
         """None: there is no intact header; ``scan`` says why."""
         self.size = sum((path / name).stat().st_size for name in self._files)

@@ -50,7 +50,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sava.records import Header, RecordBatch
-from sava.storage.commit_queue import Answering, Commitment, OrderedLog, open_log, resolve
+from sava.storage.commit_queue import AckQuorum, CommitQueue, OrderedLog, open_log, resolve
 from sava.storage.errors import Fenced
 from sava.storage.journal_index import (
     BATCH,
@@ -60,7 +60,7 @@ from sava.storage.journal_index import (
     FrameDamaged,
     JournalCorrupt,
     JournalIndex,
-    Replay,
+    JournalReplay,
     Span,
 )
 from sava.storage.producers import ProducerTable
@@ -94,7 +94,7 @@ class Journal:
         self,
         disk: Disk,
         log: OrderedLog,
-        found: Replay,
+        found: JournalReplay,
         *,
         options: JournalOptions,
         is_mirrored: bool,
@@ -109,11 +109,13 @@ class Journal:
         self._floor = self._lowest_needed()
         self._trimmed_to = 0
         self._reserved = 0
-        self._room = Room(self._fits)
-        self._reader = FrameReader(disk, storage_id=log.identity.storage_id, threads=options.read_threads)
+        self._room = Admission(self._fits)
+        self._reader = JournalFrameReader(
+            disk, storage_id=log.identity.storage_id, threads=options.read_threads
+        )
         self._log = log
         """Of the writer's thread alone."""
-        self._answering = Answering(
+        self._answering = CommitQueue(
             log,
             is_mirrored=is_mirrored,
             observe=options.observe,
@@ -133,10 +135,10 @@ class Journal:
         is_mirrored: bool = False,
         fail: Callable[[BaseException], None],
     ) -> Journal:
-        """Lock, recover, scan. ``void``: see ``Replay``. ``is_mirrored``: nothing is accepted before
+        """Lock, recover, scan. ``void``: see ``JournalReplay``. ``is_mirrored``: nothing is accepted before
         ``begin_life``. Raises what ``Log.open`` raises, and JournalCorrupt. If the caller is cancelled, the
         scan is broken off and the lock is free when this ends."""
-        found = Replay(void)
+        found = JournalReplay(void)
         log = await open_log(
             disk,
             owner=broker,
@@ -276,7 +278,7 @@ class Journal:
         """The life that is waited for will not be."""
         self._answering.fail_waiting(why)
 
-    async def begin_life(self, commitment: Commitment, adopted: Sequence[RecordBatch] = ()) -> None:
+    async def begin_life(self, commitment: AckQuorum, adopted: Sequence[RecordBatch] = ()) -> None:
         """From now on frames are accepted, and answered for when they are committed. ``adopted``: frames that
         are history, and that this disk had lost before they were durable here. They come first."""
         self._answering.begin_life(commitment)
@@ -305,7 +307,7 @@ class Journal:
 
     async def replay(self, void: Sequence[tuple[int, int]]) -> None:
         """Between two lives, while no topic is open: find out anew what the journal holds."""
-        found = Replay(void)
+        found = JournalReplay(void)
         await self._answering.scan(found.take)
         self._holdings = found.holdings
         self._end = await self.drained()
@@ -424,7 +426,7 @@ def _ignore(_: BaseException | None) -> None:
 # -- admission -------------------------------------------------------------------------------------
 
 
-class Room:
+class Admission:
     """Owned by the event loop."""
 
     def __init__(self, fits: Callable[[int], bool]) -> None:
@@ -465,7 +467,7 @@ class Room:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-class FrameReader:
+class JournalFrameReader:
     """Owned by the event loop."""
 
     def __init__(self, disk: Disk, *, storage_id: str, threads: int) -> None:

@@ -296,7 +296,7 @@ def unpack_note(payload: bytes) -> tuple[int, int]:
     return topic_id, offset
 
 
-class Replay:
+class JournalReplay:
     """What the recovery scan finds. Only headers are looked at: ``wal`` has checked the bytes."""
 
     def __init__(self, void: Sequence[tuple[int, int]] = ()) -> None:

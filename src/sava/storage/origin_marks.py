@@ -41,7 +41,7 @@ SEVERAL: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class SeenOffsets:
     """Never changed: what comes of it with more is another one."""
 
     bounds: Numbers
@@ -58,7 +58,7 @@ class Seen:
         if self is other:
             return True
         return (
-            isinstance(other, Seen)
+            isinstance(other, SeenOffsets)
             and (self.vague, self.by, self.top) == (other.vague, other.by, other.top)
             and np.array_equal(self.bounds, other.bounds)
         )
@@ -102,17 +102,17 @@ class Seen:
 
     # -- seeing ------------------------------------------------------------------------------
 
-    def credited(self, chain_id: int, top: int) -> Seen:
+    def credited(self, chain_id: int, top: int) -> SeenOffsets:
         """The chain has brought messages below ``top``; which, is said elsewhere."""
         by = chain_id if self.by in (NOBODY, chain_id) else SEVERAL
         return replace(self, by=by, top=max(self.top, top))
 
-    def added(self, offsets: Numbers, chain_id: int) -> Seen:
+    def added(self, offsets: Numbers, chain_id: int) -> SeenOffsets:
         """With messages at these offsets (at least one), which the chain has brought."""
         ordered = offsets if is_rising(offsets) else np.unique(offsets)
         return self.credited(chain_id, int(ordered[-1]) + 1)._with(runs(ordered))
 
-    def covered(self, start: int, end: int) -> Seen:
+    def covered(self, start: int, end: int) -> SeenOffsets:
         """Of everything between it is known now: it is here, or does not come."""
         if start >= end:
             return self
@@ -125,7 +125,7 @@ class Seen:
         known = self if vague == self.vague else replace(self, vague=vague)
         return known._with(np.array([start, end], np.int64))
 
-    def trimmed(self, room: int) -> Seen:
+    def trimmed(self, room: int) -> SeenOffsets:
         """With at most so many ranges (two or more): the oldest holes are forgotten."""
         excess = len(self.bounds) // 2 - room
         if excess <= 0:
@@ -138,7 +138,7 @@ class Seen:
         end = max(end, int(self.bounds[2 * excess + 1]))
         return replace(self, bounds=_without(self.bounds, start, end), vague=(start, end))
 
-    def _with(self, more: Numbers) -> Seen:
+    def _with(self, more: Numbers) -> SeenOffsets:
         bounds = self.bounds
         if not len(bounds) or more[0] > bounds[-1]:
             joined = np.concatenate((bounds, more))
@@ -156,12 +156,12 @@ class Seen:
         return replace(self, bounds=joined)
 
 
-NOTHING: Final = Seen(np.zeros(0, np.int64))
+NOTHING: Final = SeenOffsets(np.zeros(0, np.int64))
 
 
-def seen(ranges: Iterable[tuple[int, int]], **more: Any) -> Seen:
+def seen(ranges: Iterable[tuple[int, int]], **more: Any) -> SeenOffsets:
     """Of ranges that are ascending and apart."""
-    return Seen(np.array([bound for each in ranges for bound in each], np.int64), **more)
+    return SeenOffsets(np.array([bound for each in ranges for bound in each], np.int64), **more)
 
 
 def numbers(column: Any) -> Numbers:
@@ -220,7 +220,7 @@ LATE_EACH: Final = 64
 class Mark(NamedTuple):
     """Of one origin."""
 
-    seen: Seen
+    seen: SeenOffsets
     late: tuple[Late, ...] = ()
 
     def bounded(self, origins: int) -> Mark:
@@ -242,13 +242,13 @@ def read_marks(records: Iterable[OriginMark]) -> dict[tuple[str, str], Mark]:
     """As they are in a topic's state."""
     return {
         (each.cluster, each.topic): Mark(
-            Seen(np.cumsum(each.steps, dtype=np.int64), each.vague, each.by, each.top), each.late
+            SeenOffsets(np.cumsum(each.steps, dtype=np.int64), each.vague, each.by, each.top), each.late
         )
         for each in records
     }
 
 
-def is_in_order(seen: Seen, offsets: Numbers) -> bool:
+def is_in_order(seen: SeenOffsets, offsets: Numbers) -> bool:
     """Whether messages at these offsets are in order behind those that are here."""
     return bool(offsets[0] >= seen.top) and is_rising(offsets)
 

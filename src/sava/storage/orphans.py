@@ -51,8 +51,8 @@ which frames may go. The danger is to let go of a tail that nobody else has:
     below ``end``     is in registered segments, whoever wrote it: may go.
     from ``end`` on   not history, if the state is sealed (nothing exists there) or names another journal
                       (which could take the topic over only when nothing existed there); else it is the tail
-                      that this journal keeps, and stays. (Also if the state is at rest: its owner may wake,
-                      and have a tail, under the same epoch.)
+                      that this journal keeps, and stays. (Also if the state is clean: its owner may mark it
+                      dirty, and have a tail, under the same epoch.)
 
 A state may change between reading it and acting on it. ``end`` only grows, and a deleted topic stays
 deleted. Only a tail can come into being meanwhile, when the topic moves here: it is of a later epoch than

@@ -89,7 +89,7 @@ from typing import Final, NamedTuple
 from sava.errors import CallerError, Outcome, SavaError
 from sava.records import Header
 from sava.storage.errors import SequenceGap
-from sava.storage.source_positions import Chains, is_chain
+from sava.storage.source_positions import SourcePositions, is_chain
 from sava.storage.types import EpochTable, OriginMark, ProducerState
 
 NOBODY: Final = 0
@@ -148,7 +148,7 @@ class ProducerTable:
 
     def __init__(self, known: Iterable[ProducerState] = (), origins: Iterable[OriginMark] = ()) -> None:
         known = list(known)
-        self.chains = Chains(known, origins)
+        self.chains = SourcePositions(known, origins)
         self._producers: dict[int, _Producer] = {}
         self._orders: tuple[dict[int, None], dict[int, None]] = {}, {}
         """Clients, and writers, by last durable batch, oldest first."""
@@ -275,7 +275,7 @@ MAX_NAMES: Final = 2000
 """About 40 bytes each in the topic's record, which each change of it rewrites."""
 
 
-class Ask(NamedTuple):
+class EpochRequest(NamedTuple):
     producer_id: int
     presented: int
     """0: an open."""
@@ -289,11 +289,11 @@ class Granted(NamedTuple):
     """The current number of each producer that asked; 0: it is not remembered."""
 
 
-Write = Callable[[Sequence[Ask]], Awaitable[Granted]]
+Write = Callable[[Sequence[EpochRequest]], Awaitable[Granted]]
 """Makes what ``grant`` says durable. Raises, and then nothing of it may be answered."""
 
 
-def grant(table: EpochTable, asks: Sequence[Ask], in_use: Collection[int] = ()) -> Granted:
+def grant(table: EpochTable, asks: Sequence[EpochRequest], in_use: Collection[int] = ()) -> Granted:
     """The answers to these questions, in their order, and the table that makes them true. ``in_use``:
     producers to be forgotten last."""
     known, last = dict(table.known), table.last
@@ -322,7 +322,7 @@ class ProducerEpochs:
     def __init__(self, table: EpochTable, write: Write) -> None:
         self._write = write
         self._adopt(table)
-        self._waiting: list[tuple[Ask, asyncio.Future[int]]] = []
+        self._waiting: list[tuple[EpochRequest, asyncio.Future[int]]] = []
         """One for each stream that opens: what bounds streams bounds this."""
         self._writer: asyncio.Task[None] | None = None
         self._closed: SavaError | None = None
@@ -332,7 +332,7 @@ class ProducerEpochs:
         """Of a topic that keeps nothing."""
         table = EpochTable()
 
-        async def write(asks: Sequence[Ask]) -> Granted:
+        async def write(asks: Sequence[EpochRequest]) -> Granted:
             nonlocal table
             granted = grant(table, asks)
             table = granted.table
@@ -347,7 +347,7 @@ class ProducerEpochs:
     async def open(self, producer_id: int, *, above: int = 0) -> int:
         """A new number for the name, durable on return. Raises what kept it from being written; the name may
         then be another open's that was never answered, and the next open is beyond that."""
-        return await self._ask(Ask(producer_id, 0, above))
+        return await self._ask(EpochRequest(producer_id, 0, above))
 
     async def present(self, producer_id: int, number: int) -> int:
         """The number that has the name from now on, durable: the presented one if the producer may continue,
@@ -355,7 +355,7 @@ class ProducerEpochs:
         current = self.current(producer_id)
         if number == current or number <= (current or self._floor):
             return current
-        return await self._ask(Ask(producer_id, number))
+        return await self._ask(EpochRequest(producer_id, number))
 
     def close(self, error: SavaError) -> None:
         """The topic ends here. A write that is under way may take effect; its open is not answered."""
@@ -365,7 +365,7 @@ class ProducerEpochs:
         waiting, self._waiting = self._waiting, []
         self._fail(waiting, error)
 
-    async def _ask(self, ask: Ask) -> int:
+    async def _ask(self, ask: EpochRequest) -> int:
         if self._closed is not None:
             raise self._closed
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -376,7 +376,7 @@ class ProducerEpochs:
 
     async def _write_all(self) -> None:
         """Runs while somebody waits; one write serves all who came during the one before it."""
-        asked: list[tuple[Ask, asyncio.Future[int]]] = []
+        asked: list[tuple[EpochRequest, asyncio.Future[int]]] = []
         try:
             while self._waiting:
                 asked, self._waiting = self._waiting, []
@@ -397,7 +397,7 @@ class ProducerEpochs:
     def _adopt(self, table: EpochTable) -> None:
         self._floor, self._known = table.floor, dict(table.known)
 
-    def _fail(self, asked: Sequence[tuple[Ask, asyncio.Future[int]]], error: Exception) -> None:
+    def _fail(self, asked: Sequence[tuple[EpochRequest, asyncio.Future[int]]], error: Exception) -> None:
         for _, future in asked:
             if not future.done():
                 future.set_exception(error)

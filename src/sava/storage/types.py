@@ -102,9 +102,9 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     """The record under ``/storage/topics/{ns}/{topic}/state``; changed by compare-and-swap only.
 
     ``start .. end`` is what the registered segments hold, without a gap. ``sealed`` says that nothing exists
-    beyond ``end``: the next owner begins there. ``at_rest`` says the same for as long as it stands: the owner
-    takes it back before it accepts anything. Otherwise only the journal of the owner of ``epoch`` knows what
-    follows ``end``.
+    beyond ``end``: the next owner begins there. ``is_clean`` says the same for as long as it stands: the
+    owner takes it back before it accepts anything. Otherwise only the journal of the owner of ``epoch``
+    knows what follows ``end``.
     """
 
     topic_id: int
@@ -115,7 +115,7 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     end: int = 0
     sealed: bool = True
-    at_rest: bool = False
+    is_clean: bool = False
     producers: tuple[ProducerState, ...] = ()
     """As of ``end``; and the sources that are copied into the topic."""
     origins: tuple[OriginMark, ...] = ()
@@ -127,4 +127,4 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     def is_settled(self) -> bool:
         """Nothing exists beyond ``end``, and nothing will before this record is written again: any broker may
         go on there."""
-        return self.sealed or self.at_rest
+        return self.sealed or self.is_clean

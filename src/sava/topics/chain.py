@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from sava.storage.errors import Fenced
-from sava.storage.source_positions import ChainBroken, MarksMoved, Progress
+from sava.storage.source_positions import ChainBroken, MarksChanged, SourceProgress
 from sava.storage.topic_log import TopicLog
 from sava.topics.errors import TopicMoved
 from sava.topics.publishing import Publisher
@@ -35,7 +35,7 @@ class Copied(NamedTuple):
 
     position: int
     kept: int
-    """See ``Progress``."""
+    """See ``SourceProgress``."""
     appended: int
     duplicates: int
     """Left out: they had come another way before."""
@@ -79,7 +79,7 @@ class Chain:
     def max_message_size(self) -> int:
         return self._publisher.max_message_size
 
-    async def progress(self) -> Progress:
+    async def progress(self) -> SourceProgress:
         """Durable; when what is on its way now, whoever sent it, has come to its end."""
         return await self._log.chains.progress(self.source.chain_id)
 
@@ -108,7 +108,7 @@ class Chain:
             except ChainBroken:
                 self._copies.refused += 1
                 raise
-            except MarksMoved:
+            except MarksChanged:
                 pass  # what is left of it is cut anew
         outcome: asyncio.Future[Copied] = asyncio.get_running_loop().create_future()
         duplicates = pieces.count - appended - pieces.loops

@@ -25,17 +25,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.records import BatchTooLarge, RecordBatch
-from sava.storage.origin_marks import Numbers, Seen, is_in_order, numbers, span
+from sava.storage.origin_marks import Numbers, SeenOffsets, is_in_order, numbers, span
 from sava.storage.source_positions import (
     CHAIN_BIT,
     ORIGIN_TOPIC,
     PATH,
-    Link,
     Marks,
     Origin,
     OriginForgotten,
     Origins,
     Range,
+    SourceAppend,
     origin_topic,
     origins_of,
     source_id,
@@ -135,7 +135,7 @@ class Pieces:
         """Whose marks a cut needs."""
         return {self._source.origin, *(origin for piece in self._pieces for origin in piece.rows)}
 
-    def cut(self, start: int, marks: Marks) -> list[Link]:
+    def cut(self, start: int, marks: Marks) -> list[SourceAppend]:
         """What the stretch is from a position in it on, for a topic that has these marks of all origins.
         Raises OriginForgotten."""
         stretch = self._stretch
@@ -154,11 +154,11 @@ class Pieces:
             return list(self._links(start, start, stretch.end, marks, kept))
         begin = stretch.begin and start == stretch.start
         after = self._covered(marks, start, stretch.end)
-        return [Link(self._source.chain_id, start, stretch.end, begin, None, marks, after)]
+        return [SourceAppend(self._source.chain_id, start, stretch.end, begin, None, marks, after)]
 
     def _links(
         self, first: int, start: int, end: int, before: Marks, kept: Sequence[_Kept]
-    ) -> Iterator[Link]:
+    ) -> Iterator[SourceAppend]:
         """``first``: where the cut begins."""
         chain_id = self._source.chain_id
         count = sum(len(each.batch) for each in kept)
@@ -177,9 +177,11 @@ class Pieces:
             return
         begin = self._stretch.begin and start == self._stretch.start
         after = self._covered(kept[-1].seen, first, end)
-        yield Link(chain_id, start, end, begin, frame, before, after, _hulls(each.late for each in kept))
+        yield SourceAppend(
+            chain_id, start, end, begin, frame, before, after, _hulls(each.late for each in kept)
+        )
 
-    def _covered(self, marks: Marks, start: int, end: int) -> dict[Origin, Seen]:
+    def _covered(self, marks: Marks, start: int, end: int) -> dict[Origin, SeenOffsets]:
         """What was seen, with all offsets of the source between. If none of its own messages was ever here,
         there is nothing to tell apart."""
         seen = {origin: each for origin, each in marks.items() if each}
@@ -188,7 +190,9 @@ class Pieces:
             seen[own] = marks[own].covered(start, end)
         return seen
 
-    def _chosen(self, piece: _Piece, start: int, marks: dict[Origin, Seen], late: dict[Origin, Range]) -> Any:
+    def _chosen(
+        self, piece: _Piece, start: int, marks: dict[Origin, SeenOffsets], late: dict[Origin, Range]
+    ) -> Any:
         """The places of messages from the offset on that are new by the marks, which move on with them. None:
         all of the piece."""
         first = _below(piece.offsets, start)
@@ -215,7 +219,7 @@ class Pieces:
         together = pa.concat_arrays(chosen) if chosen else pa.array([], pa.int64())
         return together.sort() if len(chosen) > 1 else together
 
-    def _new(self, origin: Origin, places: Any, offsets: Numbers, seen: Seen) -> tuple[Any, Numbers]:
+    def _new(self, origin: Origin, places: Any, offsets: Numbers, seen: SeenOffsets) -> tuple[Any, Numbers]:
         if seen.is_beyond(offsets):
             return places, offsets
         unknown = seen.unknown(offsets, self._source.chain_id)

@@ -22,7 +22,7 @@ from sava.records import RecordBatch
 from sava.storage.producers import ProducerEpochs
 from sava.storage.source_positions import Origin
 from sava.storage.staging import Section
-from sava.storage.topic_log import Status, TopicLog
+from sava.storage.topic_log import LogStatus, TopicLog
 from sava.topics.chain import Chain, Copies
 from sava.topics.consumer import Consumer
 from sava.topics.consumers import KnownConsumer
@@ -141,7 +141,7 @@ class Topic:
     def is_serving(self) -> bool:
         if self._is_closed:
             return False
-        return self.log is None or self.log.status in (Status.OPEN, Status.SEALING)
+        return self.log is None or self.log.status in (LogStatus.OPEN, LogStatus.SEALING)
 
     @property
     def _subscriptions(self) -> Subscriptions | TransientSubscriptions:

@@ -90,7 +90,7 @@ class Story:
     async def claim(self, topic: TopicKey = ORDERS, *, epoch: int = 1, is_awake: bool = True) -> TopicState:
         catalog = Catalog(self.metadata, topic)
         await catalog.claim(epoch=epoch, storage_id=self.origin, has_tail=True)
-        return await catalog.wake(epoch=epoch) if is_awake else await self.state(topic)
+        return await catalog.mark_dirty(epoch=epoch) if is_awake else await self.state(topic)
 
     async def state(self, topic: TopicKey = ORDERS) -> TopicState:
         state = await Catalog(self.metadata, topic).load()
@@ -222,7 +222,7 @@ async def test_a_topic_at_rest_is_left_as_it_is(story: Story) -> None:
 async def test_a_topic_of_another_disk_is_left_as_it_is(story: Story) -> None:
     catalog = Catalog(story.metadata, ORDERS)
     await catalog.claim(epoch=4, storage_id="another", has_tail=False)
-    await catalog.wake(epoch=4)
+    await catalog.mark_dirty(epoch=4)
     story.append(frame(ORDERS, 0, 10))
     await story.close_journal()
     done = await story.run()

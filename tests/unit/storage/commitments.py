@@ -6,7 +6,7 @@ from sava.storage.commit_queue import NotCommittable
 
 
 class Mirrors:
-    """``Commitment``: as far as the test says."""
+    """``AckQuorum``: as far as the test says."""
 
     def __init__(self) -> None:
         self.position = 0

@@ -369,11 +369,11 @@ async def test_a_topic_with_a_message_in_doubt_does_not_rest(tmp_path: Path) -> 
         broker.journal.end_life(Ended())
         with pytest.raises(Ended):
             await in_flight
-        log._rest._due()
+        log._marker._due()
         await asyncio.sleep(0.05)
         state = await cluster.catalog().load()
         assert state is not None
-        assert not state.at_rest
+        assert not state.is_clean
 
         await log.close()
         await broker.journal.replay(())

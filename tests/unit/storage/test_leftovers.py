@@ -52,7 +52,7 @@ def state(**fields: object) -> TopicState:
     [
         (None, 5, Needless(0, 0)),  # deleted
         (state(), 5, Needless(20, None)),  # the tail is here
-        (state(at_rest=True), 5, Needless(20, None)),  # may wake, and have a tail, under the same epoch
+        (state(is_clean=True), 5, Needless(20, None)),  # may wake, and have a tail, under the same epoch
         (state(sealed=True), 5, Needless(20, 20)),  # handed over by us
         (state(storage_id=THEIRS, sealed=True), 3, Needless(20, 20)),
         (state(storage_id=THEIRS), 3, Needless(20, 20)),  # moved away

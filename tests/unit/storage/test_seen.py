@@ -16,7 +16,7 @@ from sava.storage.origin_marks import (
     NOTHING,
     SEVERAL,
     Mark,
-    Seen,
+    SeenOffsets,
     read_marks,
     room_for,
     runs,
@@ -37,7 +37,7 @@ steps = st.lists(
 )
 
 
-def numbers(found: Seen) -> set[int]:
+def numbers(found: SeenOffsets) -> set[int]:
     return {offset for start, end in found.ranges for offset in range(start, end)}
 
 
@@ -115,7 +115,7 @@ def test_a_full_record_fits_into_the_store() -> None:
     for origins in (1, 30, MAX_ORIGINS):
         wide = np.arange(2 * room_for(origins) + 10, dtype=np.int64) * 10**9 + far
         marks = tuple(
-            Mark(Seen(wide, (far, far), 1 << 62, far), late).record(
+            Mark(SeenOffsets(wide, (far, far), 1 << 62, far), late).record(
                 ("a-cluster-of-the-world", f"{n:016x}"), origins
             )
             for n in range(origins)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from sava.storage.origin_marks import (
     NOTHING,
     SEVERAL,
-    Seen,
+    SeenOffsets,
     seen,
 )
 from sava.storage.source_positions import (
     CHAIN_BIT,
-    Link,
     OriginForgotten,
+    SourceAppend,
     is_chain,
     learned,
     origin_topic,
@@ -31,11 +31,11 @@ from tests.unit.topics.copies import HERE
 ORIGINS = (("eu", 7), ("eu", 8), ("asia", 7))
 
 
-def payloads(links: Sequence[Link]) -> list[bytes]:
+def payloads(links: Sequence[SourceAppend]) -> list[bytes]:
     return [payload for link in links if link.batch is not None for payload in link.batch.payloads()]
 
 
-def of(offsets: set[int]) -> Seen:
+def of(offsets: set[int]) -> SeenOffsets:
     return seen(runs(sorted(offsets)))
 
 
