@@ -80,8 +80,8 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
         more=(
             (
                 "sava/cluster/placement.py",
-                "from sava.topics.conditions import unchanged\n",
-                "from sava.topics.conditions import present, unchanged\n",
+                "from sava.metadata.records import unchanged\n",
+                "from sava.metadata.records import present, unchanged\n",
             ),
         ),
     ),

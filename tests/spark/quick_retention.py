@@ -4,10 +4,11 @@ It is the ``sava`` command otherwise."""
 from __future__ import annotations
 
 from sava.cli.main import main
-from sava.topics.topics import Topics, TopicsOptions
+from sava.topics.topics import ServedTopics
+from sava.topics.upkeep import TopicsOptions
 
 if __name__ == "__main__":
-    defaults = Topics.__init__.__kwdefaults__
+    defaults = ServedTopics.__init__.__kwdefaults__
     assert defaults is not None
     assert "options" in defaults
     defaults["options"] = TopicsOptions(retention_interval_s=0.3)

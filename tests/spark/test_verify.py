@@ -28,7 +28,7 @@ from sava.pipeline.replicate.verify import (
 )
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
-from sava.topics.stretches import Source, Stretch
+from sava.topics.stretches import Source, SourceRange
 from tests.long import only_long
 from tests.replica_client import ChainStream, replica
 from tests.replicating import RunningLink
@@ -82,7 +82,7 @@ class Pair:
         """As a replicator does that has got these payloads for these offsets of the source."""
         batch = RecordBatch.from_messages([self._copy(*each) for each in copies])
         offsets = [bound for offset, _ in copies for bound in (offset, offset + 1)]
-        asyncio.run(self._append(Stretch(0, end, True, [batch], offsets)))
+        asyncio.run(self._append(SourceRange(0, end, True, [batch], offsets)))
 
     def smuggle(self, copies: Sequence[tuple[int, bytes]]) -> None:
         """As nobody who replicates can: in any order, and twice."""
@@ -105,7 +105,7 @@ class Pair:
         marks = {PATH: EAST, ORIGIN_TOPIC: origin_topic(source.cluster_id, source.topic_id)}
         return Message(payload, "k", marks, TIME, origin=Origin(EAST, offset))
 
-    async def _append(self, stretch: Stretch) -> None:
+    async def _append(self, stretch: SourceRange) -> None:
         async with replica(f"127.0.0.1:{self.west.port}") as stub:
             stream = ChainStream(stub, self.topic, self.source)
             await stream.open()

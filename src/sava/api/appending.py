@@ -26,9 +26,9 @@ from sava.peers.relays import EOF
 from sava.proto import replica_pb2 as pb
 from sava.records import iter_batches
 from sava.tasks import cancelled
-from sava.topics.chain import Chain, Copied
+from sava.topics.chain import Copied, SourceCopier
 from sava.topics.errors import MessageInvalid
-from sava.topics.stretches import Stretch
+from sava.topics.stretches import SourceRange
 
 MAX_UNANSWERED: Final = 64
 """Stretches of one stream whose outcome is open. Those who copy keep fewer."""
@@ -38,7 +38,7 @@ MAY_PASS: Final = (RetryableError, OutcomeUnknown)
 class Appending:
     """Owned by the event loop."""
 
-    def __init__(self, chain: Chain, context: Any) -> None:
+    def __init__(self, chain: SourceCopier, context: Any) -> None:
         self._chain = chain
         self._context = context
         self._unanswered: deque[asyncio.Future[Copied]] = deque()
@@ -128,15 +128,15 @@ class Appending:
         raise failure
 
 
-def _requested(request: pb.AppendRequest) -> Stretch:
+def _requested(request: pb.AppendRequest) -> SourceRange:
     if request.WhichOneof("kind") != "stretch":
         raise MessageInvalid("a stream of a chain carries stretches after its opening")
     return stretch_of(request.stretch)
 
 
-def stretch_of(stretch: pb.Stretch) -> Stretch:
+def stretch_of(stretch: pb.Stretch) -> SourceRange:
     batches = list(iter_batches(stretch.batches))
-    return Stretch(stretch.start, stretch.end, stretch.begin, batches, stretch.offsets)
+    return SourceRange(stretch.start, stretch.end, stretch.begin, batches, stretch.offsets)
 
 
 def receipt_of(copied: Copied) -> pb.ChainReceipt:

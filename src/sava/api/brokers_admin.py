@@ -4,7 +4,7 @@ them.
 Any broker can list them: everything that is said of a broker is in its own view. But a view says what was so
 when it was last fed: without a majority it shows brokers as active that have long been killed. So the view is
 read behind a linearizable read, and a state that no majority has confirmed in time is ``unknown``. What
-decides who serves what is the leader's (NotLeader, and the call is passed on to it).
+decides who serves what is the leader's (NotController, and the call is passed on to it).
 """
 
 # ruff: noqa: N802 (gRPC names the methods)
@@ -30,7 +30,7 @@ from sava.proto import brokers_pb2_grpc as rpc
 from sava.raft.types import NO_NODE
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName, check_name
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 PREPARE: Final = "/sava.admin.Brokers/PrepareMove"
 UNREACHABLE: Final = "unreachable"
@@ -125,7 +125,7 @@ class Brokers:
 
 
 class BrokersService(rpc.BrokersServicer):
-    def __init__(self, brokers: Brokers, controller: Controller, topics: Topics) -> None:
+    def __init__(self, brokers: Brokers, controller: Controller, topics: ServedTopics) -> None:
         self._brokers = brokers
         self._controller = controller
         self._topics = topics

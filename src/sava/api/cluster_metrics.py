@@ -22,7 +22,7 @@ from sava.cluster.eviction import Evictor
 from sava.cluster.records import Mode
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import Tending
+from sava.cluster.writer_tending import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.metadata.suspicion import Suspicion
 from sava.topics.names import TopicName
@@ -42,7 +42,7 @@ class ClusterParts:
     forwards: Mapping[str, int]
     """Calls that another broker answered, by kind: the port, or ``leader``."""
     writers: Writers
-    tending: Tending
+    tending: WriterMaintenance
     suspicion: Suspicion
     evictor: Evictor
 

@@ -3,7 +3,7 @@ that an operator may accept.
 
 Any broker lists them: records are in the metadata store. How far each disk is, only the journal's owner
 knows, and is asked; how far a recovery is, only the leader. Recoveries are begun and given up by the leader
-(NotLeader, and the call is passed on to it).
+(NotController, and the call is passed on to it).
 """
 
 # ruff: noqa: N802 (gRPC names the methods)

@@ -25,7 +25,7 @@ from sava.tasks import cancelled
 from sava.topics.names import TopicName
 from sava.topics.subscription import Subscription
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class LoadReports:
 
     def __init__(
         self,
-        topics: Topics,
+        topics: ServedTopics,
         loads: Loads,
         forwarder: Forwarder,
         leader: Callable[[], int],
@@ -102,7 +102,7 @@ class _Counted(NamedTuple):
 class Measure:
     """What this broker does, since it was last asked."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: ServedTopics) -> None:
         self._topics = topics
         self._at = time.monotonic()
         self._cpu_s = time.process_time()

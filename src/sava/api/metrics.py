@@ -23,7 +23,7 @@ from sava.metadata.node import RaftNode
 from sava.replication.control import Control
 from sava.storage.broker_storage import BrokerStorage
 from sava.supervisor import Supervisor
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 _LATENCIES = (
     0.0001,
@@ -108,7 +108,7 @@ class Metrics:
         self.registry.register(disks)
         self._disks = disks
 
-    def observe_topics(self, topics: Topics, storage: BrokerStorage) -> None:
+    def observe_topics(self, topics: ServedTopics, storage: BrokerStorage) -> None:
         self.registry.register(TopicsCollector(topics, storage))
 
     def observe_cluster(self, parts: ClusterParts) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sava.cluster.pipeline_records import State
+from sava.cluster.pipeline_records import PipelineState
 from sava.cluster.pipelines import Pipelines
 from sava.errors import SavaError
 
@@ -51,7 +51,7 @@ class PipelinesCollector(Collector):
         )
         for pipeline in found:
             names, status = (pipeline.name, pipeline.record.kind), pipeline.status
-            for state in State:
+            for state in PipelineState:
                 states.add_metric((*names, state.value), float(status.state is state))
             rows.add_metric(names, status.rows)
             restarts.add_metric(names, status.restarts)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from sava.cluster.pipeline_errors import PipelineInvalid
-from sava.cluster.pipeline_records import Pipeline, Runner, RunnerRecord, State, Status
+from sava.cluster.pipeline_records import Pipeline, PipelineState, PipelineStatus, Runner, RunnerRecord
 from sava.cluster.pipelines import Pipelines
 from sava.peers import faults
 from sava.proto import pipelines_pb2 as pb
@@ -130,16 +130,16 @@ def _pipeline(found: Pipeline) -> pb.Pipeline:
     )
 
 
-def _status_of(status: pb.PipelineStatus) -> Status:
+def _status_of(status: pb.PipelineStatus) -> PipelineStatus:
     """The broker itself says when, by whom and under which claim."""
     try:
-        state = State(status.state)
+        state = PipelineState(status.state)
     except ValueError:
-        states = ", ".join(State)
+        states = ", ".join(PipelineState)
         raise PipelineInvalid(
             f"a pipeline cannot be in the state {status.state!r}; states are {states}"
         ) from None
-    return Status(
+    return PipelineStatus(
         state=state,
         rows=status.rows,
         rate=status.rate,

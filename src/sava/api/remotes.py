@@ -24,7 +24,7 @@ from sava.proto import replica_pb2_grpc as rpc
 from sava.replication.errors import RemoteDenied, RemoteRefused, RemoteUnreachable
 from sava.replication.matrix import There
 from sava.replication.records import RemoteRecord
-from sava.replication.remotes import Identity, Shape
+from sava.replication.remotes import ClusterIdentity, Shape
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -48,9 +48,9 @@ class RemoteClusters:
     def __init__(self, *, timeout: float = TIMEOUT_S) -> None:
         self._timeout = timeout
 
-    async def hello(self, remote: RemoteRecord) -> Identity:
+    async def hello(self, remote: RemoteRecord) -> ClusterIdentity:
         answer: pb.HelloResponse = await self._ask(remote, lambda stub: stub.Hello, pb.HelloRequest())
-        return Identity(answer.cluster_name, answer.cluster_id, answer.version)
+        return ClusterIdentity(answer.cluster_name, answer.cluster_id, answer.version)
 
     async def describe(self, name: str, remote: RemoteRecord, topics: Sequence[str]) -> list[Shape]:
         request = pb.DescribeTopicsRequest(topics=topics)

@@ -22,7 +22,7 @@ from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.source_positions import Origin
-from sava.topics.chain import Chain
+from sava.topics.chain import SourceCopier
 from sava.topics.delivery import Range
 from sava.topics.errors import (
     MessageInvalid,
@@ -36,7 +36,7 @@ from sava.topics.origin_acks import OriginAcks
 from sava.topics.specs import SubscriptionType, TopicSpec
 from sava.topics.stretches import Source
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,12 @@ MAX_DESCRIBED: Final = 1000
 
 class ReplicaService(rpc.ReplicaServicer):
     def __init__(
-        self, topics: Topics, *, schemas: SchemaRegistry, cluster_name: str, cluster_id: Callable[[], str]
+        self,
+        topics: ServedTopics,
+        *,
+        schemas: SchemaRegistry,
+        cluster_name: str,
+        cluster_id: Callable[[], str],
     ) -> None:
         """``cluster_id``: empty while the cluster is not initialized."""
         self._topics = topics
@@ -152,7 +157,7 @@ class ReplicaService(rpc.ReplicaServicer):
         async with faults.told(context):
             await several.read_each(self._topics, request, context)
 
-    async def _chain(self, opening: pb.OpenChain, topic_id: int | None = None) -> Chain:
+    async def _chain(self, opening: pb.OpenChain, topic_id: int | None = None) -> SourceCopier:
         """``topic_id``: that the topic must have."""
         source = self._source(opening.source)
         topic = await self._topics.get(TopicName.parse(opening.topic))

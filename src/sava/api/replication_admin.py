@@ -2,7 +2,7 @@
 and tell.
 
 A translation: what a call means is in ``sava.replication``. What changes or knows how far replication is, is
-the leader's (NotLeader, and the call is passed on to it).
+the leader's (NotController, and the call is passed on to it).
 """
 
 # ruff: noqa: N802 (gRPC names the methods)

@@ -8,7 +8,7 @@ from sava.proto import replication_pb2 as pb
 from sava.replication.checks import Difference
 from sava.replication.links import LinkTopic
 from sava.replication.records import PartitionReport, PolicyRecord, RemoteRecord, ReportRecord
-from sava.replication.reports import Told
+from sava.replication.reports import TopicReport
 from sava.replication.status import PartitionStatus, TopicStatus
 
 REPORTED: Final = tuple(PartitionReport.__struct_fields__)
@@ -115,8 +115,8 @@ def _fields(report: PartitionReport) -> dict[str, Any]:
     return {name: getattr(report, name) for name in REPORTED}
 
 
-def told(message: pb.LinkTopic) -> Told:
-    return Told(
+def told(message: pb.LinkTopic) -> TopicReport:
+    return TopicReport(
         topic_ids=tuple(message.topic_ids),
         generation=message.generation,
         remote_topic_ids=tuple(message.remote_topic_ids),

@@ -14,7 +14,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotController
 from sava.replication.control import Control
 from sava.replication.status import TopicStatus
 from sava.topics.specs import RecordCorrupt
@@ -41,7 +41,7 @@ class ReplicationCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         try:
             statuses = self._control.status()
-        except NotLeader:
+        except NotController:
             return
         except RecordCorrupt as error:
             log.error("replication: %s", error)

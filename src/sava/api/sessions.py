@@ -19,10 +19,10 @@ from sava.peers.relays import EOF
 from sava.proto import streams_pb2 as pb
 from sava.records import Header, RecordBatch
 from sava.tasks import cancelled
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.delivery import Range
 from sava.topics.errors import MessageInvalid, NotOwner
-from sava.topics.producers import Producer
+from sava.topics.producers import ProducerHandle
 from sava.topics.topic import Topic
 
 MAX_UNANSWERED: Final = 64
@@ -35,7 +35,7 @@ GOODBYE_S: Final = 1.0
 class Publishing:
     """One Publish stream: batches in, receipts out in their order."""
 
-    def __init__(self, producer: Producer, context: Any) -> None:
+    def __init__(self, producer: ProducerHandle, context: Any) -> None:
         self._producer = producer
         self._context = context
         self._unanswered: deque[tuple[asyncio.Future[int], Header]] = deque()
@@ -142,7 +142,7 @@ class Publishing:
 class Subscribing:
     """One Subscribe stream: deliveries out, credits and acks in."""
 
-    def __init__(self, topic: Topic, consumer: Consumer, deliveries: Deliveries, context: Any) -> None:
+    def __init__(self, topic: Topic, consumer: ConsumerHandle, deliveries: Deliveries, context: Any) -> None:
         self._topic = topic
         self._consumer = consumer
         self._deliveries = deliveries

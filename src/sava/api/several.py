@@ -20,10 +20,10 @@ from sava.api.appending import receipt_of, stretch_of
 from sava.errors import SavaError
 from sava.peers import faults
 from sava.proto import replica_pb2 as pb
-from sava.topics.chain import Chain
+from sava.topics.chain import SourceCopier
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 MAX_EACH: Final = 256
 """Topics in one call."""
@@ -33,7 +33,7 @@ MAX_BYTES: Final = 16 << 20
 """Of one call."""
 
 
-async def read_each(topics: Topics, request: pb.ReadEachRequest, context: Any) -> None:
+async def read_each(topics: ServedTopics, request: pb.ReadEachRequest, context: Any) -> None:
     _check_number(request.tails)
     left = min(request.max_bytes, MAX_BYTES)
     response, size = pb.ReadEachResponse(), 0
@@ -60,7 +60,7 @@ async def read_each(topics: Topics, request: pb.ReadEachRequest, context: Any) -
 
 async def append_each(
     request: pb.AppendEachRequest,
-    open_chain: Callable[[pb.ChainStretch], Awaitable[Chain]],
+    open_chain: Callable[[pb.ChainStretch], Awaitable[SourceCopier]],
     context: Any,
 ) -> None:
     """Side by side: one that waits, for its rate or because its topic moves, keeps no other waiting."""
@@ -79,7 +79,7 @@ async def append_each(
 
 
 async def _answer(
-    number: int, each: pb.ChainStretch, open_chain: Callable[[pb.ChainStretch], Awaitable[Chain]]
+    number: int, each: pb.ChainStretch, open_chain: Callable[[pb.ChainStretch], Awaitable[SourceCopier]]
 ) -> pb.StretchAnswer:
     try:
         chain = await open_chain(each)

@@ -36,10 +36,10 @@ from sava.topics.position import (
     AtTime,
     Position,
 )
-from sava.topics.producers import AccessMode, Producer
+from sava.topics.producers import AccessMode, ProducerHandle
 from sava.topics.specs import SubscriptionType
 from sava.topics.topic import SubscribeOptions, Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 READ_BYTES: Final = 1 << 20
 MAX_READ_BYTES: Final = 16 << 20
@@ -57,7 +57,9 @@ Waits a little for a topic that was just created, or is on its way."""
 
 
 class StreamsService(rpc.StreamsServicer):
-    def __init__(self, topics: Topics, *, schemas: SchemaRegistry, locate: Locate, store_url: str) -> None:
+    def __init__(
+        self, topics: ServedTopics, *, schemas: SchemaRegistry, locate: Locate, store_url: str
+    ) -> None:
         self._topics = topics
         self._schemas = schemas
         self._locate = locate
@@ -85,7 +87,7 @@ class StreamsService(rpc.StreamsServicer):
             finally:
                 producer.close()
 
-    async def _open_producer(self, request: pb.OpenProducer) -> Producer:
+    async def _open_producer(self, request: pb.OpenProducer) -> ProducerHandle:
         name = TopicName.parse(request.topic)
         check_name(request.producer_name, "producer")
         topic = await self._topics.get_or_create(name, _known(_RELIABLE, request.delivery, "delivery"))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from sava.cluster.view import Entry
+from sava.cluster.view import TopicEntry
 from sava.metadata.store import LocalView
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.catalog import known_state
@@ -19,7 +19,7 @@ from sava.storage.source_positions import is_replication_slot
 from sava.storage.types import TopicKey
 from sava.tasks import Slices
 from sava.topics.errors import MessageInvalid, SubscriptionUnknown
-from sava.topics.limits import Effective
+from sava.topics.limits import EffectiveLimits
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
 from sava.topics.position import (
@@ -31,13 +31,13 @@ from sava.topics.position import (
     Position,
 )
 from sava.topics.specs import (
-    Backoff,
     CursorRecord,
+    DeadLetterPolicy,
     FailurePolicy,
     NamespacePolicy,
     Ownership,
     OwnershipState,
-    Poison,
+    RedeliveryBackoff,
     SubscriptionSpec,
     SubscriptionType,
     TopicSpec,
@@ -70,7 +70,7 @@ _SUMS = (
 # -- policies ------------------------------------------------------------------------------------
 
 
-def policy_message(policy: NamespacePolicy | Effective) -> pb.Policy:
+def policy_message(policy: NamespacePolicy | EffectiveLimits) -> pb.Policy:
     limits = ((name, getattr(policy, name)) for name in LIMITS)
     return pb.Policy(**{name: limit for name, limit in limits if limit is not None})
 
@@ -101,9 +101,9 @@ def changed_failure_policy(policy: FailurePolicy, change: pb.FailurePolicy) -> F
             raise MessageInvalid(f"{name} {value} is too long")
     try:
         if "backoff" in fields:
-            fields["backoff"] = Backoff(fields["backoff"])
+            fields["backoff"] = RedeliveryBackoff(fields["backoff"])
         if "poison" in fields:
-            fields["poison"] = Poison(fields["poison"])
+            fields["poison"] = DeadLetterPolicy(fields["poison"])
     except ValueError as error:
         raise MessageInvalid(f"failure policy: {error}") from None
     if fields.get("dead_letter_topic"):
@@ -196,7 +196,7 @@ async def topic_description(topic: Topic, broker: int) -> pb.TopicDescription:
     return described
 
 
-async def unserved_topic(entry: Entry, local: LocalView) -> pb.TopicDescription:
+async def unserved_topic(entry: TopicEntry, local: LocalView) -> pb.TopicDescription:
     """Of a topic that no broker serves: what the metadata store knows. It has more messages than that if its
     owner is gone with some that only its disk holds, so the end is said only where it is certain."""
     name, spec, record = entry.name, entry.spec, entry.record

@@ -22,7 +22,7 @@ from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
 from sava.topics.subscribing import AnySubscription
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 _TOPIC: tuple[str, ...] = ("topic",)
 _SUBSCRIPTION: tuple[str, ...] = ("topic", "subscription")
@@ -40,7 +40,7 @@ Part = list[tuple[TopicName, Topic]]
 
 
 class TopicsCollector(Collector):
-    def __init__(self, topics: Topics, storage: BrokerStorage) -> None:
+    def __init__(self, topics: ServedTopics, storage: BrokerStorage) -> None:
         self._topics = topics
         self._storage = storage
 

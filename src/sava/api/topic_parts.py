@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import Message
 
 from sava.api import topic_descriptions as describe
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import RetryableError, SavaError
 from sava.metadata.store import MetadataStore
 from sava.peers.faults import Relayed
@@ -34,7 +34,7 @@ from sava.topics.errors import SubscriptionUnknown, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 Request = TypeVar("Request", bound=Message)
 
@@ -47,7 +47,7 @@ SETTLE_S: Final = 5.0
 class TopicParts:
     """Holds nothing between calls."""
 
-    def __init__(self, topics: Topics, store: MetadataStore, view: ClusterView, owners: Owners) -> None:
+    def __init__(self, topics: ServedTopics, store: MetadataStore, view: ClusterView, owners: Owners) -> None:
         self.topics = topics
         self.view = view
         self._store = store
@@ -76,7 +76,7 @@ class TopicParts:
             topic = await self.topics.get(name)
         return await describe.topic_description(topic, self.topics.broker)
 
-    def _is_served(self, entry: Entry) -> bool:
+    def _is_served(self, entry: TopicEntry) -> bool:
         return entry.record.state is OwnershipState.ASSIGNED and entry.record.owner in self.view.brokers
 
     async def describe(self, names: Sequence[TopicName]) -> list[pb.TopicDescription]:

@@ -1,4 +1,4 @@
-"""The services ``Namespaces`` and ``Topics`` of the admin port: what operators ask for.
+"""The services ``Namespaces`` and ``ServedTopics`` of the admin port: what operators ask for.
 
 A translation: what a call means is in ``sava.topics``. Any broker answers. A partitioned topic is asked for
 by its own name, and what is said or done then is said of, or done to, all its partitions, wherever they are
@@ -28,11 +28,11 @@ from sava.topics.limits import combine, configured
 from sava.topics.names import TopicName, check_name
 from sava.topics.specs import NamespacePolicy
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 
 class NamespacesService(rpc.NamespacesServicer):
-    def __init__(self, topics: Topics, policies: Policies) -> None:
+    def __init__(self, topics: ServedTopics, policies: Policies) -> None:
         self._topics = topics
         self._namespaces = topics.namespaces
         self._configured = configured(policies)

@@ -15,7 +15,7 @@ from typing import Final
 
 from sava.api.topic_parts import TopicParts
 from sava.cluster.controller import Controller
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotController
 from sava.errors import CallerError, SavaError
 from sava.proto import topics_admin_pb2 as pb
 from sava.tasks import cancelled
@@ -29,7 +29,7 @@ _Result = tuple[TopicName, pb.TopicMove | SavaError]
 
 
 class Unloading:
-    """Holds nothing between calls. On the leader; raises NotLeader elsewhere."""
+    """Holds nothing between calls. On the leader; raises NotController elsewhere."""
 
     def __init__(self, parts: TopicParts, controller: Controller, *, timeout_ms: int) -> None:
         self._parts = parts
@@ -40,14 +40,14 @@ class Unloading:
         self, name: TopicName, *, target: int = 0, timeout_ms: int = 0
     ) -> AsyncGenerator[pb.TopicMove, None]:
         """One result for each topic as it is done. What is refused before anything has moved is raised
-        (NotLeader, TopicUnknown, MoveRefused, WrongState): of several partitions if it is refused for all of
-        them."""
+        (NotController, TopicUnknown, MoveRefused, WrongState): of several partitions if it is refused for all
+        of them."""
         names = await self._parts.names(name)
         refused: list[_Result] = []
         has_moved = False
         async with aclosing(self._each(names, target, timeout_ms or self._timeout_ms)) as results:
             async for topic, result in results:
-                if isinstance(result, NotLeader) and not has_moved:
+                if isinstance(result, NotController) and not has_moved:
                     raise result
                 if isinstance(result, SavaError):
                     refused.append((topic, result))

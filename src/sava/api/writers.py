@@ -35,7 +35,7 @@ from sava.topics.errors import MessageInvalid, TopicMismatch, TopicUnknown
 from sava.topics.names import TopicName, check_name
 from sava.topics.staged import Run, Stage
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 METHOD: Final = "/sava.writers.Writers/PublishStaged"
 CHECK_S: Final = 20.0
@@ -49,7 +49,7 @@ COMMIT_S: Final = 120.0
 class StagedHere:
     """Topics that this broker has."""
 
-    def __init__(self, topics: Topics, stage: Stage) -> None:
+    def __init__(self, topics: ServedTopics, stage: Stage) -> None:
         self._topics = topics
         self._stage = stage
 

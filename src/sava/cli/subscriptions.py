@@ -12,7 +12,7 @@ from sava.cli import positions
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
 from sava.proto import topics_admin_pb2 as pb
-from sava.topics.specs import Backoff, Poison
+from sava.topics.specs import DeadLetterPolicy, RedeliveryBackoff
 
 app = typer.Typer(help="Create, inspect, move and configure subscriptions.", no_args_is_help=True)
 
@@ -127,7 +127,7 @@ def configure(
         typer.Option("--ack-timeout", min=0, metavar="SECONDS", help="Without an ack redeliver; 0: never."),
     ] = None,
     backoff: Annotated[
-        Backoff | None, typer.Option("--backoff", help="How the delay before a redelivery grows.")
+        RedeliveryBackoff | None, typer.Option("--backoff", help="How the delay before a redelivery grows.")
     ] = None,
     base_delay: Annotated[
         float | None,
@@ -137,7 +137,7 @@ def configure(
         float | None, typer.Option("--max-delay", min=0, metavar="SECONDS", help="The longest delay.")
     ] = None,
     poison: Annotated[
-        Poison | None,
+        DeadLetterPolicy | None,
         typer.Option("--poison", help="What happens to a message that failed too often."),
     ] = None,
     dead_letter_topic: Annotated[

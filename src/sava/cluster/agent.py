@@ -36,17 +36,17 @@ from typing import Any, Final, Protocol
 
 from sava.cluster import records
 from sava.cluster.registration import Registrar
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import SavaError
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unfinished
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
 from sava.topics import ownership, specs
-from sava.topics.conditions import unchanged
 from sava.topics.errors import NotOwner, RegistryBusy, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState
@@ -108,7 +108,7 @@ class Job(StrEnum):
     LET_GO = "let_go"
 
 
-def decide(entry: Entry, *, broker: int, incarnation: int, epoch: int) -> Job | None:
+def decide(entry: TopicEntry, *, broker: int, incarnation: int, epoch: int) -> Job | None:
     """``epoch``: under which the topic is loaded here; 0: it is not. Of several things to do, the first."""
     record = entry.record
     if record.owner != broker:
@@ -228,7 +228,7 @@ class Agent:
             case = self._cases[name] = _Case()
             case.task = spawn(self._tend(name, case), name=f"agent: {name}")
 
-    def _decide(self, name: TopicName, entry: Entry | None) -> Job | None:
+    def _decide(self, name: TopicName, entry: TopicEntry | None) -> Job | None:
         incarnation = self._registrar.incarnation
         if not incarnation:
             return None
@@ -276,7 +276,7 @@ class Agent:
         else:
             case.failures = case.pauses = 0
 
-    async def _do(self, job: Job, name: TopicName, entry: Entry | None, case: _Case) -> None:
+    async def _do(self, job: Job, name: TopicName, entry: TopicEntry | None, case: _Case) -> None:
         began = time.monotonic()
         match job:
             case Job.DROP:
@@ -295,7 +295,7 @@ class Agent:
         took = (time.monotonic() - began) * 1000
         log.info("agent: done job=%s topic=%s ms=%.0f", job, name, took)
 
-    def _why_drop(self, entry: Entry | None) -> str:
+    def _why_drop(self, entry: TopicEntry | None) -> str:
         if entry is None:
             return "it does not exist any more"
         owner = entry.record.owner
@@ -307,7 +307,7 @@ class Agent:
         if record.state is OwnershipState.MOVING and case.moving[0] != record.epoch:
             case.moving = record.epoch, time.monotonic()
 
-    async def _hand_over(self, entry: Entry, case: _Case) -> None:
+    async def _hand_over(self, entry: TopicEntry, case: _Case) -> None:
         name, record = entry.name, entry.record
         if case.handed_over[0] != record.epoch:
             left = case.moving[1] + record.timeout_ms / 1000 - time.monotonic()
@@ -347,7 +347,7 @@ class Agent:
         )
         log.warning("agent: given back topic=%s error=%s", name, error)
 
-    async def _settled_end(self, entry: Entry) -> int | None:
+    async def _settled_end(self, entry: TopicEntry) -> int | None:
         """Where another broker would go on; None: somebody's journal may hold what is not in segments."""
         if not entry.spec.reliable:
             return 0
@@ -376,15 +376,15 @@ class Agent:
         """What this node knows is from now on not older than this call."""
         await self._store.get(specs.ownership_key(name))
 
-    def _known(self, name: TopicName) -> Entry | None:
+    def _known(self, name: TopicName) -> TopicEntry | None:
         """As this node knows it. None: there is no such topic. Raises RecordCorrupt."""
         local = self._store.local
         kv = local.get(specs.spec_key(name))
         if kv is None or (spec := specs.decode(kv, TopicSpec)).partitions:
             return None
-        return Entry(name, spec, kv.mod_revision, *ownership.known(local, name))
+        return TopicEntry(name, spec, kv.mod_revision, *ownership.known(local, name))
 
-    async def _write(self, step: str, entry: Entry, **changes: Any) -> None:
+    async def _write(self, step: str, entry: TopicEntry, **changes: Any) -> None:
         """Raises WrongState or RegistryBusy if it was overtaken: what is to be done is decided anew."""
         name = entry.name
         record = ownership.after(step, name, entry.record, **changes)

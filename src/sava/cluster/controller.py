@@ -24,18 +24,18 @@ from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
 from sava.cluster import placement
-from sava.cluster.decisions import Writer
+from sava.cluster.decisions import DecisionWriter
 from sava.cluster.drains import Drains, DrainStatus
-from sava.cluster.errors import NotLeader, RebalanceRunning
+from sava.cluster.errors import NotController, RebalanceRunning
 from sava.cluster.loads import Loads
 from sava.cluster.moves import Move, Moves, PrepareMove
 from sava.cluster.placement import Placement
 from sava.cluster.planning import ORPHAN_LOOK_S, Plan, Scene, Sightings, is_settled, plan
 from sava.cluster.rebalancing import Balance, Rebalanced
 from sava.cluster.records import BrokerMode, Registration
-from sava.cluster.rounds import Rounds
-from sava.cluster.unserved import Unserved
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.rounds import Rebalancer
+from sava.cluster.unserved import OfflineTopics
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.config import Config
 from sava.errors import SavaError
 from sava.metadata.errors import Deposed
@@ -95,10 +95,10 @@ class Controller:
         self._beside = {"deletions": finish_deletions, "writers": tend_writers}
         """What takes its time, and must not keep topics waiting."""
         self.loads = Loads(interval_s=config.load_manager.load_report_interval_seconds)
-        self._writer = Writer(view, store)
+        self._writer = DecisionWriter(view, store)
         self._moves = Moves(view, store, self._placement, self._state_of, prepare_move)
         self._drains = Drains(view, store, self._move_for_drain, wake=self._wake)
-        self._rounds = Rounds(view, self.loads, config.load_manager, self._move_for_balance)
+        self._rounds = Rebalancer(view, self.loads, config.load_manager, self._move_for_balance)
         self._touched: set[TopicName] = set()
         self._touches_all = True
         self._woken = asyncio.Event()
@@ -127,7 +127,7 @@ class Controller:
         """Orphans, and the revision of the storage state with which each was found to wait: as long as it has
         this one there is nothing to decide. A thousand of them are looked at ten times a second."""
         self._last_placed = 0
-        self._unserved = Unserved()
+        self._unserved = OfflineTopics()
         self._deleting: dict[TopicName, float] = {}
 
     # -- running -----------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Controller:
     # -- asked for ---------------------------------------------------------------------------
 
     async def move(self, name: TopicName, *, target: int = 0, reason: str, timeout_ms: int) -> Move:
-        """Returns when the topic is served elsewhere, or will not be. Raises NotLeader, TopicUnknown,
+        """Returns when the topic is served elsewhere, or will not be. Raises NotController, TopicUnknown,
         MoveRefused, MovePostponed, WrongState."""
         term = await self._lead_term()
         move = await self._moves.move(name, term=term, target=target, reason=reason, timeout_ms=timeout_ms)
@@ -169,7 +169,7 @@ class Controller:
 
     async def drain(self, broker: int, mode: BrokerMode) -> AsyncIterator[DrainStatus]:
         """What it has come to, each time that it changes; the last one is done. The drain goes on if nobody
-        looks. Raises NotLeader, BrokerUnknown, MoveRefused."""
+        looks. Raises NotController, BrokerUnknown, MoveRefused."""
         term = await self._lead_term()
         async for status in self._drains.drain(broker, mode, term=term):
             yield status
@@ -180,16 +180,16 @@ class Controller:
         return self._drains.plan(broker, mode)
 
     async def activate(self, broker: int, reason: str) -> bool:
-        """Whether it was active already. Raises NotLeader, BrokerUnknown."""
+        """Whether it was active already. Raises NotController, BrokerUnknown."""
         return await self._drains.activate(broker, reason, term=await self._lead_term())
 
     def balance(self) -> Balance:
-        """Raises NotLeader: loads are reported to the leader."""
+        """Raises NotController: loads are reported to the leader."""
         self._need_term()
         return self._rounds.balance()
 
     async def rebalance(self, *, dry_run: bool, max_moves: int) -> Rebalanced:
-        """One round, now; ``max_moves`` 0: as many as the configuration allows. Raises NotLeader,
+        """One round, now; ``max_moves`` 0: as many as the configuration allows. Raises NotController,
         RebalanceRunning."""
         await self._lead_term()
         return await self._rounds.run(dry_run=dry_run, max_moves=max_moves)
@@ -210,7 +210,7 @@ class Controller:
     def _need_term(self) -> int:
         term = self._leadership.term()
         if not term:
-            raise NotLeader
+            raise NotController
         return term
 
     async def _lead_term(self) -> int:
@@ -221,7 +221,7 @@ class Controller:
                 while self._passed_term != term and self._leadership.term() == term:
                     await self._first_pass.wait()
         if self._passed_term != term:
-            raise NotLeader
+            raise NotController
         return term
 
     async def _move_for_drain(self, name: TopicName) -> Move:
@@ -338,7 +338,7 @@ class Controller:
             self._waited_for.pop(name, None)
         return list(touched)
 
-    async def _find_restless(self, names: Sequence[TopicName]) -> list[Entry]:
+    async def _find_restless(self, names: Sequence[TopicName]) -> list[TopicEntry]:
         """Those with which something has to be done, sometime."""
         restless = []
         for part in _parts(names):
@@ -373,7 +373,7 @@ class Controller:
         kv = self._store.local.get(keys.state_key(TopicKey(name.namespace, name.topic, 0)))
         return kv.mod_revision if kv is not None else 0
 
-    def _state_of(self, entry: Entry) -> TopicState | None:
+    def _state_of(self, entry: TopicEntry) -> TopicState | None:
         key = TopicKey(entry.name.namespace, entry.name.topic, entry.spec.topic_id)
         try:
             return catalog.known_state(self._store.local, key)

@@ -19,7 +19,7 @@ from sava.metadata.store import LocalView, MetadataStore
 SHOWN_S: Final = 1.0
 
 
-class Writer:
+class DecisionWriter:
     """Holds nothing between calls."""
 
     def __init__(self, view: ClusterView, store: MetadataStore) -> None:

@@ -28,16 +28,16 @@ from typing import Final, Literal
 import msgspec
 
 from sava.cluster import placement, records
-from sava.cluster.errors import BrokerUnknown, MovePostponed, MoveRefused, NotLeader
+from sava.cluster.errors import BrokerUnknown, MovePostponed, MoveRefused, NotController
 from sava.cluster.moves import Move
 from sava.cluster.records import BrokerMode, Mode
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.metadata.commands import Compare, Put
 from sava.metadata.errors import Deposed
+from sava.metadata.records import present, unchanged
 from sava.metadata.store import MetadataStore
 from sava.tasks import cancelled
 from sava.topics import specs
-from sava.topics.conditions import present, unchanged
 from sava.topics.errors import RegistryBusy
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
@@ -112,7 +112,7 @@ class Drain:
 
     # -- going on ----------------------------------------------------------------------------
 
-    def look(self, owned: Iterable[Entry]) -> None:
+    def look(self, owned: Iterable[TopicEntry]) -> None:
         """What is left to do, from what the broker has now."""
         self.wants_look = False
         scope = [entry for entry in owned if is_about(self.mode, entry)]
@@ -228,7 +228,7 @@ class Drain:
         )
 
 
-def is_about(mode: BrokerMode, entry: Entry) -> bool:
+def is_about(mode: BrokerMode, entry: TopicEntry) -> bool:
     """Whether the drain is about the topic. One that is being deleted goes by itself."""
     return mode.takes(entry.name.namespace) and entry.record.state is not OwnershipState.DELETING
 
@@ -270,14 +270,14 @@ class Drains:
 
     async def drain(self, broker: int, mode: BrokerMode, *, term: int) -> AsyncIterator[DrainStatus]:
         """Each state that it comes to, until it is done; the drain goes on if nobody looks. Raises
-        BrokerUnknown, MoveRefused, NotLeader."""
+        BrokerUnknown, MoveRefused, NotController."""
         now_ms = time.time_ns() // 1_000_000
         wanted = msgspec.structs.replace(mode, mode=Mode.DRAINING, since_ms=now_ms)
         await self._set_mode(broker, lambda _: (wanted, self._check(broker)), term)
         await self._sync()
         drain = self._drains.get(broker)
         if self._term != term:
-            raise NotLeader
+            raise NotController
         if drain is None or drain.mode != wanted:
             raise RegistryBusy(f"the drain of broker {broker} was called off at once")
         self._wake()
@@ -285,7 +285,7 @@ class Drains:
         while last is None or not last.is_done:
             changed = drain.changed
             if drain.over == "deposed":
-                raise NotLeader
+                raise NotController
             status = drain.status(self._mode_of(drain))
             if status == last:
                 await changed.wait()
@@ -297,7 +297,7 @@ class Drains:
         return self._view.mode(drain.broker).mode
 
     async def activate(self, broker: int, reason: str, *, term: int) -> bool:
-        """Whether it was active already. Raises BrokerUnknown, NotLeader."""
+        """Whether it was active already. Raises BrokerUnknown, NotController."""
 
         def decide(now: BrokerMode | None) -> tuple[BrokerMode, Sequence[Compare]] | None:
             if now is None and broker not in self._view.brokers:
@@ -339,7 +339,7 @@ class Drains:
                     (seen, *conditions), (Put(key, specs.encode(mode)),), fence_term=term
                 )
             except Deposed as error:
-                raise NotLeader from error
+                raise NotController from error
             if result.succeeded:
                 log.info(
                     "cluster: a broker's mode broker=%d mode=%s reason=%s", broker, mode.mode, mode.reason

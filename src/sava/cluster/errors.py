@@ -7,7 +7,7 @@ from sava.topics.ownership import WrongState
 from sava.topics.specs import Ownership
 
 
-class NotLeader(RetryableError):
+class NotController(RetryableError):
     """Only the leader decides who serves what. ``leader`` is its node id, 0 if not known."""
 
     def __init__(self, leader: int = 0) -> None:

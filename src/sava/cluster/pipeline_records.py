@@ -43,7 +43,7 @@ def runner_key(runner: str) -> str:
     return f"{RUNNERS}{runner}"
 
 
-class State(StrEnum):
+class PipelineState(StrEnum):
     WAITING = "waiting"
     """For a runner."""
     STARTING = "starting"
@@ -79,8 +79,8 @@ class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     since_ms: int = 0
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    state: State = State.WAITING
+class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    state: PipelineState = PipelineState.WAITING
     runner: str = ""
     claim: int = 0
     rows: int = 0
@@ -96,7 +96,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch: int = 0
 
 
-class Held(NamedTuple):
+class HeldClaim(NamedTuple):
     """A claim that somebody has."""
 
     runner: str
@@ -111,20 +111,20 @@ class Pipeline(NamedTuple):
     record: PipelineRecord
     revision: int
     """Grows with every change of the record."""
-    claim: Held | None
-    reported: Status
+    claim: HeldClaim | None
+    reported: PipelineStatus
 
     @property
-    def status(self) -> Status:
+    def status(self) -> PipelineStatus:
         """Without a runner nothing moves, whatever was reported last, and how far behind it is by now is not
         known."""
         if self.record.is_deleting:
-            return msgspec.structs.replace(self.reported, state=State.DELETING)
+            return msgspec.structs.replace(self.reported, state=PipelineState.DELETING)
         if self.claim is not None and self.reported.claim == self.claim.number:
             return self.reported
-        state = State.PAUSED if self.record.is_paused else State.WAITING
+        state = PipelineState.PAUSED if self.record.is_paused else PipelineState.WAITING
         if self.claim is not None:
-            state = State.STARTING
+            state = PipelineState.STARTING
         return msgspec.structs.replace(
             self.reported,
             state=state,
@@ -163,13 +163,13 @@ def pipelines_of(found: RangeResult) -> list[Pipeline]:
 def _pipeline(kv: KeyValue, claim: KeyValue | None, status: KeyValue | None) -> Pipeline:
     held = None
     if claim is not None:
-        held = Held(specs.decode(claim, Claim).runner, claim.mod_revision, claim.lease)
+        held = HeldClaim(specs.decode(claim, Claim).runner, claim.mod_revision, claim.lease)
     return Pipeline(
         name=kv.key.removeprefix(PIPELINES),
         record=specs.decode(kv, PipelineRecord),
         revision=kv.mod_revision,
         claim=held,
-        reported=specs.decode(status, Status) if status is not None else Status(),
+        reported=specs.decode(status, PipelineStatus) if status is not None else PipelineStatus(),
     )
 
 

@@ -40,9 +40,9 @@ from sava.cluster.pipeline_records import (
     Claim,
     Pipeline,
     PipelineRecord,
+    PipelineStatus,
     Runner,
     RunnerRecord,
-    Status,
     claim_key,
     now_ms,
     pipeline_key,
@@ -54,9 +54,9 @@ from sava.cluster.pipeline_records import (
 )
 from sava.metadata.commands import Compare, Delete, Operation, Put
 from sava.metadata.errors import LeaseNotFound
+from sava.metadata.records import absent, unchanged
 from sava.metadata.store import MetadataStore
 from sava.topics import specs
-from sava.topics.conditions import absent, unchanged
 from sava.topics.names import InvalidName, check_name
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ SHORTEST_TTL_MS: Final = 1_000
 LONGEST_TTL_MS: Final = 300_000
 
 
-class Joined(NamedTuple):
+class JoinedRunner(NamedTuple):
     lease: int
     """Another one than before: what the runner had claimed is not its own any more."""
     ttl_ms: int
@@ -183,7 +183,7 @@ class Pipelines:
 
     # -- for runners ---------------------------------------------------------------------------
 
-    async def join(self, runner: str, record: RunnerRecord, *, ttl_ms: int) -> Joined:
+    async def join(self, runner: str, record: RunnerRecord, *, ttl_ms: int) -> JoinedRunner:
         """A sign of life, the first or the next one."""
         check_name(runner, "runner")
         if not SHORTEST_TTL_MS <= ttl_ms <= LONGEST_TTL_MS:
@@ -192,7 +192,7 @@ class Pipelines:
             )
         lease, ttl_ms = await self._renew(runner, record, ttl_ms)
         found = await self._store.range(RUNNERS)
-        return Joined(lease, ttl_ms, runners_of(found, self.known()))
+        return JoinedRunner(lease, ttl_ms, runners_of(found, self.known()))
 
     async def _renew(self, runner: str, record: RunnerRecord, ttl_ms: int) -> tuple[int, int]:
         key = runner_key(runner)
@@ -251,7 +251,7 @@ class Pipelines:
                 return Claimed(True, result.revision, runner)
         raise PipelineContended(name)
 
-    async def report(self, name: str, runner: str, claim: int, status: Status) -> Reported:
+    async def report(self, name: str, runner: str, claim: int, status: PipelineStatus) -> Reported:
         found = await self._read(name)
         if found is None or not _is_held(found, runner, claim):
             return Reported(False, False, 0)
@@ -265,7 +265,7 @@ class Pipelines:
                 return Reported(False, False, 0)
         return Reported(True, is_wanted, found.revision)
 
-    async def release(self, name: str, runner: str, claim: int, status: Status) -> None:
+    async def release(self, name: str, runner: str, claim: int, status: PipelineStatus) -> None:
         """Nothing of it runs any more. Repeating it is harmless."""
         for _ in range(ATTEMPTS):
             found = await self._read(name)
@@ -340,13 +340,13 @@ def _holder(found: Pipeline) -> str:
     return found.claim.runner if found.claim is not None else "nobody"
 
 
-def _stamped(status: Status, runner: str, claim: int) -> Status:
+def _stamped(status: PipelineStatus, runner: str, claim: int) -> PipelineStatus:
     error = status.last_error
     if len(error) > MAX_ERROR_CHARACTERS:
         error = f"{error[: MAX_ERROR_CHARACTERS - 1]}…"
     return msgspec.structs.replace(status, runner=runner, claim=claim, last_error=error, reported_ms=now_ms())
 
 
-def _is_news(before: Status, now: Status) -> bool:
+def _is_news(before: PipelineStatus, now: PipelineStatus) -> bool:
     is_same = msgspec.structs.replace(now, reported_ms=before.reported_ms) == before
     return not is_same or abs(now.reported_ms - before.reported_ms) >= REWRITE_MS

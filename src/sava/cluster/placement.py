@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode, Registration
-from sava.cluster.view import Entry
+from sava.cluster.view import TopicEntry
 from sava.metadata.commands import Compare, KeyValue
+from sava.metadata.records import unchanged
 from sava.metadata.store import LocalView
 from sava.topics import specs
-from sava.topics.conditions import unchanged
 from sava.topics.specs import RecordCorrupt
 
 ALMOST_EQUAL: Final = 1.1
@@ -80,7 +80,7 @@ def _is_active(kv: KeyValue) -> bool:
         return False
 
 
-def store_of(entry: Entry, brokers: Mapping[int, Registration]) -> str:
+def store_of(entry: TopicEntry, brokers: Mapping[int, Registration]) -> str:
     """Which object store a topic that is being served needs; empty: none, or it is not known."""
     if not entry.spec.reliable:
         return ""

@@ -24,11 +24,11 @@ from typing import Final, NamedTuple
 from sava.cluster import records
 from sava.cluster.placement import Placement
 from sava.cluster.records import Registration
-from sava.cluster.view import Entry
+from sava.cluster.view import TopicEntry
 from sava.metadata.commands import Compare, Put
+from sava.metadata.records import absent, unchanged
 from sava.storage.types import TopicState
 from sava.topics import ownership, specs
-from sava.topics.conditions import absent, unchanged
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership, OwnershipState
 
@@ -49,7 +49,7 @@ _S = OwnershipState
 class Decision(NamedTuple):
     """A step for a topic, and what must hold for it besides that its records are those that were seen."""
 
-    entry: Entry
+    entry: TopicEntry
     step: str
     record: Ownership
     conditions: tuple[Compare, ...] = ()
@@ -75,7 +75,7 @@ class Decision(NamedTuple):
         return Put(specs.ownership_key(self.name), specs.encode(self.record))
 
 
-def decide(entry: Entry, step: str, conditions: tuple[Compare, ...] = (), **changes: object) -> Decision:
+def decide(entry: TopicEntry, step: str, conditions: tuple[Compare, ...] = (), **changes: object) -> Decision:
     """Raises WrongState."""
     return Decision(entry, step, ownership.after(step, entry.name, entry.record, **changes), conditions)
 
@@ -86,7 +86,7 @@ class Sightings:
     def __init__(self) -> None:
         self._seen: dict[TopicName, tuple[int, float]] = {}
 
-    def since(self, entry: Entry, now: float) -> float:
+    def since(self, entry: TopicEntry, now: float) -> float:
         revision, since = self._seen.get(entry.name, (-1, 0.0))
         if revision != entry.revision:
             since = now
@@ -106,7 +106,7 @@ class Scene:
     brokers: Mapping[int, Registration]
     placement: Placement
     sightings: Sightings
-    state_of: Callable[[Entry], TopicState | None]
+    state_of: Callable[[TopicEntry], TopicState | None]
     """What storage has of a topic; None: it was never opened."""
     is_deleting: Callable[[TopicName], bool]
 
@@ -116,18 +116,18 @@ class Plan:
     decisions: list[Decision] = field(default_factory=list)
     waits: dict[TopicName, float] = field(default_factory=dict)
     """Topics to look at again, and when."""
-    unplaced: list[Entry] = field(default_factory=list)
+    unplaced: list[TopicEntry] = field(default_factory=list)
     """There is no broker for them."""
-    orphans: list[Entry] = field(default_factory=list)
+    orphans: list[TopicEntry] = field(default_factory=list)
     """Their ends are not in segments yet: in journals of disks that are gone."""
 
 
-def is_settled(entry: Entry, brokers: Mapping[int, Registration]) -> bool:
+def is_settled(entry: TopicEntry, brokers: Mapping[int, Registration]) -> bool:
     """Most topics are, most of the time."""
     return entry.record.state is _S.ASSIGNED and entry.record.owner in brokers
 
 
-def plan(entries: Iterable[Entry], scene: Scene) -> Plan:
+def plan(entries: Iterable[TopicEntry], scene: Scene) -> Plan:
     plan = Plan()
     for entry in entries:
         match entry.record.state:
@@ -148,7 +148,7 @@ def wait_after(failures: int) -> float:
     return min(FIRST_WAIT_S * 2 ** min(failures - 1, 16), LONGEST_WAIT_S) if failures else 0.0
 
 
-def _assign(entry: Entry, scene: Scene, plan: Plan) -> None:
+def _assign(entry: TopicEntry, scene: Scene, plan: Plan) -> None:
     record = entry.record
     if scene.is_deleting(entry.name):
         return
@@ -177,7 +177,7 @@ def _assign(entry: Entry, scene: Scene, plan: Plan) -> None:
     )
 
 
-def _watch_move(entry: Entry, scene: Scene, plan: Plan) -> None:
+def _watch_move(entry: TopicEntry, scene: Scene, plan: Plan) -> None:
     record = entry.record
     allowed = record.timeout_ms / 1000 + ROLL_BACK_GRACE_S
     due = scene.sightings.since(entry, scene.now) + allowed
@@ -188,7 +188,7 @@ def _watch_move(entry: Entry, scene: Scene, plan: Plan) -> None:
     plan.decisions.append(decide(entry, "roll_back", error=error))
 
 
-def _recover(entry: Entry, scene: Scene, plan: Plan) -> None:
+def _recover(entry: TopicEntry, scene: Scene, plan: Plan) -> None:
     end = 0
     if entry.spec.reliable:
         state = scene.state_of(entry)

@@ -52,11 +52,11 @@ from sava.cluster.records import Registration
 from sava.errors import SavaError
 from sava.metadata.commands import Put
 from sava.metadata.errors import LeaseNotFound, Unavailable
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
 from sava.topics import specs
-from sava.topics.conditions import unchanged
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from sava.cluster.rebalancing import (
     is_excluded,
     plan_moves,
 )
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.config import LoadManager
 from sava.errors import SavaError
 from sava.topics.names import TopicName
@@ -46,7 +46,7 @@ UNKNOWN_WORK: Final = 0.2
 MoveTo = Callable[[TopicName, int], Awaitable[Move]]
 
 
-class Rounds:
+class Rebalancer:
     """Owned by the event loop."""
 
     def __init__(
@@ -199,7 +199,7 @@ class Rounds:
             if self._may_move(entry, now_ms)
         ]
 
-    def _may_move(self, entry: Entry, now_ms: int) -> bool:
+    def _may_move(self, entry: TopicEntry, now_ms: int) -> bool:
         config, record = self._config.rebalancing, entry.record
         return (
             record.state is OwnershipState.ASSIGNED

@@ -31,7 +31,7 @@ class NotServed(RetryableError):
         self.topic, self.reason = str(topic), reason
 
 
-class Router:
+class TopicRouter:
     """Owned by the event loop."""
 
     def __init__(self, view: ClusterView, registry: Registry) -> None:

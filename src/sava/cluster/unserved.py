@@ -12,7 +12,7 @@ from sava.topics.names import TopicName
 log = logging.getLogger(__name__)
 
 
-class Unserved:
+class OfflineTopics:
     """Owned by the event loop."""
 
     def __init__(self) -> None:

@@ -28,13 +28,13 @@ from sava.supervisor import Supervisor
 from sava.tasks import cancelled
 from sava.topics import ownership, specs
 from sava.topics.names import TopicName
-from sava.topics.ownership import Held
+from sava.topics.ownership import KnownOwnership
 from sava.topics.specs import Ownership, RecordCorrupt, TopicSpec
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.2
-UNASSIGNED: Final = Held(ownership.UNASSIGNED, 0)
+UNASSIGNED: Final = KnownOwnership(ownership.UNASSIGNED, 0)
 PREFIXES: Final = (specs.TOPICS, records.CLUSTER)
 UNREADABLE: Final = BrokerMode(mode=Mode.DRAINED, reason="its record cannot be read")
 """A mode that is not known is not the default one: such a broker keeps what it has, and gets nothing."""
@@ -44,7 +44,7 @@ T = TypeVar("T")
 Listener = Callable[[frozenset[TopicName] | None], None]
 
 
-class Entry(NamedTuple):
+class TopicEntry(NamedTuple):
     """A topic that messages can be in: a plain one, or a partition."""
 
     name: TopicName
@@ -61,7 +61,7 @@ class ClusterView:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._specs: dict[TopicName, tuple[TopicSpec, int]] = {}
-        self._owned: dict[TopicName, Held] = {}
+        self._owned: dict[TopicName, KnownOwnership] = {}
         self._brokers: dict[int, Registration] = {}
         self._modes: dict[int, BrokerMode] = {}
         self._replicated: dict[TopicName, KeyValue] = {}
@@ -164,7 +164,9 @@ class ClusterView:
             case ["", "topics", namespace, topic, "ownership"]:
                 name = TopicName(namespace, topic)
                 record = self._decode(key, kv, Ownership)
-                self._own(name, None if record is None or kv is None else Held(record, kv.mod_revision))
+                self._own(
+                    name, None if record is None or kv is None else KnownOwnership(record, kv.mod_revision)
+                )
                 return name
             case ["", "topics", namespace, topic, "replication"]:
                 name = TopicName(namespace, topic)
@@ -203,7 +205,7 @@ class ClusterView:
         self._corrupt.pop(key, None)
         return record
 
-    def _own(self, name: TopicName, held: Held | None) -> None:
+    def _own(self, name: TopicName, held: KnownOwnership | None) -> None:
         older = self._owned.pop(name, None)
         if older is not None:
             names = self._by_owner[older.record.owner]
@@ -245,7 +247,7 @@ class ClusterView:
         """Whether it is a topic that messages can be in, and not being deleted."""
         return self.entry(name) is not None and not self.is_deleting(name)
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[TopicEntry]:
         """All topics that messages can be in, those included that are being deleted. Copy before an await."""
         return (entry for name in self._specs if (entry := self.entry(name)) is not None)
 
@@ -253,14 +255,14 @@ class ClusterView:
         """All topics, partitioned ones included."""
         return list(self._specs)
 
-    def entry(self, name: TopicName) -> Entry | None:
+    def entry(self, name: TopicName) -> TopicEntry | None:
         """None: there is no such topic, or it is partitioned and its partitions have what it would have, or
         its record cannot be read (see ``fault``)."""
         known = self._specs.get(name)
         if known is None or known[0].partitions or (self._corrupt and self.fault(name)):
             return None
         record, revision = self._owned.get(name, UNASSIGNED)
-        return Entry(name, known[0], known[1], record, revision)
+        return TopicEntry(name, known[0], known[1], record, revision)
 
     def spec(self, name: TopicName) -> TopicSpec | None:
         """Also of a partitioned topic. None: there is none, it is being deleted, or its record cannot
@@ -273,7 +275,7 @@ class ClusterView:
         """The replication policies of topics that have their own."""
         return MappingProxyType(self._replicated)
 
-    def held(self, name: TopicName) -> Held:
+    def held(self, name: TopicName) -> KnownOwnership:
         """Who has it, whether or not there is such a topic."""
         return self._owned.get(name, UNASSIGNED)
 
@@ -295,7 +297,7 @@ class ClusterView:
         """As ``owned_by``, without looking at each."""
         return set(self._by_owner.get(broker, ()))
 
-    def owned_by(self, broker: int) -> list[Entry]:
+    def owned_by(self, broker: int) -> list[TopicEntry]:
         """What names it as the owner, in whatever state."""
         names = self._by_owner.get(broker, ())
         return [entry for name in names if (entry := self.entry(name)) is not None]

@@ -64,7 +64,7 @@ class WriterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, run=run, earlier=earlier)
 
 
-class Held(NamedTuple):
+class HeldWriter(NamedTuple):
     """A record as it was read; revision 0: there is none."""
 
     writer: str
@@ -72,23 +72,23 @@ class Held(NamedTuple):
     revision: int
 
 
-def held(writer: str, kv: KeyValue | None) -> Held:
+def held(writer: str, kv: KeyValue | None) -> HeldWriter:
     """Raises RecordCorrupt."""
     return (
-        Held(writer, specs.decode(kv, WriterRecord), kv.mod_revision)
+        HeldWriter(writer, specs.decode(kv, WriterRecord), kv.mod_revision)
         if kv is not None
-        else Held(writer, None, 0)
+        else HeldWriter(writer, None, 0)
     )
 
 
-class Swept(NamedTuple):
+class SweepMark(NamedTuple):
     moment_ms: int
     """What was staged before, by the object store's clock, may be gone; it only grows."""
     revision: int
 
 
-def swept_until(kv: KeyValue | None) -> Swept:
-    return Swept(specs.decode(kv, int), kv.mod_revision) if kv is not None else Swept(0, 0)
+def swept_until(kv: KeyValue | None) -> SweepMark:
+    return SweepMark(specs.decode(kv, int), kv.mod_revision) if kv is not None else SweepMark(0, 0)
 
 
 def new_producer_id(writer: str, salt: str) -> int:

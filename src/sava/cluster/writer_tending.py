@@ -18,12 +18,12 @@ from sava.cluster.writer_records import SWEEP, WRITERS, WriterRecord, now_ms, sw
 from sava.cluster.writers import Writers
 from sava.errors import SavaError
 from sava.metadata.commands import Delete, Put
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage import staging
 from sava.storage.errors import ObjectMissing
 from sava.storage.objectstore import ObjectStore
 from sava.topics import specs
-from sava.topics.conditions import unchanged
 from sava.topics.specs import RecordCorrupt
 
 log = logging.getLogger(__name__)
@@ -34,17 +34,17 @@ SINGLE_MS: Final = 24 * 3_600_000
 """Nobody asks again for a writer without a query after so long. A query's is kept for its checkpoint, which
 may be taken up after a year."""
 SWEEP_S: Final = 300.0
-PARALLEL: Final = 4
+FINISHED_AT_A_TIME: Final = 4
 STEP: Final = 200
 
 
-class Known(NamedTuple):
+class KnownWriter(NamedTuple):
     writer: str
     record: WriterRecord
     revision: int
 
 
-class Tending:
+class WriterMaintenance:
     """Owned by the event loop."""
 
     def __init__(
@@ -70,11 +70,13 @@ class Tending:
         """Batches that are decided and not published, as this node knows it."""
         return sum(not known.record.is_published for known in self._known())
 
-    def _known(self) -> Iterator[Known]:
+    def _known(self) -> Iterator[KnownWriter]:
         """One record that cannot be read is no reason to leave the others alone."""
         for kv in self._store.local.range(WRITERS).kvs:
             try:
-                yield Known(kv.key.removeprefix(WRITERS), specs.decode(kv, WriterRecord), kv.mod_revision)
+                yield KnownWriter(
+                    kv.key.removeprefix(WRITERS), specs.decode(kv, WriterRecord), kv.mod_revision
+                )
             except RecordCorrupt as error:
                 log.error("writers: %s", error)
 
@@ -86,9 +88,9 @@ class Tending:
             # By somebody else's clock; the difference is no reason to wait for ever.
             if not known.record.is_published and abs(now - known.record.decided_ms) >= LEFT_MS
         ]
-        slots = asyncio.Semaphore(PARALLEL)
+        slots = asyncio.Semaphore(FINISHED_AT_A_TIME)
 
-        async def finish(known: Known) -> None:
+        async def finish(known: KnownWriter) -> None:
             async with slots:
                 writer, batch = known.writer, known.record.batch
                 try:

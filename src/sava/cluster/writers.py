@@ -50,7 +50,7 @@ from sava.cluster.errors import StagedLost, WriterBusy, WriterContended, WriterU
 from sava.cluster.writer_records import (
     SWEEP,
     WRITERS,
-    Held,
+    HeldWriter,
     WriterRecord,
     held,
     now_ms,
@@ -60,6 +60,7 @@ from sava.cluster.writer_records import (
 from sava.errors import SavaError
 from sava.metadata.commands import Delete, Put
 from sava.metadata.errors import OutcomeUnknown, Unavailable
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage import staging
 from sava.storage.errors import ObjectMissing, StagedExpired, StagedInvalid
@@ -67,7 +68,6 @@ from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.staging import Manifest, Part, Section
 from sava.tasks import cancelled, spawn, spread
 from sava.topics import specs
-from sava.topics.conditions import unchanged
 from sava.topics.names import TopicName, check_name
 from sava.topics.single_flight import SingleFlight
 
@@ -93,14 +93,14 @@ class StagedTopics(Protocol):
         ...
 
 
-class Published(NamedTuple):
+class PublishedPart(NamedTuple):
     topic: str
     messages: int
 
 
-class Committed(NamedTuple):
+class CommitResult(NamedTuple):
     decided_now: bool
-    published: Sequence[Published]
+    published: Sequence[PublishedPart]
     """Empty if that was long ago."""
 
 
@@ -121,7 +121,7 @@ class Writers:
         self._topics = topics
         self.usable_s = expiry_s / 2
         """Parts that were staged longer ago are refused: what is about to be swept is not decided upon."""
-        self._finishing: SingleFlight[tuple[str, str], Sequence[Published]] = SingleFlight()
+        self._finishing: SingleFlight[tuple[str, str], Sequence[PublishedPart]] = SingleFlight()
         self._tidying: set[asyncio.Task[None]] = set()
 
         # For metrics.
@@ -136,7 +136,7 @@ class Writers:
 
     # -- committing ------------------------------------------------------------------------------
 
-    async def commit(self, commit: Commit) -> Committed:
+    async def commit(self, commit: Commit) -> CommitResult:
         """Until the batch is published. Repeating it is safe. Raises WriterFenced, WriterReused,
         BatchOutOfOrder, StagedExpired, StagedInvalid and what a topic refuses its part with: nothing is
         published then. Any other error leaves open whether it is decided; a batch that is will be
@@ -150,7 +150,7 @@ class Writers:
                 if commit.batch <= record.batch:
                     commits.check_repeated(record, commit)
                     if await self._follow(known, record, commit.run):
-                        return Committed(False, await self._published(record, commit))
+                        return CommitResult(False, await self._published(record, commit))
                     continue
                 if not record.is_published:
                     await self.finish(commit.writer, record.manifest)
@@ -158,20 +158,20 @@ class Writers:
             decided = await self._decide(commit, known)
             if decided is not None:
                 manifest = decided.record.manifest
-                return Committed(True, await self.finish(commit.writer, manifest, decided))
+                return CommitResult(True, await self.finish(commit.writer, manifest, decided))
         raise WriterContended(commit.writer)
 
-    async def _follow(self, known: Held, record: WriterRecord, run: str) -> bool:
+    async def _follow(self, known: HeldWriter, record: WriterRecord, run: str) -> bool:
         """Take the writer over from an earlier run, if there is one. False: the record has changed."""
         followed = record.followed_by(run)
         return followed is record or await self._write(known, followed)
 
-    async def _published(self, record: WriterRecord, commit: Commit) -> Sequence[Published]:
+    async def _published(self, record: WriterRecord, commit: Commit) -> Sequence[PublishedPart]:
         if commit.batch < record.batch or record.is_published:
             return ()
         return await self.finish(commit.writer, record.manifest)
 
-    async def _decide(self, commit: Commit, known: Held) -> _Decided | None:
+    async def _decide(self, commit: Commit, known: HeldWriter) -> _Decided | None:
         """None: it was another's turn, or nobody knows."""
         swept = swept_until(await self._store.get(SWEEP))
         await self._check_fresh(commit, swept.moment_ms)
@@ -232,7 +232,7 @@ class Writers:
 
     async def finish(
         self, writer: str, manifest: str, decided: _Decided | None = None
-    ) -> Sequence[Published]:
+    ) -> Sequence[PublishedPart]:
         """Publish what was decided, if that is not done; what it was, empty if somebody else has done it.
         Goes on if the caller does not. Raises what stands in the way.
 
@@ -241,7 +241,7 @@ class Writers:
         published itself."""
         return await self._finishing.run((writer, manifest), lambda: self._finish(writer, manifest, decided))
 
-    async def _finish(self, writer: str, key: str, decided: _Decided | None) -> Sequence[Published]:
+    async def _finish(self, writer: str, key: str, decided: _Decided | None) -> Sequence[PublishedPart]:
         try:
             if decided is None:
                 decided = await self._load(writer, key)
@@ -257,11 +257,11 @@ class Writers:
                 failure = StagedLost(f"a decided batch of writer {writer} cannot be published: {error}")
             await self._note(writer, key, error=str(failure))
             raise failure from error
-        await self._mark(Held(writer, decided.record, decided.revision), decided.record)
+        await self._mark(HeldWriter(writer, decided.record, decided.revision), decided.record)
         self.published += 1
         self.messages += decided.record.messages
         self._tidy(self._remove([*decided.manifest.keys, decided.record.manifest]))
-        return [Published(part.topic, part.messages) for part in decided.manifest.parts]
+        return [PublishedPart(part.topic, part.messages) for part in decided.manifest.parts]
 
     async def _load(self, writer: str, key: str) -> _Decided | None:
         """None: there is nothing left to do."""
@@ -292,7 +292,7 @@ class Writers:
                 await self._note(writer, record.manifest, done=done)
             raise failures[0]
 
-    async def _mark(self, known: Held, record: WriterRecord) -> None:
+    async def _mark(self, known: HeldWriter, record: WriterRecord) -> None:
         """The batch is published."""
         for _ in range(ATTEMPTS):
             marked = msgspec.structs.replace(record, is_published=True, done=(), error="")
@@ -348,10 +348,10 @@ class Writers:
 
     # -- records and objects ---------------------------------------------------------------------
 
-    async def _held(self, writer: str) -> Held:
+    async def _held(self, writer: str) -> HeldWriter:
         return held(writer, await self._store.get(writer_key(writer)))
 
-    async def _write(self, known: Held, record: WriterRecord) -> bool:
+    async def _write(self, known: HeldWriter, record: WriterRecord) -> bool:
         """False: it is not what was known any more, or nobody knows. Whoever reads it again finds out."""
         key = writer_key(known.writer)
         put = Put(key, specs.encode(record))

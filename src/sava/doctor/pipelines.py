@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sava.cluster.pipeline_records import State
+from sava.cluster.pipeline_records import PipelineState
 from sava.doctor.findings import Finding, Level, error, note
 from sava.doctor.observation import Observation
 from sava.proto import pipelines_pb2 as pb
-from sava.replication.matrix import CONNECTED
-from sava.replication.matrix import State as LinkState
+from sava.replication.matrix import CONNECTED, LinkState
 
 RUNNER: Final = "start one: `sava pipelines run`, or another beside those that run"
 STATUS: Final = "`sava replication status` shows all of them"
@@ -36,14 +35,14 @@ def check_pipelines(seen: Observation) -> Iterator[Finding]:
         yield note("pipelines", "cluster", f"not known: {seen.pipelines_error}")
     for pipeline in seen.pipelines:
         name, status = pipeline.spec.name, pipeline.status
-        if status.state == State.FAILING:
+        if status.state == PipelineState.FAILING:
             yield error(
                 "pipelines",
                 name,
                 f"fails, and is begun again by itself (so far {status.restarts} times): {status.last_error}",
                 "mend what the error names; the log of its runner says more",
             )
-        elif status.state == State.WAITING and not _is_link(pipeline):
+        elif status.state == PipelineState.WAITING and not _is_link(pipeline):
             yield error("pipelines", name, "no runner has it", RUNNER)
 
 

@@ -17,7 +17,7 @@ import logging
 from dataclasses import dataclass
 
 from sava.cluster.controller import Leadership
-from sava.cluster.errors import JournalUnknown, NothingToGiveUp, NotLeader
+from sava.cluster.errors import JournalUnknown, NotController, NothingToGiveUp
 from sava.ledger.closed import ClosedJournal, origin_of
 from sava.ledger.coordinator import Coordinator
 from sava.ledger.failover import Failover
@@ -84,7 +84,7 @@ class Losses:
         self._own = own
 
     async def prospect(self, journal: JournalId) -> Prospect:
-        """What would be lost. Raises NotLeader, JournalUnknown, NothingToGiveUp."""
+        """What would be lost. Raises NotController, JournalUnknown, NothingToGiveUp."""
         stored = await self._stuck(journal)
         if stored.record.state is JournalState.CLOSED:
             loss = await self._missing(journal, stored)
@@ -114,7 +114,7 @@ class Losses:
 
     async def _stuck(self, journal: JournalId) -> Stored:
         if not self._leadership.term():
-            raise NotLeader
+            raise NotController
         stored = await self._records.get(journal)
         if stored is None:
             raise JournalUnknown(journal)

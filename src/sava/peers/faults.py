@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, cast
 import grpc
 from grpc import aio
 
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotController
 from sava.connecting import Cause, cause_of
 from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
 from sava.metadata import failures
@@ -33,7 +33,7 @@ OUTCOME_KEY = "sava-outcome"
 """What became of the request (``sava.errors.Outcome``). A receiver that does not know the code of an error
 knows by this whether the request may be repeated."""
 
-ELSEWHERE: Final = (NotOwner, NotLeader)
+ELSEWHERE: Final = (NotOwner, NotController)
 """Not an answer yet: whatever serves the call (``forwarding``) lets the right broker answer it."""
 
 

@@ -1,7 +1,7 @@
 """Forwarder: calls for topics that another broker serves are answered by that broker, through this one.
 
 A client may stay with the broker that it knows. A handler that finds its topic elsewhere raises NotOwner
-(NotLeader: what only the leader decides); instead of an answer the call then gets another broker:
+(NotController: what only the leader decides); instead of an answer the call then gets another broker:
 
     client ──▶ this broker ─ NotOwner ─▶ who has it? (waits, bounded) ──▶ this one: the handler again
                                                                      └─▶ another: the same call, as bytes
@@ -29,7 +29,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotController
 from sava.cluster.records import Registration
 from sava.cluster.router import NotServed
 from sava.errors import SavaError
@@ -57,7 +57,7 @@ again unless something is known to have changed."""
 POLL_S: Final = 0.02
 LOCATE_S: Final = 3.0
 
-NOT_THERE: Final = frozenset(("not_owner", "topic_moved", "not_leader"))
+NOT_THERE: Final = frozenset(("not_owner", "topic_moved", "not_controller"))
 """Codes that say: it had no effect here, ask another broker."""
 
 
@@ -189,7 +189,7 @@ class Forwarder:
                 if last == self.broker:
                     return await here()
                 link = await self._peers.link(last, _port(error, port), timeout=deadline - loop.time())
-                self.forwards["leader" if isinstance(error, NotLeader) else port] += 1
+                self.forwards["leader" if isinstance(error, NotController) else port] += 1
                 return await there(link, deadline - loop.time())
             except faults.ELSEWHERE as elsewhere:
                 failure = error = elsewhere
@@ -205,7 +205,7 @@ class Forwarder:
 
     async def _find(self, error: SavaError, left: float, *, but_not: int) -> int:
         """Not ``but_not``, which does not have it, unless nothing else is known for a while."""
-        if isinstance(error, NotLeader):
+        if isinstance(error, NotController):
             return await self._find_leader(error, left, but_not)
         assert isinstance(error, NotOwner)
         topic = TopicName.parse(error.topic)
@@ -215,7 +215,7 @@ class Forwarder:
         except NotServed:
             return await self._router.owner(topic, timeout=max(left - lag, 0.0))
 
-    async def _find_leader(self, error: NotLeader, left: float, but_not: int) -> int:
+    async def _find_leader(self, error: NotController, left: float, but_not: int) -> int:
         loop = asyncio.get_running_loop()
         now = loop.time()
         while (leader := self._leader()) in (0, but_not):
@@ -223,10 +223,10 @@ class Forwarder:
             if leader and waited >= LAG_S:
                 break
             if waited >= left:
-                raise NotLeader(leader) from error
+                raise NotController(leader) from error
             await asyncio.sleep(POLL_S)
         return leader
 
 
 def _port(error: SavaError, port: Port) -> Port:
-    return "admin" if isinstance(error, NotLeader) else port
+    return "admin" if isinstance(error, NotController) else port

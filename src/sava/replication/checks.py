@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from sava.replication import matrix
 from sava.replication.errors import RemoteDenied, RemoteRefused, RemoteUnreachable
-from sava.replication.matrix import Here, Known, Relation, Settings
+from sava.replication.matrix import Here, KnownThere, Settings, TopicRelation
 from sava.replication.records import RemoteRecord
-from sava.replication.remotes import Identity, Remotes, Shape
+from sava.replication.remotes import ClusterIdentity, Remotes, Shape
 
 PROBE: Final = "replication-check"
 """The topic by which a namespace without topics is asked about; nobody minds whether it exists."""
@@ -33,7 +33,7 @@ class Difference(NamedTuple):
     blocks: bool
 
 
-class Local(NamedTuple):
+class LocalTopic(NamedTuple):
     here: Here
     schema_subject: str = ""
 
@@ -42,10 +42,10 @@ async def compare(
     remotes: Remotes,
     name: str,
     record: RemoteRecord,
-    topics: Sequence[Local],
+    topics: Sequence[LocalTopic],
     namespaces: Sequence[str],
     settings: Settings,
-    known: Mapping[str, Known],
+    known: Mapping[str, KnownThere],
 ) -> list[Difference]:
     """Everything in which the remote differs; empty: nothing keeps replication from copying all of it.
     ``known``: what is remembered of topics there."""
@@ -67,11 +67,11 @@ async def compare(
     for local in topics:
         shape = by_topic[local.here.topic]
         if shape.there.namespace_exists:
-            found += topic_differences(local, shape, settings, known.get(shape.topic, Known()))
+            found += topic_differences(local, shape, settings, known.get(shape.topic, KnownThere()))
     return found
 
 
-def identity_differences(name: str, record: RemoteRecord, identity: Identity) -> list[Difference]:
+def identity_differences(name: str, record: RemoteRecord, identity: ClusterIdentity) -> list[Difference]:
     """Since it was added."""
     anew = f"nothing is copied until it is removed and added again: `sava remotes remove {name}`"
     pairs = ((record.cluster_id, identity.cluster_id), (record.cluster_name, identity.cluster_name))
@@ -83,7 +83,7 @@ def identity_differences(name: str, record: RemoteRecord, identity: Identity) ->
 
 
 async def _describe(
-    remotes: Remotes, name: str, record: RemoteRecord, topics: Sequence[Local], namespaces: Sequence[str]
+    remotes: Remotes, name: str, record: RemoteRecord, topics: Sequence[LocalTopic], namespaces: Sequence[str]
 ) -> list[Shape]:
     asked = [local.here.topic for local in topics]
     asked += [f"/{namespace}/{PROBE}" for namespace in namespaces]
@@ -97,7 +97,9 @@ def _namespace_exists(namespace: str, shapes: Sequence[Shape]) -> bool:
     return all(shape.there.namespace_exists for shape in shapes if shape.topic.startswith(f"/{namespace}/"))
 
 
-def topic_differences(local: Local, shape: Shape, settings: Settings, known: Known) -> list[Difference]:
+def topic_differences(
+    local: LocalTopic, shape: Shape, settings: Settings, known: KnownThere
+) -> list[Difference]:
     """Of one topic, whose namespace is there."""
     here, there = local.here, shape.there
     relation = matrix.relate(here, there, settings, known)
@@ -106,20 +108,20 @@ def topic_differences(local: Local, shape: Shape, settings: Settings, known: Kno
     counts = matrix.spread(here.partitions), matrix.spread(there.partitions)
     found = []
     match relation:
-        case Relation.SAME:
+        case TopicRelation.SAME:
             pass
-        case Relation.ABSENT:
+        case TopicRelation.ABSENT:
             plan = f"it will be created at {there.remote} with {counts[0]}"
             found.append(Difference(here.topic, "missing", counts[0], "none", plan, blocks=False))
-        case Relation.AWAITED:
+        case TopicRelation.AWAITED:
             found.append(Difference(here.topic, "missing", counts[0], "none", verdict.reason, blocks=False))
-        case Relation.DELETED:
+        case TopicRelation.DELETED:
             other = "another topic" if there.exists else "none"
             found.append(Difference(here.topic, "deleted", counts[0], other, verdict.reason, blocks))
-        case Relation.GROWN:
+        case TopicRelation.GROWN:
             plan = f"partitions will be added at {there.remote}, as they were here"
             found.append(Difference(here.topic, "partitions", *counts, plan, blocks))
-        case Relation.OTHER_KIND:
+        case TopicRelation.OTHER_KIND:
             kinds = matrix.kind(here.reliable), matrix.kind(there.reliable)
             found.append(Difference(here.topic, "kind", kinds[0], kinds[1], verdict.reason, blocks))
         case _:
@@ -131,7 +133,7 @@ def topic_differences(local: Local, shape: Shape, settings: Settings, known: Kno
     return found
 
 
-def _schema_difference(local: Local, shape: Shape) -> Difference:
+def _schema_difference(local: LocalTopic, shape: Shape) -> Difference:
     here, there, remote = local.schema_subject, shape.schema_subject, shape.there.remote
     consequence = f"the schemas are registered at {remote}; the topic there does not check them"
     if there:

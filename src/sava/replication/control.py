@@ -20,7 +20,7 @@ from sava.cluster.view import ClusterView
 from sava.metadata.errors import Unavailable
 from sava.metadata.store import MetadataStore
 from sava.replication import checks, policies, records
-from sava.replication.checks import Difference, Local
+from sava.replication.checks import Difference, LocalTopic
 from sava.replication.errors import (
     LinkUnknown,
     RemoteDenied,
@@ -31,10 +31,10 @@ from sava.replication.errors import (
 )
 from sava.replication.links import LinkName, Links, LinkTopic
 from sava.replication.matrix import Here, Settings
-from sava.replication.policies import Held, Policies, Scope
+from sava.replication.policies import ReplicationPolicies, Scope, ScopedPolicy
 from sava.replication.records import PolicyRecord, RemoteRecord, ReportRecord
-from sava.replication.remotes import Identity, Remotes
-from sava.replication.reports import Reports, Told
+from sava.replication.remotes import ClusterIdentity, Remotes
+from sava.replication.reports import Reports, TopicReport
 from sava.replication.status import Statuses, TopicStatus
 from sava.schemas.types import TopicSchema
 from sava.topics import specs
@@ -56,14 +56,14 @@ class Compared(NamedTuple):
 
 
 class Tested(NamedTuple):
-    identity: Identity | None
+    identity: ClusterIdentity | None
     """None: it did not answer."""
     round_trip_ms: float
     error: str
     differences: list[Difference]
 
 
-class Link(NamedTuple):
+class ReplicationLink(NamedTuple):
     """All that a runner needs to know."""
 
     remote: RemoteRecord
@@ -88,7 +88,7 @@ class Control:
         self._view = view
         self._registry = Registry(store)
         self.remotes = remotes
-        self.policies = Policies(store)
+        self.policies = ReplicationPolicies(store)
         self._links = links
         self._reports = reports
         self._statuses = statuses
@@ -133,8 +133,8 @@ class Control:
     async def set(
         self, scope: Scope, policy: PolicyRecord, *, skip_checks: bool = False, dry_run: bool = False
     ) -> Compared:
-        """Not set if a difference blocks it, unless checks are skipped. Raises NotLeader, NamespaceUnknown,
-        TopicUnknown, RemoteUnknown, PolicyInvalid."""
+        """Not set if a difference blocks it, unless checks are skipped. Raises NotController,
+        NamespaceUnknown, TopicUnknown, RemoteUnknown, PolicyInvalid."""
         _ = self._links.term
         policy = policies.check(policy)
         await self.policies.exists(scope)
@@ -149,12 +149,12 @@ class Control:
         return Compared(found, is_set=True)
 
     async def clear(self, scope: Scope) -> None:
-        """Raises NotLeader, NamespaceUnknown, TopicUnknown."""
+        """Raises NotController, NamespaceUnknown, TopicUnknown."""
         await self._settle_first()
         await self.policies.clear(scope)
         await self._settle(scope)
 
-    async def get(self, scope: Scope) -> Held | None:
+    async def get(self, scope: Scope) -> ScopedPolicy | None:
         return await self.policies.get(scope)
 
     async def _compare(self, scope: Scope, policy: PolicyRecord) -> dict[str, list[Difference]]:
@@ -169,12 +169,12 @@ class Control:
         return dict(zip(known, found, strict=True))
 
     async def _differences(
-        self, remote: str, record: RemoteRecord, topics: Sequence[Local], namespaces: Sequence[str]
+        self, remote: str, record: RemoteRecord, topics: Sequence[LocalTopic], namespaces: Sequence[str]
     ) -> list[Difference]:
         known = {str(topic): each for topic, each in self._links.known(remote).items()}
         return await checks.compare(self.remotes, remote, record, topics, namespaces, self.settings, known)
 
-    async def _locals(self, scope: Scope) -> list[Local]:
+    async def _locals(self, scope: Scope) -> list[LocalTopic]:
         """The topics that the policy would be about, as they are here."""
         found = await self._registry.list(scope.namespace)
         heads = {name: spec for name, spec in found.items() if name.head == name and spec.reliable}
@@ -185,10 +185,10 @@ class Control:
             heads = {n: spec for n, spec in heads.items() if local.get(records.topic_policy_key(n)) is None}
         return [self._local(name, spec) for name, spec in sorted(heads.items())]
 
-    def _local(self, name: TopicName, spec: TopicSpec) -> Local:
+    def _local(self, name: TopicName, spec: TopicSpec) -> LocalTopic:
         kv = self._store.local.get(specs.schema_key(name))
         subject = specs.decode(kv, TopicSchema).subject if kv is not None else ""
-        return Local(Here(topic=str(name), partitions=spec.partitions, reliable=spec.reliable), subject)
+        return LocalTopic(Here(topic=str(name), partitions=spec.partitions, reliable=spec.reliable), subject)
 
     async def _settle_first(self) -> None:
         with suppress(RecordCorrupt):  # it may be the record that is to be changed
@@ -208,7 +208,7 @@ class Control:
     # -- links -------------------------------------------------------------------------------
 
     def status(self, *, topic: str = "", remote: str = "") -> list[TopicStatus]:
-        """Empty: all. Raises NotLeader, RemoteUnknown, LinkUnknown."""
+        """Empty: all. Raises NotController, RemoteUnknown, LinkUnknown."""
         _ = self._links.term
         wanted = TopicName.parse(topic).head if topic else None
         if remote and remote not in self._links.remotes():
@@ -222,17 +222,17 @@ class Control:
             raise LinkUnknown(wanted, remote)
         return found
 
-    def link(self, remote: str) -> Link:
-        """Raises NotLeader, RemoteUnknown."""
+    def link(self, remote: str) -> ReplicationLink:
+        """Raises NotController, RemoteUnknown."""
         _ = self._links.term
         record = self._links.remotes().get(check_name(remote, "remote"))
         if record is None:
             raise RemoteUnknown(remote)
         topics = [each for each in self._links.topics() if each.name.remote == remote and each.is_ready]
-        return Link(record, [(each, self._reports.get(each.name)) for each in topics])
+        return ReplicationLink(record, [(each, self._reports.get(each.name)) for each in topics])
 
-    async def report(self, remote: str, runner: str, told: Mapping[TopicName, Told]) -> None:
-        """Raises NotLeader."""
+    async def report(self, remote: str, runner: str, told: Mapping[TopicName, TopicReport]) -> None:
+        """Raises NotController."""
         _ = self._links.term
         topics = {each.name: each for each in self._links.topics() if each.name.remote == remote}
         named = {LinkName(remote, topic): each for topic, each in told.items()}
@@ -242,7 +242,7 @@ class Control:
 
     async def recreate(self, topic: TopicName, remote: str) -> None:
         """Let a topic that was deleted at the remote be created and copied again; also if its policy is to be
-        set after that, which is refused before. Raises NotLeader, LinkUnknown."""
+        set after that, which is refused before. Raises NotController, LinkUnknown."""
         _ = self._links.term
         await self._reports.recreate(LinkName(check_name(remote, "remote"), topic.head))
         await self._links.settle()

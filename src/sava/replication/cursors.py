@@ -35,7 +35,7 @@ PASS_S: Final = 5.0
 """For the differences of one pass; a policy that is set waits for it."""
 
 
-class Pins(Protocol):
+class SlotOwners(Protocol):
     """The owners of topics."""
 
     async def pin(self, topic: TopicName, cursor: str, start: Position) -> None: ...
@@ -45,7 +45,7 @@ class Pins(Protocol):
     async def unpin(self, topic: TopicName, cursor: str) -> None: ...
 
 
-class Cursor(NamedTuple):
+class ReplicationSlot(NamedTuple):
     """One partition and one remote."""
 
     remote: str
@@ -56,29 +56,29 @@ class Cursor(NamedTuple):
         return replication_slot(self.remote)
 
 
-class LinkCursors:
+class ReplicationSlots:
     """Owned by the event loop."""
 
-    def __init__(self, store: MetadataStore, pins: Pins) -> None:
+    def __init__(self, store: MetadataStore, pins: SlotOwners) -> None:
         self._store = store
         self._pins = pins
-        self._failing: dict[Cursor, str] = {}
+        self._failing: dict[ReplicationSlot, str] = {}
 
-    def exists(self, cursor: Cursor) -> bool:
+    def exists(self, cursor: ReplicationSlot) -> bool:
         """As far as this node knows."""
         return self._store.local.get(specs.subscription_key(cursor.topic, cursor.name)) is not None
 
-    async def make(self, wanted: Iterable[tuple[Cursor, Position]]) -> bool:
+    async def make(self, wanted: Iterable[tuple[ReplicationSlot, Position]]) -> bool:
         """Those that are missing; whether all are there then."""
         missing = [(cursor, start) for cursor, start in wanted if not self.exists(cursor)]
 
-        async def pin(cursor: Cursor, start: Position) -> None:
+        async def pin(cursor: ReplicationSlot, start: Position) -> None:
             await self._pins.pin(cursor.topic, cursor.name, start)
             log.info("replication: keeps topic=%s for remote=%s from=%s", cursor.topic, cursor.remote, start)
 
         return await self._each([(cursor, partial(pin, cursor, start)) for cursor, start in missing])
 
-    async def rewind(self, wanted: Iterable[tuple[Cursor, Position]]) -> bool:
+    async def rewind(self, wanted: Iterable[tuple[ReplicationSlot, Position]]) -> bool:
         """What is behind these positions is to be copied again; whether all are where they should be. None is
         moved forward, so it can be done again and again."""
         rewind = self._pins.rewind
@@ -86,22 +86,22 @@ class LinkCursors:
             [(cursor, partial(rewind, cursor.topic, cursor.name, start)) for cursor, start in wanted]
         )
 
-    async def remove(self, unwanted: Iterable[Cursor]) -> bool:
+    async def remove(self, unwanted: Iterable[ReplicationSlot]) -> bool:
         """Those that are there; whether none is there then."""
         there = [cursor for cursor in unwanted if self.exists(cursor)]
 
-        async def unpin(cursor: Cursor) -> None:
+        async def unpin(cursor: ReplicationSlot) -> None:
             await self._pins.unpin(cursor.topic, cursor.name)
             log.info("replication: keeps topic=%s for remote=%s no more", cursor.topic, cursor.remote)
 
         return await self._each([(cursor, partial(unpin, cursor)) for cursor in there])
 
-    async def _each(self, work: Sequence[tuple[Cursor, Callable[[], Awaitable[None]]]]) -> bool:
+    async def _each(self, work: Sequence[tuple[ReplicationSlot, Callable[[], Awaitable[None]]]]) -> bool:
         """A few at a time, within the time of a pass. Each failure is logged once."""
         room = asyncio.Semaphore(AT_A_TIME)
-        done: set[Cursor] = set()
+        done: set[ReplicationSlot] = set()
 
-        async def do(cursor: Cursor, call: Callable[[], Awaitable[None]]) -> None:
+        async def do(cursor: ReplicationSlot, call: Callable[[], Awaitable[None]]) -> None:
             async with room:
                 try:
                     await call()
@@ -121,7 +121,7 @@ class LinkCursors:
             await cancelled(*tasks)
         return len(done) == len(work)
 
-    def _failed(self, cursor: Cursor, reason: str) -> None:
+    def _failed(self, cursor: ReplicationSlot, reason: str) -> None:
         if self._failing.get(cursor) != reason:
             self._failing[cursor] = reason
             log.warning(

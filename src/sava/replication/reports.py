@@ -19,13 +19,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sava.metadata.commands import Put
+from sava.metadata.records import present, unchanged
 from sava.metadata.store import MetadataStore
 from sava.replication import records
 from sava.replication.errors import LinkUnknown, ReplicationBusy
 from sava.replication.links import LinkName, LinkTopic
 from sava.replication.records import LinkRecord, PartitionReport, ReportRecord
 from sava.topics import specs
-from sava.topics.conditions import present, unchanged
 
 STALE_MS: Final = 30_000
 """Of what nobody has reported for so long nobody knows that it goes on."""
@@ -36,7 +36,7 @@ MAX_REASON: Final = 1_000
 """Characters of a reason that are kept."""
 
 
-class Told(NamedTuple):
+class TopicReport(NamedTuple):
     """What a runner says of one topic."""
 
     topic_ids: tuple[int, ...]
@@ -85,7 +85,7 @@ class Reports:
     # -- taking ------------------------------------------------------------------------------
 
     async def take(
-        self, runner: str, told: Mapping[LinkName, Told], topics: Mapping[LinkName, LinkTopic]
+        self, runner: str, told: Mapping[LinkName, TopicReport], topics: Mapping[LinkName, LinkTopic]
     ) -> None:
         """Of ``topics``, which are those that are wanted; what is said of others, or of topics that were
         created anew since the runner looked, is no news of these."""
@@ -113,7 +113,7 @@ class Reports:
         if (await self._store.txn(conditions, puts)).succeeded:
             self._written.update(changed)
 
-    async def _remember(self, name: LinkName, told: Told, topic: LinkTopic) -> None:
+    async def _remember(self, name: LinkName, told: TopicReport, topic: LinkTopic) -> None:
         def change(record: LinkRecord) -> LinkRecord:
             if told.generation != record.generation or record.topic_id != topic.record.topic_id:
                 return record
@@ -158,7 +158,7 @@ async def _change(store: MetadataStore, name: LinkName, change: Callable[[LinkRe
     raise ReplicationBusy(f"topic {name.topic} and remote {name.remote} changed under {ATTEMPTS} attempts")
 
 
-def _is_about(told: Told, topic: LinkTopic) -> bool:
+def _is_about(told: TopicReport, topic: LinkTopic) -> bool:
     """It may know of fewer partitions than there are by now."""
     return told.topic_ids == topic.wanted.topic_ids[: len(told.topic_ids)]
 

@@ -14,12 +14,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.cluster.pipeline_records import Pipeline
-from sava.cluster.pipeline_records import State as PipelineState
+from sava.cluster.pipeline_records import Pipeline, PipelineState
 from sava.cluster.pipelines import Pipelines
 from sava.replication import records
 from sava.replication.links import Extent, Extents, Links, LinkTopic, pipeline_name
-from sava.replication.matrix import CONNECTED, State
+from sava.replication.matrix import CONNECTED, LinkState
 from sava.replication.records import LATEST, PartitionReport, ReportRecord
 from sava.replication.reports import Reports
 from sava.topics.names import TopicName
@@ -94,32 +93,37 @@ class Statuses:
         for number, name in enumerate(topic.members):
             last = told.get(number)
             silent = stale or (
-                None if last is not None else (State.STARTING, "its runner has not said anything of it yet")
+                None
+                if last is not None
+                else (LinkState.STARTING, "its runner has not said anything of it yet")
             )
             partitions.append(self._partition(topic, number, name, last, report, silent, now))
         return TopicStatus(topic, partitions)
 
     def _why_silent(
         self, topic: LinkTopic, report: ReportRecord | None, pipeline: Pipeline | None, now: int
-    ) -> tuple[State, str] | None:
+    ) -> tuple[LinkState, str] | None:
         """The state in place of the one that was reported; None: the report holds."""
         name = pipeline_name(topic.name.remote)
         if pipeline is not None and pipeline.record.is_paused:
-            return State.PAUSED, f"pipeline {name} is paused; `sava pipelines resume {name}` goes on"
+            return LinkState.PAUSED, f"pipeline {name} is paused; `sava pipelines resume {name}` goes on"
         if not topic.is_ready:
-            return State.STARTING, "where to start is not known yet: not all its partitions are served"
+            return LinkState.STARTING, "where to start is not known yet: not all its partitions are served"
         if pipeline is None or pipeline.claim is None:
-            return State.WAITING_RUNNER, f"no runner has pipeline {name}; start one: `sava pipelines run`"
+            return LinkState.WAITING_RUNNER, f"no runner has pipeline {name}; start one: `sava pipelines run`"
         if pipeline.status.state is PipelineState.FAILING:
             failed = f"pipeline {name} has failed, and is begun again by itself: {pipeline.status.last_error}"
-            return State.FAILED, failed
+            return LinkState.FAILED, failed
         runner = pipeline.claim.runner
         if report is None or report.runner != runner:
-            return State.STARTING, f"runner {runner} has pipeline {name}, and has not said anything of it yet"
+            return (
+                LinkState.STARTING,
+                f"runner {runner} has pipeline {name}, and has not said anything of it yet",
+            )
         if self._reports.is_stale(report, now):
             ago = (now - report.reported_ms) // 1000
             return (
-                State.WAITING_RUNNER,
+                LinkState.WAITING_RUNNER,
                 f"runner {runner} has pipeline {name}, and was last heard {ago} s ago; if it does not come "
                 "back, start another: `sava pipelines run`",
             )
@@ -132,7 +136,7 @@ class Statuses:
         name: TopicName,
         last: PartitionReport | None,
         report: ReportRecord | None,
-        silent: tuple[State, str] | None,
+        silent: tuple[LinkState, str] | None,
         now: int,
     ) -> PartitionStatus:
         looked = self._looked.get(name, NEVER)
@@ -148,7 +152,7 @@ class Statuses:
             since = last.end_ms or report.reported_ms
             if silent is not None and not backlog and looked.found_ms < since:
                 backlog = UNKNOWN  # nobody looks for what may have come since then
-        shown = last or PartitionReport(partition=number, state=State.STARTING, position=position or 0)
+        shown = last or PartitionReport(partition=number, state=LinkState.STARTING, position=position or 0)
         if silent is not None:
             shown = _silenced(shown, *silent)
         return PartitionStatus(
@@ -197,7 +201,7 @@ class Statuses:
             self._looked[name] = Looked(found, now, now_ms) if found is not None else before._replace(at=now)
 
 
-def _silenced(report: PartitionReport, state: State, reason: str) -> PartitionReport:
+def _silenced(report: PartitionReport, state: LinkState, reason: str) -> PartitionReport:
     """Nobody copies it, whatever was said last."""
     return msgspec.structs.replace(
         report, state=state, reason=reason, next_retry_ms=0, rate=0.0, bytes_rate=0.0

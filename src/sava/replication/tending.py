@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 from sava.cluster.controller import Leadership
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotController
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
 from sava.metadata.errors import Deposed
@@ -29,7 +29,7 @@ RETRY_S: Final = 2.0
 LOOK_S: Final = 5.0
 
 
-class Tending:
+class ReplicationMaintenance:
     """Owned by the event loop."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Tending:
                     look_at = now + LOOK_S
                     await self._statuses.look()
                 reason = ""
-            except (Deposed, NotLeader):
+            except (Deposed, NotController):
                 return
             except (SavaError, TimeoutError) as error:
                 settle_at = now + RETRY_S

@@ -35,7 +35,7 @@ from sava.server.parts import HANDOVER_S, Parts, open_parts
 from sava.server.ports import open_admin_port, open_client_port
 from sava.supervisor import Supervisor
 from sava.tasks import Stops, stopped_within
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Broker:
         self.parts: Parts
 
     @property
-    def topics(self) -> Topics:
+    def topics(self) -> ServedTopics:
         return self.parts.topics
 
     async def start(self) -> None:

@@ -31,9 +31,9 @@ from sava.cluster.eviction import Evictor
 from sava.cluster.pipelines import Pipelines
 from sava.cluster.records import Registration, registration_key
 from sava.cluster.registration import Registrar
-from sava.cluster.router import Router
+from sava.cluster.router import TopicRouter
 from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import Tending
+from sava.cluster.writer_tending import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.config import Config, Journal
 from sava.errors import SavaError
@@ -57,7 +57,7 @@ from sava.peers.owners import Owners
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
 from sava.replication.control import Control
-from sava.replication.tending import Tending as ReplicationTending
+from sava.replication.tending import ReplicationMaintenance
 from sava.schemas.registry import SchemaRegistry
 from sava.server.addresses import registration
 from sava.server.replication import open_replication
@@ -71,7 +71,7 @@ from sava.topics.names import InvalidName, TopicName
 from sava.topics.registry import Registry
 from sava.topics.staged import Stage
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class Parts:
     storage: BrokerStorage
     schemas: SchemaRegistry
     topic_schemas: TopicSchemas
-    topics: Topics
+    topics: ServedTopics
     view: ClusterView
     registrar: Registrar
     agent: Agent
@@ -155,7 +155,7 @@ class Parts:
     losses: Losses
     pipelines: Pipelines
     replication: Control
-    replicating: ReplicationTending
+    replicating: ReplicationMaintenance
     _joining: asyncio.Task[None] | None = None
     _store_id: str = ""
 
@@ -409,12 +409,12 @@ async def open_parts(
     if config.cluster.suspicion == "auto":
         node.suspicion.watch(lambda each: _lease_of(store, each), lease_ms=config.cluster.registration_ttl_ms)
         node.confirmed = evictor.confirmed
-    router = Router(view, Registry(store))
+    router = TopicRouter(view, Registry(store))
     peers = Peers(router, config.auth)
     view.listen(lambda _: peers.look())
     stops.add("connections to peers", peers.close)
     forwarder = Forwarder(router, peers, leading.leader, broker=broker)
-    topics = Topics(
+    topics = ServedTopics(
         store,
         storage,
         config,
@@ -443,7 +443,7 @@ async def open_parts(
     staged = StagedHere(topics, Stage(objects))
     expiry_s = config.storage.staging_expiry_seconds
     writers = Writers(store, objects, StagedAnywhere(staged, owners), expiry_s=expiry_s)
-    tending = Tending(writers, store, objects, expiry_s=expiry_s)
+    tending = WriterMaintenance(writers, store, objects, expiry_s=expiry_s)
     controller = Controller(
         view,
         store,
@@ -515,7 +515,7 @@ async def open_parts(
     return parts
 
 
-def _observe(metrics: Metrics, parts: Parts, tending: Tending) -> None:
+def _observe(metrics: Metrics, parts: Parts, tending: WriterMaintenance) -> None:
     controller, mirrored = parts.controller, parts.mirrored
     metrics.observe_disks(parts.disks)
     metrics.observe_topics(parts.topics, parts.storage)

@@ -17,13 +17,13 @@ from sava.metadata.store import MetadataStore
 from sava.peers.owners import PARALLEL
 from sava.proto import topics_admin_pb2 as pb
 from sava.replication.control import Control
-from sava.replication.cursors import LinkCursors
+from sava.replication.cursors import ReplicationSlots
 from sava.replication.links import Extent, Links
 from sava.replication.matrix import Mismatch, Settings
-from sava.replication.remotes import Identity, Remotes
+from sava.replication.remotes import ClusterIdentity, Remotes
 from sava.replication.reports import Reports
 from sava.replication.status import Statuses
-from sava.replication.tending import Tending
+from sava.replication.tending import ReplicationMaintenance
 from sava.tasks import spread
 from sava.topics.names import TopicName
 from sava.topics.position import Position
@@ -37,15 +37,15 @@ def open_replication(
     topics: TopicParts,
     pipelines: Pipelines,
     leadership: Leadership,
-) -> tuple[Control, Tending]:
+) -> tuple[Control, ReplicationMaintenance]:
     async def extents(names: Sequence[TopicName]) -> Mapping[TopicName, Extent]:
         return await _extents(topics, names)
 
-    def own() -> Identity:
-        return Identity(config.cluster_name, node.status.cluster)
+    def own() -> ClusterIdentity:
+        return ClusterIdentity(config.cluster_name, node.status.cluster)
 
     view = topics.view
-    cursors = LinkCursors(store, OwnersPins(topics))
+    cursors = ReplicationSlots(store, OwnersPins(topics))
     links = Links(view, store, pipelines, leadership, extents, cursors)
     reports = Reports(store)
     statuses = Statuses(links, reports, pipelines, extents)
@@ -61,7 +61,7 @@ def open_replication(
             mismatch=Mismatch(config.replication.partition_mismatch_policy),
         ),
     )
-    return control, Tending(view, links, reports, statuses, leadership)
+    return control, ReplicationMaintenance(view, links, reports, statuses, leadership)
 
 
 class OwnersPins:

@@ -1,8 +1,8 @@
 """Chain: one source that is copied into a topic of this cluster.
 
 Any number may copy the same source into the same topic at once: only one of two links that say the same is
-taken (``storage.chains``), and the other is told where the chain is. So a chain here holds nothing that would
-have to be handed on, and needs no lease.
+taken (``source_positions``), and the other is told where the chain is. So a chain here holds nothing that
+would have to be handed on, and needs no lease.
 
 Stretches follow one another without waiting: the next one is taken while those before it are on their way to
 the disk. When one is refused, the ones behind it do not follow any more, and are refused as well.
@@ -22,12 +22,12 @@ from sava.storage.source_positions import ChainBroken, MarksChanged, SourceProgr
 from sava.storage.topic_log import TopicLog
 from sava.topics.errors import TopicMoved
 from sava.topics.publishing import Publisher
-from sava.topics.stretches import Pieces, Source, Stretch
+from sava.topics.stretches import CheckedRange, Source, SourceRange
 
 SMALL: Final = 64 << 10
 """Bytes of a stretch that is read at once; a larger one is read in a thread."""
 
-__all__ = ["Chain", "ChainBroken", "Copied", "Source", "Stretch"]
+__all__ = ["ChainBroken", "Copied", "Source", "SourceCopier", "SourceRange"]
 
 
 class Copied(NamedTuple):
@@ -43,14 +43,14 @@ class Copied(NamedTuple):
     """Left out: they have been in this cluster."""
 
 
-class Copies:
+class CopyCounts:
     """Counts of messages since the topic was loaded."""
 
     def __init__(self) -> None:
         self.appended = self.duplicates = self.loops = self.refused = 0
 
 
-class Chain:
+class SourceCopier:
     """Owned by the event loop. Made by ``Topic.open_chain``."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Chain:
         source: Source,
         publisher: Publisher,
         log: TopicLog,
-        copies: Copies,
+        copies: CopyCounts,
         *,
         cluster: str,
         check: Callable[[], None],
@@ -83,14 +83,14 @@ class Chain:
         """Durable; when what is on its way now, whoever sent it, has come to its end."""
         return await self._log.chains.progress(self.source.chain_id)
 
-    async def begin(self, stretch: Stretch) -> asyncio.Future[Copied]:
+    async def begin(self, stretch: SourceRange) -> asyncio.Future[Copied]:
         """Take the stretch, after which its place in the topic is fixed; to be called for one after another.
         The future is done when it is durable, and fails with what becomes known later.
 
         Raises ChainBroken; MessageInvalid, BatchCorrupt, MessageTooLarge, SchemaRefused; LimitReached,
         TopicMoved, TopicClosed, DiskFull. Links of it that were taken before the error stay."""
         size = sum(batch.header.length for batch in stretch.batches)
-        read = partial(Pieces, self.source, stretch, self._cluster)
+        read = partial(CheckedRange, self.source, stretch, self._cluster)
         pieces = await asyncio.to_thread(read) if size > SMALL else read()
         for batch in stretch.batches:
             await self._publisher.measure(batch)

@@ -23,27 +23,27 @@ class ConsumerOwner(Protocol):
     @property
     def name(self) -> str: ...
 
-    def is_active(self, consumer: Consumer) -> bool: ...
+    def is_active(self, consumer: ConsumerHandle) -> bool: ...
 
-    def limit(self, consumer: Consumer) -> int | None:
+    def limit(self, consumer: ConsumerHandle) -> int | None:
         """How many messages may be fetched now; None for all."""
 
-    def fetched(self, consumer: Consumer, flight: Flight, count: int) -> None:
+    def fetched(self, consumer: ConsumerHandle, flight: Flight, count: int) -> None:
         """So many messages of a delivery were fetched."""
 
-    def waits(self, consumer: Consumer) -> None:
+    def waits(self, consumer: ConsumerHandle) -> None:
         """It has fetched everything and would take more."""
 
-    def granted(self, consumer: Consumer, count: int) -> None: ...
+    def granted(self, consumer: ConsumerHandle, count: int) -> None: ...
 
     def ack(self, ranges: Sequence[Range]) -> None: ...
 
     def nack(self, ranges: Sequence[Range], *, delay_ms: int, reason: str) -> None: ...
 
-    def detach(self, consumer: Consumer) -> None: ...
+    def detach(self, consumer: ConsumerHandle) -> None: ...
 
 
-class Consumer:
+class ConsumerHandle:
     """Owned by the event loop. One task at a time waits in ``receive``."""
 
     def __init__(self, name: str, consumer_id: int, owner: ConsumerOwner) -> None:

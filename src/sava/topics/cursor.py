@@ -27,7 +27,7 @@ _RECORDS_UNDER_WAY: Final = 16
 forgotten."""
 
 
-class Cursor:
+class SubscriptionCursor:
     """Owned by the event loop."""
 
     def __init__(self, record: CursorRecord) -> None:

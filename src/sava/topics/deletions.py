@@ -19,11 +19,11 @@ from typing import Final
 
 from sava.errors import SavaError
 from sava.metadata.commands import Put
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.types import TopicKey
 from sava.topics import ownership, specs
-from sava.topics.conditions import unchanged
 from sava.topics.errors import NotOwner, RegistryBusy
 from sava.topics.names import TopicName
 from sava.topics.registry import Family, Registry

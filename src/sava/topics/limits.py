@@ -26,7 +26,7 @@ MAX_WAIT_S: Final = 10.0
 """Longer than this a publisher is told to come back instead: its call has a deadline too."""
 
 
-class Effective(NamedTuple):
+class EffectiveLimits(NamedTuple):
     """0: no limit."""
 
     max_producers_per_topic: int
@@ -50,7 +50,7 @@ class Effective(NamedTuple):
         )
 
 
-UNLIMITED: Final = Effective._make([0] * len(Effective._fields))
+UNLIMITED: Final = EffectiveLimits._make([0] * len(EffectiveLimits._fields))
 
 
 def configured(policies: Policies) -> NamespacePolicy:
@@ -68,13 +68,13 @@ def configured(policies: Policies) -> NamespacePolicy:
     )
 
 
-class Limits:
+class TopicLimits:
     def __init__(self, store: MetadataStore, policies: Policies) -> None:
         self._store = store
         self._configured = configured(policies)
         self._known: dict[TopicName, _Known] = {}
 
-    def of(self, topic: TopicName) -> Effective:
+    def of(self, topic: TopicName) -> EffectiveLimits:
         """A partition has what its partitioned topic has, unless it has a policy of its own."""
         local = self._store.local
         known = self._known.get(topic)
@@ -100,7 +100,7 @@ class _Known:
     keys: tuple[str, ...]
     looked_at: int = -1
     revisions: list[int] = field(default_factory=list)
-    effective: Effective = UNLIMITED
+    effective: EffectiveLimits = UNLIMITED
 
 
 def _levels(topic: TopicName) -> tuple[str, ...]:
@@ -109,12 +109,12 @@ def _levels(topic: TopicName) -> tuple[str, ...]:
     return *map(specs.policy_key, topics), specs.namespace_key(topic.namespace)
 
 
-def combine(levels: tuple[NamespacePolicy, ...]) -> Effective:
+def combine(levels: tuple[NamespacePolicy, ...]) -> EffectiveLimits:
     """Of each limit what the first level says that says anything."""
-    return Effective(
+    return EffectiveLimits(
         *(
             next((value for level in levels if (value := getattr(level, name)) is not None), 0)
-            for name in Effective._fields
+            for name in EffectiveLimits._fields
         )
     )
 

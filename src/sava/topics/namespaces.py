@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from sava.metadata.commands import Delete, DeletePrefix, Put
+from sava.metadata.records import absent, unchanged
 from sava.metadata.store import MetadataStore
 from sava.topics import specs
-from sava.topics.conditions import absent, unchanged
 from sava.topics.errors import (
     NamespaceExists,
     NamespaceNotEmpty,

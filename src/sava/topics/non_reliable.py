@@ -13,11 +13,11 @@ from typing import Final
 
 from sava.errors import SavaError
 from sava.records import RecordBatch
-from sava.topics.consumer import Consumer, cut_out
+from sava.topics.consumer import ConsumerHandle, cut_out
 from sava.topics.delivery import Range
 from sava.topics.dispatch.in_flight import Flight
 from sava.topics.dispatch.keys import HashRing, KeyFilter, effective_keys
-from sava.topics.dispatch.member import QUEUE_BYTES, Member
+from sava.topics.dispatch.member import QUEUE_BYTES, DispatchMember
 from sava.topics.errors import ConsumerReplaced, SubscriptionBusy
 from sava.topics.names import TopicName
 from sava.topics.ranges import runs
@@ -74,8 +74,8 @@ class FanOut:
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    consumer: Consumer
-    member: Member
+    consumer: ConsumerHandle
+    member: DispatchMember
     queued: int = 0
     """Messages in the consumer's queue."""
 
@@ -110,7 +110,7 @@ class NonReliableSubscription:
         self._turn = 0
 
     @property
-    def consumers(self) -> Mapping[str, Consumer]:
+    def consumers(self) -> Mapping[str, ConsumerHandle]:
         return MappingProxyType({name: seat.consumer for name, seat in self._seats.items()})
 
     @property
@@ -125,7 +125,7 @@ class NonReliableSubscription:
         consumer_id: int,
         key_filters: Sequence[str] = (),
         credits: int = 0,  # noqa: A002 (the protocol's word)
-    ) -> Consumer:
+    ) -> ConsumerHandle:
         """As ``Subscription.attach``; what a replaced consumer had not fetched is gone."""
         replaced = self._seats.get(consumer_name)
         if self.type is SubscriptionType.EXCLUSIVE and self._seats and replaced is None:
@@ -133,14 +133,16 @@ class NonReliableSubscription:
                 f"subscription {self.name} of topic {self.topic} is exclusive, and consumer "
                 f"{next(iter(self._seats))} is connected"
             )
-        consumer = Consumer(consumer_name, consumer_id, self)
-        self._seats[consumer_name] = _Seat(consumer, Member(consumer_name, KeyFilter(key_filters), credits))
+        consumer = ConsumerHandle(consumer_name, consumer_id, self)
+        self._seats[consumer_name] = _Seat(
+            consumer, DispatchMember(consumer_name, KeyFilter(key_filters), credits)
+        )
         self._changed()
         if replaced is not None:
             replaced.consumer.end(ConsumerReplaced(f"consumer {consumer_name} has connected again elsewhere"))
         return consumer
 
-    def detach(self, consumer: Consumer) -> None:
+    def detach(self, consumer: ConsumerHandle) -> None:
         if self._seat(consumer) is not None:
             del self._seats[consumer.name]
             self._changed()
@@ -154,7 +156,7 @@ class NonReliableSubscription:
         self._idle_since = None if self._seats else self._clock()
         self._ring.set(seat.member for seat in self._seats.values())
 
-    def _seat(self, consumer: Consumer) -> _Seat | None:
+    def _seat(self, consumer: ConsumerHandle) -> _Seat | None:
         seat = self._seats.get(consumer.name)
         return seat if seat is not None and seat.consumer is consumer else None
 
@@ -218,17 +220,17 @@ class NonReliableSubscription:
 
     # -- what consumers ask for ----------------------------------------------------------------
 
-    def is_active(self, consumer: Consumer) -> bool:
+    def is_active(self, consumer: ConsumerHandle) -> bool:
         seat = self._seat(consumer)
         if self.type in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
             return seat is not None
         return seat is not None and seat is next(iter(self._seats.values()))
 
-    def limit(self, consumer: Consumer) -> int | None:
+    def limit(self, consumer: ConsumerHandle) -> int | None:
         seat = self._seat(consumer)
         return 0 if seat is None else seat.member.credits
 
-    def fetched(self, consumer: Consumer, flight: Flight, count: int) -> None:
+    def fetched(self, consumer: ConsumerHandle, flight: Flight, count: int) -> None:
         seat = self._seat(consumer)
         if seat is None:
             return
@@ -238,10 +240,10 @@ class NonReliableSubscription:
         if not flight.unfetched:
             seat.member.queued_bytes -= flight.queued_bytes
 
-    def waits(self, consumer: Consumer) -> None:
+    def waits(self, consumer: ConsumerHandle) -> None:
         """What comes is put into its queue in any case."""
 
-    def granted(self, consumer: Consumer, count: int) -> None:
+    def granted(self, consumer: ConsumerHandle, count: int) -> None:
         seat = self._seat(consumer)
         if seat is not None:
             seat.member.credits += count

@@ -112,17 +112,21 @@ _DEFAULTS: Final = {
 }
 
 
-class Held(NamedTuple):
+class KnownOwnership(NamedTuple):
     """A record as it was read; revision 0: there is none, which means unassigned."""
 
     record: Ownership
     revision: int
 
 
-def held(kv: KeyValue | None) -> Held:
-    return Held(UNASSIGNED, 0) if kv is None else Held(specs.decode(kv, Ownership), kv.mod_revision)
+def held(kv: KeyValue | None) -> KnownOwnership:
+    return (
+        KnownOwnership(UNASSIGNED, 0)
+        if kv is None
+        else KnownOwnership(specs.decode(kv, Ownership), kv.mod_revision)
+    )
 
 
-def known(local: LocalView, topic: TopicName) -> Held:
+def known(local: LocalView, topic: TopicName) -> KnownOwnership:
     """As this node knows it."""
     return held(local.get(specs.ownership_key(topic)))

@@ -5,7 +5,7 @@ back, to this broker or another, is the same to deduplication.
 
 **Last open.** A producer that an application opens under a name has that name until another one is opened
 under it. Each open has a number, and each stream of Sava's protocol presents the number of its open; what is
-lower than the current one is fenced, over restarts and moves (``storage.producer_epochs``). Names that a
+lower than the current one is fenced, over restarts and moves (``storage.producers``). Names that a
 client generated have the number 0: no other producer opens them, so there is nothing to write down.
 
 **Taking over.** A stream that may have the name takes the place of an older stream of it: usually the same
@@ -47,7 +47,7 @@ from sava.topics.errors import (
     ProducerFenced,
     TopicMoved,
 )
-from sava.topics.limits import Limits, check_room
+from sava.topics.limits import TopicLimits, check_room
 from sava.topics.names import MAX_NAME_BYTES, InvalidName, TopicName
 from sava.topics.publishing import Publisher, SchemaGate
 
@@ -73,7 +73,7 @@ def producer_id(topic_id: int, name: str) -> int:
     return int.from_bytes(digest, "big") >> 2 or 1
 
 
-class Producer:
+class ProducerHandle:
     """One producer's right to publish; owned by the event loop. Made by ``Topic.open_producer``."""
 
     def __init__(
@@ -198,7 +198,7 @@ class Producer:
             self._quiet.set()
 
 
-class Producers:
+class TopicProducers:
     """Of one topic; owned by the event loop."""
 
     def __init__(
@@ -206,7 +206,7 @@ class Producers:
         topic: TopicName,
         topic_id: int,
         publisher: Publisher,
-        limits: Limits,
+        limits: TopicLimits,
         gate: SchemaGate,
         epochs: ProducerEpochs,
         *,
@@ -223,10 +223,10 @@ class Producers:
         self._epoch = epoch
         self._is_reliable = is_reliable
         self._clock = clock
-        self._by_name: dict[str, Producer] = {}
+        self._by_name: dict[str, ProducerHandle] = {}
         self._ended: SavaError | None = None
 
-    def __iter__(self) -> Iterator[Producer]:
+    def __iter__(self) -> Iterator[ProducerHandle]:
         return (producer for producer in self._by_name.values() if producer.is_open)
 
     @property
@@ -242,7 +242,7 @@ class Producers:
         takeover: bool,
         presented: int = 0,
         is_generated: bool = False,
-    ) -> Producer:
+    ) -> ProducerHandle:
         """``presented``: the number of the producer's open; 0: this is its open. ``is_generated``: its client
         made the name up, and no other producer will open it. Both mean nothing without ``takeover``.
 
@@ -275,7 +275,7 @@ class Producers:
                 del self._by_name[name]
         # No await from here on: what is checked is true when the producer is added.
         self._check_room(name, access)
-        producer = Producer(
+        producer = ProducerHandle(
             name,
             identity,
             self._publisher,

@@ -33,7 +33,7 @@ from sava.records import Message, RecordBatch
 from sava.storage.errors import Fenced
 from sava.storage.topic_log import TopicClosed
 from sava.topics.errors import MessageTooLarge, TopicMoved
-from sava.topics.limits import Limits, RateLimiter
+from sava.topics.limits import RateLimiter, TopicLimits
 from sava.topics.names import TopicName
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class _Waiting(NamedTuple):
 class Publisher:
     """Of one topic; owned by the event loop."""
 
-    def __init__(self, topic: TopicName, sink: Sink, limits: Limits, gate: SchemaGate) -> None:
+    def __init__(self, topic: TopicName, sink: Sink, limits: TopicLimits, gate: SchemaGate) -> None:
         self.topic = topic
         self.sink = sink
         self._limits = limits

@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Operation, Put
+from sava.metadata.records import present, unchanged
 from sava.metadata.store import MetadataStore
 from sava.topics import specs
-from sava.topics.conditions import present, unchanged
 from sava.topics.errors import (
     NamespaceUnknown,
     RegistryBusy,

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.metadata.commands import Put
+from sava.metadata.records import absent, present
 from sava.metadata.store import MetadataStore
 from sava.records import RecordBatch
 from sava.schemas import records
@@ -28,7 +29,6 @@ from sava.schemas.errors import SchemaError
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
 from sava.topics import specs
-from sava.topics.conditions import absent, present
 from sava.topics.errors import SchemaRefused, TopicUnknown
 from sava.topics.names import TopicName
 

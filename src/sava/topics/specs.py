@@ -170,12 +170,12 @@ class SubscriptionType(IntEnum):
     KEY_SHARED = 3
 
 
-class Backoff(StrEnum):
+class RedeliveryBackoff(StrEnum):
     FIXED = "fixed"
     EXPONENTIAL = "exponential"
 
 
-class Poison(StrEnum):
+class DeadLetterPolicy(StrEnum):
     """What happens to a message that was delivered too often without an ack."""
 
     BLOCK = "block"
@@ -190,15 +190,15 @@ class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """0: none."""
     base_redelivery_delay_ms: int = 1_000
     max_redelivery_delay_ms: int = 60_000
-    backoff: Backoff = Backoff.EXPONENTIAL
-    poison: Poison = Poison.BLOCK
+    backoff: RedeliveryBackoff = RedeliveryBackoff.EXPONENTIAL
+    poison: DeadLetterPolicy = DeadLetterPolicy.BLOCK
     dead_letter_topic: str = ""
     """Empty: ``{topic}-{subscription}-dlq`` in the same namespace."""
 
     def delay_ms(self, attempt: int) -> int:
         """Before the delivery that follows delivery number ``attempt`` (from 1)."""
         base = self.base_redelivery_delay_ms
-        if self.backoff is Backoff.EXPONENTIAL:
+        if self.backoff is RedeliveryBackoff.EXPONENTIAL:
             base <<= min(attempt - 1, 32)
         return min(base, self.max_redelivery_delay_ms)
 

@@ -69,7 +69,7 @@ class Source(NamedTuple):
         return f"{self.topic} of cluster {self.cluster}"
 
 
-class Stretch(NamedTuple):
+class SourceRange(NamedTuple):
     """As it came."""
 
     start: int
@@ -112,10 +112,10 @@ class _Kept(NamedTuple):
     late: Mapping[Origin, Range]
 
 
-class Pieces:
+class CheckedRange:
     """A stretch that was read: checked, and ready to be cut as often as marks change."""
 
-    def __init__(self, source: Source, stretch: Stretch, cluster: str) -> None:
+    def __init__(self, source: Source, stretch: SourceRange, cluster: str) -> None:
         """``cluster``: this one. Raises MessageInvalid, BatchCorrupt."""
         self._source = source
         self._stretch = stretch
@@ -238,7 +238,7 @@ def _hulls(spans: Iterable[Mapping[Origin, Range]]) -> dict[Origin, Range]:
     return hulls
 
 
-def _expanded(stretch: Stretch, count: int) -> Any:
+def _expanded(stretch: SourceRange, count: int) -> Any:
     """The offset of each message, ascending and within the stretch. Raises MessageInvalid."""
     flat = stretch.offsets
     bounds = (stretch.start, *flat, stretch.end)

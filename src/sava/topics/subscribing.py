@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sava.records import Message
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.cursors import CursorKeeper
 from sava.topics.errors import SubscriptionMismatch
-from sava.topics.limits import Limits, check_room
+from sava.topics.limits import TopicLimits, check_room
 from sava.topics.names import (
     MAX_NAME_BYTES,
     InvalidName,
@@ -43,10 +43,10 @@ class SubscribeOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class TopicDependencies:
     """What the topics of one broker share."""
 
-    limits: Limits
+    limits: TopicLimits
     gate: SchemaGate
     keeper: CursorKeeper
     dead_letter: Callable[[str, Sequence[Message]], Awaitable[None]]
@@ -66,20 +66,20 @@ def check_names(options: SubscribeOptions) -> None:
         raise InvalidName(f"consumer name {options.consumer_name[:20]!a}: 1 to {MAX_NAME_BYTES} bytes")
 
 
-def check_new(topic: TopicName, count: int, limits: Limits) -> None:
+def check_new(topic: TopicName, count: int, limits: TopicLimits) -> None:
     """Raise LimitReached if the topic cannot have one subscription more."""
     limit = limits.of(topic).max_subscriptions_per_topic
     check_room(count, limit, f"subscriptions of topic {topic}")
 
 
 def check_consumer(
-    topic: TopicName, options: SubscribeOptions, live: Mapping[str, AnySubscription], limits: Limits
+    topic: TopicName, options: SubscribeOptions, live: Mapping[str, AnySubscription], limits: TopicLimits
 ) -> None:
     """Raise SubscriptionMismatch or LimitReached if the consumer cannot be attached. One that takes its own
     place always can."""
     name = options.subscription
     subscription = live.get(name)
-    consumers: Mapping[str, Consumer] = subscription.consumers if subscription is not None else {}
+    consumers: Mapping[str, ConsumerHandle] = subscription.consumers if subscription is not None else {}
     if subscription is not None and subscription.type is not options.type:
         raise SubscriptionMismatch(
             f"subscription {name} of topic {topic} is {subscription.type.name.lower()}, and not "

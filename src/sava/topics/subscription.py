@@ -30,17 +30,17 @@ from sava.errors import SavaError
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.tasks import cancelled
-from sava.topics.consumer import Consumer, cut_out
-from sava.topics.cursor import Cursor
+from sava.topics.consumer import ConsumerHandle, cut_out
+from sava.topics.cursor import SubscriptionCursor
 from sava.topics.delivery import Range
-from sava.topics.dispatch.core import Counters, Dispatch
+from sava.topics.dispatch.core import Counters, Dispatcher
 from sava.topics.dispatch.dead_letters import DeadLetters
 from sava.topics.dispatch.in_flight import Flight
 from sava.topics.dispatch.key_shared import KeySharedDispatch
 from sava.topics.dispatch.keys import KeyFilter
-from sava.topics.dispatch.member import Member
+from sava.topics.dispatch.member import DispatchMember
 from sava.topics.dispatch.pace import Pace
-from sava.topics.dispatch.reading import Chunk, LogView, Reader
+from sava.topics.dispatch.reading import Chunk, LogReader, LogView
 from sava.topics.dispatch.slices import SliceDispatch
 from sava.topics.errors import (
     ConsumerClosed,
@@ -123,11 +123,11 @@ class Subscription:
         self.name = name
         self._log = log
         self._clock = clock
-        self._cursor = Cursor(cursor)
+        self._cursor = SubscriptionCursor(cursor)
         self._spec = spec
         self._hooks = hooks
         self._is_dormant = True
-        self._consumers: dict[str, Consumer] = {}
+        self._consumers: dict[str, ConsumerHandle] = {}
         self._task: asyncio.Task[None] | None = None
         self._follower: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -141,7 +141,7 @@ class Subscription:
     # -- made when first used ------------------------------------------------------------------
 
     @cached_property
-    def _core(self) -> Dispatch:
+    def _core(self) -> Dispatcher:
         self._is_dormant = False
         dispatch = KeySharedDispatch if self.type is SubscriptionType.KEY_SHARED else SliceDispatch
         return dispatch(self._spec, self._cursor, Pace(self._hooks.dispatch_rate))
@@ -156,14 +156,14 @@ class Subscription:
         return asyncio.Event()
 
     @cached_property
-    def _reader(self) -> Reader:
+    def _reader(self) -> LogReader:
         """At the end of what was read."""
-        return Reader(self._log)
+        return LogReader(self._log)
 
     @cached_property
-    def _again(self) -> Reader:
+    def _again(self) -> LogReader:
         """Anywhere before it."""
-        return Reader(self._log)
+        return LogReader(self._log)
 
     # -- knowing -------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Subscription:
         return self._spec.type
 
     @property
-    def consumers(self) -> Mapping[str, Consumer]:
+    def consumers(self) -> Mapping[str, ConsumerHandle]:
         return MappingProxyType(self._consumers)
 
     @property
@@ -270,7 +270,7 @@ class Subscription:
         consumer_id: int,
         key_filters: Sequence[str] = (),
         credits: int = 0,  # noqa: A002 (the protocol's word)
-    ) -> Consumer:
+    ) -> ConsumerHandle:
         """A consumer of the same name is replaced: it ends, and what it had goes to the new one at once, in
         order. Raises SubscriptionBusy if the subscription is exclusive and another one's."""
         if self._closed is not None:
@@ -281,40 +281,40 @@ class Subscription:
                 f"subscription {self.name} of topic {self.topic} is exclusive, and consumer "
                 f"{next(iter(self._consumers))} is connected"
             )
-        consumer = Consumer(consumer_name, consumer_id, self)
+        consumer = ConsumerHandle(consumer_name, consumer_id, self)
         self._consumers[consumer_name] = consumer
-        self._core.attach(Member(consumer_name, KeyFilter(key_filters), credits))
+        self._core.attach(DispatchMember(consumer_name, KeyFilter(key_filters), credits))
         if replaced is not None:
             replaced.end(ConsumerReplaced(f"consumer {consumer_name} has connected again elsewhere"))
         self._run_if_needed()
         return consumer
 
-    def detach(self, consumer: Consumer) -> None:
-        """For the consumer itself: see ``Consumer.close``."""
+    def detach(self, consumer: ConsumerHandle) -> None:
+        """For the consumer itself: see ``ConsumerHandle.close``."""
         if self._consumers.get(consumer.name) is consumer:
             del self._consumers[consumer.name]
             self._core.detach(self._core.members[consumer.name])
             self._wake_up()
 
-    def is_active(self, consumer: Consumer) -> bool:
+    def is_active(self, consumer: ConsumerHandle) -> bool:
         if self._consumers.get(consumer.name) is not consumer:
             return False
         return not isinstance(self._core, SliceDispatch) or self._core.serves(consumer.name)
 
-    def limit(self, consumer: Consumer) -> int | None:
+    def limit(self, consumer: ConsumerHandle) -> int | None:
         return None  # credits were taken when the messages were queued
 
-    def fetched(self, consumer: Consumer, flight: Flight, count: int) -> None:
+    def fetched(self, consumer: ConsumerHandle, flight: Flight, count: int) -> None:
         self._core.fetched(flight, count, self._clock())
         self._wake_up()
 
-    def waits(self, consumer: Consumer) -> None:
+    def waits(self, consumer: ConsumerHandle) -> None:
         member = self._core.members[consumer.name]
         if member.is_stalled:
             member.is_stalled = False
             self._wake_up()
 
-    def granted(self, consumer: Consumer, count: int) -> None:
+    def granted(self, consumer: ConsumerHandle, count: int) -> None:
         if self._consumers.get(consumer.name) is consumer:
             self._core.members[consumer.name].credits += count
             self._wake_up()

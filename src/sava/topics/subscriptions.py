@@ -22,14 +22,14 @@ import msgspec
 
 from sava.errors import SavaError
 from sava.metadata.commands import Compare, Delete, DeletePrefix, Put, Relation, Target
+from sava.metadata.records import absent, unchanged
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.storage.source_positions import is_replication_slot, slot_remote
 from sava.storage.topic_log import TopicLog
 from sava.tasks import Slices
 from sava.topics import specs
-from sava.topics.conditions import absent, unchanged
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.consumers import ConsumerIds, ConsumerRecords, KnownConsumer
 from sava.topics.cursors import KeptCursor
 from sava.topics.dispatch.core import Counters
@@ -53,8 +53,8 @@ from sava.topics.specs import (
     SubscriptionType,
 )
 from sava.topics.subscribing import (
-    Parts,
     SubscribeOptions,
+    TopicDependencies,
     check_consumer,
     check_names,
     check_new,
@@ -75,7 +75,7 @@ FLUSH_S: Final = 5.0
 class Subscriptions:
     """Owned by the event loop."""
 
-    def __init__(self, tenure: Tenure, log: TopicLog, parts: Parts) -> None:
+    def __init__(self, tenure: Tenure, log: TopicLog, parts: TopicDependencies) -> None:
         self._topic = tenure.name
         self._tenure = tenure
         self._log = log
@@ -165,7 +165,7 @@ class Subscriptions:
 
     # -- subscribing -------------------------------------------------------------------------
 
-    async def subscribe(self, options: SubscribeOptions) -> Consumer:
+    async def subscribe(self, options: SubscribeOptions) -> ConsumerHandle:
         check_names(options)
         name = options.subscription
         self._check_open()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from sava.metadata.commands import Compare, Operation, Put, TxnResult
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.topics import ownership, specs
-from sava.topics.conditions import unchanged
 from sava.topics.errors import NotOwner, RegistryBusy
 from sava.topics.names import TopicName
 from sava.topics.registry import Located, Registry

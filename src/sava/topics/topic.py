@@ -23,8 +23,8 @@ from sava.storage.producers import ProducerEpochs
 from sava.storage.source_positions import Origin
 from sava.storage.staging import Section
 from sava.storage.topic_log import LogStatus, TopicLog
-from sava.topics.chain import Chain, Copies
-from sava.topics.consumer import Consumer
+from sava.topics.chain import CopyCounts, SourceCopier
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.consumers import KnownConsumer
 from sava.topics.delivery import Range
 from sava.topics.dispatch.core import Counters
@@ -46,7 +46,7 @@ from sava.topics.origin_acks import (
     translate,
 )
 from sava.topics.position import Position
-from sava.topics.producers import AccessMode, Producer, Producers
+from sava.topics.producers import AccessMode, ProducerHandle, TopicProducers
 from sava.topics.publishing import Publisher
 from sava.topics.ranges import IntervalSet, difference
 from sava.topics.specs import (
@@ -57,7 +57,7 @@ from sava.topics.specs import (
 )
 from sava.topics.staged import Run, Stage, StagedWrites
 from sava.topics.stretches import Source
-from sava.topics.subscribing import AnySubscription, Parts, SubscribeOptions
+from sava.topics.subscribing import AnySubscription, SubscribeOptions, TopicDependencies
 from sava.topics.subscriptions import FLUSH_S, Subscriptions, resolve
 from sava.topics.tenure import Tenure
 from sava.topics.transient import TransientSubscriptions
@@ -73,7 +73,7 @@ LAST_FLUSH_S: Final = 1.0
 """For positions, where the time for them is over already or nobody may need them."""
 
 
-class Applied(NamedTuple):
+class AppliedAcks(NamedTuple):
     """What became of acks that came from elsewhere."""
 
     position: int
@@ -96,7 +96,7 @@ class ReadAcks(NamedTuple):
 class Topic:
     """Owned by the event loop. Made by ``Topics``."""
 
-    def __init__(self, tenure: Tenure, log: TopicLog | None, parts: Parts) -> None:
+    def __init__(self, tenure: Tenure, log: TopicLog | None, parts: TopicDependencies) -> None:
         self.name: TopicName = tenure.name
         self.spec: TopicSpec = tenure.located.spec
         self.epoch = tenure.epoch
@@ -114,9 +114,9 @@ class Topic:
         self._cluster = parts.cluster
         self._places = Places()
         self._max_link_backlog = parts.max_link_backlog
-        self.copies = Copies()
+        self.copies = CopyCounts()
         """From other clusters."""
-        self.producers = Producers(
+        self.producers = TopicProducers(
             self.name,
             self.spec.topic_id,
             self._publisher,
@@ -166,9 +166,9 @@ class Topic:
         takeover: bool,
         presented: int = 0,
         is_generated: bool = False,
-    ) -> Producer:
+    ) -> ProducerHandle:
         """With ``takeover`` the last open has the name, and an older producer of it is fenced; without, its
-        registration is shared. Raises as ``Producers.open``."""
+        registration is shared. Raises as ``TopicProducers.open``."""
         return await self.producers.open(
             name,
             access=access,
@@ -194,7 +194,7 @@ class Topic:
         read; what was published by then stays, and the next call goes on behind it."""
         await self._staged.publish(stage, run)
 
-    async def open_chain(self, source: Source) -> Chain:
+    async def open_chain(self, source: Source) -> SourceCopier:
         """To copy a source into this topic. Raises TopicMismatch, ProducerBusy, and what keeps it from being
         known how much of it is here."""
         if self.log is None:
@@ -204,13 +204,15 @@ class Topic:
             )
         check = partial(self.producers.check_shared, str(source))
         check()
-        chain = Chain(source, self._publisher, self.log, self.copies, cluster=self._cluster, check=check)
+        chain = SourceCopier(
+            source, self._publisher, self.log, self.copies, cluster=self._cluster, check=check
+        )
         await chain.progress()
         return chain
 
     # -- subscribing -------------------------------------------------------------------------
 
-    async def subscribe(self, options: SubscribeOptions) -> Consumer:
+    async def subscribe(self, options: SubscribeOptions) -> ConsumerHandle:
         """Raises SubscriptionMismatch, SubscriptionBusy, LimitReached, OffsetOutOfRange."""
         return await self._subscriptions.subscribe(options)
 
@@ -276,7 +278,7 @@ class Topic:
         own: Origin,
         told: int = 0,
         since: int = 0,
-    ) -> Applied:
+    ) -> AppliedAcks:
         """Ack here what was acked elsewhere; what is acked already stays so. The subscription is created if
         it is missing. Stored when this returns. ``own``: as others call this topic. ``told``: with these
         acks, everything was said that is acked at the source before this offset there, if everything before
@@ -299,7 +301,7 @@ class Topic:
         found = subscriptions.need(subscription)
         found.settle(ranges, source.chain_id, told)
         await subscriptions.acks_stored(subscription)
-        return Applied(position, left, found.told(source.chain_id))
+        return AppliedAcks(position, left, found.told(source.chain_id))
 
     async def read_acks(self, subscription: str, known: Sequence[Range], own: Origin) -> ReadAcks:
         """What is acked here, as others understand it, apart from what they know. ``known``: offsets here.

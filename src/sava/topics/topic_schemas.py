@@ -7,10 +7,10 @@ partition follows what its partitioned topic says.
 from __future__ import annotations
 
 from sava.metadata.commands import Put
+from sava.metadata.records import present
 from sava.metadata.store import MetadataStore
 from sava.schemas.types import Policy, TopicSchema
 from sava.topics import specs
-from sava.topics.conditions import present
 from sava.topics.errors import TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry

@@ -50,7 +50,7 @@ from sava.topics.errors import (
     TopicMoved,
     TopicUnknown,
 )
-from sava.topics.limits import Limits
+from sava.topics.limits import TopicLimits
 from sava.topics.names import TopicName, check_name
 from sava.topics.namespaces import Namespaces
 from sava.topics.registry import Registry, check_kind
@@ -58,13 +58,11 @@ from sava.topics.schema_checks import SchemaChecks
 from sava.topics.sealing import seal_unloaded
 from sava.topics.single_flight import SingleFlight
 from sava.topics.specs import DEFAULT_NAMESPACES, OwnershipState, TopicSpec
-from sava.topics.subscribing import Parts
+from sava.topics.subscribing import TopicDependencies
 from sava.topics.subscriptions import FLUSH_S
 from sava.topics.tenure import Tenure
 from sava.topics.topic import HOLD_S, LAST_FLUSH_S, Topic
-from sava.topics.upkeep import FAILURES, TopicsOptions, Upkeep
-
-__all__ = ["PublishElsewhere", "Topics", "TopicsOptions"]
+from sava.topics.upkeep import FAILURES, TopicMaintenance, TopicsOptions
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +73,7 @@ PREPARE_S: Final = 10.0
 PublishElsewhere = Callable[[TopicName, RecordBatch], Awaitable[None]]
 
 
-class Topics:
+class ServedTopics:
     """Owned by the event loop. ``storage`` is the caller's to close, after this."""
 
     def __init__(
@@ -98,7 +96,7 @@ class Topics:
         returns when durable."""
         self.registry = Registry(store)
         self.namespaces = Namespaces(store)
-        self.limits = Limits(store, config.policies)
+        self.limits = TopicLimits(store, config.policies)
         self.broker = broker
         self._store = store
         self._storage = storage
@@ -108,7 +106,7 @@ class Topics:
         self._incarnation = incarnation
         self._publish_elsewhere = publish_elsewhere
         self._keeper = CursorKeeper(store, interval_s=options.cursor_interval_s)
-        self._parts = Parts(
+        self._parts = TopicDependencies(
             limits=self.limits,
             gate=SchemaChecks(store, SchemaRegistry(store)),
             keeper=self._keeper,
@@ -124,7 +122,7 @@ class Topics:
         self._deletions = Deletions(
             self.registry, store, storage, broker=broker, close=self._close_deleted, released=released
         )
-        self._upkeep = Upkeep(self.loaded, self.registry, storage, self._keeper, options)
+        self._upkeep = TopicMaintenance(self.loaded, self.registry, storage, self._keeper, options)
         self._names: dict[int, TopicName] = {}
         self._names_at = float("-inf")
         self._names_end = 0

@@ -16,13 +16,13 @@ from sava.errors import SavaError
 from sava.metadata.commands import DeletePrefix
 from sava.records import RecordBatch
 from sava.topics import specs
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.consumers import ConsumerIds, ConsumerRecords
 from sava.topics.errors import ConsumerClosed, SubscriptionUnknown
 from sava.topics.non_reliable import FanOut, NonReliableSubscription
 from sava.topics.subscribing import (
-    Parts,
     SubscribeOptions,
+    TopicDependencies,
     check_consumer,
     check_names,
     check_new,
@@ -40,7 +40,7 @@ class TransientSubscriptions:
     def __init__(
         self,
         tenure: Tenure,
-        parts: Parts,
+        parts: TopicDependencies,
         *,
         idle_s: float = IDLE_S,
         clock: Callable[[], float] = time.monotonic,
@@ -106,7 +106,7 @@ class TransientSubscriptions:
             raise SubscriptionUnknown(self._topic, name)
         return subscription
 
-    async def subscribe(self, options: SubscribeOptions) -> Consumer:
+    async def subscribe(self, options: SubscribeOptions) -> ConsumerHandle:
         check_names(options)
         self._check(options)
         consumer_id = self.ids.id_of(options.subscription, options.consumer_name)

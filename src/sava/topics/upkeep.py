@@ -37,7 +37,7 @@ class TopicsOptions:
     """Topics that are loaded, tended or deleted at a time in the background."""
 
 
-class Upkeep:
+class TopicMaintenance:
     """Owned by the event loop."""
 
     def __init__(

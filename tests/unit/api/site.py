@@ -28,13 +28,13 @@ from sava.cluster import records
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotController
 from sava.cluster.loads import Loads
 from sava.cluster.moves import Move
 from sava.cluster.rebalancing import Balance, Rebalanced
 from sava.cluster.records import BrokerMode, Registration
 from sava.cluster.registration import Registrar
-from sava.cluster.router import Router
+from sava.cluster.router import TopicRouter
 from sava.cluster.view import ClusterView
 from sava.config import Auth, Config
 from sava.metadata.errors import Unavailable
@@ -52,7 +52,7 @@ from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState
 from sava.topics.specs import OwnershipState
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import Life
 from tests.unit.topics.lives import QUICK, World
@@ -131,7 +131,7 @@ class Director:
 
     def _check(self) -> None:
         if not self.leads:
-            raise NotLeader(LEADER)
+            raise NotController(LEADER)
 
     async def move(self, name: TopicName, *, target: int = 0, reason: str, timeout_ms: int) -> Move:
         self._check()
@@ -197,7 +197,7 @@ class BrokerAt:
     broker: int
     client: AdminClient
     channel: aio.Channel
-    topics: Topics
+    topics: ServedTopics
     view: ClusterView
     life: Life
     director: Director
@@ -265,7 +265,7 @@ class Site:
         agents.append(agent)
         agent.start(Supervisor())
         stack.push_async_callback(agent.close)
-        router = Router(view, topics.registry)
+        router = TopicRouter(view, topics.registry)
         peers = Peers(router, Auth())
         stack.push_async_callback(peers.close)
         forwarder = Forwarder(router, peers, lambda: LEADER, broker=broker)
@@ -287,9 +287,9 @@ class Site:
         self,
         server: aio.Server,
         forwarder: Forwarder,
-        topics: Topics,
+        topics: ServedTopics,
         view: ClusterView,
-        router: Router,
+        router: TopicRouter,
         director: Director,
         node: Node,
     ) -> None:

@@ -19,7 +19,7 @@ from sava.api.streams import StreamsService
 from sava.client import Client
 from sava.cluster import records
 from sava.cluster.records import Registration
-from sava.cluster.router import Router
+from sava.cluster.router import TopicRouter
 from sava.cluster.view import ClusterView
 from sava.metadata.store import MetadataStore
 from sava.peers.forwarding import Forwarder
@@ -32,7 +32,7 @@ from sava.topics import specs
 from sava.topics.names import TopicName
 from sava.topics.subscription import Subscription
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.patience import FAR_S, HURRIES, PATIENCE_S
 from tests.unit.api.site import (
     BrokerAt,
@@ -64,9 +64,9 @@ class ClientSite(Site):
         self,
         server: aio.Server,
         forwarder: Forwarder,
-        topics: Topics,
+        topics: ServedTopics,
         view: ClusterView,
-        router: Router,
+        router: TopicRouter,
         director: Director,
         node: Node,
     ) -> None:

@@ -15,7 +15,7 @@ from sava.cluster.eviction import Evictor
 from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
-from sava.cluster.writer_tending import Tending
+from sava.cluster.writer_tending import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.metadata.suspicion import Suspicion
 from sava.raft.types import NodeId
@@ -66,7 +66,7 @@ class Story:
                 controller=cast(Controller, self.counts),
                 forwards=self.forwards,
                 writers=cast(Writers, WriterCounts()),
-                tending=cast(Tending, WriterCounts()),
+                tending=cast(WriterMaintenance, WriterCounts()),
                 suspicion=self.suspicion,
                 evictor=self.evictor,
             )

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from sava.cluster.errors import NotLeader
+from sava.cluster.errors import NotController
 from sava.config import Auth
 from sava.peers import forwarding, relays
 from sava.peers.brokers import Link, Peers, Unreachable
@@ -212,7 +212,7 @@ async def test_what_the_leader_decides_goes_to_the_leaders_admin_port(three: dic
         each.service.topics = {ORDERS}
 
     async def not_here(request: Any, context: Any) -> None:
-        raise NotLeader(0)
+        raise NotController(0)
 
     three[1].service.offsets = not_here
     asking = asyncio.create_task(_ask(three[1]))

@@ -16,7 +16,7 @@ from sava.errors import SavaError
 from sava.proto import topics_admin_pb2 as pb
 from sava.topics.names import TopicName
 from sava.topics.specs import SubscriptionType
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.unit.api.site import Site
 from tests.unit.topics.lives import (
     options,
@@ -33,7 +33,7 @@ LATEST = pb.StartPosition(latest=True)
 @dataclass
 class Admin:
     client: AdminClient
-    topics: Topics
+    topics: ServedTopics
 
     async def namespaces(self, method: str, request: Any) -> Any:
         return await self.client.call(getattr(self.client.namespaces, method), request)

@@ -24,7 +24,7 @@ from sava.storage import staging
 from sava.storage.staging import Part, Section
 from sava.topics.errors import MessageInvalid, TopicUnknown
 from sava.topics.staged import Stage
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.staging import batch, message, section_of
 from tests.unit.storage.brokers import contents
 from tests.unit.topics.lives import ORDERS, World
@@ -33,7 +33,7 @@ from tests.unit.topics.lives import ORDERS, World
 class Place:
     """One broker, and what it is asked for."""
 
-    def __init__(self, world: World, topics: Topics) -> None:
+    def __init__(self, world: World, topics: ServedTopics) -> None:
         self.world = world
         self.topics = topics
         self.here = StagedHere(topics, Stage(world.store))

@@ -19,16 +19,16 @@ import msgspec
 from sava.cluster import records
 from sava.cluster.controller import Controller
 from sava.cluster.records import BrokerMode, Mode, Registration
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.config import Config, LoadManager, Rebalancing
 from sava.metadata.commands import Delete, Put
 from sava.metadata.memory import MemoryStore
+from sava.metadata.records import unchanged
 from sava.storage import catalog, keys
 from sava.storage.errors import ObjectStoreUnavailable
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.topics import ownership, specs
-from sava.topics.conditions import unchanged
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import PATIENCE_S
@@ -111,7 +111,7 @@ class FakeBroker:
                 await asyncio.sleep(0)
                 await self._follow(entry)
 
-    async def _follow(self, entry: Entry) -> None:
+    async def _follow(self, entry: TopicEntry) -> None:
         record = entry.record
         match record.state:
             case S.ASSIGNED if self.refuses_to_load and not record.incarnation:
@@ -138,11 +138,11 @@ class FakeBroker:
                 self.serving.pop(entry.name, None)
                 await self._step(entry, "let_go")
 
-    async def _take(self, entry: Entry) -> None:
+    async def _take(self, entry: TopicEntry) -> None:
         if await self._step(entry, "take", incarnation=self.lease, state=self._state(entry, sealed=False)):
             self.serving[entry.name] = entry.spec.topic_id, entry.record.epoch + 1
 
-    def _state(self, entry: Entry, *, sealed: bool) -> Put | None:
+    def _state(self, entry: TopicEntry, *, sealed: bool) -> Put | None:
         if not entry.spec.reliable:
             return None
         key = storage_key(entry.name, entry.spec.topic_id)
@@ -156,7 +156,7 @@ class FakeBroker:
         )
         return Put(keys.state_key(key), msgspec.json.encode(state))
 
-    async def _step(self, entry: Entry, step: str, state: Put | None = None, **changes: Any) -> bool:
+    async def _step(self, entry: TopicEntry, step: str, state: Put | None = None, **changes: Any) -> bool:
         record = ownership.after(step, entry.name, entry.record, **changes)
         key = specs.ownership_key(entry.name)
         puts = [Put(key, specs.encode(record)), *filter(None, [state])]

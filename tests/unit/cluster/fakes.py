@@ -14,12 +14,12 @@ from sava.cluster.records import Registration
 from sava.metadata.commands import Compare, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.memory import MemoryStore
+from sava.metadata.records import unchanged
 from sava.topics import ownership, specs, tenure
-from sava.topics.conditions import unchanged
 from sava.topics.errors import NotOwner
 from sava.topics.names import TopicName
 from sava.topics.namespaces import Namespaces
-from sava.topics.ownership import Held
+from sava.topics.ownership import KnownOwnership
 from sava.topics.registry import Registry
 from sava.topics.specs import Ownership, OwnershipState
 from tests.patience import PATIENCE_S
@@ -93,7 +93,7 @@ async def register(store: MemoryStore, broker: int, incarnation: int = 1) -> Non
     await store.put(records.registration_key(broker), specs.encode(registration(broker, incarnation)))
 
 
-def held(store: MemoryStore, name: TopicName = ORDERS) -> Held:
+def held(store: MemoryStore, name: TopicName = ORDERS) -> KnownOwnership:
     return ownership.known(store.local, name)
 
 

@@ -11,7 +11,7 @@ import pytest
 from sava.cluster import agent as agent_module
 from sava.cluster import records
 from sava.cluster.agent import NOT_SERVING, Agent, Job, decide
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import HostError
 from sava.metadata.errors import Unavailable
 from sava.metadata.watch import HubLimits
@@ -48,9 +48,11 @@ LIFE = 7
 # -- the table ---------------------------------------------------------------------------------
 
 
-def entry(state: OwnershipState, owner: int, incarnation: int = LIFE, *, deleting: bool = False) -> Entry:
+def entry(
+    state: OwnershipState, owner: int, incarnation: int = LIFE, *, deleting: bool = False
+) -> TopicEntry:
     record = Ownership(state=state, epoch=5, owner=owner, incarnation=incarnation)
-    return Entry(ORDERS, TopicSpec(topic_id=1, reliable=True, deleting=deleting), 1, record, 1)
+    return TopicEntry(ORDERS, TopicSpec(topic_id=1, reliable=True, deleting=deleting), 1, record, 1)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def entry(state: OwnershipState, owner: int, incarnation: int = LIFE, *, deletin
         (entry(S.DELETING, ME), 4, Job.LET_GO),
     ],
 )
-def test_what_follows_from_a_record(entry: Entry, epoch: int, job: Job | None) -> None:
+def test_what_follows_from_a_record(entry: TopicEntry, epoch: int, job: Job | None) -> None:
     assert decide(entry, broker=ME, incarnation=LIFE, epoch=epoch) is job
 
 
@@ -237,7 +239,9 @@ async def test_a_view_behind_does_not_drop_what_was_just_taken_up(store: FaultyS
         await broker.serves()
         await broker.idle()
         record, revision = held(store)
-        behind = Entry(ORDERS, TopicSpec(topic_id=1, reliable=True), 1, Ownership(epoch=1, owner=OTHER), 1)
+        behind = TopicEntry(
+            ORDERS, TopicSpec(topic_id=1, reliable=True), 1, Ownership(epoch=1, owner=OTHER), 1
+        )
         assert broker.agent._decide(ORDERS, behind) is Job.DROP
         await broker.agent._attempt(Job.DROP, ORDERS, agent_module._Case())
         assert broker.is_serving()

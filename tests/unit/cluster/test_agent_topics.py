@@ -13,7 +13,7 @@ from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.supervisor import Supervisor
 from sava.topics.specs import OwnershipState
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.unit.cluster.fakes import registration, until
 from tests.unit.storage.brokers import contents
 from tests.unit.topics.lives import ORDERS, World, publish
@@ -23,7 +23,7 @@ S = OwnershipState
 
 @dataclass
 class Broker:
-    topics: Topics
+    topics: ServedTopics
     registrar: Registrar
     agent: Agent
 
@@ -34,7 +34,7 @@ class Broker:
 
 @asynccontextmanager
 async def broker_of(world: World, broker: int) -> AsyncIterator[Broker]:
-    topics: Topics
+    topics: ServedTopics
     agent: Agent
 
     async def on_lost() -> None:

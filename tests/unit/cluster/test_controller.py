@@ -11,7 +11,7 @@ import pytest
 from sava.cluster.placement import Candidate, Placement
 from sava.cluster.planning import Scene, Sightings, plan, wait_after
 from sava.cluster.records import Mode
-from sava.cluster.view import Entry
+from sava.cluster.view import TopicEntry
 from sava.metadata.commands import Put
 from sava.storage import keys
 from sava.storage.types import TopicState
@@ -29,9 +29,9 @@ AT_REST = TopicState(topic_id=1, epoch=1, storage_id="x", end=7, sealed=False, i
 WITH_TAIL = TopicState(topic_id=1, epoch=1, storage_id="x", end=7, sealed=False)
 
 
-def entry(state: OwnershipState, *, reliable: bool = True, revision: int = 5, **fields: object) -> Entry:
+def entry(state: OwnershipState, *, reliable: bool = True, revision: int = 5, **fields: object) -> TopicEntry:
     record = Ownership(state=state, epoch=1, **fields)  # type: ignore[arg-type]
-    return Entry(topic(1), TopicSpec(topic_id=1, reliable=reliable), 3, record, revision)
+    return TopicEntry(topic(1), TopicSpec(topic_id=1, reliable=reliable), 3, record, revision)
 
 
 def scene(
@@ -80,7 +80,7 @@ def scene(
     ],
 )
 def test_what_is_decided_of_a_topic(
-    seen: Entry, moment: Scene, step: str | None, fields: dict[str, object]
+    seen: TopicEntry, moment: Scene, step: str | None, fields: dict[str, object]
 ) -> None:
     decisions = plan([seen], moment).decisions
     assert [decision.step for decision in decisions] == ([step] if step else [])

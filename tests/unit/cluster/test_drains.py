@@ -9,7 +9,7 @@ import pytest
 
 from sava.cluster import drains
 from sava.cluster.drains import DrainStatus
-from sava.cluster.errors import BrokerUnknown, MoveRefused, NotLeader
+from sava.cluster.errors import BrokerUnknown, MoveRefused, NotController
 from sava.cluster.records import BrokerMode, Mode
 from sava.topics.names import TopicName
 from tests.patience import PATIENCE_S
@@ -182,7 +182,7 @@ async def test_a_drain_goes_on_under_the_next_leader() -> None:
         draining = asyncio.create_task(drain(w, parallel=4))
         await w.until(lambda: S.MOVING in w.states().values())
         w.leadership.now = 0
-        with pytest.raises(NotLeader):
+        with pytest.raises(NotController):
             await draining
         w.store.term = w.leadership.now = 2
         w.brokers[1].hangs = False
@@ -236,7 +236,7 @@ async def test_refusals() -> None:
         with pytest.raises(MoveRefused, match="no other broker is active"):
             await drain(w, 2)
         w.leadership.now = 0
-        with pytest.raises(NotLeader):
+        with pytest.raises(NotController):
             await drain(w, 2)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sava.cluster import records as cluster_records
-from sava.cluster.errors import JournalUnknown, NothingToGiveUp, NotLeader
+from sava.cluster.errors import JournalUnknown, NotController, NothingToGiveUp
 from sava.cluster.records import Registration
 from sava.cluster.view import ClusterView
 from sava.ledger import failover as failover_module
@@ -364,5 +364,5 @@ async def test_nothing_is_given_up_where_nobody_is_waited_for(story: Story) -> N
     with pytest.raises(JournalUnknown):
         await story.losses.prospect(JournalId(9, 9))
     story.leading.current = 0
-    with pytest.raises(NotLeader):
+    with pytest.raises(NotController):
         await story.losses.prospect(story.journal)

@@ -19,8 +19,8 @@ from sava.cluster.errors import (
     WriterUnknown,
 )
 from sava.cluster.writer_records import MAX_EARLIER, MAX_RECENT, SWEEP, WriterRecord, now_ms, writer_key
-from sava.cluster.writer_tending import Tending
-from sava.cluster.writers import Committed, Writers
+from sava.cluster.writer_tending import WriterMaintenance
+from sava.cluster.writers import CommitResult, Writers
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
 from sava.storage import staging
@@ -92,8 +92,8 @@ class Story:
         self.brokers.append(made)
         return made
 
-    def leader(self) -> Tending:
-        return Tending(self.broker(), self.store, self.objects, expiry_s=EXPIRY_S)
+    def leader(self) -> WriterMaintenance:
+        return WriterMaintenance(self.broker(), self.store, self.objects, expiry_s=EXPIRY_S)
 
     async def staged(
         self, number: int, *, writer: str = "w", run: str = "run-1", query: str = "q", **parts: list[bytes]
@@ -106,7 +106,7 @@ class Story:
         named = [(TopicName.parse(topic), [section]) for topic, section in sections]
         return Commit(writer=writer, run=run, query=query, batch=number, parts=named)
 
-    async def commit(self, number: int, **changes: Any) -> Committed:
+    async def commit(self, number: int, **changes: Any) -> CommitResult:
         return await self.writers.commit(await self.staged(number, **changes))
 
     async def record(self, writer: str = "w") -> WriterRecord:
@@ -153,7 +153,7 @@ async def test_a_repeated_commit_publishes_nothing_whatever_it_names(story: Stor
     """The driver dies with the answer under way and does the batch again, from other input."""
     await story.commit(0)
     again = await story.commit(0, run="run-2", orders=[b"something else"])
-    assert again == Committed(False, ())
+    assert again == CommitResult(False, ())
     assert story.orders() == [b"order 0"]
     await story.commit(1, run="run-2")
     late = await story.commit(0, run="run-2", orders=[b"something else"])
@@ -252,7 +252,7 @@ async def test_what_a_topic_refuses_is_not_decided(story: Story) -> None:
 
 async def test_a_batch_without_messages_is_decided_too(story: Story) -> None:
     empty = Commit("w", "run-1", "q", 0, [])
-    assert await story.writers.commit(empty) == Committed(True, [])
+    assert await story.writers.commit(empty) == CommitResult(True, [])
     assert not (await story.writers.commit(empty)).decided_now
 
 

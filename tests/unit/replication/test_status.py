@@ -14,7 +14,7 @@ from sava.replication.errors import LinkUnknown
 from sava.replication.links import Extent
 from sava.replication.policies import Scope
 from sava.replication.records import PartitionReport, ReportRecord
-from sava.replication.remotes import Identity
+from sava.replication.remotes import ClusterIdentity
 from sava.replication.reports import Reports
 from sava.topics import specs
 from sava.topics.names import TopicName
@@ -147,8 +147,8 @@ async def test_a_link_that_fails_as_a_whole_has_its_error_as_the_reason(clock: C
         await replicated(made)
         claim = await made.claim()
         await made.report(PartitionReport(partition=0, state="starting"))
-        failing = pipeline_records.Status(
-            state=pipeline_records.State.FAILING, last_error="ca.pem: no such file"
+        failing = pipeline_records.PipelineStatus(
+            state=pipeline_records.PipelineState.FAILING, last_error="ca.pem: no such file"
         )
         await made.pipelines.report("replicate-west", "runner-1", claim, failing)
         (shown,) = made.status().partitions
@@ -156,7 +156,7 @@ async def test_a_link_that_fails_as_a_whole_has_its_error_as_the_reason(clock: C
         assert shown.report.reason.endswith("ca.pem: no such file")
         clock.now_ms += 2 * reports.STALE_MS
         assert made.status().partitions[0].report.state == "failed"
-        running = pipeline_records.Status(state=pipeline_records.State.RUNNING)
+        running = pipeline_records.PipelineStatus(state=pipeline_records.PipelineState.RUNNING)
         await made.pipelines.report("replicate-west", "runner-1", claim, running)
         await made.report(active())
         assert made.status().connected == 1
@@ -336,7 +336,7 @@ async def test_a_topic_that_is_not_replicated_has_no_status_which_is_said(clock:
         assert len(made.control.status(topic="/default/orders", remote="west")) == 1
         with pytest.raises(LinkUnknown, match="topic /default/typo is not replicated, or does not exist"):
             made.control.status(topic="/default/typo")
-        await made.add_remote("north", Identity("north", "n"))
+        await made.add_remote("north", ClusterIdentity("north", "n"))
         with pytest.raises(LinkUnknown, match="topic /default/orders is not replicated to north"):
             made.control.status(topic="/default/orders", remote="north")
         await made.control.clear(Scope.parse("default"))
@@ -408,7 +408,7 @@ async def test_reports_of_topics_that_are_not_replicated_are_ignored(clock: Cloc
         await replicated(made)
         await made.report(active(), topic_ids=(999,))
         assert made.status().disconnected == 1
-        told = reports.Told((), 0, (), False, (), (active(),))
+        told = reports.TopicReport((), 0, (), False, (), (active(),))
         await made.control.report("west", "runner-1", {TopicName("default", "other"): told})
         await made.control.report("nowhere", "runner-1", {ORDERS: told})
         assert made.status().disconnected == 1

@@ -9,8 +9,8 @@ from sava.metadata.store import MetadataStore
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.topic_log import TopicLog
-from sava.topics.chain import Chain, Copies
-from sava.topics.limits import Limits
+from sava.topics.chain import CopyCounts, SourceCopier
+from sava.topics.limits import TopicLimits
 from sava.topics.names import TopicName
 from sava.topics.publishing import Publisher
 from sava.topics.schema_checks import SchemaChecks
@@ -23,12 +23,12 @@ HERE = "us"
 
 
 async def chain_into(
-    log: TopicLog, source: Source, store: MetadataStore, copies: Copies | None = None
-) -> Chain:
+    log: TopicLog, source: Source, store: MetadataStore, copies: CopyCounts | None = None
+) -> SourceCopier:
     topic = TopicName(log.topic.namespace, log.topic.name)
     gate = SchemaChecks(store, SchemaRegistry(store))
-    publisher = Publisher(topic, log, Limits(store, Config().policies), gate)
-    chain = Chain(source, publisher, log, copies or Copies(), cluster=HERE, check=lambda: None)
+    publisher = Publisher(topic, log, TopicLimits(store, Config().policies), gate)
+    chain = SourceCopier(source, publisher, log, copies or CopyCounts(), cluster=HERE, check=lambda: None)
     await chain.progress()
     return chain
 

@@ -10,20 +10,21 @@ from typing import Any
 
 from sava.config import Config
 from sava.metadata.commands import Put
+from sava.metadata.records import unchanged
 from sava.records import Message, RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.supervisor import Supervisor
 from sava.topics import ownership, specs
-from sava.topics.conditions import unchanged
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.names import TopicName
 from sava.topics.namespaces import Namespaces
 from sava.topics.position import EARLIEST, Position
-from sava.topics.producers import Producer
+from sava.topics.producers import ProducerHandle
 from sava.topics.registry import Registry
 from sava.topics.specs import Ownership, SubscriptionType
 from sava.topics.topic import SubscribeOptions, Topic
-from sava.topics.topics import Topics, TopicsOptions
+from sava.topics.topics import ServedTopics
+from sava.topics.upkeep import TopicsOptions
 from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import LAZY, Cluster
 
@@ -50,10 +51,10 @@ class World(Cluster):
         broker: int = 1,
         storage: StorageOptions = LAZY,
         **more: Any,
-    ) -> AsyncIterator[Topics]:
+    ) -> AsyncIterator[ServedTopics]:
         """One life, with an orderly end."""
         async with self.broker(f"broker-{broker}", storage) as opened:
-            topics = Topics(self.metadata, opened, config, broker=broker, options=options, **more)
+            topics = ServedTopics(self.metadata, opened, config, broker=broker, options=options, **more)
             await topics.start(Supervisor())
             try:
                 yield topics
@@ -62,10 +63,10 @@ class World(Cluster):
 
     async def start_topics(
         self, options: TopicsOptions = QUICK, *, broker: int = 1, **more: Any
-    ) -> tuple[Topics, BrokerStorage]:
+    ) -> tuple[ServedTopics, BrokerStorage]:
         """A life whose end is the caller's: see ``crash``."""
         storage = await self.start(f"broker-{broker}")
-        topics = Topics(self.metadata, storage, Config(), broker=broker, options=options, **more)
+        topics = ServedTopics(self.metadata, storage, Config(), broker=broker, options=options, **more)
         await topics.start(Supervisor())
         return topics, storage
 
@@ -88,7 +89,7 @@ class World(Cluster):
         await self.step("assign", name, owner=broker)
 
 
-async def crash(topics: Topics, storage: BrokerStorage) -> None:
+async def crash(topics: ServedTopics, storage: BrokerStorage) -> None:
     """Everything stops where it is, as far as that is possible within one process: nothing is written to the
     metadata store any more."""
     topics._keeper._kept.clear()
@@ -101,7 +102,7 @@ async def publish(topic: Topic, *payloads: str, name: str = "p") -> list[int]:
     return list(await asyncio.gather(*(producer.send(Message(each.encode())) for each in payloads)))
 
 
-def batch_of(producer: Producer, *payloads: str, sequence: int | None = None) -> RecordBatch:
+def batch_of(producer: ProducerHandle, *payloads: str, sequence: int | None = None) -> RecordBatch:
     return RecordBatch.encode(
         [payload.encode() for payload in payloads],
         publish_time=1,
@@ -124,7 +125,7 @@ def options(
     )
 
 
-async def received(consumer: Consumer, count: int) -> list[tuple[int, str]]:
+async def received(consumer: ConsumerHandle, count: int) -> list[tuple[int, str]]:
     """The next messages, with their offsets."""
     found: list[tuple[int, str]] = []
     async with asyncio.timeout(PATIENCE_S):

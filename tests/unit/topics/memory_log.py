@@ -9,13 +9,13 @@ import msgspec
 
 from sava.records import Message, RecordBatch
 from sava.storage.errors import OffsetOutOfRange
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.delivery import Delivery, Range
 from sava.topics.names import TopicName
 from sava.topics.specs import (
-    Backoff,
     CursorRecord,
     FailurePolicy,
+    RedeliveryBackoff,
     SubscriptionSpec,
     SubscriptionType,
 )
@@ -24,7 +24,10 @@ from tests.patience import PATIENCE_S
 
 TOPIC = TopicName("default", "orders")
 IMPATIENT = FailurePolicy(
-    ack_timeout_ms=60_000, base_redelivery_delay_ms=0, max_redelivery_delay_ms=0, backoff=Backoff.FIXED
+    ack_timeout_ms=60_000,
+    base_redelivery_delay_ms=0,
+    max_redelivery_delay_ms=0,
+    backoff=RedeliveryBackoff.FIXED,
 )
 """What was nacked comes back at once."""
 
@@ -136,7 +139,7 @@ def offsets_of(deliveries: Sequence[Delivery]) -> list[int]:
     return found
 
 
-async def get(consumer: Consumer, count: int) -> list[int]:
+async def get(consumer: ConsumerHandle, count: int) -> list[int]:
     """Exactly so many offsets."""
     found: list[int] = []
     async with asyncio.timeout(PATIENCE_S):
@@ -152,7 +155,7 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-async def gets_nothing(consumer: Consumer) -> bool:
+async def gets_nothing(consumer: ConsumerHandle) -> bool:
     receiving = asyncio.ensure_future(consumer.receive())
     await turns()
     is_waiting = not receiving.done()

@@ -13,7 +13,7 @@ from sava.storage import source_positions
 from sava.storage.broker_storage import StorageOptions
 from sava.storage.source_positions import ChainBroken, SourceProgress, TooManySources
 from sava.storage.topic_log import TopicLog
-from sava.topics.chain import Chain, Copied, Copies
+from sava.topics.chain import Copied, CopyCounts, SourceCopier
 from sava.topics.errors import MessageInvalid
 from sava.wal import DiskFull
 from tests.copying import Origins
@@ -35,7 +35,7 @@ async def log(cluster: Cluster) -> AsyncIterator[TopicLog]:
         yield await broker.open_topic(TOPIC, epoch=1)
 
 
-async def copy(chain: Chain, origins: Origins, start: int, end: int, **more: bool) -> Copied:
+async def copy(chain: SourceCopier, origins: Origins, start: int, end: int, **more: bool) -> Copied:
     return await (await chain.begin(origins.stretch(start, end, **more)))
 
 
@@ -68,7 +68,7 @@ async def test_whatever_does_not_follow_is_refused_with_the_position(
     cluster: Cluster, log: TopicLog, start: int, end: int, begin: bool
 ) -> None:
     eu = Origins("eu").publish(50)
-    copies = Copies()
+    copies = CopyCounts()
     chain = await chain_into(log, eu.source, cluster.metadata, copies)
     await copy(chain, eu, 0, 20, begin=True)
     with pytest.raises(ChainBroken) as refused:

@@ -25,7 +25,7 @@ from sava.storage import origin_marks
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.source_positions import OriginForgotten
 from sava.storage.topic_log import TopicLog
-from sava.topics.chain import Chain, Copied
+from sava.topics.chain import Copied, SourceCopier
 from tests.copying import Origins, of_origin
 from tests.sim.disk import SimDisk
 from tests.unit.storage.brokers import EAGER, LAZY, TOPIC, Cluster, batch, contents
@@ -54,7 +54,7 @@ class Copier:
         self._start = min(start, len(origins.held) - 1)
         self.is_refused = False
         """For good."""
-        self._chain: Chain | None = None
+        self._chain: SourceCopier | None = None
         self._position = 0
         self._is_known = False
         self._under_way: list[asyncio.Future[Copied]] = []
@@ -131,7 +131,7 @@ class World:
         self.storage = await self.cluster.start("ab"[self.at], options, disk=self.disks[self.at])
         self.log = await self.storage.open_topic(TOPIC, epoch=self.epoch)
 
-    async def chain(self, origins: Origins) -> Chain:
+    async def chain(self, origins: Origins) -> SourceCopier:
         assert self.log is not None
         return await chain_into(self.log, origins.source, self.cluster.metadata)
 

@@ -13,7 +13,7 @@ import pytest
 from sava.storage import origin_marks
 from sava.storage.source_positions import OriginForgotten
 from sava.storage.topic_log import TopicLog
-from sava.topics.chain import Chain, Copied, Copies
+from sava.topics.chain import Copied, CopyCounts, SourceCopier
 from sava.wal import DiskFull
 from tests.copying import Origins
 from tests.sim.disk import SimDisk
@@ -33,14 +33,14 @@ async def log(cluster: Cluster) -> AsyncIterator[TopicLog]:
         yield await broker.open_topic(TOPIC, epoch=1)
 
 
-async def copy(chain: Chain, origins: Origins, start: int, end: int, **more: bool) -> Copied:
+async def copy(chain: SourceCopier, origins: Origins, start: int, end: int, **more: bool) -> Copied:
     return await (await chain.begin(origins.stretch(start, end, **more)))
 
 
 async def test_a_message_that_came_another_way_is_left_out(cluster: Cluster, log: TopicLog) -> None:
     eu = Origins("eu").publish(10)
     asia = Origins("asia").relay(eu, 0, 4).publish(3).relay(eu, 4, 10)
-    copies = Copies()
+    copies = CopyCounts()
     direct = await chain_into(log, eu.source, cluster.metadata, copies)
     relayed = await chain_into(log, asia.source, cluster.metadata, copies)
     await copy(direct, eu, 0, 6, begin=True)
@@ -169,7 +169,7 @@ async def test_what_was_in_this_cluster_does_not_come_back(cluster: Cluster, log
 
 
 async def test_what_is_left_out_for_something_in_flight_shares_its_fate(cluster: Cluster) -> None:
-    """The schedule of ``storage.chains``: path 1 has 50..60 in flight, so path 2 leaves them out. The disk
+    """The schedule of ``source_positions``: path 1 has 50..60 in flight, so path 2 leaves them out. The disk
     refuses: neither chain may be further than before, or 50..60 would be nowhere."""
     sim = SimDisk(Random(5))
     eu = Origins("eu").publish(60)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sava.topics.cursor import Cursor
+from sava.topics.cursor import SubscriptionCursor
 from sava.topics.errors import ConsumerClosed
 from sava.topics.specs import CursorRecord
 
 
 def test_it_moves_over_what_is_acked_without_a_gap() -> None:
-    cursor = Cursor(CursorRecord(10))
+    cursor = SubscriptionCursor(CursorRecord(10))
     assert cursor.ack(12, 14) == 2
     assert (cursor.next_offset, cursor.acked_beyond) == (10, 2)
     assert cursor.unacked(0, 20) == [(10, 12), (14, 20)]
@@ -20,32 +20,32 @@ def test_it_moves_over_what_is_acked_without_a_gap() -> None:
 
 
 def test_an_ack_of_what_is_acked_changes_nothing() -> None:
-    cursor = Cursor(CursorRecord(10, (12, 14)))
+    cursor = SubscriptionCursor(CursorRecord(10, (12, 14)))
     assert cursor.ack(3, 9) == 0
     assert cursor.ack(12, 14) == 0
     assert not cursor.is_dirty
 
 
 def test_a_record_holds_what_lies_beyond_the_gap_and_is_taken_up_again() -> None:
-    cursor = Cursor(CursorRecord(0))
+    cursor = SubscriptionCursor(CursorRecord(0))
     cursor.ack(0, 5)
     cursor.ack(7, 9)
     cursor.ack(20, 21)
     record = cursor.record(epoch=3)
     assert record == CursorRecord(5, (7, 9, 20, 21), 3)
 
-    again = Cursor(record)
+    again = SubscriptionCursor(record)
     assert again.unacked(0, 30) == [(5, 7), (9, 20), (21, 30)]
     assert again.is_acked(8)
     assert not again.is_acked(9)
 
 
 def test_a_record_whose_ranges_begin_at_its_offset_is_one_stretch() -> None:
-    assert Cursor(CursorRecord(5, (5, 9))).next_offset == 9
+    assert SubscriptionCursor(CursorRecord(5, (5, 9))).next_offset == 9
 
 
 async def test_who_waits_is_told_when_what_it_acked_is_stored() -> None:
-    cursor = Cursor(CursorRecord(0))
+    cursor = SubscriptionCursor(CursorRecord(0))
     assert cursor.acks_stored().done()
 
     cursor.ack(0, 5)
@@ -66,7 +66,7 @@ async def test_who_waits_is_told_when_what_it_acked_is_stored() -> None:
 
 
 async def test_an_older_record_that_is_stored_late_takes_nothing_back() -> None:
-    cursor = Cursor(CursorRecord(0))
+    cursor = SubscriptionCursor(CursorRecord(0))
     cursor.ack(0, 1)
     old = cursor.record(1)
     cursor.ack(1, 2)
@@ -76,14 +76,14 @@ async def test_an_older_record_that_is_stored_late_takes_nothing_back() -> None:
 
 
 async def test_a_record_from_elsewhere_says_nothing() -> None:
-    cursor = Cursor(CursorRecord(0))
+    cursor = SubscriptionCursor(CursorRecord(0))
     cursor.ack(0, 1)
     cursor.mark_stored(CursorRecord(99, (), 1))
     assert cursor.is_dirty
 
 
 async def test_a_seek_back_is_a_change_to_be_stored() -> None:
-    cursor = Cursor(CursorRecord(10, (12, 14)))
+    cursor = SubscriptionCursor(CursorRecord(10, (12, 14)))
     cursor.seek(3)
     stored = cursor.acks_stored()
     assert cursor.is_dirty
@@ -93,7 +93,7 @@ async def test_a_seek_back_is_a_change_to_be_stored() -> None:
 
 
 async def test_who_waits_is_told_when_nobody_stores_any_more() -> None:
-    cursor = Cursor(CursorRecord(0))
+    cursor = SubscriptionCursor(CursorRecord(0))
     cursor.ack(0, 1)
     stored = cursor.acks_stored()
     cursor.give_up(ConsumerClosed("the topic moves"))
@@ -102,7 +102,7 @@ async def test_who_waits_is_told_when_nobody_stores_any_more() -> None:
 
 
 def test_it_says_when_there_is_something_to_store_and_was_not_before() -> None:
-    cursor, told = Cursor(CursorRecord(0)), []
+    cursor, told = SubscriptionCursor(CursorRecord(0)), []
     cursor.changed = lambda: told.append(cursor.next_offset)
     cursor.ack(0, 1)
     cursor.ack(1, 2)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sava.topics.cursor import Cursor
-from sava.topics.dispatch.core import MAX_FRAGMENTS, Dispatch, Page
+from sava.topics.cursor import SubscriptionCursor
+from sava.topics.dispatch.core import MAX_FRAGMENTS, Dispatcher, Page
 from sava.topics.dispatch.failures import Failures
 from sava.topics.dispatch.in_flight import Flight
 from sava.topics.dispatch.key_shared import KeySharedDispatch
-from sava.topics.dispatch.member import Member
+from sava.topics.dispatch.member import DispatchMember
 from sava.topics.dispatch.pace import UNLIMITED, Pace
 from sava.topics.dispatch.slices import SliceDispatch
 from sava.topics.specs import CursorRecord, SubscriptionType
@@ -16,9 +16,9 @@ from tests.unit.topics.memory_log import spec_of
 FAILOVER, KEY_SHARED = SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
 
 
-def dispatch(kind: SubscriptionType, **options: int) -> Dispatch:
+def dispatch(kind: SubscriptionType, **options: int) -> Dispatcher:
     made = KeySharedDispatch if kind is KEY_SHARED else SliceDispatch
-    return made(spec_of(kind, **options), Cursor(CursorRecord(0)), Pace(lambda: 0))  # type: ignore[arg-type]
+    return made(spec_of(kind, **options), SubscriptionCursor(CursorRecord(0)), Pace(lambda: 0))  # type: ignore[arg-type]
 
 
 def page(start: int, end: int, keys: str = "") -> Page:
@@ -38,7 +38,7 @@ def offsets(flights: list[Flight]) -> list[int]:
 
 def test_what_became_ready_during_a_read_comes_first() -> None:
     core = dispatch(FAILOVER)
-    first, second = Member("a", credits=4), Member("b", credits=100)
+    first, second = DispatchMember("a", credits=4), DispatchMember("b", credits=100)
     core.attach(first)
     core.attach(second)
     assert offsets(core.offer(page(0, 10), 0.0)) == [0, 1, 2, 3]
@@ -51,7 +51,7 @@ def test_what_became_ready_during_a_read_comes_first() -> None:
 
 def test_what_is_to_be_sent_again_is_sent_in_order_whatever_was_read() -> None:
     core = dispatch(FAILOVER)
-    member = Member("a", credits=10)
+    member = DispatchMember("a", credits=10)
     core.attach(member)
     core.offer(page(0, 10), 0.0)
     core.nack([(1, 2), (6, 7)], 0.0)
@@ -64,7 +64,7 @@ def test_what_is_to_be_sent_again_is_sent_in_order_whatever_was_read() -> None:
 
 def test_a_page_that_was_read_before_the_subscription_was_blocked_is_not_sent() -> None:
     core = dispatch(FAILOVER, max_redelivery_count=0)
-    core.attach(Member("a", credits=100))
+    core.attach(DispatchMember("a", credits=100))
     core.offer(page(0, 4), 0.0)
     core.nack([(0, 1)], 0.0)
     assert core.offer(page(4, 8), 0.0) == []
@@ -74,7 +74,7 @@ def test_a_page_that_was_read_before_the_subscription_was_blocked_is_not_sent() 
 
 def test_a_blocked_key_keeps_back_what_only_waited_for_credits() -> None:
     core = dispatch(KEY_SHARED, max_redelivery_count=0)
-    member = Member("a", credits=2)
+    member = DispatchMember("a", credits=2)
     core.attach(member)
     core.offer(page(0, 4, "xy"), 0.0)
     core.nack([(0, 1)], 0.0)
@@ -87,7 +87,7 @@ def test_a_blocked_key_keeps_back_what_only_waited_for_credits() -> None:
 
 def test_the_same_for_the_keys_of_a_member() -> None:
     core = dispatch(KEY_SHARED)
-    member = Member("a", credits=2)
+    member = DispatchMember("a", credits=2)
     core.attach(member)
     assert offsets(core.offer(page(0, 8, "xy"), 0.0)) == [0, 1]
     member.credits = 100
@@ -103,7 +103,7 @@ def test_the_same_for_the_keys_of_a_member() -> None:
 
 def test_a_page_of_before_a_seek_is_of_no_use() -> None:
     core = dispatch(FAILOVER)
-    core.attach(Member("a", credits=100))
+    core.attach(DispatchMember("a", credits=100))
     core.seek(50)
     assert core.offer(page(0, 10), 0.0) == []
     assert offsets(core.offer(page(48, 52), 0.0)) == [50, 51]
@@ -111,7 +111,7 @@ def test_a_page_of_before_a_seek_is_of_no_use() -> None:
 
 def test_scattered_acks_close_the_window() -> None:
     core = dispatch(FAILOVER)
-    core.attach(Member("a", credits=1_000_000))
+    core.attach(DispatchMember("a", credits=1_000_000))
     core.offer(page(0, 3 * MAX_FRAGMENTS), 0.0)
     core.ack([(n, n + 1) for n in range(1, 3 * MAX_FRAGMENTS, 2)])
     assert core.wanted(1_000_000, 0.0) is None

@@ -14,20 +14,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sava.topics.cursor import Cursor
-from sava.topics.dispatch.core import Dispatch, Page
+from sava.topics.cursor import SubscriptionCursor
+from sava.topics.dispatch.core import Dispatcher, Page
 from sava.topics.dispatch.in_flight import Flight
 from sava.topics.dispatch.key_shared import KeySharedDispatch
 from sava.topics.dispatch.keys import KeyFilter
-from sava.topics.dispatch.member import Member
+from sava.topics.dispatch.member import DispatchMember
 from sava.topics.dispatch.pace import Pace
 from sava.topics.dispatch.slices import SliceDispatch
 from sava.topics.ranges import runs
 from sava.topics.specs import (
-    Backoff,
     CursorRecord,
+    DeadLetterPolicy,
     FailurePolicy,
-    Poison,
+    RedeliveryBackoff,
     SubscriptionSpec,
     SubscriptionType,
 )
@@ -39,7 +39,7 @@ POLICY = FailurePolicy(
     ack_timeout_ms=10_000,
     base_redelivery_delay_ms=1_000,
     max_redelivery_delay_ms=4_000,
-    backoff=Backoff.FIXED,
+    backoff=RedeliveryBackoff.FIXED,
 )
 
 
@@ -47,7 +47,7 @@ POLICY = FailurePolicy(
 class Info:
     """What the model knows of one message."""
 
-    holder: Member | None = None
+    holder: DispatchMember | None = None
     since: float = 0.0
     is_fetched: bool = False
     was_sent: bool = False
@@ -72,17 +72,17 @@ class DispatchMachine(RuleBasedStateMachine):
     filters: tuple[str, ...] = ()
     is_lazy = True
 
-    @initialize(window=st.sampled_from([3, 20, 100]), poison=st.sampled_from(list(Poison)))
-    def begin(self, window: int, poison: Poison) -> None:
+    @initialize(window=st.sampled_from([3, 20, 100]), poison=st.sampled_from(list(DeadLetterPolicy)))
+    def begin(self, window: int, poison: DeadLetterPolicy) -> None:
         policy = msgspec.structs.replace(POLICY, poison=poison)
         spec = SubscriptionSpec(type=self.type, failure_policy=policy, max_unacked_messages=window)
-        self.cursor = Cursor(CursorRecord(0))
+        self.cursor = SubscriptionCursor(CursorRecord(0))
         kind = KeySharedDispatch if self.type is SubscriptionType.KEY_SHARED else SliceDispatch
-        self.core: Dispatch = kind(spec, self.cursor, Pace(lambda: 0))
+        self.core: Dispatcher = kind(spec, self.cursor, Pace(lambda: 0))
         self.now = 0.0
         self.infos: list[Info] = []
         self.keys: list[str] = []
-        self.queues: dict[Member, list[Flight]] = {}
+        self.queues: dict[DispatchMember, list[Flight]] = {}
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def attach(self, name: str, credit: int) -> None:
         if self.type is SubscriptionType.EXCLUSIVE and self.core.members.keys() - {name}:
             return
-        member = Member(name, KeyFilter(self.filters if name == "a" else ()), credit)
+        member = DispatchMember(name, KeyFilter(self.filters if name == "a" else ()), credit)
         replaced = self.core.attach(member)
         if replaced is not None:
             self.gone(replaced)
@@ -198,14 +198,14 @@ class DispatchMachine(RuleBasedStateMachine):
                 else:
                     self.take_back(info.holder)
 
-    @rule(poison=st.sampled_from(list(Poison)), count=st.integers(0, 3))
-    def configure(self, poison: Poison, count: int) -> None:
+    @rule(poison=st.sampled_from(list(DeadLetterPolicy)), count=st.integers(0, 3))
+    def configure(self, poison: DeadLetterPolicy, count: int) -> None:
         policy = msgspec.structs.replace(POLICY, poison=poison, max_redelivery_count=count)
         self.core.configure(msgspec.structs.replace(self.core.spec, failure_policy=policy), self.now)
         for offset, info in enumerate(self.infos):
             if info.fate == "blocked" and not policy.is_exhausted(info.attempt):
                 info.fate, info.attempt, info.due = "", info.attempt + 1, 0.0
-            elif info.fate == "blocked" and poison is not Poison.BLOCK:
+            elif info.fate == "blocked" and poison is not DeadLetterPolicy.BLOCK:
                 self.poison(offset)
 
     @rule()
@@ -275,7 +275,7 @@ class DispatchMachine(RuleBasedStateMachine):
             info.holder, info.since, info.is_fetched, info.was_sent = member, self.now, False, True
         self.queues[member].append(flight)
 
-    def check_order(self, offset: int, member: Member) -> None:
+    def check_order(self, offset: int, member: DispatchMember) -> None:
         info = self.infos[offset]
         if self.type is not SubscriptionType.SHARED and self.type is not SubscriptionType.KEY_SHARED:
             assert member is next(iter(self.core.members.values()))
@@ -288,7 +288,7 @@ class DispatchMachine(RuleBasedStateMachine):
         elif self.type is SubscriptionType.KEY_SHARED:
             self.check_key_order(offset, member)
 
-    def check_key_order(self, offset: int, member: Member) -> None:
+    def check_key_order(self, offset: int, member: DispatchMember) -> None:
         same = [o for o, key in enumerate(self.keys) if key == self.keys[offset] and o != offset]
         assert all(self.infos[o].holder in (None, member) for o in same), "one key at two consumers"
         for other in (self.infos[o] for o in same if o < offset):
@@ -310,7 +310,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     # -- the model -----------------------------------------------------------------------------
 
-    def a_member(self, pick: int) -> Member:
+    def a_member(self, pick: int) -> DispatchMember:
         members = list(self.core.members.values())
         return members[pick % len(members)]
 
@@ -330,12 +330,12 @@ class DispatchMachine(RuleBasedStateMachine):
             if self.infos[offset].holder is flight.member
         ]
 
-    def take_back(self, member: Member) -> None:
+    def take_back(self, member: DispatchMember) -> None:
         for info in self.infos:
             if info.holder is member and not info.is_fetched:
                 info.holder = None
 
-    def gone(self, member: Member) -> None:
+    def gone(self, member: DispatchMember) -> None:
         del self.queues[member]
         for info in self.infos:
             if info.holder is member:
@@ -354,7 +354,11 @@ class DispatchMachine(RuleBasedStateMachine):
             info.attempt += 1
 
     def poison(self, offset: int) -> None:
-        fates = {Poison.BLOCK: "blocked", Poison.DROP: "acked", Poison.DEAD_LETTER: "dead"}
+        fates = {
+            DeadLetterPolicy.BLOCK: "blocked",
+            DeadLetterPolicy.DROP: "acked",
+            DeadLetterPolicy.DEAD_LETTER: "dead",
+        }
         self.infos[offset].fate = fates[self.core.spec.failure_policy.poison]
 
     def teardown(self) -> None:
@@ -370,7 +374,7 @@ class DispatchMachine(RuleBasedStateMachine):
             if info.fate == "blocked":
                 info.fate, info.attempt, info.due = "", info.attempt + 1, 0.0
         for name in ("x", "y") if self.type is not SubscriptionType.EXCLUSIVE else ("x",):
-            member = Member(name, credits=1_000)
+            member = DispatchMember(name, credits=1_000)
             self.core.attach(member)
             self.queues[member] = []
         for _ in range(2 * len(self.infos) + 2):

@@ -12,10 +12,10 @@ import pytest
 
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unavailable
+from sava.metadata.records import unchanged
 from sava.records import Message, RecordBatch
 from sava.storage.topic_log import TopicClosed
 from sava.topics import ownership, specs
-from sava.topics.conditions import unchanged
 from sava.topics.errors import (
     ConsumerClosed,
     NotOwner,
@@ -27,12 +27,12 @@ from sava.topics.errors import (
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
 from sava.topics.specs import (
+    DeadLetterPolicy,
     FailurePolicy,
     OwnershipState,
-    Poison,
     TopicSpec,
 )
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import contents
 from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, before, pass_through, refuse
@@ -386,7 +386,7 @@ class TestDeleting:
             assert topics.loaded[ORDERS] is topic
 
 
-async def log_of(topics: Topics) -> list[str]:
+async def log_of(topics: ServedTopics) -> list[str]:
     log = (await topics.get(ORDERS)).log
     assert log is not None
     return await contents(log)
@@ -481,12 +481,15 @@ class TestDeadLetters:
             assert await contents(letters) == ["bad"]
 
 
-async def _failing_topic(topics: Topics) -> Any:
+async def _failing_topic(topics: ServedTopics) -> Any:
     topic = await topics.get(ORDERS)
     await publish(topic, "bad")
     (await topic.subscribe(options())).close()
     await topic.set_failure_policy(
-        "s", FailurePolicy(max_redelivery_count=0, poison=Poison.DEAD_LETTER, dead_letter_topic=str(OTHER))
+        "s",
+        FailurePolicy(
+            max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic=str(OTHER)
+        ),
     )
     return topic
 

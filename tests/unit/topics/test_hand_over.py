@@ -21,11 +21,11 @@ from sava.storage import topic_log
 from sava.storage.errors import Fenced, ObjectStoreUnavailable
 from sava.storage.objectstore import ObjectStore
 from sava.topics import specs
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.errors import NotHandedOver, NotOwner, TopicMoved
 from sava.topics.specs import CursorRecord, OwnershipState
 from sava.topics.topic import HOLD_S, Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 from tests.patience import FAR_S, PATIENCE_S
 from tests.unit.storage.brokers import contents
 from tests.unit.storage.faults import BROKEN, FaultyBackend, before, hang, refuse
@@ -56,7 +56,7 @@ def world(tmp_path: Path, backend: FaultyBackend) -> World:
     return world
 
 
-async def move(world: World, topics: Topics, to: int) -> int:
+async def move(world: World, topics: ServedTopics, to: int) -> int:
     """A move as the controller and the owner's agent make it; returns the end that was agreed on."""
     await world.step("move", target=to, timeout_ms=int(PATIENCE_S * 1000))
     end = await topics.hand_over(ORDERS, timeout=PATIENCE_S)
@@ -168,7 +168,7 @@ class TestUnderWay:
                 await topic.subscribe(options("t"))
 
 
-async def _receive_all(consumer: Consumer) -> None:
+async def _receive_all(consumer: ConsumerHandle) -> None:
     while True:
         await consumer.receive()
 

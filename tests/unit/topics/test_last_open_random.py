@@ -20,8 +20,8 @@ from sava.storage.broker_storage import BrokerStorage
 from sava.storage.errors import Fenced
 from sava.storage.topic_log import TopicLog
 from sava.topics.errors import ProducerFenced, TopicMoved
-from sava.topics.limits import Limits
-from sava.topics.producers import AccessMode, Producer, Producers
+from sava.topics.limits import TopicLimits
+from sava.topics.producers import AccessMode, ProducerHandle, TopicProducers
 from sava.topics.publishing import Publisher
 from tests.unit.storage.brokers import TOPIC, Cluster
 from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, lose_answer, refuse
@@ -42,7 +42,7 @@ class App:
     turn: int
     """In which it was opened; those of one turn were opened at the same time."""
     number: int = 0
-    stream: Producer | None = None
+    stream: ProducerHandle | None = None
 
 
 class World:
@@ -62,7 +62,7 @@ class World:
         self.late: list[Callable[[], Awaitable[Any]]] = []
         self.refused = self.accepted = 0
         self.log: TopicLog
-        self.producers: Producers
+        self.producers: TopicProducers
 
     async def start(self) -> None:
         for name in BROKERS:
@@ -73,9 +73,9 @@ class World:
         """The owner takes the topic up, under its epoch."""
         self.metadata._planned.clear()
         self.log = await self.brokers[self.owner].open_topic(TOPIC, epoch=self.epoch)
-        limits, gate = Limits(self.metadata, Policies()), unchecked(MemoryStore())
+        limits, gate = TopicLimits(self.metadata, Policies()), unchecked(MemoryStore())
         publisher = Publisher(NAME, self.log, limits, gate)
-        self.producers = Producers(
+        self.producers = TopicProducers(
             NAME, TOPIC.topic_id, publisher, limits, gate, self.log.epochs, epoch=self.epoch, is_reliable=True
         )
 

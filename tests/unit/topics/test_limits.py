@@ -11,9 +11,9 @@ from sava.metadata.memory import MemoryStore
 from sava.topics.errors import LimitReached
 from sava.topics.limits import (
     MAX_WAIT_S,
-    Effective,
-    Limits,
+    EffectiveLimits,
     RateLimiter,
+    TopicLimits,
     check_room,
     configured,
 )
@@ -32,13 +32,13 @@ def test_every_policy_of_the_configuration_has_its_place() -> None:
     policy = configured(numbered)
     values = [getattr(policy, name) for name in policy.__struct_fields__]
     assert values == list(range(1, 10))
-    assert list(policy.__struct_fields__) == list(Effective._fields)
+    assert list(policy.__struct_fields__) == list(EffectiveLimits._fields)
 
 
 async def test_the_topic_comes_before_the_namespace_and_that_before_the_configuration() -> None:
     store = MemoryStore()
     namespaces, registry = Namespaces(store), Registry(store)
-    limits = Limits(store, Policies(max_producers=1, max_consumers=2, max_message_size=3))
+    limits = TopicLimits(store, Policies(max_producers=1, max_consumers=2, max_message_size=3))
     await namespaces.ensure(("default",))
     await registry.create(ORDERS, reliable=True)
     assert limits.of(ORDERS).max_producers_per_topic == 1
@@ -58,7 +58,7 @@ async def test_the_topic_comes_before_the_namespace_and_that_before_the_configur
 
 async def test_partitions_have_what_their_topic_has() -> None:
     store = MemoryStore()
-    registry, limits = Registry(store), Limits(store, Policies())
+    registry, limits = Registry(store), TopicLimits(store, Policies())
     await Namespaces(store).ensure(("default",))
     await registry.create(ORDERS, reliable=True, partitions=2)
     await registry.change_policy(ORDERS, lambda _: NamespacePolicy(max_consumers_per_topic=4))
@@ -68,11 +68,11 @@ async def test_partitions_have_what_their_topic_has() -> None:
 
 
 async def test_retention_in_the_terms_of_storage() -> None:
-    limits = Limits(MemoryStore(), Policies(retention_time_minutes=2, retention_size_mb=0))
+    limits = TopicLimits(MemoryStore(), Policies(retention_time_minutes=2, retention_size_mb=0))
     retention = limits.of(ORDERS).retention
     assert retention is not None
     assert (retention.max_age_ms, retention.max_bytes) == (120_000, None)
-    assert Limits(MemoryStore(), Policies()).of(ORDERS).retention is None
+    assert TopicLimits(MemoryStore(), Policies()).of(ORDERS).retention is None
 
 
 def test_room_for_one_more() -> None:

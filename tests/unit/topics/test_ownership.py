@@ -93,7 +93,7 @@ def test_serving_is_what_ends_a_row_of_failures() -> None:
 
 async def test_a_topic_without_a_record_is_unassigned() -> None:
     store = MemoryStore()
-    assert ownership.known(store.local, ORDERS) == ownership.Held(ownership.UNASSIGNED, 0)
+    assert ownership.known(store.local, ORDERS) == ownership.KnownOwnership(ownership.UNASSIGNED, 0)
     await store.put(specs.ownership_key(ORDERS), specs.encode(FULL))
     record, revision = ownership.known(store.local, ORDERS)
     assert (record, revision) == (FULL, store.local.revision)

@@ -24,13 +24,13 @@ from sava.topics.errors import (
     ProducerFenced,
     TopicUnknown,
 )
-from sava.topics.limits import Limits
+from sava.topics.limits import TopicLimits
 from sava.topics.names import InvalidName, TopicName
 from sava.topics.namespaces import Namespaces
 from sava.topics.producers import (
     AccessMode,
-    Producer,
-    Producers,
+    ProducerHandle,
+    TopicProducers,
     producer_id,
 )
 from sava.topics.publishing import Publisher
@@ -53,10 +53,10 @@ class Stage:
         self.store = MemoryStore()
         self.sink = sink
         self.clock = Clock()
-        self._limits = Limits(self.store, Policies())
+        self._limits = TopicLimits(self.store, Policies())
         self._gate = unchecked(self.store)
         self._publisher = Publisher(NAME, sink, self._limits, self._gate)
-        self.producers = Producers(
+        self.producers = TopicProducers(
             NAME,
             7,
             self._publisher,
@@ -68,12 +68,12 @@ class Stage:
             clock=self.clock,
         )
 
-    async def stream(self, name: str, access: AccessMode = AccessMode.SHARED, **more: Any) -> Producer:
+    async def stream(self, name: str, access: AccessMode = AccessMode.SHARED, **more: Any) -> ProducerHandle:
         return await self.producers.open(name, access=access, schema_subject="", takeover=True, **more)
 
     def recreate(self, topic_id: int, *, epoch: int = 1, is_reliable: bool = True) -> None:
         """Another topic of the same name, or one that keeps nothing: no open is known."""
-        self.producers = Producers(
+        self.producers = TopicProducers(
             NAME,
             topic_id,
             self._publisher,
@@ -89,7 +89,7 @@ class Stage:
         assert found is not None
         return found
 
-    async def shared(self, name: str, access: AccessMode = AccessMode.SHARED) -> Producer:
+    async def shared(self, name: str, access: AccessMode = AccessMode.SHARED) -> ProducerHandle:
         return await self.producers.open(name, access=access, schema_subject="", takeover=False)
 
     @property
@@ -104,7 +104,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         yield Stage(CountingLog(await storage.open_topic(TOPIC, epoch=1)))
 
 
-def batch_of(producer: Producer, *payloads: str, sequence: int, name: str | None = None) -> RecordBatch:
+def batch_of(producer: ProducerHandle, *payloads: str, sequence: int, name: str | None = None) -> RecordBatch:
     return RecordBatch.encode(
         [payload.encode() for payload in payloads],
         publish_time=1,
@@ -196,10 +196,12 @@ class TestTakingOver:
         """Those before it are told at once, or when they publish."""
         opened = await asyncio.gather(*(stage.stream("p") for _ in range(5)), return_exceptions=True)
         *others, last = opened
-        assert isinstance(last, Producer)
+        assert isinstance(last, ProducerHandle)
         assert last.is_open
         for other in others:
-            assert isinstance(other, ProducerFenced) or (isinstance(other, Producer) and not other.is_open)
+            assert isinstance(other, ProducerFenced) or (
+                isinstance(other, ProducerHandle) and not other.is_open
+            )
 
 
 class TestLastOpen:

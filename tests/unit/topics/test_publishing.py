@@ -22,7 +22,7 @@ from sava.topics.errors import (
     SchemaRefused,
     TopicMoved,
 )
-from sava.topics.limits import Limits
+from sava.topics.limits import TopicLimits
 from sava.topics.names import TopicName
 from sava.topics.namespaces import Namespaces
 from sava.topics.publishing import BatchCheck, Publisher
@@ -78,7 +78,7 @@ async def sink(tmp_path: Path) -> AsyncIterator[CountingLog]:
 @pytest.fixture
 def publisher(sink: CountingLog) -> Publisher:
     store = MemoryStore()
-    return Publisher(NAME, sink, Limits(store, Policies()), unchecked(store))
+    return Publisher(NAME, sink, TopicLimits(store, Policies()), unchecked(store))
 
 
 def allowed() -> None:
@@ -318,7 +318,7 @@ class _NoSevens:
 
 
 async def test_a_message_against_the_schema_is_refused_alone(sink: CountingLog) -> None:
-    publisher = Publisher(NAME, sink, Limits(MemoryStore(), Policies()), _NoSevens())
+    publisher = Publisher(NAME, sink, TopicLimits(MemoryStore(), Policies()), _NoSevens())
     sends = [publisher.send(Message(b"%d" % number), allowed) for number in range(10)]
     outcomes = await asyncio.gather(*sends, return_exceptions=True)
     assert isinstance(outcomes[7], SchemaRefused)
@@ -331,7 +331,7 @@ async def test_the_size_of_a_message_is_limited_and_the_limit_changes_at_once(si
     store = MemoryStore()
     namespaces = Namespaces(store)
     publisher = Publisher(
-        NAME, sink, Limits(store, Policies(max_message_size=1000)), unchecked(MemoryStore())
+        NAME, sink, TopicLimits(store, Policies(max_message_size=1000)), unchecked(MemoryStore())
     )
     ten_of_500 = batch(*["x" * 500] * 10)
     await (await publisher.begin(ten_of_500, allowed))
@@ -347,7 +347,7 @@ async def test_the_size_of_a_message_is_limited_and_the_limit_changes_at_once(si
 
 
 async def test_a_publish_rate_makes_publishers_wait_and_drops_nothing(sink: CountingLog) -> None:
-    limits = Limits(MemoryStore(), Policies(max_publish_rate=200))
+    limits = TopicLimits(MemoryStore(), Policies(max_publish_rate=200))
     publisher = Publisher(NAME, sink, limits, unchecked(MemoryStore()))
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -361,7 +361,7 @@ async def test_a_publish_rate_makes_publishers_wait_and_drops_nothing(sink: Coun
 
 
 async def test_whoever_may_not_publish_any_more_is_turned_away_after_a_wait(sink: CountingLog) -> None:
-    limits = Limits(MemoryStore(), Policies(max_publish_rate=10))
+    limits = TopicLimits(MemoryStore(), Policies(max_publish_rate=10))
     publisher = Publisher(NAME, sink, limits, unchecked(MemoryStore()))
     refused: list[bool] = []
 

@@ -10,8 +10,8 @@ from sava.records import RecordBatch
 from sava.topics.errors import ConsumerClosed, LimitReached, TopicUnknown
 from sava.topics.specs import (
     CursorRecord,
+    DeadLetterPolicy,
     FailurePolicy,
-    Poison,
     SubscriptionType,
 )
 from sava.topics.subscription import Subscription
@@ -170,7 +170,7 @@ async def test_a_blocked_subscription_can_be_released(way: str) -> None:
         subscription.configure(spec_of(max_redelivery_count=5))
         assert await get(consumer, 2) == [0, 1]
     elif way == "drop":
-        subscription.configure(spec_of(max_redelivery_count=0, poison=Poison.DROP))
+        subscription.configure(spec_of(max_redelivery_count=0, poison=DeadLetterPolicy.DROP))
         assert await get(consumer, 1) == [1]
         assert (subscription.stats.dropped, subscription.cursor_offset) == (1, 1)
     else:
@@ -183,7 +183,7 @@ async def test_a_blocked_subscription_can_be_released(way: str) -> None:
 async def test_drop_acks_and_counts() -> None:
     log = MemoryLog()
     log.publish(3)
-    subscription = subscription_on(log, spec_of(max_redelivery_count=0, poison=Poison.DROP))
+    subscription = subscription_on(log, spec_of(max_redelivery_count=0, poison=DeadLetterPolicy.DROP))
     consumer = subscription.attach("c", consumer_id=1, credits=100)
     await get(consumer, 3)
     consumer.nack([(0, 2)])
@@ -206,7 +206,7 @@ async def test_a_dead_letter_keeps_what_the_message_had_and_says_where_it_is_fro
             producer_id=77,
         )
     )
-    spec = spec_of(max_redelivery_count=1, poison=Poison.DEAD_LETTER)
+    spec = spec_of(max_redelivery_count=1, poison=DeadLetterPolicy.DEAD_LETTER)
     subscription = subscription_on(log, spec, letters=letters)
     consumer = subscription.attach("c", consumer_id=1, credits=100)
     await consumer.receive()
@@ -238,7 +238,9 @@ async def test_dead_letters_wait_for_their_topic_and_hold_up_nobody() -> None:
     log.publish(3)
     letters.failures = [LimitReached("too many topics"), LimitReached("too many topics")]
     letters.gate.clear()
-    spec = spec_of(max_redelivery_count=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/bad")
+    spec = spec_of(
+        max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic="/default/bad"
+    )
     subscription = subscription_on(log, spec, letters=letters)
     consumer = subscription.attach("c", consumer_id=1, credits=100)
     await get(consumer, 3)
@@ -265,14 +267,18 @@ async def test_an_error_of_the_dead_letter_topic_is_visible_and_a_new_policy_is_
     log, letters = MemoryLog(), Letters()
     log.publish(1)
     letters.failures = [error]
-    spec = spec_of(max_redelivery_count=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/bad")
+    spec = spec_of(
+        max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic="/default/bad"
+    )
     subscription = subscription_on(log, spec, letters=letters)
     consumer = subscription.attach("c", consumer_id=1, credits=100)
     await get(consumer, 1)
     consumer.nack(one(0))
     await until(subscription, error=f"dead letters wait: {error}")
     subscription.configure(
-        spec_of(max_redelivery_count=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/good")
+        spec_of(
+            max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic="/default/good"
+        )
     )
     await until(subscription, dead_lettered=1, error="")
     assert letters.targets == ["/default/good"]
@@ -282,7 +288,7 @@ async def test_an_error_of_the_dead_letter_topic_is_visible_and_a_new_policy_is_
 async def test_many_dead_letters_are_handed_on_without_a_consumer() -> None:
     log, letters = MemoryLog(), Letters()
     log.publish(250)
-    spec = spec_of(max_redelivery_count=0, poison=Poison.DEAD_LETTER)
+    spec = spec_of(max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER)
     subscription = subscription_on(log, spec, letters=letters)
     consumer = subscription.attach("c", consumer_id=1, credits=1000)
     await get(consumer, 250)

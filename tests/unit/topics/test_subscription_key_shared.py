@@ -9,11 +9,11 @@ from collections import defaultdict
 import pytest
 
 from sava.records import RecordBatch
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.delivery import Delivery
 from sava.topics.dispatch import key_shared
 from sava.topics.dispatch.keys import HashRing, KeyFilter, effective_keys
-from sava.topics.dispatch.member import Member
+from sava.topics.dispatch.member import DispatchMember
 from sava.topics.errors import ConsumerClosed
 from sava.topics.specs import SubscriptionType
 from sava.topics.subscription import Subscription
@@ -36,7 +36,7 @@ KEYS = [f"k{n}" for n in range(20)]
 def homes(*names: str) -> dict[str, list[str]]:
     """Which of KEYS each of these consumers has."""
     ring = HashRing()
-    ring.set([Member(name) for name in names])
+    ring.set([DispatchMember(name) for name in names])
     found: dict[str, list[str]] = {name: [] for name in names}
     for key in KEYS:
         found[str(ring.home(key))].append(key)
@@ -46,11 +46,11 @@ def homes(*names: str) -> dict[str, list[str]]:
 def test_a_ring_shares_fairly_and_moves_little() -> None:
     ring = HashRing()
     keys = [f"key-{n}" for n in range(10_000)]
-    ring.set([Member(name) for name in "abcd"])
+    ring.set([DispatchMember(name) for name in "abcd"])
     before = {key: ring.home(key) for key in keys}
     shares = [list(before.values()).count(name) for name in "abcd"]
     assert min(shares) > 1_500
-    ring.set([Member(name) for name in "abcde"])
+    ring.set([DispatchMember(name) for name in "abcde"])
     moved = [key for key in keys if ring.home(key) != before[key]]
     assert {ring.home(key) for key in moved} == {"e"}
     assert len(moved) < 3_500
@@ -253,7 +253,7 @@ async def test_what_was_delivered_is_never_skipped_because_its_consumer_left() -
 class _Worker:
     """A consumer that fetches, checks, and acks or nacks, until it is told to leave or the work is done."""
 
-    def __init__(self, soak: _Soak, consumer: Consumer) -> None:
+    def __init__(self, soak: _Soak, consumer: ConsumerHandle) -> None:
         self.soak = soak
         self.consumer = consumer
         self.task = asyncio.create_task(self.run())

@@ -8,8 +8,8 @@ import pytest
 
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unavailable
+from sava.metadata.records import absent
 from sava.topics import specs, tenure
-from sava.topics.conditions import absent
 from sava.topics.errors import NotOwner, TopicUnknown
 from sava.topics.registry import Registry
 from sava.topics.specs import OwnershipState

@@ -42,10 +42,10 @@ from sava.topics.position import (
 )
 from sava.topics.specs import (
     CursorRecord,
+    DeadLetterPolicy,
     FailurePolicy,
     NamespacePolicy,
     Ownership,
-    Poison,
     SubscriptionSpec,
     SubscriptionType,
 )
@@ -222,7 +222,9 @@ class TestSubscribing:
 
 class TestChanging:
     async def test_a_policy_is_stored_and_holds_at_once(self, world: World) -> None:
-        policy = FailurePolicy(max_redelivery_count=0, base_redelivery_delay_ms=1, poison=Poison.DROP)
+        policy = FailurePolicy(
+            max_redelivery_count=0, base_redelivery_delay_ms=1, poison=DeadLetterPolicy.DROP
+        )
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
             await publish(topic, "a", "b")

@@ -13,7 +13,7 @@ from sava.topics.origin_acks import OriginAcks
 from sava.topics.position import AtOffset
 from sava.topics.ranges import IntervalSet
 from sava.topics.specs import SubscriptionType
-from sava.topics.topic import Applied, Topic
+from sava.topics.topic import AppliedAcks, Topic
 from tests.copying import Origins
 from tests.unit.topics.lives import (
     ORDERS,
@@ -38,7 +38,7 @@ async def copied(topic: Topic, origins: Origins, start: int, end: int, *, begin:
     await (await chain.begin(origins.stretch(start, end, begin=begin)))
 
 
-async def applied(topic: Topic, origins: Origins, *acked: int, kind: int = 1, **more: int) -> Applied:
+async def applied(topic: Topic, origins: Origins, *acked: int, kind: int = 1, **more: int) -> AppliedAcks:
     acks = [OriginAcks(origins.source.origin, 0, ranges(*acked))]
     return await topic.apply_acks("s", SubscriptionType(kind), acks, source=origins.source, own=OWN, **more)
 

@@ -35,13 +35,14 @@ from sava.topics.errors import (
 )
 from sava.topics.names import InvalidName, TopicName
 from sava.topics.specs import (
+    DeadLetterPolicy,
     FailurePolicy,
     NamespacePolicy,
     Ownership,
-    Poison,
 )
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics, TopicsOptions
+from sava.topics.topics import ServedTopics
+from sava.topics.upkeep import TopicsOptions
 from tests.unit.storage.brokers import EAGER
 from tests.unit.topics.lives import (
     ORDERS,
@@ -374,7 +375,7 @@ class TestDeadLetters:
             await publish(topic, "good", "bad")
             consumer = await topic.subscribe(options())
             await topic.set_failure_policy(
-                "s", FailurePolicy(max_redelivery_count=0, poison=Poison.DEAD_LETTER)
+                "s", FailurePolicy(max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER)
             )
             await received(consumer, 2)
             consumer.ack(ranges(0))
@@ -542,7 +543,7 @@ class TestMerging:
 
 
 class TestSchemas:
-    async def _registered(self, world: World, topics: Topics) -> tuple[SchemaRegistry, int]:
+    async def _registered(self, world: World, topics: ServedTopics) -> tuple[SchemaRegistry, int]:
         registry = SchemaRegistry(world.metadata)
         registered = await registry.register("numbers", "json_schema", b'{"type": "integer"}')
         await registry.register("texts", "string", b"string")

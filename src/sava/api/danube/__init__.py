@@ -51,7 +51,7 @@ from sava.peers.tls import Options
 from sava.proto import danube_admin_pb2_grpc, danube_api_pb2_grpc, danube_schema_pb2_grpc
 from sava.schemas.registry import SchemaRegistry
 from sava.topics.topic_schemas import TopicSchemas
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 __all__ = ["CLIENT_PORT_OPTIONS", "register_admin_services", "register_client_services"]
 
@@ -71,7 +71,7 @@ CLIENT_PORT_OPTIONS: Final[Options] = (
 def register_client_services(
     server: aio.Server,
     *,
-    topics: Topics,
+    topics: ServedTopics,
     schemas: SchemaRegistry,
     topic_schemas: TopicSchemas,
     forwarder: Forwarder,
@@ -119,7 +119,7 @@ def register_admin_services(
 
 
 def _register_schemas(
-    server: aio.Server, topics: Topics, schemas: SchemaRegistry, topic_schemas: TopicSchemas
+    server: aio.Server, topics: ServedTopics, schemas: SchemaRegistry, topic_schemas: TopicSchemas
 ) -> None:
     danube_schema_pb2_grpc.add_SchemaRegistryServicer_to_server(
         SchemaService(schemas, topics.registry, topic_schemas), server

@@ -12,14 +12,14 @@ from sava.api.danube.codes import required, told
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
 from sava.topics.names import TopicName
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 NO_TOPIC: Final = "."
 """A name that no topic can have, hence one that has no policy of its own."""
 
 
 class NamespaceAdmin(rpc.NamespaceAdminServicer):
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: ServedTopics) -> None:
         self._namespaces = topics.namespaces
         self._registry = topics.registry
         self._limits = topics.limits

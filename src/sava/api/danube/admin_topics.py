@@ -30,9 +30,9 @@ from sava.schemas.registry import SchemaRegistry
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName
 from sava.topics.specs import (
-    Backoff,
+    DeadLetterPolicy,
     FailurePolicy,
-    Poison,
+    RedeliveryBackoff,
     TopicSpec,
 )
 from sava.topics.subscription import Subscription
@@ -41,8 +41,12 @@ from sava.topics.topic_schemas import TopicSchemas
 
 SERVICE: Final = "/danube_admin.TopicAdmin/"
 
-_BACKOFF: Final = {pb.Fixed: Backoff.FIXED, pb.Exponential: Backoff.EXPONENTIAL}
-_POISON: Final = {pb.DeadLetter: Poison.DEAD_LETTER, pb.Block: Poison.BLOCK, pb.Drop: Poison.DROP}
+_BACKOFF: Final = {pb.Fixed: RedeliveryBackoff.FIXED, pb.Exponential: RedeliveryBackoff.EXPONENTIAL}
+_POISON: Final = {
+    pb.DeadLetter: DeadLetterPolicy.DEAD_LETTER,
+    pb.Block: DeadLetterPolicy.BLOCK,
+    pb.Drop: DeadLetterPolicy.DROP,
+}
 _BACKOFF_NUMBERS: Final = {backoff: number for number, backoff in _BACKOFF.items()}
 _POISON_NUMBERS: Final = {poison: number for number, poison in _POISON.items()}
 

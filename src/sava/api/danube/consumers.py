@@ -30,11 +30,11 @@ from sava.proto import danube_api_pb2_grpc as rpc
 from sava.topics.errors import ConsumerUnknown, MessageInvalid, SubscriptionBusy
 from sava.topics.specs import SubscriptionType
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 
 class ConsumerService(rpc.ConsumerServiceServicer):
-    def __init__(self, topics: Topics, seats: Seats, forwarder: Forwarder, broker_url: str) -> None:
+    def __init__(self, topics: ServedTopics, seats: Seats, forwarder: Forwarder, broker_url: str) -> None:
         self._topics = topics
         self._seats = seats
         self._forwarder = forwarder

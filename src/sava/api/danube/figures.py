@@ -28,7 +28,7 @@ from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
 from sava.topics.subscribing import AnySubscription
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 WINDOW: Final = 256
 QUANTILES: Final = (0.5, 0.95, 0.99)
@@ -92,7 +92,7 @@ class Sends:
 
 class DanubeCollector(Collector):
     def __init__(
-        self, topics: Topics, controller: Controller, sends: Sends, calls: Callable[[], int]
+        self, topics: ServedTopics, controller: Controller, sends: Sends, calls: Callable[[], int]
     ) -> None:
         self._topics = topics
         self._controller = controller

@@ -42,10 +42,10 @@ from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Reference
 from sava.topics.errors import MessageInvalid, NotOwner, SchemaRefused
 from sava.topics.names import TopicName
-from sava.topics.producers import AccessMode, Producer
+from sava.topics.producers import AccessMode, ProducerHandle
 from sava.topics.producers import producer_id as derived_id
 from sava.topics.topic import Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 TIDY: Final = 1000
 """From so many producers on, those that have ended are looked for now and then."""
@@ -60,20 +60,20 @@ class ProducerUnknown(RetryableError):
 class Producers:
     """Danube's producers on this broker, by id. Owned by the event loop."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: ServedTopics) -> None:
         self._topics = topics
-        self._by_id: dict[int, Producer] = {}
+        self._by_id: dict[int, ProducerHandle] = {}
         self._tidy_at = TIDY
         self._elsewhere: OrderedDict[int, TopicName] = OrderedDict()
 
-    def get(self, producer_id: int) -> Producer | None:
+    def get(self, producer_id: int) -> ProducerHandle | None:
         """None: not known, or its topic is not served here any more."""
         producer = self._by_id.get(producer_id)
         return producer if producer is not None and producer.is_open else None
 
     async def create(
         self, topic_text: str, name: str, *, reliable: bool, access: AccessMode, schema_subject: str
-    ) -> Producer:
+    ) -> ProducerHandle:
         """Idempotent by topic and name: whoever registers a name that is known gets the same producer."""
         try:
             topic = await self._topics.get_or_create(topic_name(topic_text), reliable)
@@ -91,7 +91,7 @@ class Producers:
         topic = ended.topic if ended is not None else self._elsewhere.get(producer_id)
         return None if topic in self._topics.loaded else topic
 
-    async def recall(self, producer_id: int, topic_text: str, name: str) -> Producer:
+    async def recall(self, producer_id: int, topic_text: str, name: str) -> ProducerHandle:
         """The producer of a message whose id is not known here. Raises ProducerUnknown unless the id is that
         of the topic and name which the message brings."""
         if not topic_text or not name:
@@ -112,7 +112,7 @@ class Producers:
         if len(self._elsewhere) > MAX_ELSEWHERE:
             self._elsewhere.popitem(last=False)
 
-    async def _open(self, topic: Topic, name: str, access: AccessMode, schema_subject: str) -> Producer:
+    async def _open(self, topic: Topic, name: str, access: AccessMode, schema_subject: str) -> ProducerHandle:
         producer = await topic.open_producer(
             name, access=access, schema_subject=schema_subject, takeover=False
         )
@@ -160,7 +160,7 @@ class ProducerService(rpc.ProducerServiceServicer):
         self._sends.stored(producer.topic, perf_counter() - began)
         return pb.MessageResponse(request_id=request.request_id)
 
-    async def _recall(self, request: pb.StreamMessage) -> Producer:
+    async def _recall(self, request: pb.StreamMessage) -> ProducerHandle:
         if not request.HasField("msg_id"):
             raise MessageInvalid("msg_id is missing")
         msg_id = request.msg_id

@@ -46,7 +46,7 @@ from sava.api.danube.messages import MAX_PAYLOAD_BYTES, Composer
 from sava.api.danube.window import START, Window
 from sava.errors import SavaError
 from sava.proto import danube_api_pb2 as pb
-from sava.topics.consumer import Consumer
+from sava.topics.consumer import ConsumerHandle
 from sava.topics.consumers import KnownConsumer, topic_of_consumer
 from sava.topics.errors import (
     ConsumerReplaced,
@@ -60,7 +60,7 @@ from sava.topics.position import LATEST
 from sava.topics.specs import FailurePolicy, SubscriptionType
 from sava.topics.subscription import Subscription
 from sava.topics.topic import SubscribeOptions, Topic
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 FETCH: Final = 64
 """Messages taken from a subscription at a time; their ack timeout begins then."""
@@ -88,7 +88,7 @@ class Seat:
     def __init__(self, consumer_id: int) -> None:
         self.consumer_id = consumer_id
         self.streams = 0
-        self.pending: Consumer | None = None
+        self.pending: ConsumerHandle | None = None
         """Attached by Subscribe and waiting for the first stream; on non-reliable topics."""
         self._taken_by: object | None = None
         self._left = asyncio.Event()
@@ -109,7 +109,7 @@ class Seat:
             await self._left.wait()
             await asyncio.sleep(SETTLE_S)
 
-    def take_pending(self) -> Consumer | None:
+    def take_pending(self) -> ConsumerHandle | None:
         consumer, self.pending = self.pending, None
         return None if consumer is None or consumer.is_closed else consumer
 
@@ -122,7 +122,7 @@ class Seat:
 class Seats:
     """The seats of this broker, by id. Owned by the event loop."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: ServedTopics) -> None:
         self._topics = topics
         self._seats: dict[int, Seat] = {}
         """Those with a stream or a pending consumer; of the others the metadata store knows."""
@@ -160,7 +160,7 @@ class Seats:
             if len(self._names) > MAX_NAMES:
                 self._names.popitem(last=False)
 
-    async def _attach(self, topic: Topic, options: SubscribeOptions) -> Consumer:
+    async def _attach(self, topic: Topic, options: SubscribeOptions) -> ConsumerHandle:
         """A consumer that only waits for its stream does not keep others out. Raises SubscriptionBusy."""
         try:
             return await topic.subscribe(options)
@@ -174,7 +174,7 @@ class Seats:
                 seat.drop_pending()
             return await topic.subscribe(options)
 
-    def _give_up(self, seat: Seat, consumer: Consumer) -> None:
+    def _give_up(self, seat: Seat, consumer: ConsumerHandle) -> None:
         if seat.pending is consumer:
             seat.drop_pending()
             self._tidy(seat)
@@ -280,7 +280,9 @@ class Seats:
             consumer.close()
             seat.leave(stream)
 
-    async def _deliver(self, topic: Topic, consumer: Consumer, composer: Composer, write: Write) -> None:
+    async def _deliver(
+        self, topic: Topic, consumer: ConsumerHandle, composer: Composer, write: Write
+    ) -> None:
         subscription = topic.subscriptions[consumer.subscription]
         assert isinstance(subscription, Subscription)
         window = Window(consumer.grant, lambda: subscription.spec)
@@ -307,7 +309,7 @@ class Seats:
                 self._windows.pop(key, None)
 
 
-async def _pass_on(consumer: Consumer, composer: Composer, write: Write) -> None:
+async def _pass_on(consumer: ConsumerHandle, composer: Composer, write: Write) -> None:
     """On a non-reliable topic: acks mean nothing there, and most clients send none."""
     consumer.grant(AHEAD)
     while True:

@@ -15,11 +15,11 @@ from sava.api.danube.codes import told, topic_name
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.storage.types import Segment
-from sava.topics.topics import Topics
+from sava.topics.topics import ServedTopics
 
 
 class StorageService(rpc.StorageServiceServicer):
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: ServedTopics) -> None:
         self._topics = topics
 
     @told

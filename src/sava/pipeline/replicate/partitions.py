@@ -27,7 +27,7 @@ from sava.pipeline.cluster import PartitionExtent
 from sava.pipeline.replicate.pace import Age, Delays, Rate, Throttle
 from sava.pipeline.replicate.work import CopyOutcome
 from sava.proto import replication_pb2 as pb
-from sava.replication.matrix import CONNECTED, State
+from sava.replication.matrix import CONNECTED, LinkState
 
 IDLE_S: Final = 5.0
 """So long nothing must come. With less, a partition with a message now and then would change its state, which
@@ -45,13 +45,13 @@ GROWS_AFTER_S: Final = 3.0
 was under way from the owner when the target said how far the copy is has come by then."""
 
 STATES: Final = {
-    "unavailable": State.UNREACHABLE,
-    "source_unavailable": State.SOURCE_UNREACHABLE,
-    "denied": State.DENIED,
-    "schema_refused": State.SCHEMA_REFUSED,
-    "source_gone": State.DATA_LOSS,
-    "target_replaced": State.STARTING,
-    "topic_unknown": State.STARTING,
+    "unavailable": LinkState.UNREACHABLE,
+    "source_unavailable": LinkState.SOURCE_UNREACHABLE,
+    "denied": LinkState.DENIED,
+    "schema_refused": LinkState.SCHEMA_REFUSED,
+    "source_gone": LinkState.DATA_LOSS,
+    "target_replaced": LinkState.STARTING,
+    "topic_unknown": LinkState.STARTING,
 }
 """By the code of an outcome; all others are failures."""
 LOOK_AGAIN: Final = frozenset(("target_replaced", "topic_unknown"))
@@ -94,7 +94,7 @@ class Rewound(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    state: State
+    state: LinkState
     reason: str
     retry_at: float | None
     """None: when somebody has done something about it."""
@@ -130,11 +130,11 @@ class PartitionState:
         """The chain has been there: if it is not any more, something is wrong."""
         self.is_told = False
         self.position: int | None = None
-        self._held: _Failure | None = _Failure(State.STARTING, "", None, 0)
+        self._held: _Failure | None = _Failure(LinkState.STARTING, "", None, 0)
         self._failure: _Failure | None = None
         self._delays = Delays()
         self._rate = Rate()
-        self._state = State.STARTING
+        self._state = LinkState.STARTING
         self._moved_at = now - IDLE_S
         self._message_bytes = MESSAGE_BYTES
         self._planned = 0
@@ -229,7 +229,7 @@ class PartitionState:
 
     # -- what keeps it -------------------------------------------------------------------------
 
-    def hold(self, state: State, reason: str, *, retry_ms: int = 0) -> None:
+    def hold(self, state: LinkState, reason: str, *, retry_ms: int = 0) -> None:
         self._held = _Failure(state, reason, None, retry_ms)
 
     def admit(self, target_topic_id: int) -> None:
@@ -250,20 +250,20 @@ class PartitionState:
     @property
     def is_paired(self) -> bool:
         """It is copied into a topic there, also if that cannot be reached at present."""
-        passes = (State.UNREACHABLE, State.DENIED)
+        passes = (LinkState.UNREACHABLE, LinkState.DENIED)
         return self._held is None or (bool(self.target_topic_id) and self._held.state in passes)
 
     @property
     def is_lost(self) -> bool:
         """Messages are gone that were not copied."""
-        return self._failure is not None and self._failure.state is State.DATA_LOSS
+        return self._failure is not None and self._failure.state is LinkState.DATA_LOSS
 
     def fail(self, code: str, reason: str, now: float, now_ms: int) -> None:
         self.is_suspect = True
         if code in HELPED_BY_SOMEBODY:
             reason = f"{reason}; {self._remedy} goes on with what there is"
-        state = STATES.get(code, State.FAILED)
-        if state is State.DATA_LOSS and not self._may_skip:
+        state = STATES.get(code, LinkState.FAILED)
+        if state is LinkState.DATA_LOSS and not self._may_skip:
             self._failure = _Failure(state, reason, None, 0)
             return
         delay = self._delays.next()
@@ -396,28 +396,28 @@ class PartitionState:
             f"{rewound.end} and leaves out what is published here before that; if the copy is deleted first, "
             "it copies anew all that there is here"
         )
-        self._failure = _Failure(State.FAILED, reason, None, 0)
+        self._failure = _Failure(LinkState.FAILED, reason, None, 0)
 
     # -- what is told --------------------------------------------------------------------------
 
     def look(self, now: float) -> bool:
         """Whether the state is another one than at the last look."""
         before, self._state = self._state, self._now(now)
-        if before in CONNECTED and self._state not in (*CONNECTED, State.SOURCE_UNREACHABLE):
+        if before in CONNECTED and self._state not in (*CONNECTED, LinkState.SOURCE_UNREACHABLE):
             self.disconnects += 1
         return self._state is not before
 
-    def _now(self, now: float) -> State:
+    def _now(self, now: float) -> LinkState:
         for kept in (self._held, self._failure):
             if kept is not None:
                 return kept.state
         if not self.is_told:
-            return State.STARTING
+            return LinkState.STARTING
         is_quiet = not self.backlog and now - self._moved_at >= IDLE_S
-        return State.IDLE if is_quiet else State.ACTIVE
+        return LinkState.IDLE if is_quiet else LinkState.ACTIVE
 
     @property
-    def state(self) -> State:
+    def state(self) -> LinkState:
         """At the last look."""
         return self._state
 

@@ -25,14 +25,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sava.topics.cursor import Cursor
+from sava.topics.cursor import SubscriptionCursor
 from sava.topics.delivery import Range
 from sava.topics.dispatch.failures import Failure, Failures
 from sava.topics.dispatch.in_flight import Flight, InFlight
-from sava.topics.dispatch.member import Member
+from sava.topics.dispatch.member import DispatchMember
 from sava.topics.dispatch.pace import Pace
 from sava.topics.ranges import IntervalSet
-from sava.topics.specs import FailurePolicy, Poison, SubscriptionSpec
+from sava.topics.specs import DeadLetterPolicy, FailurePolicy, SubscriptionSpec
 
 MAX_FRAGMENTS: Final = 10_000
 """Ranges of unacked messages beyond which nothing new is sent: the cursor's record grows with them."""
@@ -79,13 +79,13 @@ class Counters:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-class Dispatch(ABC):
-    def __init__(self, spec: SubscriptionSpec, cursor: Cursor, pace: Pace) -> None:
+class Dispatcher(ABC):
+    def __init__(self, spec: SubscriptionSpec, cursor: SubscriptionCursor, pace: Pace) -> None:
         self.spec = spec
         self.cursor = cursor
         self.position = cursor.next_offset
         """Everything below was looked at: acked, outstanding, or ahead."""
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, DispatchMember] = {}
         """In order of attachment."""
         self.outstanding = IntervalSet()
         self.counters = Counters()
@@ -128,7 +128,7 @@ class Dispatch(ABC):
 
     # -- members -------------------------------------------------------------------------------
 
-    def attach(self, member: Member) -> Member | None:
+    def attach(self, member: DispatchMember) -> DispatchMember | None:
         """Join, in the place of the member of the same name if there is one, which is returned: what it had
         goes out again."""
         replaced = self.members.get(member.name)
@@ -138,14 +138,14 @@ class Dispatch(ABC):
         self._members_changed()
         return replaced
 
-    def detach(self, member: Member) -> None:
+    def detach(self, member: DispatchMember) -> None:
         """What the member had goes to others at once, in order, before anything newer."""
         if self.members.get(member.name) is member:
             self._let_go(member)
             del self.members[member.name]
             self._members_changed()
 
-    def _let_go(self, member: Member) -> None:
+    def _let_go(self, member: DispatchMember) -> None:
         for flight in self._in_flight.of(member):
             self._void(flight)
             self._return(flight)
@@ -231,11 +231,11 @@ class Dispatch(ABC):
 
     def _poison(self, start: int, end: int, failure: Failure) -> None:
         match self.spec.failure_policy.poison:
-            case Poison.DROP:
+            case DeadLetterPolicy.DROP:
                 self.counters.dropped += self._resolve(start, end)
-            case Poison.BLOCK:
+            case DeadLetterPolicy.BLOCK:
                 self.failures.blocked.set(start, end, failure)
-            case Poison.DEAD_LETTER:
+            case DeadLetterPolicy.DEAD_LETTER:
                 self.failures.dead.set(start, end, failure)
 
     def dead_lettered(self, ranges: Iterable[Range]) -> None:
@@ -258,7 +258,7 @@ class Dispatch(ABC):
         if due:
             self._make_ready(due)
 
-    def _take_back(self, member: Member) -> None:
+    def _take_back(self, member: DispatchMember) -> None:
         """From a consumer that does not read. Nothing has failed, but others may do better. All of its queue
         is taken, for what stayed there would come before what was taken."""
         member.is_stalled = True
@@ -293,7 +293,7 @@ class Dispatch(ABC):
         policy = spec.failure_policy
         self.failures.shorten(now + policy.max_redelivery_delay_ms / 1000)
         for start, end, failure in list(self.failures.blocked):
-            if policy.poison is not Poison.BLOCK or not policy.is_exhausted(failure.attempt):
+            if policy.poison is not DeadLetterPolicy.BLOCK or not policy.is_exhausted(failure.attempt):
                 self.failures.blocked.remove(start, end)
                 self._release(start, end, failure, policy)
 
@@ -371,7 +371,9 @@ class Dispatch(ABC):
             return 0
         return self.spec.max_unacked_messages - self.outstanding.count
 
-    def _send(self, member: Member, ranges: tuple[Range, ...], attempt: int, size: int, now: float) -> Flight:
+    def _send(
+        self, member: DispatchMember, ranges: tuple[Range, ...], attempt: int, size: int, now: float
+    ) -> Flight:
         count = sum(end - start for start, end in ranges)
         added = sum(self.outstanding.add(start, end) for start, end in ranges)
         flight = Flight(member, ranges, attempt, now, count, count, size)

@@ -18,11 +18,11 @@ from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.tasks import cancelled, spawn
 from sava.topics.delivery import Range
-from sava.topics.dispatch.core import Dispatch
+from sava.topics.dispatch.core import Dispatcher
 from sava.topics.dispatch.failures import Failure
-from sava.topics.dispatch.reading import LogView, Reader
+from sava.topics.dispatch.reading import LogReader, LogView
 from sava.topics.names import TopicName
-from sava.topics.specs import Poison
+from sava.topics.specs import DeadLetterPolicy
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class DeadLetters:
         topic: TopicName,
         subscription: str,
         log: LogView,
-        core: Dispatch,
+        core: Dispatcher,
         *,
         hand_on: Callable[[str, str, list[Message]], Awaitable[object]],
         done: Callable[[], None],
@@ -75,7 +75,7 @@ class DeadLetters:
 
     async def _run(self) -> None:
         pause = _FIRST_PAUSE_S
-        reader = Reader(self._log)
+        reader = LogReader(self._log)
         try:
             while self._core.failures.dead:
                 self._hurry.clear()
@@ -113,7 +113,7 @@ class DeadLetters:
             error,
         )
 
-    async def _hand_some_on(self, reader: Reader) -> None:
+    async def _hand_some_on(self, reader: LogReader) -> None:
         letters: list[Message] = []
         ranges: list[Range] = []
         for start, end, failure in list(islice(self._core.failures.dead, _MESSAGES_AT_ONCE)):
@@ -125,7 +125,7 @@ class DeadLetters:
         await self._hand_on(self.target, self._subscription, letters)
         self._core.dead_lettered(ranges)
 
-    async def _letters(self, reader: Reader, start: int, end: int, failure: Failure) -> list[Message]:
+    async def _letters(self, reader: LogReader, start: int, end: int, failure: Failure) -> list[Message]:
         found: list[Message] = []
         while start < end:
             batch = (await reader.at(start)).batch
@@ -141,7 +141,7 @@ class DeadLetters:
             "x-original-subscription": self._subscription,
             "x-original-topic-offset": str(message.offset),
             "x-original-producer-id": str(producer_id),
-            "x-poison-policy": Poison.DEAD_LETTER.value,
+            "x-poison-policy": DeadLetterPolicy.DEAD_LETTER.value,
             "x-delivery-attempt": str(failure.attempt),
             "x-failure-reason": failure.reason,
         }

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sava.topics.delivery import Range
-from sava.topics.dispatch.member import Member
+from sava.topics.dispatch.member import DispatchMember
 from sava.topics.ranges import RangeMap
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    member: Member
+    member: DispatchMember
     ranges: tuple[Range, ...]
     attempt: int
     since: float
@@ -91,7 +91,7 @@ class InFlight:
         self._end_if_over(flight)
         return mine
 
-    def of(self, member: Member) -> list[Flight]:
+    def of(self, member: DispatchMember) -> list[Flight]:
         return [flight for flight in self._flights if flight.member is member]
 
     def clear(self) -> None:

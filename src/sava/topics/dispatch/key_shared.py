@@ -23,12 +23,12 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
-from sava.topics.cursor import Cursor
+from sava.topics.cursor import SubscriptionCursor
 from sava.topics.delivery import Range
-from sava.topics.dispatch.core import Dispatch, Page
+from sava.topics.dispatch.core import Dispatcher, Page
 from sava.topics.dispatch.in_flight import Flight
 from sava.topics.dispatch.keys import HashRing
-from sava.topics.dispatch.member import Member
+from sava.topics.dispatch.member import DispatchMember
 from sava.topics.dispatch.pace import Pace
 from sava.topics.ranges import IntervalSet, runs
 from sava.topics.specs import SubscriptionSpec
@@ -43,9 +43,9 @@ class _Key:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.owner: Member | None = None
+        self.owner: DispatchMember | None = None
         """Where its messages in flight are, and the next ones go."""
-        self.home: Member | None = None
+        self.home: DispatchMember | None = None
         self.home_version = -1
         self.in_flight = 0
         self.failing: set[int] = set()
@@ -60,8 +60,8 @@ class _Key:
         return not (self.in_flight or self.failing or self.queue or self.staged)
 
 
-class KeySharedDispatch(Dispatch):
-    def __init__(self, spec: SubscriptionSpec, cursor: Cursor, pace: Pace) -> None:
+class KeySharedDispatch(Dispatcher):
+    def __init__(self, spec: SubscriptionSpec, cursor: SubscriptionCursor, pace: Pace) -> None:
         super().__init__(spec, cursor, pace)
         self._ring = HashRing()
         self._keys: dict[str, _Key] = {}
@@ -111,7 +111,7 @@ class KeySharedDispatch(Dispatch):
         return sent
 
     def _offer_staged(
-        self, page: Page, member: Member, staged: IntervalSet, now: float, sent: list[Flight]
+        self, page: Page, member: DispatchMember, staged: IntervalSet, now: float, sent: list[Flight]
     ) -> None:
         room = min(member.credits if member.has_room else 0, self._pace.allowance(now))
         if staged is member.ahead:
@@ -137,7 +137,7 @@ class KeySharedDispatch(Dispatch):
             return
         limit = min(self._window(), self._pace.allowance(now), LOOK_AHEAD - self._ahead)
         rooms = {member: member.credits for member in self.members.values() if member.has_room}
-        chosen: dict[Member, list[int]] = {member: [] for member in rooms}
+        chosen: dict[DispatchMember, list[int]] = {member: [] for member in rooms}
         held: dict[_Key, None] = {}
         for start, last in self._fresh(self.position, page.end):
             end = min(last, start + limit)
@@ -159,8 +159,8 @@ class KeySharedDispatch(Dispatch):
         page: Page,
         start: int,
         end: int,
-        rooms: dict[Member, int],
-        chosen: dict[Member, list[int]],
+        rooms: dict[DispatchMember, int],
+        chosen: dict[DispatchMember, list[int]],
         held: dict[_Key, None],
     ) -> None:
         """Each message of the range: to a member that has room, to the queue of its key, or to nobody."""
@@ -196,7 +196,7 @@ class KeySharedDispatch(Dispatch):
 
     # -- keys ----------------------------------------------------------------------------------
 
-    def _home(self, key: _Key) -> Member | None:
+    def _home(self, key: _Key) -> DispatchMember | None:
         """The member that the ring gives the key to."""
         if key.home_version != self._ring.version:
             name = self._ring.home(key.name)

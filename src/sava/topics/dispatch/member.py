@@ -14,7 +14,7 @@ gigabyte; this bounds what a consumer holds that stopped reading."""
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class DispatchMember:
     """One for each attachment: a consumer that comes back under its name is another member."""
 
     name: str

@@ -61,7 +61,7 @@ class Chunk:
         return self._keys[start - base : end - base]
 
 
-class Reader:
+class LogReader:
     """Owned by one task."""
 
     def __init__(self, log: LogView) -> None:

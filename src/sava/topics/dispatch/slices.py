@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from sava.topics.cursor import Cursor
+from sava.topics.cursor import SubscriptionCursor
 from sava.topics.delivery import Range
-from sava.topics.dispatch.core import Dispatch, Page
+from sava.topics.dispatch.core import Dispatcher, Page
 from sava.topics.dispatch.in_flight import Flight
-from sava.topics.dispatch.member import Member
+from sava.topics.dispatch.member import DispatchMember
 from sava.topics.dispatch.pace import Pace
 from sava.topics.ranges import IntervalSet
 from sava.topics.specs import SubscriptionSpec, SubscriptionType
 
 
-class SliceDispatch(Dispatch):
-    def __init__(self, spec: SubscriptionSpec, cursor: Cursor, pace: Pace) -> None:
+class SliceDispatch(Dispatcher):
+    def __init__(self, spec: SubscriptionSpec, cursor: SubscriptionCursor, pace: Pace) -> None:
         super().__init__(spec, cursor, pace)
         self._ready = IntervalSet()
         """To be sent again, now."""
@@ -81,7 +81,7 @@ class SliceDispatch(Dispatch):
             start += count
         return start
 
-    def _candidates(self) -> Iterable[Member]:
+    def _candidates(self) -> Iterable[DispatchMember]:
         if self.spec.type is SubscriptionType.SHARED:
             return self.members.values()
         return islice(self.members.values(), 1)
@@ -94,7 +94,7 @@ class SliceDispatch(Dispatch):
     def is_behind(self) -> bool:
         return bool(self._ready)
 
-    def _next(self, members: list[Member]) -> Member:
+    def _next(self, members: list[DispatchMember]) -> DispatchMember:
         """Whose turn it is: the next one after the last in order of attachment."""
         if len(members) > 1:
             order = list(self.members)
