@@ -1,54 +1,48 @@
-"""CommitQueue: group commit. The way of a record of the journal from the queue to its answer.
+"""CommitQueue: group commit for a journal, from the queue of a record to its answer.
 
-    put ─▶ written, synced with its group ─▶ committed (``commitment``) ─▶ answered, in the order of the calls
-           └─ refused: the disk is full ──── told behind what was written before it ─┘
+    put ─▶ written, synced with its group ─▶ on enough disks ─▶ answered, in the order of the calls
+           └─ refused: the disk is full ──── answered behind what was written before it ─┘
 
-**The door.** From the first refusal on the log refuses everything (why: see ``journal``), and so does this,
-at the door, until whoever was refused was told and the queue behind it is empty.
+**Full disk.** From the first refusal on the log refuses everything (why: see ``journal``), and so does this
+queue, until the refused caller has its answer and the queue behind it is empty.
 
-**Lives.** A journal that is mirrored accepts nothing before its first life has begun and nothing between two
-(``commitment``); who waits for the next is told when it begins, or that it will not be.
-
-A failed write or sync is final: ``fail`` is called once, and the process must stop.
-
-**Commitment.** From when on a frame that is durable here may be acknowledged.
-
-Without others, that is at once. A journal that others mirror waits until enough of them have it, too; who
-they are and how many is decided above (``mirroring``). The order of answers does not change: what the disk
-refused is told behind what was written before it, and not sooner:
+**Quorum.** Without mirrors a frame that is durable here is answered at once. A journal that others mirror
+waits until enough of them have it, too; which they are and how many is decided above (``ledger``). The order
+of answers does not change: the refusal of the disk is answered behind what was written before it, and not
+sooner:
 
     a  10..20  durable here, not yet elsewhere
     b  20..21  refused: the disk is full
-    told b     the topic takes everything in flight for failed, and gives out 10 again → a and its successor
+    answer b   the topic takes everything in flight for failed, and gives out 10 again → a and its successor
                are two messages at one offset
 
-A journal has *lives*: within one, what is written is one stream that the same disks hold. It ends when
-somebody else has ended it (a fence), with the broker's registration, or with the process; what was in
-flight then is not acknowledged, and whoever ended it decides whether it happened. Topics that were opened
+**Lives.** Within one life of a journal, what is written is one stream that the same disks hold. A journal
+that is mirrored accepts nothing before its first life and nothing between two. A life ends by a fence of
+another broker, with the broker's registration, or with the process. What was in flight then is not
+acknowledged, and the broker that ended the life decides whether it happened. Topics that were opened
 in a life end with it.
 
-**The log** behind a journal writes nothing behind what it refused (why: see ``journal``).
+A failed write or sync is final: ``fail`` is called once, and the process must stop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from sava.errors import RetryableError
+from sava.records import Header
 from sava.storage.errors import ClosedUncommitted
-from sava.storage.journal_index import JournalReplay
-from sava.wal import Buffers, Disk, DiskFull, Done, Log, LogClosed, LogOptions, Record, Tap, Writer
+from sava.wal import Buffers, DiskFull, Done, Log, LogClosed, Record, Tap, Writer
 from sava.wal.fullness import Fullness
 from sava.wal.writer import Observe
 
-# -- waiting for other disks -----------------------------------------------------------------------
+_UNBOUNDED: Final = 1 << 62
+"""The writer's own bound is not used: ``Journal.reserve`` waits where the writer would refuse."""
 
 
 class NotCommittable(RetryableError):
@@ -76,49 +70,6 @@ class AckQuorum(Protocol):
         ...
 
 
-class Waiting(NamedTuple):
-    end: int
-    """Where the commitment must be. Of something refused: where what was before it ends."""
-    finish: Callable[[BaseException | None], None]
-    outcome: BaseException | None
-
-
-class Uncommitted:
-    """Answers of the disk, in order, until they may be told."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Waiting] = deque()
-        self._end = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(
-        self, end: int, finish: Callable[[BaseException | None], None], outcome: BaseException | None
-    ) -> None:
-        self._end = max(self._end, end)
-        self._waiting.append(Waiting(self._end, finish, outcome))
-
-    def tell(self, position: int) -> None:
-        """What lies before the position is committed."""
-        waiting = self._waiting
-        while waiting and waiting[0].end <= position:
-            _, finish, outcome = waiting.popleft()
-            finish(outcome)
-
-    def fail(self, error: BaseException) -> None:
-        """Nothing of it will be acknowledged. What the disk refused was refused for that reason."""
-        while self._waiting:
-            _, finish, outcome = self._waiting.popleft()
-            finish(outcome or error)
-
-
-# -- the log behind a journal ----------------------------------------------------------------------
-
-
-_log = logging.getLogger(__name__)
-
-
 class OrderedLog(Log):
     """Owned by the writer's thread."""
 
@@ -139,53 +90,20 @@ class OrderedLog(Log):
         self._refusal = None
 
 
-async def open_log(disk: Disk, *, owner: str, options: LogOptions, found: JournalReplay) -> OrderedLog:
-    """Raises what ``Log.open`` raises. If the caller is cancelled, the scan is broken off and the lock is
-    free when this ends."""
-    opening = asyncio.get_running_loop().run_in_executor(
-        None,
-        partial(
-            OrderedLog.open,
-            disk,
-            owner=owner,
-            new_storage_id=lambda: uuid.uuid4().hex,
-            options=options,
-            replay=found.take,
-        ),
-    )
-    try:
-        log = await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        found.is_unwanted = True
-        await _abandon(opening)
-        raise
-    assert isinstance(log, OrderedLog)
-    return log
+@dataclass(slots=True, eq=False)
+class QueuedRecord:
+    """A record of the journal between the queue and its answer."""
 
-
-async def _abandon(opening: asyncio.Future[Log]) -> None:
-    """Wait for a thread that cannot be interrupted, and undo what it has done. Whoever cancels meanwhile is
-    served by the cancellation that is under way."""
-    loop = asyncio.get_running_loop()
-    await _settled(opening)
-    if opening.exception() is None:
-        closing = loop.run_in_executor(None, opening.result().close)
-        await _settled(closing)
-        if (failure := closing.exception()) is not None:
-            _log.warning("the journal, opened for nobody, could not be closed: %s", failure)
-
-
-async def _settled(future: asyncio.Future[Any]) -> None:
-    while not future.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([future])
-
-
-# -- the queue -------------------------------------------------------------------------------------
-
-
-_UNBOUNDED: Final = 1 << 62
-"""The writer's own bound is not used: ``Journal.reserve`` waits where the writer would refuse."""
+    size: int
+    done: Done
+    header: Header | None = None
+    """Of a frame; None: a note."""
+    positions: list[int] = field(default_factory=list)
+    """Where the record is, once it is written."""
+    outcome: BaseException | None = None
+    """Of the disk, while the quorum is waited for."""
+    end: int = 0
+    """Where the quorum must be. Of something refused: where what was before it ends."""
 
 
 class CommitQueue:
@@ -197,65 +115,64 @@ class CommitQueue:
         *,
         is_mirrored: bool,
         observe: Observe | None,
+        answer: Callable[[QueuedRecord, BaseException | None], None],
         moved: Callable[[int], None],
         answered: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """``moved`` is told a position before which everything is committed and answered for; ``answered`` is
-        called when answers may have made room."""
+        """``answer`` is called for each record, in order. ``moved`` gets a position before which everything
+        is committed and answered; ``answered`` is called when answers may have made room."""
         self._loop = asyncio.get_running_loop()
         self._log = log
+        self._answer_record = answer
         self._moved = moved
         self._answered = answered
         self._fail = fail
-        self._is_shut = False
+        self._is_full = False
         self._is_reopening = False
         self._fullness = Fullness("journal", "messages are refused")
-        self._uncommitted = Uncommitted()
-        self._commitment: AckQuorum | None = None
+        self._waiting: deque[QueuedRecord] = deque()
+        """Answers of the disk, in order, until the quorum has what they are about."""
+        self._waiting_end = 0
+        self.quorum: AckQuorum | None = None
         self._between_lives: BaseException | None = None
         if is_mirrored:
             self._between_lives = NotCommittable("the journal is not open yet")
         self.is_alive = not is_mirrored
         """Whether topics can be opened."""
-        self._births: list[asyncio.Future[None]] = []
-        """Whoever waits for the next life."""
-        self._unborn: BaseException | None = None
+        self._openers: list[asyncio.Future[None]] = []
+        """Callers that wait for the next life."""
+        self._no_life: BaseException | None = None
         """Why no life is to come before another one is expected."""
         self.is_closed = False
         self.failure: BaseException | None = None
+        self.refusal: BaseException | None = self._between_lives
+        """Why nothing is accepted; None: records are accepted, if there is room."""
         self.syncs = 0
         """Groups that became durable, for figures."""
         self._writer = Writer(log, deliver=self._deliver, max_queued_bytes=_UNBOUNDED, observe=observe)
 
     # -- accepting ---------------------------------------------------------------------------
 
-    @property
-    def is_open(self) -> bool:
-        """Whether anything is accepted, if there is room."""
-        return self.failure is None and not self.is_closed and self._between_lives is None
-
-    def check_open(self) -> None:
-        """Raises why nothing is accepted."""
+    def _update_refusal(self) -> None:
+        """After each change of what it depends on."""
         if self.failure is not None:
-            raise self.failure
-        if self.is_closed:
-            raise LogClosed("the journal is closed")
-        if self._between_lives is not None:
-            raise self._between_lives
+            self.refusal = self.failure
+        elif self.is_closed:
+            self.refusal = LogClosed("the journal is closed")
+        else:
+            self.refusal = self._between_lives
 
     def check(self) -> None:
         """Raises why a frame would fail: DiskFull, NotCommittable."""
-        if self._is_shut:
+        if self._is_full:
             raise DiskFull("the journal's disk is full")
-        if self._commitment is not None:
-            self._commitment.check()
+        if self.quorum is not None:
+            self.quorum.check()
 
-    def put(self, kind: int, payload: Buffers, size: int, positions: list[int], finish: Done) -> None:
-        """Queue a record of this size. ``finish`` is called with None when it is committed; by then
-        ``positions`` has where it is."""
-        disk_done = partial(self._written, positions, size, partial(self._finish, finish))
-        self._writer.append([(kind, payload)], disk_done, positions=positions)
+    def put(self, kind: int, payload: Buffers, record: QueuedRecord) -> None:
+        """Queue the record; ``answer`` gets it with None when it is committed."""
+        self._writer.append([(kind, payload)], partial(self._written, record), positions=record.positions)
 
     # -- answering ---------------------------------------------------------------------------
 
@@ -266,120 +183,131 @@ class CommitQueue:
     def _complete_group(self, complete: Callable[[], None]) -> None:
         self.syncs += 1
         complete()
-        if self._commitment is not None and self._uncommitted:
+        if self.quorum is not None and self._waiting:
             # Another thread's, but a fact: it only grows, and only after a sync.
-            self._tell(self._commitment.durable(self._log.durable_end))
+            self._tell(self.quorum.durable(self._log.durable_end))
         self._answered()
 
-    def _written(self, positions: list[int], size: int, finish: Done, outcome: BaseException | None) -> None:
-        """By the disk; others may be asked, too."""
+    def _written(self, record: QueuedRecord, outcome: BaseException | None) -> None:
+        """The disk has answered; mirrors may have to answer, too."""
         if isinstance(outcome, DiskFull):
-            self._is_shut = True
+            self._is_full = True
             self._fullness.refused(outcome)
         elif outcome is not None:
             self.failed(outcome)
         elif self._fullness.is_full:
             self._fullness.passed()
         if self._between_lives is not None:
-            finish(outcome or self._between_lives)
-        elif self._commitment is None:
-            finish(outcome)
+            self._answer(record, outcome or self._between_lives)
+        elif self.quorum is None:
+            self._answer(record, outcome)
         else:
-            self._uncommitted.add(positions[0] + size if positions else 0, finish, outcome)
+            if record.positions:
+                self._waiting_end = max(self._waiting_end, record.positions[0] + record.size)
+            record.end, record.outcome = self._waiting_end, outcome
+            self._waiting.append(record)
             if self.failure is not None:
-                self._uncommitted.fail(self.failure)
+                self._fail_uncommitted(self.failure)
 
-    def _finish(self, finish: Done, outcome: BaseException | None) -> None:
+    def _answer(self, record: QueuedRecord, outcome: BaseException | None) -> None:
         if isinstance(outcome, DiskFull):
             self._reopen()
         try:
-            finish(outcome)
-        except Exception as error:  # noqa: BLE001 (the others of the group must be told, too)
+            self._answer_record(record, outcome)
+        except Exception as error:  # noqa: BLE001 (the others of the group must have their answers, too)
             self.failed(error)
 
     def _tell(self, position: int) -> None:
-        self._uncommitted.tell(position)
+        """What lies before the position is committed."""
+        waiting = self._waiting
+        while waiting and waiting[0].end <= position:
+            record = waiting.popleft()
+            self._answer(record, record.outcome)
         self._moved(position)
 
+    def _fail_uncommitted(self, error: BaseException) -> None:
+        """Nothing of it will be acknowledged. What the disk refused was refused for that reason."""
+        while self._waiting:
+            record = self._waiting.popleft()
+            self._answer(record, record.outcome or error)
+
     def committed(self, position: int) -> None:
-        """The commitment has moved to this position."""
+        """The quorum has moved to this position."""
         self._tell(position)
         self._answered()
 
     def _reopen(self) -> None:
-        """Somebody was told that the disk was full. The door opens when everything that was queued behind the
-        refused frame was answered for; all of it is told by then, since it waits for the same position."""
+        """A caller learned that the disk was full. The queue opens when everything that was queued behind the
+        refused frame is answered; all of it is by then, since it waits for the same position."""
         if not self._is_reopening and not self.is_closed:
             self._is_reopening = True
             self._writer.run(lambda _: self._log.accept_again(), self._reopened)
 
     def _reopened(self, outcome: BaseException | None) -> None:
-        self._is_shut = self._is_reopening = False
+        self._is_full = self._is_reopening = False
         if outcome is not None:
             self.failed(outcome)
 
     def failed(self, failure: BaseException) -> None:
         if self.failure is None:
             self.failure = failure
+            self._update_refusal()
             self._fail(failure)
 
     # -- lives -------------------------------------------------------------------------------
-
-    @property
-    def is_degraded(self) -> bool:
-        """Asked when a frame is answered for: it is on fewer disks than it should be."""
-        return self._commitment is not None and self._commitment.is_degraded
 
     def trimmable(self, floor: int) -> int:
         """How much of what lies before the floor may go now."""
         if self._between_lives is not None:
             return 0
-        return floor if self._commitment is None else min(floor, self._commitment.trimmable(floor))
+        return floor if self.quorum is None else min(floor, self.quorum.trimmable(floor))
 
     async def has_life(self) -> None:
-        """Until topics can be opened. Raises what ``fail_waiting`` was told, also to those who come after it,
-        until a life is expected again."""
-        if self._unborn is not None:
-            raise self._unborn
+        """Until topics can be opened. Raises what ``fail_waiting`` was given, also to callers that come after
+        it, until a life is expected again."""
+        if self._no_life is not None:
+            raise self._no_life
         if not self.is_alive:
-            birth: asyncio.Future[None] = self._loop.create_future()
-            self._births.append(birth)
+            opener: asyncio.Future[None] = self._loop.create_future()
+            self._openers.append(opener)
             try:
-                await birth
+                await opener
             finally:
-                self._births.remove(birth)
+                self._openers.remove(opener)
 
     def fail_waiting(self, why: BaseException) -> None:
-        """The life that is waited for will not be: who goes on waiting would keep others from beginning the
-        next one, and so would who is about to."""
-        self._unborn = why
-        for birth in self._births:
-            if not birth.done():
-                birth.set_exception(why)
+        """The expected life will not begin: a caller that goes on waiting would keep others from beginning
+        the next one, and so would one that is about to wait."""
+        self._no_life = why
+        for opener in self._openers:
+            if not opener.done():
+                opener.set_exception(why)
 
     def expect_life(self) -> None:
         """One is about to begin."""
-        self._unborn = None
+        self._no_life = None
 
-    def begin_life(self, commitment: AckQuorum) -> None:
+    def begin_life(self, quorum: AckQuorum) -> None:
         """Records are accepted; topics are not to be opened yet."""
         self.expect_life()
-        self._commitment = commitment
+        self.quorum = quorum
         self._between_lives = None
+        self._update_refusal()
 
     def live(self) -> None:
         """Topics can be opened."""
         self.is_alive = True
-        for birth in self._births:
-            if not birth.done():
-                birth.set_result(None)
+        for opener in self._openers:
+            if not opener.done():
+                opener.set_result(None)
 
     def end_life(self, why: BaseException) -> None:
         """What is in flight, and what comes until the next life, fails with this."""
         self._between_lives = why
+        self._update_refusal()
         self.is_alive = False
         self.fail_waiting(why)
-        self._uncommitted.fail(why)
+        self._fail_uncommitted(why)
         self._answered()
 
     # -- on the writer's thread, behind everything that is queued ------------------------------
@@ -425,12 +353,13 @@ class CommitQueue:
         self._writer.run(lambda log: log.trim(floor), done)
 
     async def close(self) -> None:
-        """Finish what is queued; whoever is not answered then never will be."""
+        """Finish what is queued; a record without an answer then never gets one from a quorum."""
         self.is_closed = True
+        self._update_refusal()
         self._answered()
         await asyncio.to_thread(self._writer.close)
         await asyncio.sleep(0)  # the last answers of the disk
-        self._uncommitted.fail(
+        self._fail_uncommitted(
             ClosedUncommitted("the journal was closed before this was known to be committed")
         )
 

@@ -236,9 +236,13 @@ class Holdings:
 
     def add(self, header: Header, position: int) -> None:
         """Raises JournalCorrupt."""
-        index = self._topics.get(header.topic_id) or JournalIndex()
-        index.add(header, position)
-        self._topics[header.topic_id] = index
+        index = self._topics.get(header.topic_id)
+        if index is not None:
+            index.add(header, position)
+        else:
+            index = JournalIndex()
+            index.add(header, position)
+            self._topics[header.topic_id] = index
 
     def drop_before(self, topic_id: int, offset: int) -> None:
         """What is below the offset is in registered segments."""

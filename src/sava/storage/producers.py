@@ -89,7 +89,7 @@ from typing import Final, NamedTuple
 from sava.errors import CallerError, Outcome, SavaError
 from sava.records import Header
 from sava.storage.errors import SequenceGap
-from sava.storage.source_positions import SourcePositions, is_chain
+from sava.storage.source_positions import CHAIN_BIT, SourcePositions, is_chain
 from sava.storage.types import EpochTable, OriginMark, ProducerState
 
 NOBODY: Final = 0
@@ -165,10 +165,10 @@ class ProducerTable:
         DuplicateForgotten."""
         if header.producer_id == NOBODY:
             return None
-        if is_chain(header.producer_id):
+        if header.producer_id >= CHAIN_BIT:
             raise SequenceGap(f"producer {header.producer_id}: no producer has the id of a chain")
         producer = self._producers.get(header.producer_id)
-        expected = self.next_sequence(header.producer_id)
+        expected = producer.next_sequence if producer is not None else 0
         if header.base_sequence == expected or begins_run(header.base_sequence, after=expected):
             return None
         if header.base_sequence > expected or header.next_sequence > expected or producer is None:
@@ -198,8 +198,7 @@ class ProducerTable:
         """The oldest batch in flight, which is this producer's, is durable."""
         self.chains.settle(header.next_offset)
         if _is_client(header.producer_id):
-            self._producers[header.producer_id].in_flight.popleft()
-            self._remember(header.producer_id, _appended(header))
+            self._remember(header.producer_id, self._producers[header.producer_id].in_flight.popleft())
 
     def abandon(self) -> None:
         """Nothing that is in flight will be appended."""
@@ -261,7 +260,7 @@ def begins_run(sequence: int, *, after: int) -> bool:
 
 
 def _is_client(producer_id: int) -> bool:
-    return producer_id != NOBODY and not is_chain(producer_id)
+    return producer_id != NOBODY and producer_id < CHAIN_BIT
 
 
 def _appended(header: Header) -> _Appended:

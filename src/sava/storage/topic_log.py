@@ -318,13 +318,14 @@ class TopicLog:
         if self._marker.is_on:
             await self._marker.mark_dirty()
             self._check_accepting()
-        if not self._journal.has_room(batch.header.length):
+        size = batch.header.length
+        if not self._journal.has_room(size):
             self._arriving += 1
             try:
-                await self._journal.reserve(batch.header.length)
+                await self._journal.reserve(size)
             finally:
                 self._arriving -= 1
-        self._check_accepting()
+            self._check_accepting()
 
     def _queue(self, batch: RecordBatch) -> asyncio.Future[int]:
         placed = batch.assigned(topic_id=self.topic.topic_id, epoch=self.epoch, base_offset=self._assigned)
