@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sava.records import Message, Origin, RecordBatch
-from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 from sava.topics.ranges import runs
 from sava.topics.source_copier import Source, SourceRange
 

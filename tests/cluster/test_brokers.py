@@ -39,7 +39,7 @@ async def at_rest(cluster: Brokers, topic: str) -> None:
 
     async def rests() -> bool:
         value = await cluster.running[0].get(f"/storage/topics{topic}/state")
-        return value is not None and bool(json.loads(value).get("at_rest"))
+        return value is not None and bool(json.loads(value).get("is_clean"))
 
     await until(rests, f"{topic} is at rest")
 

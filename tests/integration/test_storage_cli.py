@@ -21,8 +21,7 @@ from sava.proto import admin_pb2 as pb
 from sava.records import Message, RecordBatch
 from sava.storage import keys
 from sava.storage.broker_storage import BrokerStorage
-from sava.storage.catalog import Catalog
-from sava.storage.hold import StorageHeld
+from sava.storage.catalog import Catalog, StorageHeld
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import Segment, TopicKey
 from sava.supervisor import Supervisor

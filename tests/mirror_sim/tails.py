@@ -1,9 +1,9 @@
 """Tails: what a closed ledger holds of each topic beyond its segments, and what a ledger need not keep.
 
 The simulator's own, for topics that have one ledger at a time; a broker's is ``sava.ledger.tail_recovery``,
-which reads real records of several lives, and what a broker trims is in ``sava.storage.holdings``. So the
-simulator shows that the protocol keeps what these rules ask for; that brokers keep the rules is for the tests
-of those.
+which reads real records of several lives, and what a broker trims is in ``sava.storage.journal_index``. So
+the simulator shows that the protocol keeps what these rules ask for; that brokers keep the rules is for the
+tests of those.
 
     segments       0 ────────────── 40
     ledger              30 ──────────────── 55 (closed)          the topic goes on at 55

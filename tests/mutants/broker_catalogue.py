@@ -100,7 +100,7 @@ BROKER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "b11",
         "a note that cannot be read stops the sweep of deleted topics",
-        "sava/storage/deleted.py",
+        "sava/storage/orphans.py",
         "                unreadable += 1\n",
         "                raise\n",
         tests=("tests/unit/storage/test_deleted.py",),

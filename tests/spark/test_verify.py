@@ -27,7 +27,7 @@ from sava.pipeline.replicate.verify import (
     verify,
 )
 from sava.records import Message, Origin, RecordBatch
-from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 from sava.topics.source_copier import Source, SourceRange
 from tests.long import only_long
 from tests.replica_client import ChainStream, replica

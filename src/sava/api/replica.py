@@ -42,7 +42,7 @@ from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.records import iter_batches
 from sava.schemas.registry import SchemaRegistry
-from sava.storage.chains import Origin
+from sava.storage.source_positions import Origin
 from sava.tasks import cancelled
 from sava.topics.errors import (
     MessageInvalid,

@@ -35,10 +35,9 @@ from sava.metadata.store import RangeResult
 from sava.proto import admin_pb2 as pb
 from sava.records import RecordBatch
 from sava.storage import inspection
+from sava.storage.catalog import HOLD_KEY as HOLD
 from sava.storage.errors import UnsupportedStore
-from sava.storage.hold import KEY as HOLD
-from sava.storage.inspection import TopicName, TopicView, Verification
-from sava.storage.journal_inspection import StoppedJournal, open_stopped
+from sava.storage.inspection import StoppedJournal, TopicName, TopicView, Verification, open_stopped
 from sava.storage.keys import name_prefix
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import Segment

@@ -77,7 +77,7 @@ from sava.ledger.tail_recovery import (
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
 from sava.metadata.store import MetadataStore
-from sava.storage.leftovers import named_states
+from sava.storage.orphans import named_states
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
 from sava.topics.names import TopicName

@@ -48,7 +48,7 @@ from sava.ledger.wire import LedgerSession, PeerClient, Write
 from sava.ledger.writer import LedgerCluster, LedgerWriter, MirrorOptions, OwnLog
 from sava.records import RecordBatch
 from sava.storage.journal import Journal
-from sava.storage.replay import BATCH
+from sava.storage.journal_index import BATCH
 from sava.tasks import cancelled, spawn
 from sava.wal import DiskFull, LocalDisk
 

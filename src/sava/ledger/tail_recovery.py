@@ -53,10 +53,10 @@ from sava.metadata.store import MetadataStore
 from sava.records import BatchCorrupt, Header, RecordBatch, UnsupportedBatch, peek_header
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced, SegmentConflict, TopicGone
-from sava.storage.leftovers import named_states
+from sava.storage.journal_index import BATCH, DISOWNED, unpack_note
 from sava.storage.objectstore import ObjectStore
+from sava.storage.orphans import named_states
 from sava.storage.producers import ProducerTable
-from sava.storage.replay import BATCH, DISOWNED, unpack_note
 from sava.storage.segment import write_segment
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import marks_of

@@ -46,7 +46,7 @@ from sava.ledger.protocol.health import FLOOR_S
 from sava.ledger.records import LedgerRecordChanged, LedgerRecords
 from sava.ledger.streams import LedgerStream, RecentBytes
 from sava.peer_connection import Dialer
-from sava.storage.commitment import NotCommittable
+from sava.storage.commit_queue import NotCommittable
 from sava.tasks import cancelled, spawn
 from sava.wal import Tap
 
@@ -105,7 +105,7 @@ class OwnLog:
 
 
 class LedgerWriter:
-    """Implements ``storage.Commitment``. Owned by the event loop."""
+    """Implements ``storage.AckQuorum``. Owned by the event loop."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol
 from sava.errors import SavaError
 from sava.metadata.store import MetadataStore
 from sava.replication.records import EARLIEST, LATEST
-from sava.storage.link_cursors import link_cursor
+from sava.storage.source_positions import replication_slot
 from sava.tasks import cancelled
 from sava.topics import specs
 from sava.topics.names import TopicName
@@ -53,7 +53,7 @@ class ReplicationSlot(NamedTuple):
 
     @property
     def name(self) -> str:
-        return link_cursor(self.remote)
+        return replication_slot(self.remote)
 
 
 class ReplicationSlots:

@@ -64,8 +64,7 @@ from sava.schemas.registry import SchemaRegistry
 from sava.server.replication import open_replication
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.journal import JournalOptions
-from sava.storage.objectstore import ObjectStore
-from sava.storage.store_identity import store_id
+from sava.storage.objectstore import ObjectStore, store_id
 from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
 from sava.tasks import STEP_S, Stops, cancelled, stopped_within

@@ -50,13 +50,14 @@ class NotClaimed(CallerError):
 
 
 class TailElsewhere(RetryableError):
-    """The topic is neither sealed nor at rest, and its last messages are in the journal of another disk.
+    """The topic is neither sealed nor clean, and its last messages are in the journal of another disk.
     Starting without them would lose and renumber messages, so the topic waits for that journal (or for an
     operator)."""
 
 
-class WakeFailed(RetryableError):
-    """The topic is at rest and could not be woken, so nothing can be appended to it at the moment."""
+class MarkDirtyFailed(RetryableError):
+    """The topic is marked clean and the mark could not be removed, so nothing can be appended to it
+    at the moment."""
 
 
 class OffsetOutOfRange(CallerError):

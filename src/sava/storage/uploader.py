@@ -44,15 +44,19 @@ import msgspec
 from sava.errors import HostError, SavaError
 from sava.records import Header, RecordBatch
 from sava.storage.catalog import Catalog
-from sava.storage.chains import Chains, Origin, is_chain, learned
 from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, SegmentConflict, TopicGone
 from sava.storage.journal import Journal
 from sava.storage.journal_index import FrameDamaged
-from sava.storage.marks import Mark
-from sava.storage.objectstore import ObjectStore
-from sava.storage.probe import check_writable
+from sava.storage.objectstore import ObjectStore, check_writable
+from sava.storage.origin_marks import Mark
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
+from sava.storage.source_positions import (
+    Origin,
+    SourcePositions,
+    is_chain,
+    learned,
+)
 from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
@@ -72,7 +76,7 @@ class UploadOptions:
     """Of the batches that make a segment, as they are in the journal."""
     segment_age_s: float = 60.0
     """How long messages may be in the journal only."""
-    rest_after_s: float = 2.0
+    clean_after_s: float = 2.0
     """How long a topic is idle, with everything in segments, before it is put to rest (see ``rest``)."""
 
 
@@ -380,7 +384,7 @@ class Uploader:
 
 
 async def marks_of(
-    batches: Sequence[RecordBatch], chains: Chains, threads: Executor | None
+    batches: Sequence[RecordBatch], chains: SourcePositions, threads: Executor | None
 ) -> Mapping[Origin, Mark]:
     """What these batches, which follow what the chains know, add to the marks of origins. Messages are looked
     at for it, on another thread, if there are any of chains."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from sava.config import PolicySettings
 from sava.metadata.store import MetadataStore
-from sava.storage.retention import RetentionPolicy
+from sava.storage.maintenance import RetentionPolicy
 from sava.topics import specs
 from sava.topics.errors import LimitReached
 from sava.topics.names import TopicName

@@ -12,7 +12,7 @@ import re
 from typing import Final, NamedTuple
 
 from sava.errors import CallerError
-from sava.storage.link_cursors import PREFIX, is_link_cursor
+from sava.storage.source_positions import SLOT_PREFIX, is_replication_slot
 
 MAX_NAME_BYTES: Final = 200
 """Leaves room for the suffix of a partition within what storage accepts."""
@@ -67,9 +67,9 @@ def check_name(name: str, what: str) -> str:
 
 def check_unreserved(subscription: str) -> str:
     """The name itself. Raises InvalidName for one that is a link's."""
-    if is_link_cursor(subscription):
+    if is_replication_slot(subscription):
         raise InvalidName(
-            f"subscription name {subscription!a}: names that begin with {PREFIX} are for the links of "
+            f"subscription name {subscription!a}: names that begin with {SLOT_PREFIX} are for the links of "
             "replication, which keep messages until other clusters have them; they come and go with "
             "replication policies (`sava replication`)"
         )

@@ -48,8 +48,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.records import RecordBatch
-from sava.storage.chains import Origin, origins_of
-from sava.storage.seen import Numbers, numbers, runs
+from sava.storage.origin_marks import Numbers, numbers, runs
+from sava.storage.source_positions import Origin, origins_of
 from sava.storage.topic_log import TopicLog
 from sava.topics.ranges import IntervalSet, Range, difference
 

@@ -5,7 +5,7 @@ back, to this broker or another, is the same to deduplication.
 
 **Last open.** A producer that an application opens under a name has that name until another one is opened
 under it. Each open has a number, and each stream of Sava's protocol presents the number of its open; what is
-lower than the current one is fenced, over restarts and moves (``storage.producer_epochs``). Names that a
+lower than the current one is fenced, over restarts and moves (``storage.producers``). Names that a
 client generated have the number 0: no other producer opens them, so there is nothing to write down.
 
 **Taking over.** A stream that may have the name takes the place of an older stream of it: usually the same
@@ -39,7 +39,7 @@ import msgspec
 from sava.errors import SavaError
 from sava.records import Message, RecordBatch
 from sava.storage.errors import Fenced
-from sava.storage.producer_epochs import MAX_NAMES, ProducerEpochs
+from sava.storage.producers import MAX_NAMES, ProducerEpochs
 from sava.storage.topic_log import TopicClosed
 from sava.topics.errors import (
     MessageInvalid,

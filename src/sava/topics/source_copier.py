@@ -38,26 +38,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.records import BatchTooLarge, RecordBatch
-from sava.storage.chains import (
+from sava.storage.errors import Fenced
+from sava.storage.origin_marks import Numbers, SeenOffsets, is_in_order, numbers, span
+from sava.storage.source_positions import (
     CHAIN_BIT,
     ORIGIN_TOPIC,
     PATH,
     ChainBroken,
-    Link,
     Marks,
-    MarksMoved,
+    MarksChanged,
     Origin,
     OriginForgotten,
     Origins,
-    Progress,
     Range,
+    SourceAppend,
+    SourceProgress,
     origin_topic,
     origins_of,
     source_id,
 )
-from sava.storage.errors import Fenced
-from sava.storage.marks import is_in_order, span
-from sava.storage.seen import Numbers, Seen, numbers
 from sava.storage.topic_log import TopicLog
 from sava.topics.errors import MessageInvalid, TopicMoved
 from sava.topics.publishing import Publisher
@@ -71,7 +70,7 @@ class Copied(NamedTuple):
 
     position: int
     kept: int
-    """See ``Progress``."""
+    """See ``SourceProgress``."""
     appended: int
     duplicates: int
     """Left out: they had come another way before."""
@@ -115,7 +114,7 @@ class SourceCopier:
     def max_message_size(self) -> int:
         return self._publisher.max_message_size
 
-    async def progress(self) -> Progress:
+    async def progress(self) -> SourceProgress:
         """Durable; when what is on its way now, from any copier, has come to its end."""
         return await self._log.chains.progress(self.source.chain_id)
 
@@ -144,7 +143,7 @@ class SourceCopier:
             except ChainBroken:
                 self._copies.refused += 1
                 raise
-            except MarksMoved:
+            except MarksChanged:
                 pass  # what is left of it is cut again
         outcome: asyncio.Future[Copied] = asyncio.get_running_loop().create_future()
         duplicates = pieces.count - appended - pieces.loops
@@ -272,7 +271,7 @@ class CheckedRange:
         """Whose marks a cut needs."""
         return {self._source.origin, *(origin for piece in self._pieces for origin in piece.rows)}
 
-    def cut(self, start: int, marks: Marks) -> list[Link]:
+    def cut(self, start: int, marks: Marks) -> list[SourceAppend]:
         """What the range is from a position in it on, for a topic that has these marks of all origins.
         Raises OriginForgotten."""
         given = self._given
@@ -291,11 +290,11 @@ class CheckedRange:
             return list(self._records(start, start, given.end, marks, kept))
         begin = given.begin and start == given.start
         after = self._covered(marks, start, given.end)
-        return [Link(self._source.chain_id, start, given.end, begin, None, marks, after)]
+        return [SourceAppend(self._source.chain_id, start, given.end, begin, None, marks, after)]
 
     def _records(
         self, first: int, start: int, end: int, before: Marks, kept: Sequence[_Kept]
-    ) -> Iterator[Link]:
+    ) -> Iterator[SourceAppend]:
         """``first``: where the cut begins."""
         chain_id = self._source.chain_id
         count = sum(len(each.batch) for each in kept)
@@ -314,9 +313,11 @@ class CheckedRange:
             return
         begin = self._given.begin and start == self._given.start
         after = self._covered(kept[-1].seen, first, end)
-        yield Link(chain_id, start, end, begin, frame, before, after, _hulls(each.late for each in kept))
+        yield SourceAppend(
+            chain_id, start, end, begin, frame, before, after, _hulls(each.late for each in kept)
+        )
 
-    def _covered(self, marks: Marks, start: int, end: int) -> dict[Origin, Seen]:
+    def _covered(self, marks: Marks, start: int, end: int) -> dict[Origin, SeenOffsets]:
         """What was seen, with all offsets of the source between. If none of its own messages was ever here,
         there is nothing to tell apart."""
         seen = {origin: each for origin, each in marks.items() if each}
@@ -325,7 +326,9 @@ class CheckedRange:
             seen[own] = marks[own].covered(start, end)
         return seen
 
-    def _chosen(self, piece: _Piece, start: int, marks: dict[Origin, Seen], late: dict[Origin, Range]) -> Any:
+    def _chosen(
+        self, piece: _Piece, start: int, marks: dict[Origin, SeenOffsets], late: dict[Origin, Range]
+    ) -> Any:
         """The places of messages from the offset on that are new by the marks, which move on with them. None:
         all of the piece."""
         first = _below(piece.offsets, start)
@@ -352,7 +355,7 @@ class CheckedRange:
         together = pa.concat_arrays(chosen) if chosen else pa.array([], pa.int64())
         return together.sort() if len(chosen) > 1 else together
 
-    def _new(self, origin: Origin, places: Any, offsets: Numbers, seen: Seen) -> tuple[Any, Numbers]:
+    def _new(self, origin: Origin, places: Any, offsets: Numbers, seen: SeenOffsets) -> tuple[Any, Numbers]:
         if seen.is_beyond(offsets):
             return places, offsets
         unknown = seen.unknown(offsets, self._source.chain_id)

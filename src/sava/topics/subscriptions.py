@@ -27,7 +27,7 @@ from sava.metadata.commands import Compare, Delete, DeletePrefix, Put, Relation,
 from sava.metadata.records import absent, unchanged
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
-from sava.storage.link_cursors import is_link_cursor, remote_of
+from sava.storage.source_positions import is_replication_slot, slot_remote
 from sava.storage.topic_log import TopicLog
 from sava.tasks import SingleFlight, Slices
 from sava.topics import specs
@@ -182,7 +182,7 @@ class Subscriptions:
     @property
     def lowest_cursor(self) -> int | None:
         """The first offset that some consumer's subscription has still to ack; None without."""
-        offsets = (each.cursor_offset for name, each in self._live.items() if not is_link_cursor(name))
+        offsets = (each.cursor_offset for name, each in self._live.items() if not is_replication_slot(name))
         return min(offsets, default=None)
 
     @property
@@ -191,7 +191,7 @@ class Subscriptions:
         return {
             remote: each.cursor_offset
             for name, each in self._live.items()
-            if (remote := remote_of(name)) is not None
+            if (remote := slot_remote(name)) is not None
         }
 
     def need(self, name: str) -> Subscription:
@@ -300,8 +300,8 @@ class Subscriptions:
     async def _create(self, name: str, options: SubscribeOptions, *, is_chosen: bool = True) -> None:
         """The subscription and its start, in one transaction. One that is there already stays as it is.
         ``is_chosen``: a caller wanted it to begin there."""
-        if not is_link_cursor(name):
-            users = sum(not is_link_cursor(each) for each in self._live)
+        if not is_replication_slot(name):
+            users = sum(not is_replication_slot(each) for each in self._live)
             check_new(self._topic, users + len(self._creating) - 1, self._parts.limits)
         start = await resolve(self._log, options.start)
         cursor = CursorRecord(start, (), self._tenure.epoch)
@@ -443,7 +443,7 @@ class Subscriptions:
         SubscriptionUnknown."""
         if offset > self._log.next_offset:
             raise OffsetOutOfRange(offset, self._log.start_offset, self._log.next_offset)
-        if not is_link_cursor(name):  # which a caller that has not heard of its end must not bring back
+        if not is_replication_slot(name):  # which a caller that has not heard of its end must not bring back
             await self.ensure(name, SubscriptionType.SHARED)
         self.need(name).advance(offset)
 

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 from sava.errors import SavaError
 from sava.records import RecordBatch
-from sava.storage.chains import Origin
-from sava.storage.producer_epochs import ProducerEpochs
+from sava.storage.producers import ProducerEpochs
+from sava.storage.source_positions import Origin
 from sava.storage.staging import Section
-from sava.storage.topic_log import Status, TopicLog
+from sava.storage.topic_log import LogStatus, TopicLog
 from sava.storage.types import Segment
 from sava.topics.consumer import ConsumerHandle
 from sava.topics.consumer_ids import KnownConsumer
@@ -146,7 +146,7 @@ class Topic:
     def is_serving(self) -> bool:
         if self._is_closed:
             return False
-        return self.log is None or self.log.status in (Status.OPEN, Status.SEALING)
+        return self.log is None or self.log.status in (LogStatus.OPEN, LogStatus.SEALING)
 
     @property
     def _subscriptions(self) -> Subscriptions | TransientSubscriptions:

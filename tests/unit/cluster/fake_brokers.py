@@ -67,7 +67,7 @@ class FakeBroker:
         """Why a topic cannot be handed over."""
         self.hangs = False
         self.refuses_to_load = False
-        self.at_rest = True
+        self.is_clean = True
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         world.view.listen(lambda topics: self._woken.set())
@@ -152,7 +152,7 @@ class FakeBroker:
             storage_id=str(self.broker),
             end=7,
             sealed=sealed,
-            at_rest=not sealed and self.at_rest,
+            is_clean=not sealed and self.is_clean,
         )
         return Put(keys.state_key(key), msgspec.json.encode(state))
 

@@ -279,7 +279,7 @@ async def claimed(store: FaultyStore) -> Catalog:
 
 
 async def test_a_topic_at_rest_is_given_back_too(store: FaultyStore) -> None:
-    await (await claimed(store)).rest(epoch=1)
+    await (await claimed(store)).mark_clean(epoch=1)
     broker = Broker(store)
     broker.topics.before["get"] = failing(HostError("disk"), 100)
     async with broker:
@@ -288,7 +288,7 @@ async def test_a_topic_at_rest_is_given_back_too(store: FaultyStore) -> None:
 
 
 async def test_a_topic_whose_end_only_this_broker_may_know_is_not_given_back(store: FaultyStore) -> None:
-    await (await claimed(store)).wake(epoch=1)
+    await (await claimed(store)).mark_dirty(epoch=1)
     async with Broker(store) as broker:
         broker.topics.before["get"] = failing(HostError("disk"), 12)
         await step(store, "assign", owner=ME)

@@ -24,7 +24,7 @@ from tests.unit.cluster.fake_brokers import S, config, registration, soon, stora
 # -- planning: a moment in, decisions out --------------------------------------------------------------------
 
 SEALED = TopicState(topic_id=1, epoch=1, storage_id="x", end=7, sealed=True)
-AT_REST = TopicState(topic_id=1, epoch=1, storage_id="x", end=7, sealed=False, at_rest=True)
+AT_REST = TopicState(topic_id=1, epoch=1, storage_id="x", end=7, sealed=False, is_clean=True)
 WITH_TAIL = TopicState(topic_id=1, epoch=1, storage_id="x", end=7, sealed=False)
 
 
@@ -157,7 +157,7 @@ async def test_a_reliable_topic_whose_owner_kept_its_end_to_itself_waits_for_it(
     """Broker 1 acknowledges messages that are in no segment yet, and dies. Nobody else may begin."""
     async with world() as w:
         await w.add(1)
-        w.brokers[1].at_rest = False
+        w.brokers[1].is_clean = False
         await w.create([topic(1)], reliable=True)
         await w.served([topic(1)])
         await w.add(2)
@@ -369,9 +369,9 @@ async def test_whatever_happens_every_topic_is_served_in_the_end(seed: int) -> N
                 case "store up":
                     w.stores_down.discard(broker.broker)
                 case "tail":
-                    broker.at_rest = False
+                    broker.is_clean = False
                 case "rest":
-                    broker.at_rest = True
+                    broker.is_clean = True
                 case "fail":
                     broken = chance.random() < 0.5
                     broker.fails = lambda name, broken=broken: "no" if broken else ""  # type: ignore[misc]

@@ -148,7 +148,7 @@ async def test_an_owner_that_dies_with_messages_of_its_own_ends_the_move() -> No
     take it up again. Whoever asked for the move is told at once, and not when its time is over."""
     async with world() as w:
         await w.add(1)
-        w.brokers[1].at_rest = False
+        w.brokers[1].is_clean = False
         await w.create([topic(1)], reliable=True)
         await w.served([topic(1)])
         await w.add(2)

@@ -11,8 +11,7 @@ from sava.doctor.findings import Level
 from sava.doctor.observation import BrokerSeen, Contact, Observation
 from sava.doctor.visit import judged
 from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, journals_pb2, topics_admin_pb2
-from sava.storage.objectstore import ObjectStore
-from sava.storage.probe import PREFIX, probe
+from sava.storage.objectstore import PROBES_PREFIX, ObjectStore, probe
 from tests.unit.doctor.sights import broker, cluster, only, troubles
 
 
@@ -417,4 +416,4 @@ async def test_the_probe_finds_a_store_that_overwrites_and_leaves_nothing_behind
         store = ObjectStore("memory://", backend)  # type: ignore[arg-type]
         found = await probe(store)
         assert found.puts_if_absent is is_refused
-        assert [info async for info in store.list(PREFIX)] == []
+        assert [info async for info in store.list(PROBES_PREFIX)] == []

@@ -32,8 +32,8 @@ from sava.ledger.tail_recovery import TailRecovery
 from sava.metadata.commands import Put
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
+from sava.storage.journal_index import BATCH
 from sava.storage.objectstore import ObjectStore
-from sava.storage.replay import BATCH
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.topics import specs
@@ -98,7 +98,7 @@ class Story:
         await self.records.open(self.journal, record)
         catalog = Catalog(self.store, ORDERS)
         await catalog.claim(epoch=1, storage_id=OWNER, has_tail=False)
-        await catalog.wake(epoch=1)
+        await catalog.mark_dirty(epoch=1)
         for offset in range(10):
             batch = RecordBatch.encode([b"%d" % offset], publish_time=1)
             placed = batch.assigned(topic_id=ORDERS.topic_id, epoch=1, base_offset=offset)

@@ -29,7 +29,7 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.protocol.record import LedgerFenced
 from sava.ledger.writer import MirrorOptions
-from sava.storage.commitment import NotCommittable
+from sava.storage.commit_queue import NotCommittable
 from sava.tasks import cancelled
 from sava.wal import Disk, DiskFull, File, LocalDisk
 from tests.patience import FAR_S, PATIENCE_S

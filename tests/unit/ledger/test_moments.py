@@ -67,9 +67,9 @@ async def test_a_message_that_mirrors_have_and_nobody_was_told_of_is_there_once(
         owner = hosts[0]
         catalog = Catalog(hosts.store, TOPIC)
         await catalog.claim(epoch=1, storage_id=owner.storage, has_tail=True)
-        await catalog.wake(epoch=1)
+        await catalog.mark_dirty(epoch=1)
         await owner.append(0)
-        monkeypatch.setattr(owner.journal._answering, "_tell", lambda position: None)
+        monkeypatch.setattr(owner.journal._queue, "_tell", lambda position: None)
         unanswered = owner.append(1)
         owned, end = owner.mirrored.owned, await owner.journal.drained()
         assert owned is not None

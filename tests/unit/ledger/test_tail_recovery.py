@@ -30,10 +30,10 @@ from sava.ledger.tail_recovery import (
 from sava.metadata.errors import Unavailable
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
+from sava.storage.journal_index import BATCH, DISOWNED
 from sava.storage.keys import state_key
 from sava.storage.objectstore import ObjectStore
-from sava.storage.orphans import sweep
-from sava.storage.replay import BATCH, DISOWNED
+from sava.storage.orphans import sweep_orphans
 from sava.storage.segment import SegmentReader
 from sava.storage.types import OriginMark, Segment, TopicKey, TopicState
 from tests.copying import Origins
@@ -90,7 +90,7 @@ class Story:
     async def claim(self, topic: TopicKey = ORDERS, *, epoch: int = 1, is_awake: bool = True) -> TopicState:
         catalog = Catalog(self.metadata, topic)
         await catalog.claim(epoch=epoch, storage_id=self.origin, has_tail=True)
-        return await catalog.wake(epoch=epoch) if is_awake else await self.state(topic)
+        return await catalog.mark_dirty(epoch=epoch) if is_awake else await self.state(topic)
 
     async def state(self, topic: TopicKey = ORDERS) -> TopicState:
         state = await Catalog(self.metadata, topic).load()
@@ -224,7 +224,7 @@ async def test_a_topic_at_rest_is_left_as_it_is(story: Story) -> None:
 async def test_a_topic_of_another_disk_is_left_as_it_is(story: Story) -> None:
     catalog = Catalog(story.metadata, ORDERS)
     await catalog.claim(epoch=4, storage_id="another", has_tail=False)
-    await catalog.wake(epoch=4)
+    await catalog.mark_dirty(epoch=4)
     story.append(frame(ORDERS, 0, 10))
     await story.close_journal()
     done = await story.run()
@@ -481,7 +481,7 @@ async def test_an_object_that_was_put_and_not_registered_is_nobody_s(
     catalog = Catalog(story.metadata, ORDERS)
     (segment,) = await catalog.segments()
     put = [info.key async for info in story.objects.list("topics")]
-    swept = await sweep(catalog, story.objects, now_ms=1 << 50)
+    swept = await sweep_orphans(catalog, story.objects, now_ms=1 << 50)
     assert [info.key for info in swept] == [key for key in put if key != segment.key]
     assert len(put) == 2
     assert await story.payloads() == numbers(0, 10)

@@ -49,7 +49,7 @@ def batch(*payloads: str, producer: int = 0, sequence: int = 0, time: int = 1) -
 
 async def wake(log: TopicLog) -> None:
     """As after an append: the next one is accepted without a word to the metadata store."""
-    await log._rest.wake()
+    await log._marker.mark_dirty()
 
 
 def numbered(start: int, end: int, **keys: int) -> RecordBatch:

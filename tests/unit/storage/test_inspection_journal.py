@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from sava.cli.main import main, tree
 from sava.records import Message, RecordBatch
-from sava.storage.journal_inspection import NoJournal, NotInJournal, open_stopped
+from sava.storage.inspection import NoJournal, NotInJournal, open_stopped
 from sava.storage.types import TopicKey
 from sava.wal import DirectoryLocked, LocalDisk, Log
 from tests.unit.storage.brokers import EAGER, OTHER, TOPIC, Cluster, numbered, small_files

@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from sava.storage import chains
+from sava.storage import source_positions
 from sava.storage.broker_storage import StorageOptions
-from sava.storage.chains import ChainBroken, Progress, TooManyChains
+from sava.storage.source_positions import ChainBroken, SourceProgress, TooManySources
 from sava.storage.topic_log import TopicLog
 from sava.topics.errors import MessageInvalid
 from sava.topics.source_copier import Copied, CopyCounts, SourceCopier
@@ -47,10 +47,10 @@ async def test_a_chain_goes_on_where_it_is_and_its_position_is_that_of_the_sourc
 ) -> None:
     eu = Origins("eu").publish(50, skip=(3, 4, 19, 40))
     chain = await chain_into(log, eu.source, cluster.metadata)
-    assert await chain.progress() == Progress(False, 0, 0)
+    assert await chain.progress() == SourceProgress(False, 0, 0)
     assert await copy(chain, eu, 10, 20, begin=True) == Copied(20, 20, 9, 0, 0)
     assert await copy(chain, eu, 20, 45) == Copied(45, 45, 24, 0, 0)
-    assert await chain.progress() == Progress(True, 45, 45)
+    assert await chain.progress() == SourceProgress(True, 45, 45)
     assert await contents(log) == [payload for payload in eu.payloads if 10 <= int(payload[5:]) < 45]
 
 
@@ -107,7 +107,7 @@ async def test_a_failed_stretch_in_a_row_of_several_takes_those_behind_it_along(
         e5 = await chain.begin(eu.stretch(5, 6))
         outcomes = await asyncio.gather(e3, e4, e5, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [DiskFull] * 3
-        assert await chain.progress() == Progress(True, 3, 3)
+        assert await chain.progress() == SourceProgress(True, 3, 3)
         sim.set_capacity(None)
         for late in (4, 5):
             with pytest.raises(ChainBroken):
@@ -179,7 +179,7 @@ async def test_a_position_that_is_told_is_durable(cluster: Cluster, log: TopicLo
     under_way = await chain.begin(eu.stretch(1, 10))
     assert not under_way.done()
     other = await chain_into(log, eu.source, cluster.metadata)
-    assert await other.progress() == Progress(True, 10, 10)
+    assert await other.progress() == SourceProgress(True, 10, 10)
     assert log.next_offset == 10
     assert (await under_way).position == 10
 
@@ -223,7 +223,7 @@ async def test_a_source_or_a_topic_that_was_created_again_begins_anew(cluster: C
         log = await broker.open_topic(TOPIC, epoch=1)
         await copy(await chain_into(log, old.source, cluster.metadata), old, 0, 5, begin=True)
         recreated = await chain_into(log, new.source, cluster.metadata)
-        assert await recreated.progress() == Progress(False, 0, 0)
+        assert await recreated.progress() == SourceProgress(False, 0, 0)
         await copy(recreated, new, 0, 5, begin=True)
         assert await contents(log) == old.payloads + new.payloads
         other = type(TOPIC)(TOPIC.namespace, "again", TOPIC.topic_id + 1)
@@ -249,7 +249,7 @@ async def test_chains_are_not_forgotten_for_producers_and_are_bounded(
     cluster: Cluster, log: TopicLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sava.storage.producers.MAX_PRODUCERS", 3)
-    monkeypatch.setattr(chains, "MAX_CHAINS", 2)
+    monkeypatch.setattr(source_positions, "MAX_CHAINS", 2)
     many = [Origins("eu", topic_id).publish(2) for topic_id in (1, 2, 3)]
     for each in many[:2]:
         await copy(await chain_into(log, each.source, cluster.metadata), each, 0, 1, begin=True)
@@ -258,7 +258,7 @@ async def test_chains_are_not_forgotten_for_producers_and_are_bounded(
     for each in many[:2]:
         chain = await chain_into(log, each.source, cluster.metadata)
         await copy(chain, each, 1, 2)
-    with pytest.raises(TooManyChains):
+    with pytest.raises(TooManySources):
         await (await chain_into(log, many[2].source, cluster.metadata)).begin(
             many[2].stretch(0, 1, begin=True)
         )
@@ -266,15 +266,15 @@ async def test_chains_are_not_forgotten_for_producers_and_are_bounded(
 
 async def test_origins_are_bounded(cluster: Cluster, log: TopicLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in the topic's record: whoever sent a new one with each message would fill it."""
-    monkeypatch.setattr(chains, "MAX_ORIGINS", 3)
+    monkeypatch.setattr(source_positions, "MAX_ORIGINS", 3)
     relay = Origins("africa")
     for topic_id in range(4):
         relay.relay(Origins("eu", topic_id).publish(1))
     chain = await chain_into(log, relay.source, cluster.metadata)
-    with pytest.raises(TooManyChains):
+    with pytest.raises(TooManySources):
         await chain.begin(relay.stretch(0, 4, begin=True))
     await copy(chain, relay, 0, 3, begin=True)
-    with pytest.raises(TooManyChains):
+    with pytest.raises(TooManySources):
         await chain.begin(relay.stretch(3, 4))
     assert log.next_offset == 3
 
@@ -285,7 +285,7 @@ async def test_origins_are_bounded(cluster: Cluster, log: TopicLog, monkeypatch:
 async def test_a_stretch_without_messages_moves_the_chain_and_is_noted_soon(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sava.storage.chain_keeping.NOTE_S", 0.01)
+    monkeypatch.setattr("sava.storage.source_keeping.NOTE_S", 0.01)
     eu = Origins("eu").publish(30, skip=range(5, 30))
     async with cluster.broker(options=EAGER) as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
@@ -293,7 +293,7 @@ async def test_a_stretch_without_messages_moves_the_chain_and_is_noted_soon(
         await copy(chain, eu, 0, 5, begin=True)
         await log._parts.uploader.flush(log._backlog, 5)
         assert await copy(chain, eu, 5, 20) == Copied(20, 5, 0, 0, 0)
-        assert await chain.progress() == Progress(True, 20, 5)
+        assert await chain.progress() == SourceProgress(True, 20, 5)
         await until(lambda: log.chains.settled(eu.source.chain_id).kept == 20)
     async with cluster.broker("b") as broker:  # on another disk: all is in segments, and so at rest
         state = await cluster.catalog().load()
@@ -312,7 +312,7 @@ async def test_a_stretch_without_messages_is_carried_by_the_seal(cluster: Cluste
     async with cluster.broker("b") as broker:
         log = await broker.open_topic(TOPIC, epoch=2)
         chain = await chain_into(log, eu.source, cluster.metadata)
-        assert await chain.progress() == Progress(True, 20, 20)
+        assert await chain.progress() == SourceProgress(True, 20, 20)
 
 
 async def test_a_stretch_without_messages_that_nobody_noted_is_sent_once_more(cluster: Cluster) -> None:
@@ -327,7 +327,7 @@ async def test_a_stretch_without_messages_that_nobody_noted_is_sent_once_more(cl
     async with cluster.broker(disk=killed) as broker:
         log = await broker.open_topic(TOPIC, epoch=2)
         chain = await chain_into(log, eu.source, cluster.metadata)
-        assert await chain.progress() == Progress(True, 5, 5)
+        assert await chain.progress() == SourceProgress(True, 5, 5)
         with pytest.raises(ChainBroken):
             await chain.begin(eu.stretch(20, 30))
         await copy(chain, eu, 5, 30)
@@ -351,7 +351,7 @@ async def test_positions_and_marks_are_found_again(cluster: Cluster, options: St
         chain = await chain_into(log, asia.source, cluster.metadata)
         assert await copy(chain, asia, 0, 20, begin=True) == Copied(20, 20, 10, 10, 0)
         chain = await chain_into(log, eu.source, cluster.metadata)
-        assert await chain.progress() == Progress(True, 10, 10)
+        assert await chain.progress() == SourceProgress(True, 10, 10)
         assert await copy(chain, eu, 10, 20) == Copied(20, 20, 5, 5, 0)
         found = await contents(log)
         await log.seal()

@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sava.errors import SavaError
-from sava.storage import marks
+from sava.storage import origin_marks
 from sava.storage.broker_storage import BrokerStorage
-from sava.storage.chains import OriginForgotten
+from sava.storage.source_positions import OriginForgotten
 from sava.storage.topic_log import TopicLog
 from sava.topics.source_copier import Copied, SourceCopier
 from tests.copying import Origins, of_origin
@@ -234,5 +234,5 @@ def test_with_more_holes_than_can_be_remembered_a_chain_is_refused_and_nothing_i
     script: list[tuple[str, int, int]], seed: int, starts: tuple[int, int, int]
 ) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(marks, "MAX_RANGES", 6)
+        patch.setattr(origin_marks, "MAX_RANGES", 6)
         asyncio.run(run(Path(directory), script, seed, starts))

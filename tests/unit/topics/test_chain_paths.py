@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from sava.storage import marks
-from sava.storage.chains import OriginForgotten
+from sava.storage import origin_marks
+from sava.storage.source_positions import OriginForgotten
 from sava.storage.topic_log import TopicLog
 from sava.topics.source_copier import Copied, CopyCounts, SourceCopier
 from sava.wal import DiskFull
@@ -98,7 +98,7 @@ async def test_what_the_direct_path_passes_without_messages_leaves_no_hole(
     cluster: Cluster, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By whichever way it is remembered that it passed: holes that stay would add up."""
-    monkeypatch.setattr("sava.storage.chain_keeping.NOTE_S", 0.0 if how == "the note" else 3600.0)
+    monkeypatch.setattr("sava.storage.source_keeping.NOTE_S", 0.0 if how == "the note" else 3600.0)
     eu = Origins("eu").publish(30, skip=range(5, 20))
     options = LAZY if how in ("the journal", "a tail") else EAGER
     async with cluster.broker(options=options) as broker:
@@ -127,7 +127,7 @@ async def test_one_path_with_any_number_of_holes_is_never_refused(
     cluster: Cluster, log: TopicLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every other message is not for asia, which alone brings eu, and has got one of them late."""
-    monkeypatch.setattr(marks, "MAX_RANGES", 8)
+    monkeypatch.setattr(origin_marks, "MAX_RANGES", 8)
     eu = Origins("eu").publish(200)
     asia = Origins("asia").relay(eu, skip=range(0, 200, 2)).relay(eu, 20, 21).publish(1)
     chain = await chain_into(log, asia.source, cluster.metadata)
@@ -141,7 +141,7 @@ async def test_what_cannot_be_judged_is_refused_with_the_way_out(
 ) -> None:
     """The relay is far ahead and has left more holes than can be remembered. The direct path goes on as far
     as it is certain what is here; what follows may be here or not."""
-    monkeypatch.setattr(marks, "MAX_RANGES", 8)
+    monkeypatch.setattr(origin_marks, "MAX_RANGES", 8)
     eu = Origins("eu").publish(200)
     asia = Origins("asia").relay(eu, 50, skip=range(52, 200, 3))
     direct = await chain_into(log, eu.source, cluster.metadata)
@@ -169,7 +169,7 @@ async def test_what_was_in_this_cluster_does_not_come_back(cluster: Cluster, log
 
 
 async def test_what_is_left_out_for_something_in_flight_shares_its_fate(cluster: Cluster) -> None:
-    """The schedule of ``storage.chains``: path 1 has 50..60 in flight, so path 2 leaves them out. The disk
+    """The schedule of ``source_positions``: path 1 has 50..60 in flight, so path 2 leaves them out. The disk
     refuses: neither chain may be further than before, or 50..60 would be nowhere."""
     sim = SimDisk(Random(5))
     eu = Origins("eu").publish(60)

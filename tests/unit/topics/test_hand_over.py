@@ -313,7 +313,7 @@ class TestAhead:
     async def test_a_store_that_takes_no_writes_is_said_and_the_topic_is_served_on(
         self, world: World, backend: FaultyBackend, fault: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sava.storage.probe.WRITABLE_S", 0.1)
+        monkeypatch.setattr("sava.storage.objectstore.WRITABLE_S", 0.1)
         await world.assigned(1)
         async with world.topics(broker=1, **GIVEN) as topics:
             topic = await topics.get(ORDERS)

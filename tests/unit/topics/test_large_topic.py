@@ -137,7 +137,7 @@ async def large_topic(world: World) -> None:
         storage_id="elsewhere",
         end=end,
         sealed=False,
-        at_rest=True,
+        is_clean=True,
         producers=tuple(ProducerState(number + 1, 10, number, number + 1) for number in range(PRODUCERS)),
     )
     operations.append(Put(key, msgspec.json.encode(state)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sava.config import Config, PolicySettings, ReplicationSettings
-from sava.storage.link_cursors import link_cursor
+from sava.storage.source_positions import replication_slot
 from sava.storage.types import Segment
 from sava.topics.errors import SubscriptionUnknown
 from sava.topics.names import InvalidName, TopicName
@@ -26,7 +26,7 @@ from tests.unit.topics.lives import (
     until,
 )
 
-WEST = link_cursor("west")
+WEST = replication_slot("west")
 LATER_MS = 120_000
 
 
@@ -55,14 +55,14 @@ async def test_what_is_not_copied_stays_and_goes_when_nobody_waits_for_it(world:
         topic = await topics.get_or_create(ORDERS, True)
         await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))
         await topic.pin(WEST, EARLIEST)
-        await topic.pin(link_cursor("north"), EARLIEST)
+        await topic.pin(replication_slot("north"), EARLIEST)
         await stored(topic, 4)
         assert await retained(topic) == 0
         await topic.advance(WEST, 3)
         assert await retained(topic) == 0, "north has nothing yet"
-        await topic.advance(link_cursor("north"), 2)
+        await topic.advance(replication_slot("north"), 2)
         assert await retained(topic) == 2
-        await topic.unpin(link_cursor("north"))
+        await topic.unpin(replication_slot("north"))
         assert await retained(topic) == 3
         await topic.unpin(WEST)
         await topic.unpin(WEST)
@@ -110,7 +110,7 @@ async def test_what_is_to_be_copied_again_is_kept_again(world: World) -> None:
         await topic.tend()
         assert topic.describe().subscriptions[0].cursor == 3
         with pytest.raises(SubscriptionUnknown):
-            await topic.rewind(link_cursor("north"), EARLIEST)
+            await topic.rewind(replication_slot("north"), EARLIEST)
 
 
 async def test_users_have_no_use_of_it(world: World) -> None:
@@ -125,7 +125,7 @@ async def test_users_have_no_use_of_it(world: World) -> None:
         with pytest.raises(InvalidName, match=reserved):
             await topic.subscribe(options(WEST))
         with pytest.raises(InvalidName, match=reserved):
-            await topic.create_subscription(options(link_cursor("east")))
+            await topic.create_subscription(options(replication_slot("east")))
         with pytest.raises(InvalidName, match=reserved):
             await topic.unsubscribe(WEST)
         with pytest.raises(InvalidName, match=reserved):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sava.records import RecordBatch
-from sava.storage import marks
+from sava.storage import origin_marks
 from sava.storage.broker_storage import StorageOptions
 from sava.storage.topic_log import TopicLog
 from sava.storage.uploader import UploadOptions
@@ -341,7 +341,7 @@ async def test_acks_are_found_in_any_order_of_messages(
     """Two relays and the direct path, none with all of eu's messages, in any order, and new lives between;
     against a look at each message."""
     monkeypatch.setattr(origin_acks, "PLACE_EVERY", 3)
-    monkeypatch.setattr(marks, "LATE_EACH", 4)
+    monkeypatch.setattr(origin_marks, "LATE_EACH", 4)
     chance = random.Random(seed)
     eu = Origins("eu").publish(400, skip=chance.sample(range(400), 30))
     paths = [Origins(name).relay(eu, skip=chance.sample(range(400), 80)) for name in ("asia", "africa")]

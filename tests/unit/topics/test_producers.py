@@ -11,9 +11,9 @@ import pytest
 
 from sava.config import PolicySettings
 from sava.records import BatchCorrupt, Message, RecordBatch
-from sava.storage import producer_epochs
+from sava.storage import producers
 from sava.storage.errors import SequenceGap
-from sava.storage.producer_epochs import ProducerEpochs
+from sava.storage.producers import ProducerEpochs
 from sava.storage.topic_log import TopicClosed
 from sava.storage.types import TopicState
 from sava.topics.errors import (
@@ -250,7 +250,7 @@ class TestLastOpen:
     async def test_a_producer_that_was_forgotten_is_refused(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(producer_epochs, "MAX_NAMES", 3)
+        monkeypatch.setattr(producers, "MAX_NAMES", 3)
         first = await stage.stream("p")
         first.close()
         for name in "qrs":

@@ -313,8 +313,6 @@ async def test_a_message_against_the_schema_is_refused_alone(sink: CountingLog) 
     store = MemoryStore()
     checks = _NoSevens(store, SchemaRegistry(store))
     publisher = Publisher(NAME, sink, TopicLimits(store, PolicySettings()), checks)
-        NAME, sink, TopicLimits(store, PolicySettings()), _NoSevens(store, SchemaRegistry(store))
-    )
     sends = [publisher.send(Message(b"%d" % number), allowed) for number in range(10)]
     outcomes = await asyncio.gather(*sends, return_exceptions=True)
     assert isinstance(outcomes[7], SchemaRefused)

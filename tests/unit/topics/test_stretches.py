@@ -8,8 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.storage.chains import CHAIN_BIT, Link, OriginForgotten, is_chain, learned, origin_topic
-from sava.storage.seen import NOTHING, SEVERAL, Seen, seen
+from sava.storage.origin_marks import (
+    NOTHING,
+    SEVERAL,
+    SeenOffsets,
+    seen,
+)
+from sava.storage.source_positions import (
+    CHAIN_BIT,
+    OriginForgotten,
+    SourceAppend,
+    is_chain,
+    learned,
+    origin_topic,
+)
 from sava.topics.errors import MessageInvalid
 from sava.topics.ranges import runs
 from sava.topics.source_copier import CheckedRange, Source
@@ -19,11 +31,11 @@ from tests.unit.topics.copies import HERE
 ORIGINS = (("eu", 7), ("eu", 8), ("asia", 7))
 
 
-def payloads(links: Sequence[Link]) -> list[bytes]:
+def payloads(links: Sequence[SourceAppend]) -> list[bytes]:
     return [payload for link in links if link.batch is not None for payload in link.batch.payloads()]
 
 
-def of(offsets: set[int]) -> Seen:
+def of(offsets: set[int]) -> SeenOffsets:
     return seen(runs(sorted(offsets)))
 
 

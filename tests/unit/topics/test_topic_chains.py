@@ -11,7 +11,7 @@ from sava.cluster.writer_records import new_producer_id
 from sava.config import Config, PolicySettings
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
-from sava.storage.chains import ChainBroken, Progress, is_chain
+from sava.storage.source_positions import ChainBroken, SourceProgress, is_chain
 from sava.topics.errors import (
     MessageTooLarge,
     ProducerBusy,
@@ -86,7 +86,7 @@ async def test_limits_and_schema_hold_for_copies_and_the_chain_stays_where_it_is
         await TopicSchemas(world.metadata).set(ORDERS, TopicSchema(subject="orders", policy=Policy.ENFORCE))
         with pytest.raises(SchemaRefused):
             await chain.begin(eu.stretch(2, 4))
-        assert await chain.progress() == Progress(True, 2, 2)
+        assert await chain.progress() == SourceProgress(True, 2, 2)
         with pytest.raises(ChainBroken):
             await chain.begin(eu.stretch(4, 6)._replace(batches=[], offsets=[]))
 
@@ -114,7 +114,7 @@ async def test_a_stretch_waits_while_the_topic_is_handed_over_and_goes_to_the_ne
         async with world.topics(broker=2, **GIVEN) as others:
             moved = await others.get(ORDERS)
             chain = await moved.open_chain(eu.source)
-            assert await chain.progress() == Progress(True, 12, 12)
+            assert await chain.progress() == SourceProgress(True, 12, 12)
             await (await chain.begin(eu.stretch(12, 20)))
             assert moved.log is not None
             assert await contents(moved.log) == eu.payloads

@@ -16,10 +16,11 @@ from sava.metadata.errors import Unavailable
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
-from sava.storage import deleted, expiry_clock, hold, keys
+from sava.storage import keys, maintenance
+from sava.storage.catalog import HOLD_KEY, Hold
 from sava.storage.errors import Fenced, ObjectStoreUnavailable
 from sava.storage.objectstore import ObjectStore
-from sava.storage.orphans import GRACE_MS
+from sava.storage.orphans import GRACE_MS, NOTES, DeletedTopic
 from sava.storage.topic_log import TopicClosed
 from sava.topics import specs
 from sava.topics.errors import (
@@ -461,8 +462,8 @@ class TestRetention:
             async def tomorrow(_: ObjectStore) -> int:
                 return time.time_ns() // 1_000_000
 
-            monkeypatch.setattr(expiry_clock, "store_time_ms", tomorrow)
-            monkeypatch.setattr(expiry_clock, "ASK_S", 0.0)
+            monkeypatch.setattr(maintenance, "store_time_ms", tomorrow)
+            monkeypatch.setattr(maintenance, "ASK_S", 0.0)
             await until(lambda: topic.describe().start_offset == 2)
 
     async def test_what_a_broker_with_a_clock_behind_has_stored_lives_its_whole_time(
@@ -489,10 +490,10 @@ class TestRetention:
         async with world.topics() as topics:
             real_ns = time.time_ns
             until_ms = real_ns() // 1_000_000 + 600_000
-            await world.metadata.put(hold.KEY, msgspec.json.encode(hold.Hold(until_ms=until_ms)))
+            await world.metadata.put(HOLD_KEY, msgspec.json.encode(Hold(until_ms=until_ms)))
             monkeypatch.setattr(time, "time_ns", lambda: real_ns() + 3600 * 10**9)
             assert await topics._upkeep._is_held()
-            assert world.metadata.local.get(hold.KEY) is not None
+            assert world.metadata.local.get(HOLD_KEY) is not None
 
 
 class TestSweeping:
@@ -509,8 +510,8 @@ class TestSweeping:
             await world.store.put_new(segment.key, b"late")
             await asyncio.sleep(0.1)
             assert await world.object_count() == 1
-            (note,) = (await world.metadata.range(deleted.NOTES)).kvs
-            record = msgspec.json.decode(note.value, type=deleted.DeletedTopic)
+            (note,) = (await world.metadata.range(NOTES)).kvs
+            record = msgspec.json.decode(note.value, type=DeletedTopic)
             an_hour_ago = msgspec.structs.replace(record, at_ms=record.at_ms - GRACE_MS)
             await world.metadata.put(note.key, msgspec.json.encode(an_hour_ago))
             await until(lambda: world.metadata.local.get(note.key) is None)
@@ -520,7 +521,7 @@ class TestSweeping:
 class TestMerging:
     async def test_small_segments_are_merged_by_themselves_unless_they_are_held(self, world: World) -> None:
         often = TopicsOptions(merge_interval_s=0.02)
-        await world.metadata.put(hold.KEY, msgspec.json.encode(hold.Hold(until_ms=1 << 50)))
+        await world.metadata.put(HOLD_KEY, msgspec.json.encode(Hold(until_ms=1 << 50)))
         async with world.topics(options=often, storage=EAGER) as topics:
             topic = await topics.get_or_create(ORDERS, True)
             for end in range(1, 9):
@@ -529,7 +530,7 @@ class TestMerging:
             await asyncio.sleep(0.1)
             assert (await world.object_count(), topics.merged_segments) == (8, 0)
 
-            await world.metadata.delete(hold.KEY)
+            await world.metadata.delete(HOLD_KEY)
             await until(lambda: topics.merged_segments == 8)
             assert await world.object_count() == 1
             assert topic.log is not None

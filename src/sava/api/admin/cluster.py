@@ -35,8 +35,7 @@ from sava.proto import doctor_pb2_grpc as doctor_rpc
 from sava.raft.core import PeerStatus, Status
 from sava.raft.types import MembershipRefused, NodeId
 from sava.storage.broker_storage import BrokerStorage
-from sava.storage.objectstore import ObjectStore
-from sava.storage.probe import Probed, probe
+from sava.storage.objectstore import ObjectStore, Probed, probe
 
 if TYPE_CHECKING:  # api.http shows the metrics of the Danube services, which need this module
     pass

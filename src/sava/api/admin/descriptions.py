@@ -35,7 +35,7 @@ from sava.peers.partition_calls import (
 )
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.catalog import known_state
-from sava.storage.link_cursors import is_link_cursor
+from sava.storage.source_positions import is_replication_slot
 from sava.storage.types import TopicKey
 from sava.tasks import Slices, spread
 from sava.topics.errors import MessageInvalid, SubscriptionUnknown, TopicUnknown
@@ -310,7 +310,7 @@ def subscription_type(text: str) -> SubscriptionType:
 
 def _type(subscription: str, kind: SubscriptionType) -> str:
     """Of a link's cursor it means nothing: it has no consumers."""
-    return "link" if is_link_cursor(subscription) else kind.name.lower()
+    return "link" if is_replication_slot(subscription) else kind.name.lower()
 
 
 def position(message: pb.StartPosition) -> Position:
@@ -399,7 +399,7 @@ async def unserved_topic(entry: TopicEntry, local: LocalView) -> pb.TopicDescrip
     if stored is not None:
         described.start_offset = stored.start
         described.stored_offset = stored.end
-        if stored.sealed or stored.at_rest:
+        if stored.sealed or stored.is_clean:
             described.next_offset = stored.end
     return described
 

@@ -30,7 +30,7 @@ from sava.peers import error_mapping, forwarding
 from sava.peers.forwarding import is_forwarded
 from sava.proto import topics_admin_pb2 as pb
 from sava.proto import topics_admin_pb2_grpc as rpc
-from sava.storage.link_cursors import is_link_cursor
+from sava.storage.source_positions import is_replication_slot
 from sava.tasks import cancelled
 from sava.topics import specs
 from sava.topics.errors import MessageInvalid, NamespaceExists, SubscriptionExists, TopicExists, TopicMismatch
@@ -354,7 +354,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
                 check_name(request.subscription, "subscription"),
             )
             start = describe.position(request.start)
-            if is_link_cursor(subscription) and is_forwarded(context):  # the leader's, who makes them
+            if is_replication_slot(subscription) and is_forwarded(context):  # the leader's, who makes them
                 topic = await self._parts.topics.get(name)
                 await topic.pin(subscription, start)
                 return describe.subscription_description(topic, subscription)
@@ -388,7 +388,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
         self, request: pb.DeleteSubscriptionRequest, context: Any
     ) -> pb.DeleteSubscriptionResponse:
         async with error_mapping.told(context):
-            if is_link_cursor(request.subscription) and is_forwarded(context):
+            if is_replication_slot(request.subscription) and is_forwarded(context):
                 topic = await self._parts.topics.get(TopicName.parse(request.topic))
                 await topic.unpin(request.subscription)
                 return pb.DeleteSubscriptionResponse()
@@ -403,7 +403,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     ) -> pb.SubscriptionDescription:
         async with error_mapping.told(context):
             name, position = TopicName.parse(request.topic), describe.position(request.position)
-            if is_link_cursor(request.subscription) and is_forwarded(context):  # the leader's: only back
+            if is_replication_slot(request.subscription) and is_forwarded(context):  # the leader's: only back
                 topic = await self._parts.topics.get(name)
                 await topic.rewind(request.subscription, position)
                 return describe.subscription_description(topic, request.subscription)

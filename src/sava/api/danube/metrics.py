@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from sava.api.metrics.topics import Figures, subscription_figures
 from sava.cluster.controller import Controller
-from sava.storage.link_cursors import is_link_cursor
+from sava.storage.source_positions import is_replication_slot
 from sava.topics.dispatch.core import Counters
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
@@ -231,7 +231,7 @@ def _family(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily 
 
 def _shown(topic: Topic) -> list[AnySubscription]:
     """The subscriptions of users: a replication link's cursor is none."""
-    return [each for each in topic.subscriptions.values() if not is_link_cursor(each.name)]
+    return [each for each in topic.subscriptions.values() if not is_replication_slot(each.name)]
 
 
 def _figures(subscription: AnySubscription) -> Figures:

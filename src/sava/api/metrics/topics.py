@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sava.storage.broker_storage import BrokerStorage
-from sava.storage.link_cursors import is_link_cursor
+from sava.storage.source_positions import is_replication_slot
 from sava.topics.dispatch.core import Counters
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
@@ -150,7 +150,7 @@ def subscription_figures(
     looked_at = 0
     for name, topic in topics:
         # A replication link's cursor is none: replication tells what links have not copied.
-        found = [each for each in topic.subscriptions.values() if not is_link_cursor(each.name)]
+        found = [each for each in topic.subscriptions.values() if not is_replication_slot(each.name)]
         is_summed = topic.log is not None and len(found) > MANY
         sums: Counter[str] = Counter(counted(topic.retired)) if is_summed else Counter()
         for subscription in found:

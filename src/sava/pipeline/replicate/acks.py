@@ -37,7 +37,7 @@ from typing import Final, NamedTuple, Protocol
 from sava.client.errors import ClientError
 from sava.pipeline.replicate.work import LinkEnds
 from sava.proto import replica_pb2 as pb
-from sava.storage.link_cursors import is_link_cursor, link_cursor
+from sava.storage.source_positions import is_replication_slot, replication_slot
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class SlotUpdater:
         if not due:
             return True
         try:
-            failed = self._link.advance_all(link_cursor(self._remote), due, timeout_s=TIMEOUT_S)
+            failed = self._link.advance_all(replication_slot(self._remote), due, timeout_s=TIMEOUT_S)
         except ClientError as error:  # the link is closed
             failed = dict.fromkeys(due, error)
         with self._guard:
@@ -249,7 +249,7 @@ class AckSync:
             SubscriptionName(partition, topic_id, subscription)
             for partition, (topic_id, subscriptions) in partitions.items()
             for subscription in subscriptions
-            if not is_link_cursor(subscription)
+            if not is_replication_slot(subscription)
         }
         for name in self._states.keys() - wanted:
             del self._states[name]

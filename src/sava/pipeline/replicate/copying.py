@@ -20,11 +20,11 @@ refused like any other.
 A stream costs some milliseconds at both ends, whatever it carries. For a hundred partitions with ten messages
 each, that is most of the cost. **Nothing is asked first:** the driver knows from the last copy where the
 target is, and sends what it reads from there as the next range. The target takes it only if its source
-position is there (``storage.chains``). So ranges that come together follow the same rule as ranges that come
-one by one, and nothing is kept between rounds that could be wrong. **Only the smooth case:** a copy that has
-begun, messages in the source's memory, known schemas, a broker that owns the topic. Everything else is copied
-one by one, which waits and reports errors. Only a range that was sent and not answered in time is left to the
-next round.
+position is there (``source_positions``). So ranges that come together follow the same rule as ranges that
+come one by one, and nothing is kept between rounds that could be wrong. **Only the smooth case:** a copy that
+has begun, messages in the source's memory, known schemas, a broker that owns the topic. Everything else is
+copied one by one, which waits and reports errors. Only a range that was sent and not answered in time is left
+to the next round.
 """
 
 from __future__ import annotations

@@ -1,28 +1,29 @@
-"""Rest: an idle topic that has all of its messages in segments says so, and any broker may go on with it.
+"""CleanMarker: an idle topic with all of its messages in segments says so, and any broker may go on with it.
 
-While a topic is awake, only its owner's disk knows where it ends: when the owner dies, the topic waits for
-that disk, even if nothing was published for a week. A topic *at rest* has nothing there (``at_rest`` in its
-state), and the owner keeps to that: it accepts nothing before it has taken the word back.
+While a topic is dirty, only its owner's disk knows where it ends: when the owner dies, the topic waits for
+that disk, even if nothing was published for a week. A *clean* topic has nothing there (``is_clean`` in its
+state), and the owner keeps to that: it accepts nothing before it has marked the topic dirty.
 
-    A   rests at 22 ─▶ dies                                B   claims: at rest, end 22 ─▶ goes on at 22
-    A   rests at 22 ─▶ first append: wake ─▶ accepts 22 ─▶ dies   B   claims: awake ─▶ TailElsewhere
-    A   rests at 22 ─▶ cut off            B   claims       A   first append: wake ─▶ Fenced, nothing accepted
+    A   marks it clean at 22 ─▶ dies                     B   claims: clean, end 22 ─▶ goes on at 22
+    A   clean at 22 ─▶ first append: dirty ─▶ accepts 22 ─▶ dies   B   claims: dirty ─▶ TailElsewhere
+    A   clean at 22 ─▶ cut off       B   claims          A   first append: dirty ─▶ Fenced, nothing accepted
 
-Claim and wake compare the same record, so of the two one happens. What is not known counts as at rest: a rest
-of unknown outcome may take effect at any time, and another broker would begin at the same offset. The wake
-that comes before the next append writes the record even if it says 'awake', and whatever of a rest is still
-on its way finds it changed. For the same reason a topic that is opened without a tail begins at rest here,
-whatever the record says: an earlier opening under the same epoch may have left a rest behind.
+Claim and ``mark_dirty`` compare the same record, so of the two one happens. What is not known counts as
+clean: a ``mark_clean`` of unknown outcome may take effect at any time, and another broker would begin at the
+same offset. The ``mark_dirty`` that comes before the next append writes the record even if it says 'dirty',
+and whatever of a ``mark_clean`` is still on its way finds it changed. For the same reason a topic that is
+opened without a tail begins clean here, whatever the record says: an earlier opening under the same epoch may
+have left a ``mark_clean`` behind.
 
-**In order.** Appends that find the topic at rest wait in a line; one wake serves all. The line stands until
-its last one has gone on:
+**In order.** Appends that find the topic clean wait in a line; one ``mark_dirty`` serves all. The line stands
+until its last one has gone on:
 
-    a, b wait ─▶ wake is written ─▶ c comes: must not go on before a and b, which have yet to run
+    a, b wait ─▶ dirty is written ─▶ c comes: must not go on before a and b, which have yet to run
 
-**When.** A timer, set when an upload has caught up, and after a wake (of which nothing may come: the append
-was refused). An append does not touch it. What it finds when it is due tells: not everything in segments, so
-an upload will set it again; or all of it, and then nothing was appended since it was set. A topic at rest has
-no timer, and a thousand of them cost nothing.
+**When.** A timer, set when an upload has caught up, and after a ``mark_dirty`` (of which nothing may come:
+the append was refused). An append does not touch it. What it finds when it is due tells: not everything in
+segments, so an upload will set it again; or all of it, and then nothing was appended since it was set. A
+clean topic has no timer, and a thousand of them cost nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from typing import Any, Final
 
 from sava.errors import HostError, RetryableError
 from sava.storage.catalog import Catalog
-from sava.storage.errors import Fenced, WakeFailed
+from sava.storage.errors import Fenced, MarkDirtyFailed
 from sava.storage.types import TopicState
 
 _log = logging.getLogger(__name__)
@@ -50,12 +51,12 @@ _LONGEST_PAUSE_S: Final = 60.0
 class _Record(Enum):
     """What the topic's state says, as far as is known here."""
 
-    AWAKE = "awake"
-    AT_REST = "at rest"
+    DIRTY = "dirty"
+    CLEAN = "clean"
     IN_DOUBT = "in doubt"
 
 
-class Rest:
+class CleanMarker:
     """Of one TopicLog, and owned by its event loop. At most one write is on its way."""
 
     def __init__(
@@ -77,11 +78,11 @@ class Rest:
         self._is_stored = is_stored
         self._is_quiet = is_quiet
         self._fence = fence
-        self._record = _Record.AWAKE if has_tail else _Record.IN_DOUBT
-        if state.at_rest:
-            self._record = _Record.AT_REST
-        self.is_on = self._record is not _Record.AWAKE
-        """Whoever appends must ``wake`` first."""
+        self._record = _Record.DIRTY if has_tail else _Record.IN_DOUBT
+        if state.is_clean:
+            self._record = _Record.CLEAN
+        self.is_on = self._record is not _Record.DIRTY
+        """Whoever appends must ``mark_dirty`` first."""
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -90,8 +91,8 @@ class Rest:
         if self._record is _Record.IN_DOUBT:
             self.soon()
 
-    async def wake(self) -> None:
-        """Return when the record says that the topic is awake, in the order of the calls; what follows
+    async def mark_dirty(self) -> None:
+        """Return when the record says that the topic is dirty, in the order of the calls; what follows
         without an await in between is in that order, too. Returns at once when the topic is closed: look.
         Raises what kept the record from being written, and had no effect."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -107,15 +108,15 @@ class Rest:
     def _advance(self) -> None:
         """The line moves on by one, or the wake that it waits for begins, or there is no line."""
         if not self._waiters:
-            self.is_on = self._record is not _Record.AWAKE
-        elif self._record is _Record.AWAKE:
+            self.is_on = self._record is not _Record.DIRTY
+        elif self._record is _Record.DIRTY:
             if not self._waiters[0].done():
                 self._waiters[0].set_result(None)
         elif self._task is None:
-            self._start(self._write_wake())
+            self._start(self._write_dirty())
 
     def soon(self) -> None:
-        """Everything is in segments, or may be: rest, unless something comes in the meantime."""
+        """Everything is in segments, or may be: mark it clean, unless something comes in the meantime."""
         self._arm(self._after_s)
 
     def _arm(self, pause_s: float) -> None:
@@ -126,23 +127,23 @@ class Rest:
 
     def _due(self) -> None:
         self._timer = None
-        if self._record is _Record.AT_REST or self._task is not None or not self._is_stored():
+        if self._record is _Record.CLEAN or self._task is not None or not self._is_stored():
             return
         if self._waiters or not self._is_quiet():
             self.soon()  # nothing may come of it
             return
         before, self._record = self._record, _Record.IN_DOUBT
         self.is_on = True
-        self._start(self._write_rest(before))
+        self._start(self._write_clean(before))
 
     # -- writing the record --------------------------------------------------------------------
 
     def _start(self, writing: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.create_task(writing, name=f"sava-rest-{self._catalog.topic.path}")
+        self._task = asyncio.create_task(writing, name=f"sava-clean-{self._catalog.topic.path}")
 
-    async def _write_rest(self, before: _Record) -> None:
+    async def _write_clean(self, before: _Record) -> None:
         try:
-            await self._catalog.rest(epoch=self._epoch)
+            await self._catalog.mark_clean(epoch=self._epoch)
         except Fenced as error:
             self._end(error)
             return
@@ -150,20 +151,20 @@ class Rest:
             if isinstance(error, RetryableError):
                 self._record = before  # it had no effect
             _log.warning(
-                "rest: not at rest, will be tried again topic=%s epoch=%d error=%s",
+                "clean marker: write failed, retrying topic=%s epoch=%d error=%s",
                 self._catalog.topic.path,
                 self._epoch,
                 error,
             )
             self._again()
         else:
-            self._record, self._failures = _Record.AT_REST, 0
+            self._record, self._failures = _Record.CLEAN, 0
         self._task = None
         self._advance()
 
-    async def _write_wake(self) -> None:
+    async def _write_dirty(self) -> None:
         try:
-            await self._catalog.wake(epoch=self._epoch)
+            await self._catalog.mark_dirty(epoch=self._epoch)
         except Fenced as error:
             self._end(error)
             return
@@ -174,7 +175,7 @@ class Rest:
                 self._again()
             self._refuse(error)
         else:
-            self._record, self._failures = _Record.AWAKE, 0
+            self._record, self._failures = _Record.DIRTY, 0
             self.soon()
         self._task = None
         self._advance()
@@ -182,7 +183,10 @@ class Rest:
     def _refuse(self, error: Exception) -> None:
         """All who wait now. The wake may take effect or not; nothing was appended, so they may try again."""
         if not isinstance(error, RetryableError | HostError):
-            cause, error = error, WakeFailed(f"topic {self._catalog.topic.path} cannot be woken: {error}")
+            cause, error = (
+                error,
+                MarkDirtyFailed(f"topic {self._catalog.topic.path} cannot be marked dirty: {error}"),
+            )
             error.__cause__ = cause
         refused, self._waiters = self._waiters, deque()
         for waiter in refused:

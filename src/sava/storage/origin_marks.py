@@ -15,16 +15,24 @@ copies it got from elsewhere). When there are too many, the oldest are forgotten
 *vague* what is here. Whatever comes there cannot be judged, with one exception: if a single chain has brought
 everything of the origin so far, what it brings now is new, since a chain brings nothing twice. So an origin
 with one path never notices.
+
+**Marks.** What a topic remembers of an origin, and what of that goes into the topic's record.
+
+Beside what was seen, it is where messages are *late*: below others of their origin that came before them.
+All others are in the order of their origin, which is what makes it possible to find one without looking
+through the whole topic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sava.storage.types import Late, OriginMark
 
 Numbers = NDArray[np.int64]
 
@@ -33,7 +41,7 @@ SEVERAL: Final = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class SeenOffsets:
     """Never changed: what comes of it with more is another one."""
 
     bounds: Numbers
@@ -50,7 +58,7 @@ class Seen:
         if self is other:
             return True
         return (
-            isinstance(other, Seen)
+            isinstance(other, SeenOffsets)
             and (self.vague, self.by, self.top) == (other.vague, other.by, other.top)
             and np.array_equal(self.bounds, other.bounds)
         )
@@ -94,17 +102,17 @@ class Seen:
 
     # -- seeing ------------------------------------------------------------------------------
 
-    def credited(self, chain_id: int, top: int) -> Seen:
+    def credited(self, chain_id: int, top: int) -> SeenOffsets:
         """The chain has brought messages below ``top``; which, is said elsewhere."""
         by = chain_id if self.by in (NOBODY, chain_id) else SEVERAL
         return replace(self, by=by, top=max(self.top, top))
 
-    def added(self, offsets: Numbers, chain_id: int) -> Seen:
+    def added(self, offsets: Numbers, chain_id: int) -> SeenOffsets:
         """With messages at these offsets (at least one), which the chain has brought."""
         ordered = offsets if is_rising(offsets) else np.unique(offsets)
         return self.credited(chain_id, int(ordered[-1]) + 1)._with(runs(ordered))
 
-    def covered(self, start: int, end: int) -> Seen:
+    def covered(self, start: int, end: int) -> SeenOffsets:
         """Of everything between it is known now: it is here, or does not come."""
         if start >= end:
             return self
@@ -117,7 +125,7 @@ class Seen:
         known = self if vague == self.vague else replace(self, vague=vague)
         return known._with(np.array([start, end], np.int64))
 
-    def trimmed(self, room: int) -> Seen:
+    def trimmed(self, room: int) -> SeenOffsets:
         """With at most so many ranges (two or more): the oldest holes are forgotten."""
         excess = len(self.bounds) // 2 - room
         if excess <= 0:
@@ -130,7 +138,7 @@ class Seen:
         end = max(end, int(self.bounds[2 * excess + 1]))
         return replace(self, bounds=_without(self.bounds, start, end), vague=(start, end))
 
-    def _with(self, more: Numbers) -> Seen:
+    def _with(self, more: Numbers) -> SeenOffsets:
         bounds = self.bounds
         if not len(bounds) or more[0] > bounds[-1]:
             joined = np.concatenate((bounds, more))
@@ -148,12 +156,12 @@ class Seen:
         return replace(self, bounds=joined)
 
 
-NOTHING: Final = Seen(np.zeros(0, np.int64))
+NOTHING: Final = SeenOffsets(np.zeros(0, np.int64))
 
 
-def seen(ranges: Iterable[tuple[int, int]], **more: Any) -> Seen:
+def seen(ranges: Iterable[tuple[int, int]], **more: Any) -> SeenOffsets:
     """Of ranges that are ascending and apart."""
-    return Seen(np.array([bound for each in ranges for bound in each], np.int64), **more)
+    return SeenOffsets(np.array([bound for each in ranges for bound in each], np.int64), **more)
 
 
 def numbers(column: Any) -> Numbers:
@@ -194,3 +202,68 @@ def _without(bounds: Numbers, start: int, end: int) -> Numbers:
     low, high = int(np.searchsorted(bounds, start, "left")), int(np.searchsorted(bounds, end, "right"))
     between = [start] * (low % 2) + [end] * (high % 2)
     return np.concatenate((bounds[:low], np.array(between, np.int64), bounds[high:]))
+
+
+# -- marks -----------------------------------------------------------------------------------------
+
+
+MAX_RANGES: Final = 4096
+"""Of what was seen, of all origins of a topic together: each has its share, and no less than four, as there
+are a thousand origins at most. They are part of the topic's record, which may have a megabyte: a range takes
+some five bytes of it, and 40 at the very worst."""
+MAX_LATE: Final = 2048
+"""The same of places of messages that are late."""
+LATE_EACH: Final = 64
+"""And of one origin: each ack is looked up in those that may have its message."""
+
+
+class Mark(NamedTuple):
+    """Of one origin."""
+
+    seen: SeenOffsets
+    late: tuple[Late, ...] = ()
+
+    def bounded(self, origins: int) -> Mark:
+        """As there is room in a topic that has so many."""
+        return Mark(self.seen.trimmed(room_for(origins)), _fewer(self.late, origins))
+
+    def record(self, origin: tuple[str, str], origins: int) -> OriginMark:
+        seen, late = self.bounded(origins)
+        steps = tuple(np.diff(seen.bounds, prepend=0).tolist())
+        return OriginMark(*origin, steps, seen.vague, seen.by, seen.top, late)
+
+
+def room_for(origins: int) -> int:
+    """Ranges of each."""
+    return MAX_RANGES // max(origins, 1)
+
+
+def read_marks(records: Iterable[OriginMark]) -> dict[tuple[str, str], Mark]:
+    """As they are in a topic's state."""
+    return {
+        (each.cluster, each.topic): Mark(
+            SeenOffsets(np.cumsum(each.steps, dtype=np.int64), each.vague, each.by, each.top), each.late
+        )
+        for each in records
+    }
+
+
+def is_in_order(seen: SeenOffsets, offsets: Numbers) -> bool:
+    """Whether messages at these offsets are in order behind those that are here."""
+    return bool(offsets[0] >= seen.top) and is_rising(offsets)
+
+
+def span(offsets: Numbers) -> tuple[int, int]:
+    return int(offsets.min()), int(offsets.max()) + 1
+
+
+def _fewer(late: tuple[Late, ...], origins: int) -> tuple[Late, ...]:
+    """Two become one when there are too many: so none gets much larger than those beside it."""
+    while len(late) > min(LATE_EACH, MAX_LATE // max(origins, 1)):
+        pairs = zip(late[::2], late[1::2], strict=False)
+        odd = late[len(late) // 2 * 2 :]
+        late = (
+            *(Late(a.start, b.end, min(a.lowest, b.lowest), max(a.top, b.top)) for a, b in pairs),
+            *odd,
+        )
+    return late

@@ -36,6 +36,11 @@ position, so a link without a frame needs no other record than the position to b
 **Late.** Messages of an origin are in their order in the topic, but for those that one path brings after
 another has brought higher ones. Where those are is remembered, roughly, for whoever looks for messages by
 origin (``origin_acks`` of the broker).
+
+**Replication slots.** The subscriptions that keep messages for other clusters until these have them.
+
+Each link of a topic to a remote has one, of a name that is kept from users. It has no consumers: whoever
+copies moves it on, and retention spares what is not below it, as with any subscription.
 """
 
 from __future__ import annotations
@@ -52,8 +57,17 @@ import pyarrow.compute as pc
 
 from sava.errors import CallerError, RetryableError
 from sava.records import Header, RecordBatch
-from sava.storage.marks import Mark, is_in_order, read_marks, room_for, span
-from sava.storage.seen import NOTHING, Numbers, Seen, numbers
+from sava.storage.origin_marks import (
+    NOTHING,
+    Mark,
+    Numbers,
+    SeenOffsets,
+    is_in_order,
+    numbers,
+    read_marks,
+    room_for,
+    span,
+)
 from sava.storage.types import Late, OriginMark, ProducerState
 
 CHAIN_BIT: Final = 1 << 62
@@ -72,7 +86,7 @@ TEXT: Final = pa.utf8()
 
 Origin = tuple[str, str]
 """A cluster's name, and a topic there."""
-Marks = Mapping[Origin, Seen]
+Marks = Mapping[Origin, SeenOffsets]
 Range = tuple[int, int]
 
 
@@ -80,18 +94,18 @@ class ChainBroken(CallerError):
     """The link does not go on where the chain is: it repeats, overlaps, leaves something out, or begins a
     chain that has begun. ``position`` is where the chain goes on (with what is in flight)."""
 
-    def __init__(self, link: Link, is_known: bool, position: int) -> None:
+    def __init__(self, link: SourceAppend, is_known: bool, position: int) -> None:
         where = f"goes on at {position}" if is_known else "has not begun"
         what = f"its beginning, {link.start}..{link.end}," if link.begin else f"{link.start}..{link.end}"
         super().__init__(f"chain {link.chain_id}: {what} does not follow: the chain {where}")
         self.chain_id, self.is_known, self.position = link.chain_id, is_known, position
 
 
-class TooManyChains(CallerError):
+class TooManySources(CallerError):
     """The topic has as many sources, or messages of as many origins, as it can have."""
 
 
-class MarksMoved(RetryableError):
+class MarksChanged(RetryableError):
     """Messages came another way, or failed to, since the link was made: it must be made anew."""
 
 
@@ -109,7 +123,7 @@ class OriginForgotten(CallerError):
         self.origin, self.offset = origin, offset
 
 
-class Link(NamedTuple):
+class SourceAppend(NamedTuple):
     """The next piece of a chain."""
 
     chain_id: int
@@ -127,7 +141,7 @@ class Link(NamedTuple):
     """From the lowest to behind the highest offset, of origins whose messages in it are not in order."""
 
 
-class Progress(NamedTuple):
+class SourceProgress(NamedTuple):
     is_known: bool
     position: int
     """Where the chain goes on."""
@@ -143,7 +157,7 @@ class _Unsettled:
     """Links are counted from 1."""
     log_end: int
     """The end of the topic with it: it is durable when everything before that is."""
-    link: Link
+    link: SourceAppend
 
 
 def is_chain(producer_id: int) -> bool:
@@ -176,7 +190,7 @@ def direct_chain(origin: Origin) -> int:
     return CHAIN_BIT | source if _topic_text(source) == origin[1] else 0
 
 
-class Chains:
+class SourcePositions:
     """Of one topic; owned by the event loop of its TopicLog."""
 
     def __init__(self, known: Iterable[ProducerState] = (), marks: Iterable[OriginMark] = ()) -> None:
@@ -189,19 +203,19 @@ class Chains:
         self._unsettled: deque[_Unsettled] = deque()
         self._taken = 0
         self._heads: dict[int, _Unsettled] = {}
-        self._head_marks: dict[Origin, Seen] = {}
+        self._head_marks: dict[Origin, SeenOffsets] = {}
         """Where chains and origins are with what is not settled."""
         self.learn(read_marks(marks))
 
     # -- knowing -----------------------------------------------------------------------------
 
-    def settled(self, chain_id: int) -> Progress:
+    def settled(self, chain_id: int) -> SourceProgress:
         """With what is durable, and nothing that is in flight."""
         kept = self._kept.get(chain_id)
         latest = self._skips.get(chain_id, kept)
         if latest is None:
-            return Progress(False, 0, 0)
-        return Progress(True, latest.next_sequence, kept.next_sequence if kept is not None else 0)
+            return SourceProgress(False, 0, 0)
+        return SourceProgress(True, latest.next_sequence, kept.next_sequence if kept is not None else 0)
 
     def last_taken(self, chain_id: int) -> int:
         """The number of its last link that is in flight; 0 if there is none."""
@@ -212,7 +226,7 @@ class Chains:
         """Whether the link of this number, and all before it, are durable or have failed."""
         return not self._unsettled or self._unsettled[0].number > number
 
-    def marks(self, origins: Iterable[Origin]) -> dict[Origin, Seen]:
+    def marks(self, origins: Iterable[Origin]) -> dict[Origin, SeenOffsets]:
         """With what is not settled."""
         heads, marks = self._head_marks, self._marks
         return {
@@ -259,7 +273,7 @@ class Chains:
 
     # -- taking ------------------------------------------------------------------------------
 
-    def check(self, link: Link) -> None:
+    def check(self, link: SourceAppend) -> None:
         """Raise ChainBroken, TooManyChains or MarksMoved unless the link is the next one."""
         head = self._heads.get(link.chain_id)
         is_known, position, _ = self.settled(link.chain_id)
@@ -268,18 +282,18 @@ class Chains:
         if link.begin is is_known or (is_known and link.start != position):
             raise ChainBroken(link, is_known, position)
         if not is_known and len(self._kept.keys() | self._skips.keys() | self._heads.keys()) >= MAX_CHAINS:
-            raise TooManyChains(
+            raise TooManySources(
                 f"the topic was copied from {MAX_CHAINS} sources already; copy into a topic that is new"
             )
         known = self._marks.keys() | self._head_marks.keys()
         if len(known) + sum(origin not in known for origin in link.after) > MAX_ORIGINS:
-            raise TooManyChains(
+            raise TooManySources(
                 f"the topic has messages of {len(known)} topics of other clusters; copy into one that is new"
             )
         if self.marks(link.before) != link.before:
-            raise MarksMoved("messages of the same origins came another way meanwhile")
+            raise MarksChanged("messages of the same origins came another way meanwhile")
 
-    def begin(self, link: Link, log_end: int) -> None:
+    def begin(self, link: SourceAppend, log_end: int) -> None:
         """The link is taken; with it the topic ends at ``log_end``."""
         self._taken += 1
         unsettled = _Unsettled(self._taken, log_end, link)
@@ -305,7 +319,7 @@ class Chains:
         if not self._unsettled:
             self._head_marks.clear()
 
-    def _settle_marks(self, link: Link, log_end: int) -> None:
+    def _settle_marks(self, link: SourceAppend, log_end: int) -> None:
         for origin, seen in link.after.items():
             late = self.late(origin)
             if origin in link.late and link.batch is not None:
@@ -348,7 +362,7 @@ class Chains:
         if skip is not None and skip.next_sequence <= position:
             del self._skips[chain_id]
 
-    def adopt(self, newer: Chains) -> None:
+    def adopt(self, newer: SourcePositions) -> None:
         """Take over what a table of the same topic knows of positions."""
         self.keep(newer._kept.values())
         for chain_id, skip in newer._skips.items():
@@ -397,7 +411,7 @@ def learned(known: Mapping[Origin, Mark], batches: Sequence[RecordBatch]) -> dic
     """What these frames of chains add to what is known. Pure.
 
     A frame does not say where its stretch began: what a direct path has passed before the first message here
-    is told by positions (``Chains.keep``)."""
+    is told by positions (``SourcePositions.keep``)."""
     marks: dict[Origin, Mark] = {}
     firsts: dict[Origin, int] = {}
     for batch in batches:
@@ -473,3 +487,22 @@ def _attribute(attributes: Any, name: str) -> Any:
         if rows.equals(pa.arange(0, len(attributes))):
             return attributes.items.take(found)
     return pc.map_lookup(attributes, pa.scalar(name), "first")
+
+
+# -- replication slots -----------------------------------------------------------------------------
+
+
+SLOT_PREFIX: Final = "sava-link."
+
+
+def replication_slot(remote: str) -> str:
+    return f"{SLOT_PREFIX}{remote}"
+
+
+def slot_remote(subscription: str) -> str | None:
+    """None: it is no link's."""
+    return subscription.removeprefix(SLOT_PREFIX) if subscription.startswith(SLOT_PREFIX) else None
+
+
+def is_replication_slot(subscription: str) -> bool:
+    return subscription.startswith(SLOT_PREFIX)

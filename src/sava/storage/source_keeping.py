@@ -21,10 +21,18 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from sava.storage.catalog import Catalog
-from sava.storage.chains import Chains, Marks, Origin, Progress, Range, is_chain, learned
 from sava.storage.errors import DataGap, Fenced
 from sava.storage.journal import Journal
-from sava.storage.marks import read_marks
+from sava.storage.origin_marks import read_marks
+from sava.storage.source_positions import (
+    Marks,
+    Origin,
+    Range,
+    SourcePositions,
+    SourceProgress,
+    is_chain,
+    learned,
+)
 from sava.storage.types import Late
 from sava.storage.uploader import Backlog
 
@@ -36,12 +44,12 @@ RETRY_S: Final = 5.0
 _READ_BYTES: Final = 4 << 20
 
 
-class ChainKeeper:
+class SourceKeeper:
     """Of one TopicLog, and owned by its event loop."""
 
     def __init__(
         self,
-        chains: Chains,
+        chains: SourcePositions,
         *,
         backlog: Backlog,
         journal: Journal,
@@ -67,7 +75,7 @@ class ChainKeeper:
 
     # -- knowing -----------------------------------------------------------------------------
 
-    async def progress(self, chain_id: int) -> Progress:
+    async def progress(self, chain_id: int) -> SourceProgress:
         """How far a source was copied, durably, when what is in flight of it now has come to its end. What
         comes later is not waited for: there may always be more."""
         await self.learned()
@@ -76,7 +84,7 @@ class ChainKeeper:
             await self._advanced.wait()
         return self._chains.settled(chain_id)
 
-    def settled(self, chain_id: int) -> Progress:
+    def settled(self, chain_id: int) -> SourceProgress:
         """How far it is durable at this moment."""
         return self._chains.settled(chain_id)
 
@@ -86,16 +94,16 @@ class ChainKeeper:
         return self._chains.marks(origins)
 
     def arrived(self, origin: Origin) -> list[Range]:
-        """See ``Chains``."""
+        """See ``SourcePositions``."""
         return self._chains.arrived(origin)
 
     def late(self, origin: Origin) -> tuple[Late, ...]:
-        """See ``Chains``."""
+        """See ``SourcePositions``."""
         return self._chains.late(origin)
 
     @property
     def has_origins(self) -> bool:
-        """See ``Chains``."""
+        """See ``SourcePositions``."""
         return self._chains.has_origins
 
     # -- learning ----------------------------------------------------------------------------
