@@ -38,7 +38,7 @@ from sava.errors import RetryableError
 from sava.records import Header
 from sava.storage.errors import ClosedUncommitted
 from sava.wal import Buffers, DiskFull, Done, Log, LogClosed, Record, Tap, Writer
-from sava.wal.fullness import Fullness
+from sava.wal.errors import Fullness
 from sava.wal.writer import Observe
 
 _UNBOUNDED: Final = 1 << 62

@@ -68,8 +68,8 @@ from sava.storage.segment import SegmentReader
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.tasks import cancelled
 from sava.wal import DirectoryLocked, FileMissing, Identity, Record
+from sava.wal.disk import LOCK_FILE, LocalFile
 from sava.wal.format import FormatVersion, file_start, read_header
-from sava.wal.local_disk import LOCK_FILE, LocalFile
 from sava.wal.reader import Reader
 from sava.wal.recovery import recover
 
