@@ -250,7 +250,7 @@ async def test_without_enough_disks_messages_are_refused(
         await asyncio.wait_for(waiting, PATIENCE_S)
         await until(lambda: not is_refused(), "appends are accepted again")
         await owner.append(2)
-        await until(lambda: "messages are taken again" in caplog.text, "the log says so")
+        await until(lambda: "messages are accepted again" in caplog.text, "the log says so")
         assert caplog.text.count("messages are refused") == 1
 
 
