@@ -22,7 +22,7 @@ FAMILIES: Final = (
     (CallerError, "The request is wrong", "Repeating it unchanged cannot help."),
     (RetryableError, "May pass", "The same request can succeed later."),
     (OutcomeUnknown, "Not known", "The request may or may not have taken effect."),
-    (HostError, "A process or a machine", "It cannot go on; an operator must act."),
+    (HostError, "A process or a machine", "It stops; an operator must act."),
     (SavaError, "Others", "Told as they are."),
 )
 STATUS: Final = {

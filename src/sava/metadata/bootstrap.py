@@ -260,7 +260,7 @@ class NotConfirmed(CallerError):
 
 @dataclass(frozen=True, slots=True)
 class ForceReport:
-    """What the operator is told, and must agree to."""
+    """What the operator sees, and must agree to."""
 
     node: NodeId
     old_cluster: str

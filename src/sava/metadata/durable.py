@@ -6,7 +6,7 @@ Three kinds of records, and the state of a node is the fold over them:
 * ``BATCH``: one output of the core: term and vote, truncation, entries, an installed snapshot. It is *one*
   record because its parts must not be torn apart. Were the term a record of its own, behind the entries,
 
-      entries of term 5 durable · power cut · restart in term 4 · vote for somebody else in term 5
+      entries of term 5 durable · power cut · restart in term 4 · vote for another node in term 5
 
   would let two leaders of term 5 exist (openraft documents the loss of a committed entry from such a
   reordering). Within a record the order is: term and vote, installed snapshot or truncation, entries.
@@ -97,7 +97,7 @@ def has_durable_part(output: Output) -> bool:
 
 def batch_records(output: Output) -> list[tuple[int, Buffers]]:
     """One record, unless the entries exceed ``MAX_RECORD_BYTES``. Then the first one still carries term, vote
-    and truncation, and a crash after it leaves a shorter log, which nobody was told about."""
+    and truncation, and a crash after it leaves a shorter log, which no node has heard of."""
     hard_state, truncate_from, install = output.hard_state, output.truncate_from, output.install
     if len(output.entries) < 2:
         return [(RecordKind.BATCH, [_encode(Batch(hard_state, truncate_from, output.entries, install))])]

@@ -142,7 +142,7 @@ class RaftNode:
         """By address: the error that was logged last."""
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self.failed: asyncio.Future[BaseException] = self._loop.create_future()
-        """Resolves with the error after which this node must not go on."""
+        """Resolves with the error after which this node must stop."""
         self._writer = _MeasuredWriter(Writer(state.log, deliver=self._from_writer), observer)
         self._saver = BackgroundSaver(state.snapshots, observer.snapshot)
         self.replica = Replica(
@@ -254,7 +254,7 @@ class RaftNode:
         self._state.release()
 
     def fail(self, error: BaseException) -> None:
-        """This node cannot go on. One line says why; whoever runs the process ends it."""
+        """Report that this node must stop. One line says why; the process that runs the node ends."""
         if self._is_stopped:
             return
         self._stop()
@@ -495,8 +495,8 @@ async def open_node(
 ) -> RaftNode:
     """Open ``data_dir`` (created when missing) and start the node on the running loop. Raises HostError.
 
-    The log is read on another thread: that takes seconds for a long one on a slow disk, and a broker that is
-    told to stop meanwhile must hear of it. If the start is cancelled, what was opened is closed when the
+    The log is read on another thread: that takes seconds for a long one on a slow disk, and a broker that has
+    to stop meanwhile must hear of it. If the start is cancelled, what was opened is closed when the
     thread is done; otherwise the lock of the directory would last as long as the process."""
 
     def give_up(opening: asyncio.Future[NodeState]) -> None:
@@ -552,7 +552,7 @@ class ReadBarrier:
     A read may share a round only if the round began after the read was asked for; otherwise it could miss a
     write acknowledged in between. So at most one round is under way, everybody who asks meanwhile waits for
     the next, and that one serves them all. Under load a round therefore serves as many reads as arrived
-    during the one before it, and a lone read waits for nobody.
+    during the one before it, and a lone read waits for no other.
 
     Owned by the event loop.
     """

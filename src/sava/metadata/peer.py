@@ -49,7 +49,7 @@ from sava.wal.errors import DiskFull
 
 
 class Propose(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The leader stamps the time; whoever forwards must not."""
+    """The leader stamps the time; a node that forwards must not."""
 
     command: Command
     session: int = 0
@@ -82,7 +82,7 @@ LeaderRequest = Propose | ReadIndex | KeepAlive | ChangeMembership | TransferLea
 
 
 class Committed(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """``index``: whoever has applied it sees the effect (a forwarder waits for that before it answers its
+    """``index``: a node that has applied it sees the effect (a forwarder waits for that before it answers its
     caller)."""
 
     index: int
@@ -106,8 +106,8 @@ class Transferred(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """``maybe_applied`` False: refused before it was appended, definitely without effect. True: nobody knows
-    yet."""
+    """``maybe_applied`` False: refused before it was appended, definitely without effect. True: the
+    outcome is not known yet."""
 
     code: str
     message: str
@@ -193,7 +193,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
-    """What a pristine node is told once. ``membership`` holds the founding voters, or is empty for a node
+    """What a pristine node receives once. ``membership`` holds the founding voters, or is empty for a node
     that joins a running cluster and learns the membership from its log. The cluster id is derived from the
     founding node ids, so that repeating ``init`` — even twice at the same time — names the same cluster."""
 
@@ -303,7 +303,7 @@ def error_of(reply: Failed | Refused) -> SavaError:
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """What a node tells about itself to whoever asks on its Raft port."""
+    """What a node tells about itself to any peer that asks on its Raft port."""
 
     node: NodeId
     cluster: str

@@ -119,8 +119,8 @@ class SnapshotStore:
         return self._reading[1].read(_payload_offset(meta) + offset, length)
 
     def load(self, meta: SnapshotMeta) -> Iterator[bytes]:
-        """The payload piece by piece. Raises SnapshotCorrupt, at the latest after the last piece: whoever
-        builds something from the pieces must not use it before the end."""
+        """The payload piece by piece. Raises SnapshotCorrupt, at the latest after the last piece: a caller
+        that builds something from the pieces must not use it before the end."""
         name = file_name(meta)
         file = self._disk.open(name)
         try:
@@ -328,7 +328,7 @@ Done = Callable[[SnapshotMeta | BaseException], None]
 
 
 class BackgroundSaver:
-    """Writes an image of the state to disk while the node goes on working.
+    """Writes an image of the state to disk while the node continues to work.
 
     Two resources must not be held: the event loop, which owns the state, and the log writer's thread, which
     every write waits for. So the image is encoded on the loop in slices of about a millisecond, and the bytes
@@ -337,14 +337,14 @@ class BackgroundSaver:
 
     Two more are shared whether we like it or not: the processor and the filesystem. All nodes count the same
     entries, so all of them snapshot at the same time, and a log's sync waits for whatever the filesystem has
-    to write before it. Nobody is in a hurry for a snapshot: pauses between the slices leave most of the time
+    to write before it. A snapshot is never urgent: pauses between the slices leave most of the time
     to others, and the file is synced piece by piece, so that no log waits behind all of it.
 
     ``replica.SnapshotSaver``. Owned by the event loop.
     """
 
     def __init__(self, store: SnapshotStore, saved: Callable[[float, int], None]) -> None:
-        """``saved`` is told how long each snapshot took and how large it is."""
+        """``saved`` receives how long each snapshot took and how large it is."""
         self._store = store
         self._saved = saved
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sava-snapshot")

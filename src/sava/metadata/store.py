@@ -69,7 +69,7 @@ from sava.raft.types import (
 from sava.tasks import spawn
 
 DEFAULT_TIMEOUT_S = 10.0
-"""Long enough for an election to pass unnoticed, short enough that nobody hangs."""
+"""Long enough for an election to pass unnoticed, short enough that no caller hangs."""
 
 
 @dataclass(frozen=True, slots=True)

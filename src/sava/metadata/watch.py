@@ -3,7 +3,7 @@
 The hub is not replicated and not in the snapshot. It holds a ring of recent revisions, bounded by
 number and bytes, so that a watcher can begin in the past: a range read at revision R followed by
 ``watch(prefix, from_revision=R + 1)`` misses nothing that was written in between. What has left the
-ring is answered by ``Compacted``, as is a watcher whose queue overflows: it is told, once and by
+ring is answered by ``Compacted``, as is a watcher whose queue overflows: it learns, once and by
 type, that there is a gap. A silent gap is what made Danube's brokers miss assignments.
 
 All events of one revision travel in one batch and are never split. Watchers are found through the
@@ -186,8 +186,9 @@ class WatchHub:
         return watcher
 
     def reset(self, revision: int) -> None:
-        """A snapshot was installed: the events up to ``revision`` never passed here. Whoever needed one of
-        them gets Compacted; a watcher of the future, and everyone when nothing was skipped, goes on."""
+        """A snapshot was installed: the events up to ``revision`` never passed here. A watcher that
+        needed one of them gets Compacted; a watcher of the future, and everyone when nothing was skipped,
+        continues."""
         skipped = revision != self._revision
         went_back = revision < self._revision
         self._revision = revision

@@ -358,7 +358,7 @@ class RaftCore:
 
     def install_failed(self, number: int) -> None:
         """The received snapshot of output ``number`` did not verify; nothing was changed on disk. Ask for it
-        anew."""
+        again."""
         if self._state.install_number == number:
             abandon_install(self._state)
 

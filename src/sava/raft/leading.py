@@ -174,8 +174,8 @@ def tick_leader(state: CoreState) -> None:
 
 
 def _check_quorum(state: CoreState) -> bool:
-    """Whether a quorum was heard in the window that ends now. A leader cut off from it must not go on:
-    its clients would wait for ever, and its reads would be someone else's past."""
+    """Whether a quorum was heard in the window that ends now. A leader cut off from it must step down:
+    its clients would wait without end, and its reads would be someone else's past."""
     active = {node: progress.active for node, progress in state.progress.items()}
     active[state.node] = True
     for progress in state.progress.values():
@@ -241,8 +241,8 @@ wait for an answer last longer than this and an election."""
 
 
 def next_leader(state: CoreState) -> NodeId:
-    """At each tick of a leader: who is to lead in its place; NO_NODE while it is fit to lead, or while nobody
-    is known to be fitter."""
+    """At each tick of a leader: who is to lead in its place; NO_NODE while it is fit to lead, or while no
+    other node is known to be fitter."""
     durable = state.log.durable
     if durable != state.disk_end or durable >= state.log.commit:
         state.disk_end, state.disk_elapsed = durable, 0

@@ -6,7 +6,7 @@ Rules, after Ongaro's thesis (chapter 4):
   truncated away, the one before it is in force again: ``History`` is the stack that makes this a pop.
 * Every change of the voter set goes through a joint configuration. Entering sets ``outgoing`` to the old
   voters; leaving clears it. Leaving applies *no* change to the new half: re-applying the original one could
-  keep a group joint for ever (openraft before 2025-04).
+  keep a group joint for good (openraft before 2025-04).
 * A change of learners alone is one plain entry: it moves no majority.
 """
 

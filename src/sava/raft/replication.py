@@ -6,12 +6,12 @@ disk. They are built at ``poll``, so that all proposals between two polls share 
 Snapshots in chunks, for members that need entries which are compacted away.
 
 The leader keeps one chunk in flight per member and follows the member's ``next_offset``; a chunk is sent
-again at a heartbeat when nothing has moved since the one before. The member's word decides where to go on, so
-a transfer resumes after a lost chunk, a restart of either side, or a change of leader.
+again at a heartbeat when nothing has moved since the one before. The member's word decides where to continue,
+so a transfer resumes after a lost chunk, a restart of either side, or a change of leader.
 
 The follower hands bytes to the driver as they come. After the last one it emits ``install`` and waits: **the
 old log stays in force until the driver says that the snapshot is durable**. Only then does the core switch
-over and acknowledge. Should the file not verify, nothing has happened and the transfer starts anew. In
+over and acknowledge. Should the file not verify, nothing has happened and the transfer starts again. In
 between, appends are ignored (they would grow a log that is about to vanish) and the node does not campaign.
 """
 

@@ -126,7 +126,7 @@ class CoreState:
         self.heartbeat_elapsed = 0
         self.election_timeout = 0
         self.hurried_timeout = 0
-        """After so many ticks a follower campaigns whose leader's process is gone; 0: it has the whole
+        """The ticks after which a follower campaigns whose leader's process is gone; 0: it has the whole
         timeout."""
 
         self.progress: dict[NodeId, Progress] = {}
@@ -174,7 +174,7 @@ class CoreState:
 
         The configuration in force counts, and so does each before it back to the one that is known to be
         committed. {1,2} becomes {2}; leader 1 appends C_new and loses its office before 2 has it. 2 cannot
-        win against 1's longer log, so the group stands still for ever unless 1, outside its own newest
+        win against 1's longer log, so the group stands still for good unless 1, outside its own newest
         configuration, campaigns once more (thesis §4.2.2). With a snapshot half installed, the log that would
         back the candidacy is about to vanish.
         """

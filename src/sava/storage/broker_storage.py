@@ -120,7 +120,7 @@ class BrokerStorage:
     @property
     def leftovers(self) -> list[int]:
         """Topics that are not open here and of which the journal holds messages. They keep the journal from
-        being trimmed until they are opened, let go (``release_leftovers``), or discarded by somebody who
+        being trimmed until they are opened, let go (``release_leftovers``), or discarded by a caller that
         knows that they are gone."""
         return [topic_id for topic_id in self._journal.topic_ids if not self._is_in_use(topic_id)]
 

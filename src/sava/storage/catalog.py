@@ -12,8 +12,8 @@ owner that has a ``TenureGuard`` writes nothing once that decision was changed, 
 the topic since.
 
 **Unknown outcomes.** When the answer to a transaction is lost, the state is read again and the change is
-decided anew: if it took effect, the state says so and the change is done; if not, it is tried again under the
-same condition, and of the two transactions at most one can succeed. When the state cannot be read either,
+decided again: if it took effect, the state says so and the change is done; if not, it is tried again under
+the same condition, and of the two transactions at most one can succeed. When the state cannot be read either,
 ``OutcomeUnknown`` is what the caller gets, not the harmless error of the second read. Every change can be
 repeated by the caller in the same way.
 
@@ -27,7 +27,7 @@ gets ``TopicGone``.
 Values are JSON: ``sava meta get`` shows an operator in trouble what is there, and a record is read far more
 rarely than it would matter. Numbers are exact to 64 bits.
 
-**Hold.** While somebody copies the object store, no segment is replaced or dropped.
+**Hold.** While a backup copies the object store, no segment is replaced or dropped.
 
 A backup has the metadata of one moment, and objects that are copied one after the other, for hours perhaps:
 
@@ -100,12 +100,12 @@ class TenureGuard(Protocol):
 
     @property
     def holds(self) -> Compare:
-        """The condition that it has not ended; asked anew for each transaction."""
+        """The condition that it has not ended; asked again for each transaction."""
         ...
 
     async def still_holds(self) -> bool:
-        """Asked when a transaction was refused: False if it has ended for good; True if it goes on, under
-        whatever ``holds`` is now. Raises what keeps it from being known."""
+        """Asked when a transaction was refused: False if it has ended for good; True if it continues,
+        under whatever ``holds`` is now. Raises the error that keeps it from being known."""
         ...
 
 
@@ -320,7 +320,7 @@ class Catalog:
         self, *, epoch: int, asks: Sequence[EpochRequest], in_use: Callable[[], Collection[int]]
     ) -> Granted:
         """Open producers, in the order of ``asks`` (see ``producer_epochs``). Repeating gives higher numbers
-        to opens, so that a number of unknown outcome is nobody's. Raises Fenced, TopicSealed."""
+        to opens, so that no producer has a number of unknown outcome. Raises Fenced, TopicSealed."""
         granted = Granted(EpochTable(), ())
 
         async def decide(held: StateRecord) -> TopicState | Change:
@@ -376,7 +376,7 @@ class Catalog:
 
     async def delete_all(self) -> list[Segment]:
         """The topic is deleted: all descriptors and the state, in bounded steps, each of which leaves a
-        catalog without gaps. Repeating it goes on where it stopped (what was removed before is not returned
+        catalog without gaps. A repetition continues where it stopped (what was removed before is not returned
         again: see ``orphans``)."""
         return await self._erase(self.topic.topic_id)
 

@@ -1,10 +1,10 @@
-"""CleanMarker: an idle topic with all of its messages in segments says so, and any broker may go on with it.
+"""CleanMarker: an idle topic with all of its messages in segments says so, and any broker may continue it.
 
 While a topic is dirty, only its owner's disk knows where it ends: when the owner dies, the topic waits for
 that disk, even if nothing was published for a week. A *clean* topic has nothing there (``is_clean`` in its
 state), and the owner keeps to that: it accepts nothing before it has marked the topic dirty.
 
-    A   marks it clean at 22 ─▶ dies                     B   claims: clean, end 22 ─▶ goes on at 22
+    A   marks it clean at 22 ─▶ dies                     B   claims: clean, end 22 ─▶ continues at 22
     A   clean at 22 ─▶ first append: dirty ─▶ accepts 22 ─▶ dies   B   claims: dirty ─▶ TailElsewhere
     A   clean at 22 ─▶ cut off       B   claims          A   first append: dirty ─▶ Fenced, nothing accepted
 
@@ -18,7 +18,7 @@ have left a ``mark_clean`` behind.
 **In order.** Appends that find the topic clean wait in a line; one ``mark_dirty`` serves all. The line stands
 until its last one has gone on:
 
-    a, b wait ─▶ dirty is written ─▶ c comes: must not go on before a and b, which have yet to run
+    a, b wait ─▶ dirty is written ─▶ c comes: must not run before a and b, which have yet to run
 
 **When.** A timer, set when an upload has caught up, and after a ``mark_dirty`` (of which nothing may come:
 the append was refused). An append does not touch it. What it finds when it is due tells: not everything in
@@ -82,7 +82,7 @@ class CleanMarker:
         if state.is_clean:
             self._record = _Record.CLEAN
         self.is_on = self._record is not _Record.DIRTY
-        """Whoever appends must ``mark_dirty`` first."""
+        """True: an append must ``mark_dirty`` first."""
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -208,7 +208,7 @@ class CleanMarker:
         self._fence(error)
 
     def close(self) -> None:
-        """What is being written may take effect: it is true. Whoever waits goes on, and finds the topic
+        """What is being written may take effect: it is true. The waiting appends run, and find the topic
         closed."""
         self._is_closed = True
         if self._timer is not None:

@@ -54,7 +54,7 @@ class AckQuorum(Protocol):
 
     @property
     def is_degraded(self) -> bool:
-        """What is told to be committed now is on fewer disks than it should be."""
+        """Whether what is acknowledged now is on fewer disks than it should be."""
         ...
 
     def check(self) -> None:
@@ -276,7 +276,7 @@ class CommitQueue:
                 self._openers.remove(opener)
 
     def fail_waiting(self, why: BaseException) -> None:
-        """The expected life will not begin: a caller that goes on waiting would keep others from beginning
+        """The expected life will not begin: a caller that still waits would keep others from beginning
         the next one, and so would one that is about to wait."""
         self._no_life = why
         for opener in self._openers:

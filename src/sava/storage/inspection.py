@@ -1,8 +1,8 @@
 """Inspection: what storage holds of topics, and whether it is what its descriptors say, seen from outside.
 
 For operators and tools beside a running cluster: everything here reads, nothing is opened, claimed or
-repaired. Brokers refuse to go on at the first thing that is wrong; here the first must not hide the others,
-so records are read one by one and what is wrong is told in words (``Fault``), not raised.
+repaired. A broker stops at the first thing that is wrong; here the first must not hide the others,
+so records are read one by one and what is wrong becomes a ``Fault`` with a text, not an exception.
 
 The cluster works on while it is looked at, so what looks wrong may only be new:
 
@@ -22,10 +22,10 @@ Memory: the names of the objects in question, the records of one topic, and a fe
 
 **Journals.** The journal of a stopped broker, read without changing a byte of its directory.
 
-Opening a journal changes it: a torn tail is cut, the incarnation rises, remains are removed. Whoever looks
-at the disk of a broker that does not start must leave it as it is, so the same recovery (``wal.recovery``)
-and the same replay (``journal``) run here on a directory that can only be read. They say what the next
-start will find, or why it will refuse.
+Opening a journal changes it: a torn tail is cut, the incarnation rises, remains are removed. An operator who
+looks at the disk of a broker that does not start must leave it as it is, so the same recovery
+(``wal.recovery``) and the same replay (``journal``) run here on a directory that can only be read. They say
+what the next start will find, or why it will refuse.
 
 The directory is locked as long as it is looked at: shared, so that several may look, against which a broker
 that is started meanwhile finds it in use.
@@ -75,7 +75,7 @@ from sava.wal.recovery import recover
 
 OBJECTS: Final = "topics"
 _BEHIND: Final = "\U0010ffff"
-"""Sorts behind everything that a key may go on with."""
+"""Sorts behind every possible rest of a key."""
 _PAGE: Final = 1000
 _ATTEMPTS: Final = 16
 _PARALLEL: Final = 4
@@ -519,8 +519,8 @@ class StoppedJournal:
 
     def scan(self, advance: Callable[[int], None] = lambda done: None) -> list[str]:
         """Read all of it, each record by its checksum and each batch by its own; what is wrong, in words. The
-        last of them may be what keeps a broker from starting: nothing behind it was read. ``advance`` is told
-        how many bytes were read so far."""
+        last of them may be what keeps a broker from starting: nothing behind it was read. ``advance``
+        receives how many bytes were read so far."""
         faults: list[str] = []
         try:
             recovered = recover(
@@ -595,7 +595,7 @@ def open_stopped(path: Path) -> Iterator[StoppedJournal]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A directory without a lock file was never opened (a copy, say): nobody can be working on it."""
+    """A directory without a lock file was never opened (a copy, say): no broker can be working on it."""
     try:
         fd = os.open(path / LOCK_FILE, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):

@@ -23,8 +23,8 @@ broker gets the topic back, those frames hold offsets that others have used sinc
 *before* the claim: between claim and note a crash would leave a topic that is ours and a tail that is not.
 
 **Released.** Without a note, frames of topics that moved away would come back into the index at each start
-and hold the log for ever, since nobody opens these topics here. The note need not be durable at once: losing
-it costs space, nothing else.
+and hold the log without limit, since this broker does not open these topics. The note need not be durable at
+once: losing it costs space, nothing else.
 
 **Committed.** A frame is answered for when it is durable here and, in a journal that others mirror, on enough
 of their disks (``commit_queue``). Such a journal accepts nothing before its first life has begun, and nothing
@@ -168,7 +168,7 @@ class Journal:
 
     @property
     def held_bytes(self) -> int:
-        """From the oldest frame that somebody needs to the end."""
+        """Bytes from the oldest frame that a topic needs to the end."""
         return self._end - self._floor
 
     @property
@@ -306,12 +306,12 @@ class Journal:
 
     def end_life(self, why: BaseException) -> None:
         """What is in flight, and what comes until the next life, fails with this. Topics that are open may
-        not go on in the next: whether what they had in flight is history is not known here."""
+        not continue in the next: whether what they had in flight is history is not known here."""
         self._queue.end_life(why)
         self._epochs = {topic_id: epoch + 1 for topic_id, epoch in self._epochs.items()}
 
     async def replay(self, void: Sequence[tuple[int, int]]) -> None:
-        """Between two lives, while no topic is open: find out anew what the journal holds."""
+        """Between two lives, while no topic is open: find out again what the journal holds."""
         found = JournalReplay(void)
         await self._queue.scan(found.take)
         self._holdings = found.holdings
@@ -363,7 +363,7 @@ class Journal:
         self._queue.put(kind, [NOTE.pack(topic_id, offset)], record)
 
     def _raise_floor(self) -> None:
-        """Trim what nobody needs any more."""
+        """Trim what no topic needs any more."""
         floor = self._lowest_needed()
         if floor > self._floor:
             self._floor = floor
@@ -371,7 +371,7 @@ class Journal:
             self._admission.wake()
 
     def trim(self) -> None:
-        """Remove the files that nobody needs, as far as the quorum allows."""
+        """Remove the files that no topic needs, as far as the quorum allows."""
         floor = self._queue.trimmable(self._floor)
         if floor > self._trimmed_to and not self._queue.is_closed:
             self._trimmed_to = floor
@@ -449,7 +449,7 @@ class Admission:
     async def reserve(self, size: int) -> None:
         """Wait until there is room.
 
-        A waiter stays in the queue until it runs again. If it left when woken, somebody who comes between
+        A waiter stays in the queue until it runs again. If it left when woken, a caller that comes between
         the waking and the running would go first, and a producer's second batch would overtake its first."""
         if self.has(size):
             return
@@ -532,15 +532,15 @@ async def open_log(disk: Disk, *, owner: str, options: LogOptions, found: Journa
 
 
 async def _abandon(opening: asyncio.Future[Log]) -> None:
-    """Wait for a thread that cannot be interrupted, and undo what it has done. Whoever cancels meanwhile is
-    served by the cancellation that is under way."""
+    """Wait for a thread that cannot be interrupted, and undo what it has done. A second cancellation
+    meanwhile is served by the one that is under way."""
     loop = asyncio.get_running_loop()
     await _settled(opening)
     if opening.exception() is None:
         closing = loop.run_in_executor(None, opening.result().close)
         await _settled(closing)
         if (failure := closing.exception()) is not None:
-            _log.warning("the journal, opened for nobody, could not be closed: %s", failure)
+            _log.warning("the journal that was opened after its caller left could not be closed: %s", failure)
 
 
 async def _settled(future: asyncio.Future[Any]) -> None:

@@ -226,7 +226,7 @@ class Holdings:
 
     @property
     def lowest_position(self) -> int | None:
-        """Of the first frame that somebody needs."""
+        """The position of the first frame that a topic needs."""
         return min(
             (position for index in self._topics.values() if (position := index.lowest_position) is not None),
             default=None,
@@ -305,15 +305,15 @@ class JournalReplay:
 
     def __init__(self, void: Sequence[tuple[int, int]] = ()) -> None:
         """``void``: from where to where the log holds frames that were never acknowledged, and are not
-        history: whoever ended their life of the journal did so without them."""
+        history: the end of their life of the journal was decided without them."""
         self.void = void
         self.holdings = Holdings()
         self.is_unwanted = False
-        """Set by the event loop: nobody waits for the scan any more."""
+        """Set by the event loop: no caller waits for the scan any more."""
 
     def take(self, record: Record) -> None:
         if self.is_unwanted:
-            raise LogClosed("nobody waits for the journal any more")
+            raise LogClosed("no caller waits for the journal any more")
         if record.kind == BATCH:
             if any(start <= record.position < end for start, end in self.void):
                 return

@@ -26,7 +26,7 @@ everything as it is. Where brokers keep objects in a local directory, the store'
 Then a clock that is wrong from the start has no witness; one that jumps later has one until the store is
 asked again.
 
-**Retention.** What a topic may forget, and the deletion of what nobody needs.
+**Retention.** What a topic may forget, and the deletion of what is no longer needed.
 
 Whole segments go, oldest first: descriptors in the catalog, then objects. A crash in between leaves objects
 that nothing names, which ``orphans`` finds; the other order would leave a descriptor without its object,
@@ -46,11 +46,12 @@ concern of retention.
 
 A topic to which little is published gets a small segment every minute, and another at every move. Each has
 a descriptor in the metadata store, which every broker holds in memory, and is an object that costs a
-request to whoever reads. So neighbours are joined: eight of a kind become one, eight of these the next
+request to each reader. So neighbours are joined: eight of a kind become one, eight of these the next
 larger kind, until a segment is large enough. How many a topic has depends on its bytes, not on how long
 they took to come.
 
-**Nobody waits, and nothing is ever missing.** In this order, because each step relies on the one before:
+**No reader or producer waits, and nothing is ever missing.** In this order, because each step relies on the
+one before:
 
     read the parts -> write_segment (verified) -> Catalog.replace -> delete the parts' objects
 
@@ -59,9 +60,9 @@ they took to come.
     delete            merged, orphan objects   ``orphans`` removes them
 
 The descriptors change in one transaction, so there is no revision at which an offset is in none of them or
-in two. Objects of parts go at once, not after a while: whoever reads the topic's folder with a glob would
-count their messages twice for as long. A reader of Sava's that comes to an object which has gone asks for
-the descriptors again (``tiered``), Spark's tasks ask the owner.
+in two. Objects of parts go at once, not after a while: a job that reads the topic's folder with a glob
+would count their messages twice for as long. A reader of Sava's that comes to an object which has gone asks
+for the descriptors again (``tiered``), Spark's tasks ask the owner.
 
 **What the sweep must not see.** Between write and replace the new object is an orphan by every sign but its
 age. A process that was frozen for hours in between, and that sweeps when it wakes up, would delete the object
@@ -201,7 +202,7 @@ async def drop_expired(
 
 
 MERGE_PARTS: Final = 8
-"""So many of a kind are left as they are. More of them would mean more descriptors, fewer that messages are
+"""How many of a kind are left as they are. More of them would mean more descriptors, fewer that messages are
 written again more often."""
 MERGE_SIZES: Final = 4
 """Of a size: below 4 KiB, 32 KiB, 256 KiB and 2 MiB, where a merged segment has at most 16 MiB. What is

@@ -17,7 +17,7 @@ here:
 
   Reporting ``ObjectExists`` would make the caller throw away its own upload. So after an attempt of unknown
   outcome a refusal is followed by a look at the object: the same bytes are success. Without such an attempt a
-  refusal is a refusal, even if the bytes are equal: somebody else wrote them.
+  refusal is a refusal, even if the bytes are equal: another writer wrote them.
 
 * **Durable files.** obstore writes a file and links it to its name, without any sync. The journal is trimmed
   on the strength of an upload, so here a ``file://`` object is synced with its directories before ``put_new``
@@ -35,8 +35,8 @@ uploads. The limit for one request is 5 GB on S3, far above a segment.
 **StoreIdentity.** Whether two brokers see the same segments.
 
 A URL does not tell: ``file:///var/lib/sava`` is another directory on each machine unless it is shared, and
-one bucket has many endpoints. So the store itself says who it is, in an object that whoever comes first
-writes and nobody ever changes.
+one bucket has many endpoints. So the store itself says who it is, in an object that the first broker writes
+and no broker ever changes.
 
 **Probe.** Whether an object store does what Sava relies on, found out by doing it.
 
@@ -436,8 +436,9 @@ _TOOK: Final = re.compile(r" in [\d.]+(?:ns|µs|ms|s)\b")
 
 
 def _line(error: BaseException) -> str:
-    """obstore's messages go on for pages; the first line says it. How long the last attempt took is left out:
-    the same trouble is to have the same text, so that it is told once and not each time."""
+    """The first line of an error: obstore's messages fill pages, and the first line says it. How long the
+    last attempt took is left out: the same trouble is to have the same text, so that it is logged once and
+    not each time."""
     return _TOOK.sub("", str(error).partition("\n")[0]) or type(error).__name__
 
 
@@ -458,8 +459,8 @@ _STORE_ID: Final = re.compile(rb"[0-9a-f]{32}")
 
 
 async def store_id(store: ObjectStore) -> str:
-    """The same for all who share the store, and for nobody else. Raises ObjectStoreUnavailable, and
-    UnsupportedStore if something else has the object's place."""
+    """The id that all who share the store have in common, and no others have. Raises ObjectStoreUnavailable,
+    and UnsupportedStore if something else has the object's place."""
     try:
         return await _read_store_id(store)
     except ObjectMissing:

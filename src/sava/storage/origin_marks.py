@@ -1,16 +1,17 @@
 """Seen: which messages of an origin a topic has, or knows not to come. Pure, and by column.
 
 An origin's messages may come on several paths, and no path brings all of them: a message may be excluded from
-the cluster in the midst, a link may have begun late, somebody may have agreed to a loss. So the end of what
-has come says nothing of what is before it; what was really seen does, as ranges of the origin's offsets:
+the cluster in the midst, a link may have begun late, an operator may have agreed to a loss. So the end of
+what has come says nothing of what is before it; what was really seen does, as ranges of the origin's offsets:
 
     eu ─▶ asia ─▶ us   brings eu 90 … 94, 96 … 120            seen  90..95  96..121
     eu ─▶ us           brings 95, late: in no range, so new   seen  90..121
 
-**Holes close as the direct path passes.** Whoever copies from the origin itself sees all that is there, so a
-stretch of it stands for all its offsets, with or without a message. With that path alone there is one range.
+**Holes close as the direct path passes.** A link that copies from the origin itself sees all that is there,
+so a stretch of it stands for all its offsets, with or without a message. With that path alone there is one
+range.
 
-**Bounded.** Other paths leave holes that nobody closes (the origin's offsets between its own messages are
+**Bounded.** Other paths leave holes that no path closes (the origin's offsets between its own messages are
 copies it got from elsewhere). When there are too many, the oldest are forgotten: between two offsets it is
 *vague* what is here. Whatever comes there cannot be judged, with one exception: if a single chain has brought
 everything of the origin so far, what it brings now is new, since a chain brings nothing twice. So an origin
@@ -126,7 +127,7 @@ class SeenOffsets:
         return known._with(np.array([start, end], np.int64))
 
     def trimmed(self, room: int) -> SeenOffsets:
-        """With at most so many ranges (two or more): the oldest holes are forgotten."""
+        """A copy with at most ``room`` ranges (two or more): the oldest holes are forgotten."""
         excess = len(self.bounds) // 2 - room
         if excess <= 0:
             return self
@@ -224,7 +225,7 @@ class Mark(NamedTuple):
     late: tuple[Late, ...] = ()
 
     def bounded(self, origins: int) -> Mark:
-        """As there is room in a topic that has so many."""
+        """The mark, trimmed to the room that a topic of ``origins`` origins has for each."""
         return Mark(self.seen.trimmed(room_for(origins)), _fewer(self.late, origins))
 
     def record(self, origin: tuple[str, str], origins: int) -> OriginMark:

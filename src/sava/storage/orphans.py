@@ -1,8 +1,9 @@
 """Orphans: objects that nothing names, and the proof that nothing ever will.
 
 A crash between upload and registration, or between the dropping of a descriptor and the deletion of its
-object, leaves an object that costs money and, worse, shows rows twice to whoever reads the topic's directory
-with a glob. They are found by comparing the listing with the catalog. The danger is on the other side:
+object, leaves an object that costs money and, worse, shows rows twice to a job that reads the topic's
+directory with a glob. They are found by comparing the listing with the catalog. The danger is on the other
+side:
 
     broker   uploads 100..200, and stalls before it registers it
     sweep    lists it; the catalog does not name it; it is hours old; deletes it
@@ -35,20 +36,20 @@ the time it is looked up.
     broker     is killed before it does
 
 The topic has no owner that would sweep it. So a deletion leaves a note before it removes anything, and an
-hour later whoever comes by deletes the topic once more. Ids of topics are given out once, and only a topic
-that is marked as deleted gets a note: nothing under its id will be needed again.
+hour later the next sweep of any broker deletes the topic once more. Ids of topics are given out once, and
+only a topic that is marked as deleted gets a note: nothing under its id will be needed again.
 
     /storage/deleted/{topic id}    DeletedTopic
 
-**Leftovers.** What the journal holds of topics that are not open here, and the proof that nobody needs it.
+**Leftovers.** What the journal holds of topics that are not open here, and the proof that no topic needs it.
 
 Such frames keep the journal from being trimmed until their topic is opened here again, which may be never:
 the topic was deleted while this broker was down, or lives elsewhere now. The topics' state records tell
-which frames may go. The danger is to let go of a tail that nobody else has:
+which frames may go. The danger is to let go of a tail that no other broker has:
 
     deleted           no state names the topic id. A state is written before the first frame, ids are never
                       used twice, and nothing but a deletion removes a state: all frames may go.
-    below ``end``     is in registered segments, whoever wrote it: may go.
+    below ``end``     is in registered segments, whichever broker wrote it: may go.
     from ``end`` on   not history, if the state is sealed (nothing exists there) or names another journal
                       (which could take the topic over only when nothing existed there); else it is the tail
                       that this journal keeps, and stays. (Also if the state is clean: its owner may mark it
@@ -187,7 +188,7 @@ async def delete_topic(catalog: Catalog, store: ObjectStore) -> int:
 
 
 _BEHIND: Final = "\U0010ffff"
-"""Sorts behind everything that a key may go on with."""
+"""Sorts behind every possible rest of a key."""
 
 
 class Needless(NamedTuple):

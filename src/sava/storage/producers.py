@@ -31,14 +31,14 @@ how many messages of the one before were for this topic. So each of its batches 
 
 A stranger may begin with any run but not within one. That is safe because a writer's runs are numbered by
 decisions that only one can win, and the next one is begun when the one before is complete. A client's own
-numbers reach 2³² after four billion messages, and a hole that ends exactly there would pass; nobody makes
-one.
+numbers reach 2³² after four billion messages, and a hole that ends exactly there would pass; no client
+makes one.
 
 Both memories are bounded: the last ``WINDOW`` batches of a producer are answered with their offsets (older
 ones with DuplicateForgotten), and the ``MAX_PRODUCERS`` that appended last are remembered; ``MAX_WRITERS``
 besides, for a writer that was forgotten in the middle of a run would begin it again, and it must take more
-than a crowd of clients to bring that about. Whoever was forgotten gets SequenceGap and begins anew under a
-new id. Over a move only the last batch of each is handed on.
+than a crowd of clients to bring that about. A forgotten producer gets SequenceGap and begins again under
+a new id. Over a move only the last batch of each is handed on.
 
 Sources of other clusters that are copied into the topic have ids of their own kind. They go another way in
 (``chains``), and are kept here because they are found in the same headers, and handed on with the rest.
@@ -374,7 +374,7 @@ class ProducerEpochs:
         return await future
 
     async def _write_all(self) -> None:
-        """Runs while somebody waits; one write serves all who came during the one before it."""
+        """Runs while a caller waits; one write serves all that came during the one before it."""
         asked: list[tuple[EpochRequest, asyncio.Future[int]]] = []
         try:
             while self._waiting:

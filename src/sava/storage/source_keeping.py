@@ -3,7 +3,7 @@ only memory has is written down.
 
 **Learning.** Positions of chains are in frame headers, marks of origins in the messages. The marks of what
 is in segments are in the topic's state; those of the journal's tail are read from its frames, once, before
-the first link is taken: a topic that nobody copies into never pays for it. Only frames of an earlier life are
+the first link is taken: a topic without a link into it never pays for it. Only frames of an earlier life are
 looked at, for nothing of a chain is accepted before. If the uploader takes such a frame meanwhile, the state
 tells what it held.
 
@@ -192,6 +192,6 @@ class SourceKeeper:
 
 
 def _seen(learning: asyncio.Task[None]) -> None:
-    """Whoever waited for it may be gone."""
+    """The callers that waited for it may be gone."""
     if not learning.cancelled():
         learning.exception()

@@ -8,9 +8,9 @@ says which stretch of the source's offsets it stands for, and is taken only wher
     link 40..70  ─▶ refused: the chain is at 70 (repeated: the answer was lost, or two are copying)
     link 80..90  ─▶ refused: the chain is at 70 (70..80 never came)
 
-A refusal names the position, and whoever copies goes on from there. Nothing is trimmed: what overlaps may
-have been cut by somebody who saw other messages in the same stretch. Nothing is skipped: that is how a failed
-link in a row of them would be lost, when those behind it are taken for proof that it came.
+A refusal names the position, and the copier continues from there. Nothing is trimmed: what overlaps may
+have been cut by a copier that saw other messages in the same stretch. Nothing is skipped: that is how a
+failed link in a row of them would be lost, when those behind it are taken for proof that it came.
 
 **The position is part of the log.** A chain is a producer with an id of its own kind, and the frame of a link
 has the sequences that end where the stretch ends. So the position is durable exactly when the messages are,
@@ -24,23 +24,23 @@ it was, and the same stretch brings nothing once more. ``kept`` tells how far a 
 **Origins.** A message may come on several paths: from where it was published, and from clusters that have a
 copy. For each origin (a topic of the cluster where it was published) the topic has a mark: which offsets of
 it were seen (``seen``). Those are left out. What is in flight counts, so a link says which marks it was made
-for, and is made anew when they are others by the time it is its turn:
+for, and is made again when they are others by the time it is its turn:
 
     path 1   origin 50..60 in flight ─▶ seen
     path 2   has 55: left out; its link goes behind path 1's frame and shares its fate:
-    disk full: both fail, 50..60 were not seen, and whoever comes first brings 55
+    disk full: both fail, 50..60 were not seen, and the path that comes first brings 55
 
-The direct path covers whatever is between its links' ends, messages or not. That it does is told by its
+The direct path covers whatever is between its links' ends, messages or not. That it does follows from its
 position, so a link without a frame needs no other record than the position to be remembered as seen.
 
 **Late.** Messages of an origin are in their order in the topic, but for those that one path brings after
-another has brought higher ones. Where those are is remembered, roughly, for whoever looks for messages by
+another has brought higher ones. Where those are is remembered, roughly, for reads that look for messages by
 origin (``origin_acks`` of the broker).
 
 **Replication slots.** The subscriptions that keep messages for other clusters until these have them.
 
-Each link of a topic to a remote has one, of a name that is kept from users. It has no consumers: whoever
-copies moves it on, and retention spares what is not below it, as with any subscription.
+Each link of a topic to a remote has one, of a name that is kept from users. It has no consumers: the
+copier moves it on, and retention spares what is not below it, as with any subscription.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ from sava.storage.origin_marks import (
 from sava.storage.types import Late, OriginMark, ProducerState
 
 CHAIN_BIT: Final = 1 << 62
-"""Set in the ids of chains, and of nobody else's."""
+"""Set in the ids of chains, and in no other producer's."""
 MAX_CHAINS: Final = 1000
 """They are part of the topic's record, as producers are, and are never forgotten. A source that was deleted
-and created again counts anew."""
+and created again counts as another one."""
 MAX_ORIGINS: Final = 1000
 """The same of topics whose messages are in this one, by whichever way they came."""
 PATH: Final = "sava-path"
@@ -91,11 +91,11 @@ Range = tuple[int, int]
 
 
 class ChainBroken(CallerError):
-    """The link does not go on where the chain is: it repeats, overlaps, leaves something out, or begins a
-    chain that has begun. ``position`` is where the chain goes on (with what is in flight)."""
+    """The link does not continue where the chain is: it repeats, overlaps, leaves something out, or begins
+    a chain that has begun. ``position`` is where the chain continues (with what is in flight)."""
 
     def __init__(self, link: SourceAppend, is_known: bool, position: int) -> None:
-        where = f"goes on at {position}" if is_known else "has not begun"
+        where = f"continues at {position}" if is_known else "has not begun"
         what = f"its beginning, {link.start}..{link.end}," if link.begin else f"{link.start}..{link.end}"
         super().__init__(f"chain {link.chain_id}: {what} does not follow: the chain {where}")
         self.chain_id, self.is_known, self.position = link.chain_id, is_known, position
@@ -106,7 +106,7 @@ class TooManySources(CallerError):
 
 
 class MarksChanged(RetryableError):
-    """Messages came another way, or failed to, since the link was made: it must be made anew."""
+    """Messages came another way, or failed to, since the link was made: it must be made again."""
 
 
 class OriginForgotten(CallerError):
@@ -118,7 +118,7 @@ class OriginForgotten(CallerError):
             f"{source}: brings the message that was published in cluster {origin[0]} at {offset}. Of those "
             f"from {vague[0]} to {vague[1]} some came another way, in more pieces than a topic can remember: "
             "whether this one is here is not known. Remove this link and let the others bring the rest, or "
-            "delete the topic here and have it copied anew"
+            "delete the topic here and have it copied again"
         )
         self.origin, self.offset = origin, offset
 
@@ -144,9 +144,9 @@ class SourceAppend(NamedTuple):
 class SourceProgress(NamedTuple):
     is_known: bool
     position: int
-    """Where the chain goes on."""
+    """Where the chain continues."""
     kept: int
-    """Where it would go on if the owner of the topic died now: less only by what brought no messages."""
+    """Where it would continue if the owner of the topic died now: less only by what brought no messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def is_chain(producer_id: int) -> bool:
 
 def source_id(cluster_id: str, topic_id: int) -> int:
     """62 bits that stand for a topic (a partition) of a cluster, for its life. Names do not count, and ids of
-    topics alone are not enough: a cluster that is set up anew under its old name gives them out again, and
+    topics alone are not enough: a cluster that is set up again under its old name gives them out again, and
     messages of the new one would be taken for duplicates of the old one's."""
     digest = hashlib.blake2b(f"{cluster_id}/{topic_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
@@ -244,9 +244,9 @@ class SourcePositions:
         return mark.late if mark is not None else ()
 
     def arrived(self, origin: Origin) -> list[Range]:
-        """Which offsets of the origin nobody needs to wait for, without what is not settled: they were seen,
-        or the direct path has passed them. If there is none, holes below the end are not waited for, as most
-        are never filled."""
+        """The offsets of the origin that no read needs to wait for, without what is not settled: they were
+        seen, or the direct path has passed them. If there is none, holes below the end are not waited for, as
+        most are never filled."""
         mark = self._marks.get(origin)
         direct = self.settled(direct_chain(origin))
         if mark is None:
@@ -392,8 +392,8 @@ class SourcePositions:
 def with_later_chains(
     told: Iterable[ProducerState], known: Iterable[ProducerState]
 ) -> tuple[ProducerState, ...]:
-    """What is told, but no chain at an earlier position than was known. Whoever tells may have it from frames
-    alone, and a link without messages has none; who copies may have been told of the later position, and the
+    """The reported states, but no chain at an earlier position than was known. The reporter may have it from
+    frames alone, and a link without messages has none; the copier may know the later position, and the
     source may have let go of everything before it."""
     positions = {state.producer_id: state for state in told}
     for state in known:
@@ -411,7 +411,7 @@ def learned(known: Mapping[Origin, Mark], batches: Sequence[RecordBatch]) -> dic
     """What these frames of chains add to what is known. Pure.
 
     A frame does not say where its stretch began: what a direct path has passed before the first message here
-    is told by positions (``SourcePositions.keep``)."""
+    follows from positions (``SourcePositions.keep``)."""
     marks: dict[Origin, Mark] = {}
     firsts: dict[Origin, int] = {}
     for batch in batches:

@@ -26,9 +26,9 @@ read of the state that fails is a failure to open: taken for "nothing there" it 
 second time.
 
 **Sealing.** Stop accepting → in-flight appends resolve → upload the rest → ``Catalog.seal``. Up to the last
-step a failure or the deadline takes it back, and the topic goes on. From the last step on nothing does:
+step a failure or the deadline takes it back, and the topic continues. From the last step on nothing does:
 
-    seal sent ─▶ no answer in time ─▶ topic goes on, acknowledges 22
+    seal sent ─▶ no answer in time ─▶ topic continues, acknowledges 22
                  the seal takes effect: "nothing beyond 22" ─▶ the next owner gives out 22 again
 
 So a seal of unknown outcome leaves the topic closed for appends; ``seal`` can be called again, or the topic
@@ -68,7 +68,8 @@ from sava.wal import DiskFull
 AHEAD_BYTES: Final = 256 << 10
 """What may be left for the seal to upload, while publishers wait."""
 AHEAD_ROUNDS: Final = 4
-"""A topic that grows as fast as it is uploaded is sealed with what is left after so many."""
+"""How often a topic is uploaded before its seal; one that grows as fast as that is sealed with what is
+left."""
 
 
 class TopicClosed(RetryableError):
@@ -147,7 +148,7 @@ class TopicLog:
         self._unwritten = 0
         """Frames that the journal has not answered for, those included that were given up here."""
         self._is_in_doubt = False
-        """The journal's life has ended with frames of which nobody knows whether they are the topic's."""
+        """The journal's life has ended with frames of which it is unknown whether they are the topic's."""
         self._producers = producers
         self.epochs = ProducerEpochs(state.epochs, self._write_epochs)
         """Which open of each producer's name is the last one."""
@@ -207,7 +208,7 @@ class TopicLog:
     async def open(
         cls, topic: TopicKey, *, epoch: int, catalog: Catalog, parts: TopicDependencies
     ) -> TopicLog:
-        """Claim the topic and go on where it ends. Raises Fenced, TopicSealed, TailElsewhere, DataGap, and
+        """Claim the topic and continue where it ends. Raises Fenced, TopicSealed, TailElsewhere, DataGap, and
         whatever keeps the state from being read."""
         journal = parts.journal
         storage_id = journal.identity.storage_id
@@ -269,7 +270,8 @@ class TopicLog:
 
     async def append(self, batch: RecordBatch | bytes | memoryview) -> int:
         """The base offset of the batch, once it is durable. A batch of a producer that is already here gets
-        the offset it has. The body is not looked at: whoever takes batches from clients verifies them.
+        the offset it has. The body is not looked at: the service that takes batches from clients verifies
+        them.
 
         Waits while too much is in flight or waits to be uploaded, and for a clean topic to be marked dirty.
         Raises SequenceGap, DuplicateForgotten, TopicClosed, Fenced; DiskFull, and what keeps the mark from
@@ -435,8 +437,8 @@ class TopicLog:
                         return
 
     def recent(self, start: int, end: int, *, max_bytes: int) -> list[RecordBatch]:
-        """The beginning of what ``read`` gives, as far as it is in memory and ``max_bytes`` hold it: nobody
-        waits."""
+        """The beginning of what ``read`` gives, as far as it is in memory and ``max_bytes`` hold it, without
+        waiting."""
         if start < self.start_offset:
             return []
         return self._tiers.recent(start, min(end, self._durable), max_bytes)
@@ -507,7 +509,7 @@ class TopicLog:
 
     async def seal(self, *, timeout: float = 30.0) -> TopicState:
         """Hand the topic over: everything in segments, the end written down. Idempotent. Raises TimeoutError
-        and whatever stands in the way; the topic then goes on, unless the seal itself is in doubt."""
+        and whatever stands in the way; the topic then continues, unless the seal itself is in doubt."""
         if self._status is LogStatus.SEALED:
             return self._backlog.state
         if self._status is not LogStatus.OPEN and (
@@ -552,8 +554,8 @@ class TopicLog:
             await self._advanced.wait()
 
     def fence(self, error: Fenced) -> None:
-        """A newer epoch has the topic. What is in flight may be on this disk, but belongs to nobody: it is
-        not acknowledged."""
+        """A newer epoch has the topic. What is in flight may be on this disk, but belongs to no owner: it
+        is not acknowledged."""
         if self._fence is None:
             self._fence = error
             self._status = LogStatus.FENCED

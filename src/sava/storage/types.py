@@ -126,5 +126,5 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_settled(self) -> bool:
         """Nothing exists beyond ``end``, and nothing will before this record is written again: any broker may
-        go on there."""
+        continue there."""
         return self.sealed or self.is_clean

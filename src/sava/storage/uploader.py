@@ -23,9 +23,9 @@ Under one epoch only this journal's frames are ever registered, so what is there
 state is read again and the next segment begins at its end. (The object just written stays as an orphan.)
 
 When is a range due: enough bytes for a segment, or old enough, or its topic is being sealed, or the journal
-is half full (then whoever holds its oldest frames goes first, whatever its size). One range is in memory at a
-time. When the object store is down, each topic is tried again with growing pauses; the journal grows up to
-its limit, and then appends wait (``Journal.reserve``).
+is half full (then the topic that holds its oldest frames goes first, whatever its size). One range is in
+memory at a time. When the object store is down, each topic is tried again with growing pauses; the journal
+grows up to its limit, and then appends wait (``Journal.reserve``).
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Backlog:
         self.failures += 1
 
     def tell(self) -> None:
-        """Wake whoever waits for progress."""
+        """Wake the callers that wait for progress."""
         self.changed.set()
         self.changed.clear()
 
@@ -279,7 +279,7 @@ class Uploader:
 
     def _choose(self) -> tuple[Backlog | None, float | None]:
         """Whose turn it is, or when to look again. Of those that are due: topics that are being sealed first,
-        then whoever holds the journal's oldest frames."""
+        then the one that holds the journal's oldest frames."""
         now, is_pressed = time.monotonic(), self._journal.is_pressed
         due = {
             backlog: due_at

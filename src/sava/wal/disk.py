@@ -160,7 +160,7 @@ class LocalFile:
     def write_durably(self, offset: int, data: bytes) -> None:
         """One call instead of two: between them, a thread of Python waits for its turn. For want of room, or
         of the call, it is done again in two, which tell a full disk from a sync that failed. Nothing but this
-        range, written anew, depends on that sync."""
+        range, written again, depends on that sync."""
         if _DSYNC:
             try:
                 if os.pwritev(self._fd, (data,), offset, _DSYNC) == len(data):
@@ -210,8 +210,8 @@ class LocalDisk:
     Errors are sorted here, once. No room (ENOSPC, EDQUOT) on a write is ``DiskFull``, after the file was cut
     back to its former size: the complete records of a half-written batch would else be replayed after a
     restart, though their caller was told that nothing had been appended. No room on a *sync* is
-    ``DiskFailed``: a filesystem that allocates late has then dropped bytes of writes that nobody can name. So
-    is everything else the kernel refuses.
+    ``DiskFailed``: a filesystem that allocates late has then dropped bytes of writes that the log cannot
+    name. So is everything else the kernel refuses.
 
     The lock is ``flock`` on a file: the kernel releases it when the process dies, however it dies, so no
     stale lock has to be broken by hand. It holds against other processes and against a second LocalDisk in

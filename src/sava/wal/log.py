@@ -35,9 +35,9 @@ A log that is copied elsewhere while it is written has a *tap*: it is handed eve
 after the write and before the sync, so that a copy is on its way while this disk syncs. A full disk has
 refused what it refuses by then: nothing that was handed out is taken back.
 
-After a failed write or sync nobody knows what is on disk, and a second fsync may report success for pages
-that the kernel has dropped. So the first failure is final: the log refuses everything, and the process must
-stop.
+After a failed write or sync the log does not know what is on disk, and a second fsync may report success for
+pages that the kernel has dropped. So the first failure is final: the log refuses everything, and the process
+must stop.
 """
 
 from __future__ import annotations
@@ -200,8 +200,9 @@ class Log:
     def append_many(
         self, records: Sequence[tuple[int, Buffers]], *, is_synced_next: bool = False
     ) -> list[int]:
-        """As ``append``, with one ``write`` for all; all or nothing on DiskFull. Whoever calls ``sync`` next
-        says so: what is small is then durable already, if that takes one call of the disk instead of two."""
+        """As ``append``, with one ``write`` for all; all or nothing on DiskFull. A caller that calls ``sync``
+        next says so: what is small is then durable already, if that takes one call of the disk instead of
+        two."""
         self.check(records)
         self._check_usable()
         if not records:

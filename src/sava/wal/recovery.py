@@ -3,7 +3,7 @@
 A crash may lose or reorder anything that was not synced, down to parts of a sector. So a bad record is
 ordinary when it was never acknowledged, and a broken promise when it was. Cutting off in both cases loses
 acknowledged data without a word (a Raft voter that forgets an entry it acknowledged breaks quorum
-intersection); refusing in both cases makes every power cut an outage. The two are told apart by witnesses:
+intersection); refusing in both cases makes every power cut an outage. Witnesses tell the two apart:
 each record carries how far the log was known durable when it was written.
 
     append A, B   A and B carry durable = 0

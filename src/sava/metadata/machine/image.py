@@ -79,8 +79,8 @@ class FrozenState:
     """An image of the state. ``chunks`` yields the canonical snapshot bytes piece by piece (each piece a few
     hundred microseconds of work, so that a caller on an event loop can breathe in between).
 
-    Holds copies of the containers and shares the immutable records in them, so that applies go on while it is
-    written out (a walk over the live map would tear)."""
+    Holds copies of the containers and shares the immutable records in them, so that applies continue while it
+    is written out (a walk over the live map would tear)."""
 
     __slots__ = (
         "_clock_ms",

@@ -1,4 +1,4 @@
-"""Applier: the state machine at the end of the log, and whoever waits for it to get somewhere.
+"""Applier: the state machine at the end of the log, and the callers that wait for an index.
 
 Every committed entry is applied exactly once per state: the machine begins as the snapshot at index s, and
 takes s+1, s+2, … without a gap. Nothing else about it is stored, so after a restart the machine is rebuilt

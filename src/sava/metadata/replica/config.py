@@ -1,4 +1,4 @@
-"""What a replica is told at its start, and what it tells about itself."""
+"""What a replica needs at its start, and what it reports about itself."""
 
 from __future__ import annotations
 

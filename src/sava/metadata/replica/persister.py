@@ -11,8 +11,8 @@ it. Meanwhile the node reads and takes part in elections as far as that needs no
 
 An output without anything durable costs no write. Its messages may still depend on earlier outputs, so it
 waits its turn behind them. A node whose disk stands still answers every heartbeat with such an output, ten a
-second for hours: of these only so many wait. The others are lost, as a network would lose them, and the
-leader asks again.
+second for hours: of these only ``MAX_WAITING`` wait. The others are lost, as a network would lose them, and
+the leader asks again.
 """
 
 from __future__ import annotations

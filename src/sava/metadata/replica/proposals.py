@@ -20,7 +20,7 @@ overwritten by a later leader and did certainly not take effect *there*; it is t
     leader A appends x · A is cut off, B leads · A says "failed" · B, which had received x, commits it
 
 so the callers of this node are asked for again at the new leader (the session makes the second copy
-harmless) while the waiter stays, and peers are told that it is unknown.
+harmless) while the waiter stays, and peers receive "unknown".
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from sava.raft.core import RaftCore
 from sava.raft.types import Busy, NotLeader, Transferring
 
 MAX_BATCH_BYTES = 4 << 20
-"""Bytes per call of ``core.propose``: a batch that exceeds the core's limit as a whole would be refused for
-ever."""
+"""Bytes per call of ``core.propose``: a batch that exceeds the core's limit as a whole would be refused
+each time."""
 
 BATCH_ENTRIES = 16
-"""So many are worth an append of their own. They do not wait, and the followers' disks work at the same time
-as the leader's."""
+"""How many entries are worth an append of their own. They do not wait, and the followers' disks work at the
+same time as the leader's."""
 
 _INTERNAL = 0
 """The ticket of the leader's own commands. They are not among the pending requests: nothing waits for
@@ -275,14 +275,14 @@ class LeaseKeeper:
     """What the leader does for leases and sessions besides applying their commands.
 
     A keep-alive is answered from the leader's memory, but only by a leader that is one: a deposed leader
-    would go on saying "alive" about leases that its successor is about to end, or "not found" about leases
+    would still say "alive" about leases that its successor is about to end, or "not found" about leases
     that it never heard of. So both answers wait for a round to the majority that began after the question,
     and for this node to have applied what was committed by then. The deadline itself is moved when the
     question arrives: a lease may end late, never early.
 
     While the leader cannot reach its majority, holders cannot reach the leader either, as far as anybody can
-    tell: every TTL starts anew (``Lessor.quorum_lost``). Its pulse finds out: one confirmation round per tick
-    while there are leases.
+    tell: every TTL starts again (``Lessor.quorum_lost``). Its pulse finds out: one confirmation round per
+    tick while there are leases.
     """
 
     def __init__(
@@ -402,8 +402,8 @@ class LeaseKeeper:
                 self._proposals.submit_own(SessionExpire(before_ms), self._term)
 
     def _survival(self, lease: int, now_ms: int) -> Callable[[Reply], None]:
-        """An expiry that was refused (or not appended) leaves the lease alive. What applied is told by
-        ``Lessor.observe``."""
+        """An expiry that was refused (or not appended) leaves the lease alive. ``Lessor.observe``
+        hears of those that applied."""
 
         def done(reply: Reply) -> None:
             refused = isinstance(reply, Committed) and isinstance(reply.result, Refused)

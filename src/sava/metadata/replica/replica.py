@@ -84,7 +84,7 @@ _LIFE_BITS = 40
 """Tickets per life of a node: far more than one can use."""
 _MAX_ROUNDS = 3
 """Rounds of work and answers per pump. Internal answers lead to more work at once; a caller that asks again
-from within its answer must not keep the event loop for ever."""
+from within its answer must not keep the event loop without limit."""
 _UNBOUND = "this node waits for 'sava cluster init', or to be added to a cluster"
 
 
@@ -132,7 +132,7 @@ class Replica:
         wall_ms: Callable[[], int],
     ) -> None:
         """``recovered`` is what ``durable.Replay`` found. ``send`` hands envelopes to the network (bounded,
-        may drop). ``fail`` is told about an error after which this node must stop. ``wall_ms`` stamps
+        may drop). ``fail`` receives an error after which this node must stop. ``wall_ms`` stamps
         proposals."""
         self._node, self._address = node, address
         self._incarnation, self._nonce = incarnation, nonce
@@ -182,7 +182,7 @@ class Replica:
 
     @property
     def machine(self) -> StateMachine:
-        """Replaced as a whole when a snapshot is installed: look it up anew for each use."""
+        """Replaced as a whole when a snapshot is installed: look it up again for each use."""
         return self._applier.machine
 
     @property
@@ -338,7 +338,7 @@ class Replica:
         return ticket
 
     def stop(self, reason: SavaError) -> None:
-        """Answer everybody who still waits (they are told at the next ``pump``)."""
+        """Refuse every request that still waits (its caller hears of it at the next ``pump``)."""
         self._requests.end_all(reason)
 
     # -- initialization ----------------------------------------------------------------------------------
@@ -558,10 +558,10 @@ class EnvelopeGuard:
     * the same incarnation with another nonce is a second process on a copy of the peer's directory. Two
       voters with one vote can elect two leaders.
 
-    In both cases the sender is told (``Conflict``, which names the nonce that is not listened to). A late
-    message of a life that is over leads to a complaint that nobody recognises. But a process that still runs,
-    while a copy of its directory was started later, learns that it is not heard, and stops with a message to
-    its operator instead of living on as a member that nobody hears (tests/sim seed 68).
+    In both cases the sender receives ``Conflict`` (which names the nonce that is not listened to). A late
+    message of a life that is over leads to a complaint that no process recognises. But a process that still
+    runs, while a copy of its directory was started later, learns that it is not heard, and stops with a
+    message to its operator instead of living on as a member that no other hears (tests/sim seed 68).
 
     A request is let through once: a copy that the network delivers again, after this node has refused the
     first one and became leader since, would be carried out although its sender has been told that it was not.

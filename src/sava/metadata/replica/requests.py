@@ -188,7 +188,7 @@ class Request:
         self.reason = f"it is committed at {index}, which this node has not applied yet"
 
     def drop_copies(self) -> list[int]:
-        """The tickets whose answers nobody waits for any more."""
+        """The tickets whose answers no caller waits for any more."""
         copies, self.copies = self.copies or [], None
         return copies
 
@@ -324,13 +324,13 @@ class PendingRequests:
         self.refuse(pending, error)
 
     def end_all(self, error: SavaError) -> None:
-        """This node stops: nobody may wait for ever."""
+        """Refuse all requests: this node stops, and no caller may wait without limit."""
         for pending in (*self._pending.values(), *self._remote):
             self.refuse(pending, error)
 
     def must_sweep(self) -> bool:
-        """Whether requests have ended that still stand in some queue. Without a leader nobody takes them out,
-        and callers that give up and ask again would fill the memory."""
+        """Whether requests have ended that still stand in some queue. Without a leader nothing takes them
+        out, and callers that give up and ask again would fill the memory."""
         ended, self._ended_early = self._ended_early, 0
         self._waiting = living(self._waiting) if ended else self._waiting
         return ended > 0
@@ -367,7 +367,7 @@ class OwnSession:
     wait here.
 
     The cluster closes sessions that were idle for long. A request refused for that reason was certainly not
-    applied if its only copy was the one that was refused; then it begins anew under a new session. Otherwise
+    applied if its only copy was the one that was refused; then it begins again under a new session. Otherwise
     an earlier copy may have been applied, and the memory of it is gone with the session: its outcome is
     unknown. To make that rare, a session that was idle for half the time is given up before it is used again.
     """
@@ -442,7 +442,7 @@ class OwnSession:
                 self._number(pending)
 
     def release(self, pending: Request) -> None:
-        """The request has ended, however it ended: nobody will ask about its number again."""
+        """The request has ended, however it ended: no caller will ask about its number again."""
         if pending.seq and pending.session == self._session:
             self._outstanding.discard(pending.seq)
             self._advance()
@@ -490,7 +490,7 @@ _TRANSIENT = frozenset({"not_leader", "transferring", "busy", "disk_full", "unav
 
 
 class Forwarding:
-    """Requests of this node's callers, carried to the leader and repeated until somebody knows.
+    """Requests of this node's callers, carried to the leader and repeated until a leader answers.
 
     One hop: a node that does not lead refuses an ``Ask`` and never passes it on, so a request cannot circle
     between two nodes that believe each other to lead. Each copy that is sent has a ticket of its own, so that
@@ -529,7 +529,7 @@ class Forwarding:
     # -- answers -----------------------------------------------------------------------------------------
 
     def take(self, ticket: int) -> Request | None:
-        """The request whose copy was answered; None when nobody waits any more."""
+        """The request whose copy was answered; None when no caller waits any more."""
         pending = self._asks.pop(ticket, None)
         if pending is not None:
             pending.copy_answered(ticket)

@@ -1,11 +1,11 @@
-"""Chain: one stream of stretches into a chain at the target, as whoever copies sees it.
+"""Chain: one stream of stretches into a chain at the target, as its copier sees it.
 
     stretches  1  2  3  4  5                  on their way without waiting, a bounded number of bytes
     answers    1  2  ended(why, where)        3 was refused, 4 and 5 with it
 
 What is known of the chain (``Progress``) is only ever what the target has said: where it was at the opening,
 the end of each stretch that has its receipt, and what the end of the stream says. Nothing is concluded from
-what was sent, so whatever fails in a row of stretches, the position is one to go on from.
+what was sent, so whatever fails in a row of stretches, the copier can continue from the position.
 
 The stream belongs to the event loop of its ``Target``; the methods are for one other thread. Each of them has
 a moment (of ``time.monotonic``) at which it gives up.

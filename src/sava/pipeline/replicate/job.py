@@ -205,7 +205,7 @@ class LinkJob(PipelineJob):
         threading.Thread(target=self._cursors.close, name=f"end of {self._name}", daemon=True).start()
 
     def _post(self, news: Callable[[], None]) -> None:
-        """From another thread. When nobody listens any more, what would be told is of no interest."""
+        """From another thread. When the event loop no longer listens, the news is of no interest."""
         while self._end is None:
             try:
                 self._news.put(news, timeout=STEP_S)

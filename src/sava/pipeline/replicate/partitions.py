@@ -2,7 +2,7 @@
 again.
 
     held      by its topic: not there, other partitions, deleted, unreachable; nothing is tried
-    failing   its last errand has failed; tried again after a delay, unless only somebody can help
+    failing   its last errand has failed; tried again after a delay, unless only an operator can help
     otherwise starting until the target has said how far the chain is, then active, or idle when nothing comes
 
 The position is the target's word. Until it was heard in this life of the driver, what was reported before, or
@@ -11,9 +11,10 @@ the beginning, is a belief to plan the first errand by, and no reason to take an
 **A source that was rewound** (restored from an older state) ends before where it was copied to, and then has
 other messages at the same offsets:
 
-    copied up to 100; it ends at 50; grows to 120        going on at 100 leaves out the new 50..100 silently
+    copied up to 100; it ends at 50; grows to 120      copying on from 100 leaves out the new 50..100 silently
 
-So that it was seen once is reported, on record for whoever copies next, and holds until somebody acts.
+So that it was seen once is reported, on record for the next run of the link, and holds until an operator
+acts.
 
 Owned by the thread of the link. Clocks are parameters.
 """
@@ -30,8 +31,8 @@ from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import CONNECTED, LinkState
 
 IDLE_S: Final = 5.0
-"""So long nothing must come. With less, a partition with a message now and then would change its state, which
-is written down, with each."""
+"""How long nothing must come until a partition is idle. With less, a partition with a message now and then
+would change its state, which is written down, with each."""
 ROUND_BYTES: Final = 32 << 20
 """Of one partition in one round."""
 LIGHT_BYTES: Final = 1 << 20
@@ -82,7 +83,7 @@ class CopyStep(NamedTuple):
         return self.messages * self.message_bytes
 
     def cut(self, count: int) -> CopyStep:
-        """The first so many of it."""
+        """The first ``count`` of it."""
         return self._replace(end=self.start + count, is_heavy=count * self.message_bytes > LIGHT_BYTES)
 
 
@@ -97,7 +98,7 @@ class _Failure(NamedTuple):
     state: LinkState
     reason: str
     retry_at: float | None
-    """None: when somebody has done something about it."""
+    """None: when an operator has done something about it."""
     retry_ms: int
 
 
@@ -105,7 +106,7 @@ class PartitionState:
     def __init__(
         self, name: str, number: int, topic_id: int, *, remedy: str, throttle: Throttle, now: float
     ) -> None:
-        """``remedy``: the command to go on with when messages are lost. ``throttle``: of the link."""
+        """``remedy``: the command that continues when messages are lost. ``throttle``: of the link."""
         self.name = name
         """As brokers call it."""
         self.number = number
@@ -144,12 +145,12 @@ class PartitionState:
         """Since when it ends before where it was copied to, and the first of these ends."""
         self._rewound: Rewound | None = None
         self._may_leave_out = False
-        """Somebody has agreed to go on without what was rewound."""
+        """An operator has agreed to continue without what was rewound."""
         self._may_skip = self._is_short = False
-        """Somebody has agreed to go on without what is lost, until something is copied; and more was lost
-        since it was last looked at."""
+        """An operator has agreed to continue without what is lost, until something is copied; and more was
+        lost since it was last looked at."""
         self._last_end = self._last_end_ms = 0
-        """Of the source, and when that was so if nobody has looked since (0: somebody has)."""
+        """Of the source, and when that was so if the link has not looked since (0: it has)."""
         self._age = Age(now)
         self.unsynced: Mapping[str, str] = {}
         """Subscriptions whose positions are not copied, and why."""
@@ -172,7 +173,7 @@ class PartitionState:
             self._may_leave_out = last.rewound_from > 0  # somebody has acted since
 
     def renew(self) -> None:
-        """Somebody has asked for it to be begun again, with what there is here and there."""
+        """An operator has asked for it to be begun again, with what there is here and there."""
         self._life += 1
         self.was_seen = self.is_told = False
         self.begin = self.position = None
@@ -205,7 +206,7 @@ class PartitionState:
 
     @property
     def due_begin(self) -> int:
-        """What is to be on record of where the chain begins. Before it does, since nobody could tell
+        """What is to be on record of where the chain begins. Before it does, since it could not be known
         afterwards: the target knows only how far it is."""
         if self.begin is None or self.was_seen or not self.is_told:
             return self.recorded_begin
@@ -261,7 +262,7 @@ class PartitionState:
     def fail(self, code: str, reason: str, now: float, now_ms: int) -> None:
         self.is_suspect = True
         if code in HELPED_BY_SOMEBODY:
-            reason = f"{reason}; {self._remedy} goes on with what there is"
+            reason = f"{reason}; {self._remedy} continues with what there is"
         state = STATES.get(code, LinkState.FAILED)
         if state is LinkState.DATA_LOSS and not self._may_skip:
             self._failure = _Failure(state, reason, None, 0)
@@ -392,9 +393,9 @@ class PartitionState:
         self._rewound = rewound
         reason = (
             f"{self.name} ended at offset {rewound.start} here when it was copied up to {rewound.end}: it "
-            f"has lost messages, or was restored from an older state. {self._remedy} goes on at offset "
+            f"has lost messages, or was restored from an older state. {self._remedy} continues at offset "
             f"{rewound.end} and leaves out what is published here before that; if the copy is deleted first, "
-            "it copies anew all that there is here"
+            "it copies all that there is here again"
         )
         self._failure = _Failure(LinkState.FAILED, reason, None, 0)
 

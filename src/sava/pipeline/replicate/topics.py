@@ -4,12 +4,12 @@ partitions may be copied because of that.
     described ─▶ verdict ─▶ copy, hold, or create and grow ─▶ described again ─▶ …
 
 The verdict is the matrix's, the same that checks a policy before it is set. Creating is no exception to it:
-what there is after that is described and compared like any other topic, whoever has created it.
+what there is after that is described and compared like any other topic, also if a user has created it.
 
 **A deleted topic stays deleted.** By the ids of the remote's topics it is noticed that one has gone, or that
 another has taken its name. That is only possible if the ids are on record before anything is copied, so a
 partition is not copied before the cluster here has acknowledged the report that has the id. Ids of topics
-that are not copied into are not kept: somebody will delete those and create better ones.
+that are not copied into are not kept: an operator will delete those and create better ones.
 
 Owned by the thread of the link. Clocks are parameters.
 """

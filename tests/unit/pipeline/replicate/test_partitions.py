@@ -295,7 +295,7 @@ class TestFailing:
         told(state, 4)
         state.see(PartitionExtent(6, 6, 10), 0.0, 0)
         state.plan(0.0, 0)
-        assert state.reason.endswith(f"{REMEDY} goes on with what there is")
+        assert state.reason.endswith(f"{REMEDY} continues with what there is")
 
 
 def rewound() -> PartitionState:
