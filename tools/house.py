@@ -55,7 +55,6 @@ SHARED_NAMES: Final[dict[str, tuple[frozenset[str], str]]] = {
         ("Reader", ("client/reader.py", "client/blocking.py"), FACADE),
         ("ConsumerReplaced", ("client/errors.py", "topics/errors.py"), REPORTED),
         ("DuplicateForgotten", ("client/errors.py", "storage/producers.py"), REPORTED),
-        ("NotReached", ("client/errors.py", "peers/faults.py"), REPORTED),
         ("OutcomeUnknown", ("client/errors.py", "metadata/errors.py"), REPORTED),
         ("ProducerFenced", ("client/errors.py", "topics/errors.py"), REPORTED),
         ("TopicUnknown", ("client/errors.py", "topics/errors.py"), REPORTED),

@@ -24,7 +24,7 @@ import msgspec
 
 from sava.ledger.protocol import LedgerRecord
 from sava.ledger.records import LEDGERS
-from sava.metadata.commands import Batch, Delete, LeaseExpire, LeaseRevoke, Put, Txn, decode_proposal
+from sava.metadata.commands import Delete, LeaseExpire, LeaseRevoke, Put, Txn, TxnBatch, decode_proposal
 from sava.metadata.identity import open_state
 from sava.raft.types import EntryKind
 from sava.storage import keys
@@ -191,7 +191,7 @@ def _read_log(broker: BrokerProcess, gone: int, measured: TakingOver) -> None:
 def _changes(command: object, epochs: Counter[str]) -> Iterator[str]:
     if isinstance(command, LeaseExpire | LeaseRevoke):
         yield "registration gone"
-    txns = command.txns if isinstance(command, Batch) else (command,) if isinstance(command, Txn) else ()
+    txns = command.txns if isinstance(command, TxnBatch) else (command,) if isinstance(command, Txn) else ()
     for operation in (each for txn in txns for each in txn.then):
         match operation:
             case Put(key) if key.startswith(specs.TOPICS) and key.endswith("/ownership"):

@@ -21,7 +21,7 @@ from sava.metadata.store import ClusterOperations, MetadataStore, RaftStore
 from sava.raft import NO_NODE
 from sava.server import Broker, raft_address
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
-from sava.storage.inspection import TopicName, Verification
+from sava.storage.inspection import InspectedTopic, Verification
 from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicState
@@ -32,7 +32,7 @@ from tests.patience import HURRIES, PATIENCE_S
 from tests.ports import free_ports
 from tests.unit.storage.brokers import EAGER, LAZY, TOPIC, append_each, contents, expected, numbered
 
-NAME = TopicName(TOPIC.namespace, TOPIC.name)
+NAME = InspectedTopic(TOPIC.namespace, TOPIC.name)
 
 
 class Node:

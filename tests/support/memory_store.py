@@ -21,6 +21,7 @@ from sava.metadata.commands import (
     AllocateId,
     AllocateResult,
     Command,
+    CommandRefused,
     Compare,
     Delete,
     DeletePrefix,
@@ -32,7 +33,6 @@ from sava.metadata.commands import (
     Operation,
     Proposal,
     Put,
-    Refused,
     Result,
     Txn,
     TxnResult,
@@ -217,7 +217,7 @@ class MemoryStore:
         self.machine.check(proposal)
         result = self._apply(proposal)
         self._arm_timer()
-        if isinstance(result, Refused):
+        if isinstance(result, CommandRefused):
             raise refusal(result.code, result.message, result.detail)
         return result
 

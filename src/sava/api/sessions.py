@@ -36,7 +36,7 @@ GOODBYE_S: Final = 1.0
 """For a client to close a stream that can continue elsewhere."""
 
 
-class PublishStream:
+class PublishHandler:
     """One Publish stream: batches in, receipts out in their order."""
 
     def __init__(self, producer: ProducerHandle, context: Any) -> None:
@@ -143,7 +143,7 @@ class PublishStream:
         return response, None
 
 
-class SubscribeStream:
+class SubscribeHandler:
     """One Subscribe stream: deliveries out, credits and acks in."""
 
     def __init__(

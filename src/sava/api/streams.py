@@ -17,8 +17,8 @@ from sava.api.messages import to_message
 from sava.api.sessions import (
     MAX_CREDITS,
     DeliveryEncoder,
-    PublishStream,
-    SubscribeStream,
+    PublishHandler,
+    SubscribeHandler,
     opening,
 )
 from sava.peers import error_mapping
@@ -84,7 +84,7 @@ class StreamsService(rpc.StreamsServicer):
         async with error_mapping.told(context):
             producer = await self._open_producer(await opening(context))
             try:
-                await PublishStream(producer, context).run()
+                await PublishHandler(producer, context).run()
             finally:
                 producer.close()
 
@@ -107,7 +107,7 @@ class StreamsService(rpc.StreamsServicer):
             topic = await self._topics.get(TopicName.parse(first.topic))
             consumer = await topic.subscribe(_subscribe_options(first))
             try:
-                await SubscribeStream(topic, consumer, self._deliveries, context).run()
+                await SubscribeHandler(topic, consumer, self._deliveries, context).run()
             finally:
                 consumer.close()
 

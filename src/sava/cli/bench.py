@@ -24,7 +24,7 @@ from sava.cli.connection import (
     tls_for,
 )
 from sava.cli.output import ProgressLine, print_json, print_line, print_progress, print_table
-from sava.cli.produce import Compression
+from sava.cli.produce import CompressionOption
 from sava.cli.subscriptions import Type
 from sava.client import Client
 from sava.client.consumer import SubscriptionType
@@ -103,7 +103,7 @@ Partitions = Annotated[
 NonReliable = Annotated[
     bool, typer.Option("--non-reliable", help="The topic is non-reliable, or to be created so.")
 ]
-Codec = Annotated[Compression, typer.Option("--compression", help="How batches travel and are stored.")]
+Codec = Annotated[CompressionOption, typer.Option("--compression", help="How batches travel and are stored.")]
 TypeOption = Annotated[
     Type, typer.Option("--type", help="How the subscription shares messages between its consumers.")
 ]
@@ -125,7 +125,7 @@ def produce(
     keys: Keys = 0,
     partitions: Partitions = None,
     non_reliable: NonReliable = False,
-    compression: Codec = Compression.NONE,
+    compression: Codec = CompressionOption.NONE,
     linger_ms: Annotated[
         float, typer.Option("--linger-ms", min=0, help="How long a message may wait for others.")
     ] = 5.0,
@@ -224,7 +224,7 @@ def latency(
     keys: Keys = 0,
     partitions: Partitions = None,
     non_reliable: NonReliable = False,
-    compression: Codec = Compression.NONE,
+    compression: Codec = CompressionOption.NONE,
     linger_ms: Annotated[
         float, typer.Option("--linger-ms", min=0, help="How long a message may wait for others.")
     ] = 0.0,

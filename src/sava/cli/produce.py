@@ -24,14 +24,14 @@ from sava.errors import CallerError
 from sava.proto import danube_schema_pb2 as schema_pb
 
 
-class Compression(StrEnum):
+class CompressionOption(StrEnum):
     NONE = "none"
     LZ4 = "lz4"
     ZSTD = "zstd"
 
     @property
     def codec(self) -> Literal["lz4", "zstd"] | None:
-        return None if self is Compression.NONE else "lz4" if self is Compression.LZ4 else "zstd"
+        return None if self is CompressionOption.NONE else "lz4" if self is CompressionOption.LZ4 else "zstd"
 
 
 def produce(
@@ -69,8 +69,8 @@ def produce(
         bool, typer.Option("--non-reliable", help="The topic is non-reliable, or to be created so.")
     ] = False,
     compression: Annotated[
-        Compression, typer.Option("--compression", help="How batches travel and are stored.")
-    ] = Compression.NONE,
+        CompressionOption, typer.Option("--compression", help="How batches travel and are stored.")
+    ] = CompressionOption.NONE,
     schema: Annotated[
         str | None,
         typer.Option("--schema", metavar="SUBJECT", help="Messages name this subject's latest version."),

@@ -37,7 +37,7 @@ from sava.records import RecordBatch
 from sava.storage import inspection
 from sava.storage.catalog import HOLD_KEY as HOLD
 from sava.storage.errors import UnsupportedStore
-from sava.storage.inspection import StoppedJournal, TopicName, TopicView, Verification, open_stopped
+from sava.storage.inspection import InspectedTopic, StoppedJournal, TopicView, Verification, open_stopped
 from sava.storage.keys import name_prefix
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import Segment
@@ -244,7 +244,7 @@ def show_topics(where: Place, topic: str, output: Format, *, with_objects: bool)
 
     async def look(records: RemoteRecords) -> tuple[list[TopicView], dict[str, int] | None]:
         if topic:
-            views = [await inspection.known_topic(records, TopicName.parse(topic))]
+            views = [await inspection.known_topic(records, InspectedTopic.parse(topic))]
         else:
             found = [await inspection.read_topic(records, name) async for name in inspection.topics(records)]
             views = [view for view in found if not view.is_empty]
@@ -272,7 +272,7 @@ def inspect_journal(path: Path, output: Format) -> None:
 
 def verify_topics(where: Place, topic: str) -> bool:
     """Whether all is well; every fault is printed as it is found."""
-    name = TopicName.parse(topic) if topic else None
+    name = InspectedTopic.parse(topic) if topic else None
     store = open_store(where.url)
 
     async def check(records: RemoteRecords) -> bool:
@@ -366,7 +366,7 @@ class DumpRange(NamedTuple):
 
 
 def dump_topic(where: Place, topic: str, wanted: DumpRange) -> None:
-    name, store = TopicName.parse(topic), open_store(where.url)
+    name, store = InspectedTopic.parse(topic), open_store(where.url)
 
     async def print_all(records: RemoteRecords) -> None:
         view = await inspection.known_topic(records, name)

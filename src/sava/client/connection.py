@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 import grpc
 from grpc import aio
 
-from sava.client.backoff import Backoff
+from sava.client.backoff import ReconnectBackoff
 from sava.client.errors import (
     ClientError,
     Closed,
@@ -278,7 +278,7 @@ class Connection:
     ) -> tuple[Any, str]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        backoff = Backoff()
+        backoff = ReconnectBackoff()
         failure = Unavailable(f"no broker was asked within {timeout} s")
         while True:
             for _ in range(len(self._known)):

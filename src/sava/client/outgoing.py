@@ -18,8 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from sava.client.errors import ClientError, DuplicateForgotten, OutcomeUnknown, Refused, Timeout
 from sava.client.messages import Codec
-from sava.records import Codec as Compression
-from sava.records import RecordBatch
+from sava.records import Compression, RecordBatch
 
 MESSAGE_OVERHEAD: Final = 16
 """Bytes that a message takes besides its content, roughly: offsets of its columns, its place in the lists

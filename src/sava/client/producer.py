@@ -25,8 +25,7 @@ from sava.client.outgoing import (
 )
 from sava.client.publish_stream import PublishOptions, PublishStream
 from sava.proto import streams_pb2 as pb
-from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
-from sava.records import Codec as Compression
+from sava.records import MAX_BATCH_BYTES, MAX_COUNT, Compression, RecordBatch
 from sava.tasks import cancelled, spawn
 
 _COMPRESSION: Final = {None: Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}

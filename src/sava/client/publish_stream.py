@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sava.client.backoff import Backoff
+from sava.client.backoff import ReconnectBackoff
 from sava.client.connection import (
     ClientStream,
     Connection,
@@ -108,7 +108,7 @@ class PublishStream:
         self._queue: deque[ProducerBatch] = deque()
         self._window = SendWindow(succeed=self._succeed, fail=self._fail_batch)
         self._ended_with: ClientError | None = None
-        self._backoff = Backoff()
+        self._backoff = ReconnectBackoff()
         self._loop = asyncio.get_running_loop()
         self._single_limit = min(options.max_messages, MAX_SINGLES)
         self._wake = asyncio.Event()

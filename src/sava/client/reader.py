@@ -14,7 +14,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
-from sava.client.backoff import Backoff
+from sava.client.backoff import ReconnectBackoff
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, Route, open_stream, watch_partitions
 from sava.client.errors import ClientError, Closed, Refused, Unavailable
 from sava.client.messages import (
@@ -182,7 +182,7 @@ class _ReadStream:
         self._connection = connection
         self._route = Route(connection, partition.topic, partition.address)
         self._options = options
-        self._backoff = Backoff()
+        self._backoff = ReconnectBackoff()
         self._start = pb.Position(earliest=True)
         self._next: int | None = None
         """The offset to continue with, once it is known."""

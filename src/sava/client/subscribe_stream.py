@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sava.client.backoff import Backoff
+from sava.client.backoff import ReconnectBackoff
 from sava.client.connection import (
     ClientStream,
     Connection,
@@ -88,7 +88,7 @@ class SubscribeStream:
             start=start,
         )
         self._loop = asyncio.get_running_loop()
-        self._backoff = Backoff()
+        self._backoff = ReconnectBackoff()
         self._acks = AckTracker()
         self._reliable = True
         self._resent: list[Range] = []

@@ -41,7 +41,7 @@ from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import SavaError
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unfinished
-from sava.metadata.records import unchanged
+from sava.metadata.records import RecordCorrupt, unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
@@ -51,7 +51,7 @@ from sava.topics import ownership, specs
 from sava.topics.errors import NotOwner, RegistryBusy, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState
-from sava.topics.specs import OwnershipState, RecordCorrupt, TopicSpec
+from sava.topics.specs import OwnershipState, TopicSpec
 
 log = logging.getLogger(__name__)
 

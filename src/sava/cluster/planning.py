@@ -36,12 +36,12 @@ from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import ClusterView, TopicEntry
 from sava.metadata.commands import Compare, KeyValue, Put, Relation, Target
-from sava.metadata.records import absent, unchanged
+from sava.metadata.records import RecordCorrupt, absent, unchanged
 from sava.metadata.store import LocalView, MetadataStore
 from sava.storage.types import TopicState
 from sava.topics import ownership, specs
 from sava.topics.names import TopicName
-from sava.topics.specs import Ownership, OwnershipState, RecordCorrupt
+from sava.topics.specs import Ownership, OwnershipState
 
 ALMOST_EQUAL: Final = 1.1
 

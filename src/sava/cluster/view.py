@@ -24,6 +24,7 @@ from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.errors import RetryableError, SavaError
 from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Compacted
+from sava.metadata.records import RecordCorrupt
 from sava.metadata.store import MetadataStore
 from sava.metadata.watch import Watch
 from sava.supervisor import Supervisor
@@ -33,7 +34,7 @@ from sava.topics.errors import TopicMismatch, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.ownership import KnownOwnership
 from sava.topics.registry import Registry
-from sava.topics.specs import Ownership, OwnershipState, RecordCorrupt, TopicSpec
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 
 log = logging.getLogger(__name__)
 

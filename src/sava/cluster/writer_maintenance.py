@@ -18,13 +18,12 @@ from sava.cluster.writer_records import SWEEP, WRITERS, WriterRecord, now_ms, sw
 from sava.cluster.writers import Writers
 from sava.errors import SavaError
 from sava.metadata.commands import Delete, Put
-from sava.metadata.records import unchanged
+from sava.metadata.records import RecordCorrupt, unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage import staging
 from sava.storage.errors import ObjectMissing
 from sava.storage.objectstore import ObjectStore
 from sava.topics import specs
-from sava.topics.specs import RecordCorrupt
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ class RecordKind(IntEnum):
     CHECKPOINT = 3
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class DurableBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hard_state: HardState | None
     truncate_from: int | None
     entries: Sequence[Entry]
@@ -78,7 +78,7 @@ class LogState(msgspec.Struct, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_bootstrap = msgspec.msgpack.Decoder(Bootstrap).decode
-_decode_batch = msgspec.msgpack.Decoder(Batch).decode
+_decode_batch = msgspec.msgpack.Decoder(DurableBatch).decode
 _decode_part = msgspec.msgpack.Decoder(CheckpointPart).decode
 
 
@@ -100,10 +100,14 @@ def batch_records(output: Output) -> list[tuple[int, Buffers]]:
     and truncation, and a crash after it leaves a shorter log, which no node has heard of."""
     hard_state, truncate_from, install = output.hard_state, output.truncate_from, output.install
     if len(output.entries) < 2:
-        return [(RecordKind.BATCH, [_encode(Batch(hard_state, truncate_from, output.entries, install))])]
+        return [
+            (RecordKind.BATCH, [_encode(DurableBatch(hard_state, truncate_from, output.entries, install))])
+        ]
     records: list[tuple[int, Buffers]] = []
     for entries in _pieces(output.entries):
-        records.append((RecordKind.BATCH, [_encode(Batch(hard_state, truncate_from, entries, install))]))
+        records.append(
+            (RecordKind.BATCH, [_encode(DurableBatch(hard_state, truncate_from, entries, install))])
+        )
         hard_state = truncate_from = install = None
     return records
 
@@ -176,7 +180,7 @@ class _Fold:
     def end(self) -> int:
         return self.first + len(self.entries)
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: DurableBatch) -> None:
         # A truncation is judged by the commit of the batches before: the hard state beside it may count
         # what has replaced the cut entries already (a slow disk; 11..14 cut, 11..13 of the next leader
         # appended and committed, all in one batch; tests/sim seed 86).

@@ -17,7 +17,7 @@ import msgspec
 
 from sava.errors import Outcome, SavaError
 from sava.metadata import errors
-from sava.metadata.commands import Command, Refused, Result
+from sava.metadata.commands import Command, CommandRefused, Result
 from sava.metadata.errors import Compacted, LeaseNotFound, OutcomeUnknown
 from sava.raft.messages import (
     Append,
@@ -128,7 +128,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=20):
     request: LeaderRequest
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, tag=21):
+class LeaderAnswer(msgspec.Struct, frozen=True, array_like=True, tag=21):
     ticket: int
     reply: Reply
 
@@ -170,7 +170,7 @@ PeerMessage = (
     | SnapshotChunk
     | SnapshotReply
     | Ask
-    | Answer
+    | LeaderAnswer
     | Conflict
     | Ping
     | Doubt
@@ -219,7 +219,7 @@ def decode_envelope(data: bytes) -> Envelope:
     """Raises MalformedEnvelope, also for a message of Raft's that no core would send."""
     try:
         envelope = _decoder.decode(data)
-        if not isinstance(envelope.message, Ask | Answer | Conflict | Ping | Doubt | Opinion):
+        if not isinstance(envelope.message, Ask | LeaderAnswer | Conflict | Ping | Doubt | Opinion):
             check_message(envelope.message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedEnvelope(f"not an envelope: {error}") from error
@@ -232,9 +232,9 @@ def decode_envelope(data: bytes) -> Envelope:
 #
 # Every error that may leave a node has a stable code, and each code leads back to the error.
 #
-# A request may fail on another node, or inside an applied command (``Refused``); either way its caller gets
-# the type that would have been raised here. Unknown codes, from a newer node, become the base class: never a
-# guess.
+# A request may fail on another node, or inside an applied command (``CommandRefused``); either way its caller
+# gets the type that would have been raised here. Unknown codes, from a newer node, become the base class:
+# never a guess.
 
 
 INTERNAL = "internal"
@@ -293,7 +293,7 @@ def error_from(code: str, message: str, detail: int = 0) -> SavaError:
             return _BY_TEXT.get(code, SavaError)(message)
 
 
-def error_of(reply: Failed | Refused) -> SavaError:
+def error_of(reply: Failed | CommandRefused) -> SavaError:
     if isinstance(reply, Failed) and reply.maybe_applied:
         return OutcomeUnknown(reply.message)
     return error_from(reply.code, reply.message, reply.detail)

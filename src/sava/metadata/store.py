@@ -23,9 +23,9 @@ from sava.metadata.bootstrap import IDENTIFY_TIMEOUT_S, bootstrap, check_address
 from sava.metadata.commands import (
     AllocateId,
     AllocateResult,
-    Batch,
     BatchResult,
     Command,
+    CommandRefused,
     Compare,
     Delete,
     DeletePrefix,
@@ -36,9 +36,9 @@ from sava.metadata.commands import (
     Operation,
     Proposal,
     Put,
-    Refused,
     Result,
     Txn,
+    TxnBatch,
     TxnResult,
 )
 from sava.metadata.errors import IdentityConflict, InvalidRequest, OutcomeUnknown, Unavailable, Unfinished
@@ -201,7 +201,7 @@ class Batches:
         callers    a   b c d e              f g h
 
     A lone caller waits for nothing but one turn of the event loop. Each transaction keeps its own conditions
-    and its own answer (``commands.Batch``): one that is refused does not hold up the others.
+    and its own answer (``commands.TxnBatch``): one that is refused does not hold up the others.
 
     What an entry's outcome means for its transactions: refused before it was appended, none of them had any
     effect; unknown, each of them is unknown. A caller whose time is up before its transaction has left gets
@@ -270,7 +270,7 @@ class Batches:
     async def _send(self, batch: list[_Waiting]) -> None:
         timeout = max(waiting.deadline for waiting in batch) - asyncio.get_running_loop().time()
         single = len(batch) == 1
-        command: Command = batch[0].txn if single else Batch(tuple(waiting.txn for waiting in batch))
+        command: Command = batch[0].txn if single else TxnBatch(tuple(waiting.txn for waiting in batch))
         try:
             result = await self._propose(command, timeout, batch[0].fence_term)
         except (SavaError, TimeoutError) as error:
@@ -286,7 +286,7 @@ class Batches:
             return
         assert isinstance(result, BatchResult)
         for waiting, outcome in zip(batch, result.outcomes, strict=True):
-            if isinstance(outcome, Refused):
+            if isinstance(outcome, CommandRefused):
                 _fail(waiting.answer, error_of(outcome))
             else:
                 _resolve(waiting.answer, outcome, result.revision)
@@ -331,8 +331,8 @@ class ReplicaView:
 class RaftStore:
     """The replicated ``MetadataStore``: translates its methods into requests to the node's replica.
 
-    Every write is one ``Txn`` in the log, or one of a ``Batch``: one path to reason about. Reads never enter
-    the log: local ones look into this node's state, linearizable ones first pass the ``ReadBarrier``.
+    Every write is one ``Txn`` in the log, or one of a ``TxnBatch``: one path to reason about. Reads never
+    enter the log: local ones look into this node's state, linearizable ones first pass the ``ReadBarrier``.
     """
 
     def __init__(self, node: RaftNode) -> None:
@@ -422,7 +422,7 @@ class RaftStore:
     async def _propose(self, command: Command, timeout: float, fence_term: int = 0) -> Result:
         reply = await self._node.ask(Propose(command, fence_term=fence_term), timeout=timeout)
         assert isinstance(reply, Committed)
-        if isinstance(reply.result, Refused):
+        if isinstance(reply.result, CommandRefused):
             raise error_of(reply.result)
         return reply.result
 

@@ -32,11 +32,11 @@ from typing import Final
 from sava.config import Auth
 from sava.metadata.errors import Unavailable
 from sava.metadata.peer import (
-    Answer,
     Ask,
     Bootstrap,
     Envelope,
     Inbound,
+    LeaderAnswer,
     NodeInfo,
     encode_envelope,
 )
@@ -83,7 +83,7 @@ BULK_LIMITS: Final = QueueLimits(frames=1024, size=32 << 20)
 def is_bulk(envelope: Envelope, size: int) -> bool:
     message = envelope.message
     return isinstance(message, (Append, SnapshotChunk)) or (
-        size > SMALL_BYTES and isinstance(message, (Ask, Answer))
+        size > SMALL_BYTES and isinstance(message, (Ask, LeaderAnswer))
     )
 
 

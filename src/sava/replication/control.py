@@ -27,6 +27,7 @@ from sava.cluster.records import NotController
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
 from sava.metadata.errors import Deposed, Unavailable
+from sava.metadata.records import RecordCorrupt
 from sava.metadata.store import MetadataStore
 from sava.replication import matrix, policies, records
 from sava.replication.links import LinkName, Links, LinkTopic
@@ -51,7 +52,7 @@ from sava.tasks import Backoff, Reconciler, cancelled
 from sava.topics import specs
 from sava.topics.names import TopicName, check_name
 from sava.topics.registry import Registry
-from sava.topics.specs import RecordCorrupt, TopicSpec
+from sava.topics.specs import TopicSpec
 
 PROBE: Final = "replication-check"
 """The topic by which a namespace without topics is asked about; it does not matter whether it exists."""

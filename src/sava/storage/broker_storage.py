@@ -30,7 +30,7 @@ from sava.storage.orphans import (
     topic_states,
 )
 from sava.storage.segment import SegmentReader
-from sava.storage.topic_log import LogStatus, TopicDependencies, TopicLog
+from sava.storage.topic_log import LogDependencies, LogStatus, TopicLog
 from sava.storage.types import TopicKey, TopicState
 from sava.storage.uploader import Uploader, UploadOptions
 from sava.supervisor import Supervisor
@@ -64,7 +64,7 @@ class BrokerStorage:
         self._journal = journal
         self.uploader = Uploader(store, journal, options.upload, supervisor)
         self.expiry_clock = ExpiryClock(store)
-        self._parts = TopicDependencies(
+        self._parts = LogDependencies(
             journal=journal,
             cache=BatchCache(options.cache_bytes),
             uploader=self.uploader,

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections import deque
 from typing import Final
 
-from sava.records import Codec, RecordBatch
+from sava.records import Compression, RecordBatch
 from sava.storage.errors import DataGap
 
 _OBJECT_BYTES: Final = 512
@@ -83,7 +83,7 @@ class RecentBatches:
         if self._bases and base_offset != self._end:
             raise DataGap(f"offset {base_offset} follows {self._end} in the cache")
         # A compressed batch keeps its columns once somebody has looked at them.
-        columns = 0 if header.codec is Codec.NONE else header.body_size
+        columns = 0 if header.codec is Compression.NONE else header.body_size
         size = header.length + columns + _OBJECT_BYTES
         self._bases.append(base_offset)
         self._batches.append(batch)

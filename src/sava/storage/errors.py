@@ -68,7 +68,7 @@ class OffsetOutOfRange(CallerError):
         self.offset, self.start, self.end = offset, start, end
 
 
-class InvalidName(CallerError):
+class InvalidStorageName(CallerError):
     """A namespace or topic name, or a key made of them, that storage does not accept."""
 
 

@@ -57,7 +57,7 @@ from sava.storage.errors import (
     CatalogBusy,
     CatalogCorrupt,
     DataGap,
-    InvalidName,
+    InvalidStorageName,
     ObjectMissing,
     SegmentCorrupt,
 )
@@ -70,7 +70,7 @@ from sava.tasks import cancelled
 from sava.wal import DirectoryLocked, FileMissing, Identity, Record
 from sava.wal.disk import LOCK_FILE, LocalFile
 from sava.wal.format import FormatVersion, file_start, read_header
-from sava.wal.reader import Reader
+from sava.wal.reader import WalReader
 from sava.wal.recovery import recover
 
 OBJECTS: Final = "topics"
@@ -95,7 +95,7 @@ class RecordReader(Protocol):
 class UnknownTopic(CallerError):
     """Storage knows no topic of this name."""
 
-    def __init__(self, name: TopicName) -> None:
+    def __init__(self, name: InspectedTopic) -> None:
         super().__init__(
             f"storage knows no topic {name.path}; `sava storage inspect` lists those that it knows"
         )
@@ -105,16 +105,16 @@ class NotInSegments(CallerError):
     """Offsets that are elsewhere, or nowhere."""
 
 
-class TopicName(NamedTuple):
+class InspectedTopic(NamedTuple):
     namespace: str
     name: str
 
     @classmethod
-    def parse(cls, path: str) -> TopicName:
-        """From ``/namespace/topic``. Raises InvalidName."""
+    def parse(cls, path: str) -> InspectedTopic:
+        """From ``/namespace/topic``. Raises InvalidStorageName."""
         parts = path.split("/")
         if len(parts) != 3 or parts[0]:
-            raise InvalidName(f"{path!a} is not the name of a topic: write /namespace/topic")
+            raise InvalidStorageName(f"{path!a} is not the name of a topic: write /namespace/topic")
         keys.check_topic(TopicKey(parts[1], parts[2], 0))
         return cls(parts[1], parts[2])
 
@@ -131,7 +131,7 @@ class TopicName(NamedTuple):
 class TopicView(msgspec.Struct, frozen=True, kw_only=True):
     """The records of a topic as they were at one revision."""
 
-    name: TopicName
+    name: InspectedTopic
     state: TopicState | None
     segments: tuple[Segment, ...]
     """In the order of their keys."""
@@ -178,14 +178,14 @@ class TopicView(msgspec.Struct, frozen=True, kw_only=True):
 class Fault(NamedTuple):
     """Something that is wrong with a topic, in words."""
 
-    topic: TopicName
+    topic: InspectedTopic
     text: str
 
 
 # -- reading records ---------------------------------------------------------------------------
 
 
-async def topics(records: RecordReader) -> AsyncIterator[TopicName]:
+async def topics(records: RecordReader) -> AsyncIterator[InspectedTopic]:
     """All topics that have records, in order. From each, one key is read to get to the next."""
     after = ""
     while True:
@@ -196,12 +196,12 @@ async def topics(records: RecordReader) -> AsyncIterator[TopicName]:
         namespace, _, rest = after.removeprefix(keys.TOPICS).partition("/")
         name, slash, _ = rest.partition("/")
         if slash:
-            found = TopicName(namespace, name)
+            found = InspectedTopic(namespace, name)
             yield found
             after = keys.topic_prefix(found.any_id) + _BEHIND
 
 
-async def known_topic(records: RecordReader, name: TopicName) -> TopicView:
+async def known_topic(records: RecordReader, name: InspectedTopic) -> TopicView:
     """As ``read_topic``. Raises UnknownTopic."""
     view = await read_topic(records, name)
     if view.is_empty:
@@ -209,7 +209,7 @@ async def known_topic(records: RecordReader, name: TopicName) -> TopicView:
     return view
 
 
-async def read_topic(records: RecordReader, name: TopicName) -> TopicView:
+async def read_topic(records: RecordReader, name: InspectedTopic) -> TopicView:
     """State and descriptors as they were together; empty if there are none. Raises CatalogBusy."""
     state_key = keys.state_key(name.any_id)
     for _ in range(_ATTEMPTS):
@@ -233,7 +233,7 @@ def _revision(kvs: Sequence[KeyValue], key: str) -> int:
     return next((kv.mod_revision for kv in kvs if kv.key == key), 0)
 
 
-def _view(name: TopicName, kvs: Sequence[KeyValue]) -> TopicView:
+def _view(name: InspectedTopic, kvs: Sequence[KeyValue]) -> TopicView:
     state, segments, unreadable = None, [], []
     for kv in kvs:
         try:
@@ -281,7 +281,7 @@ async def read(
         )
 
 
-def _where(name: TopicName, state: TopicState, start: int, end: int) -> str:
+def _where(name: InspectedTopic, state: TopicState, start: int, end: int) -> str:
     text = (
         f"topic {name.path}: offsets {start}..{end} were asked for, segments hold {state.start}..{state.end}"
     )
@@ -300,12 +300,14 @@ class Verification:
     """One pass over one topic or all: ``list_objects`` first, then ``faults``; what was seen is counted on
     the way."""
 
-    def __init__(self, records: RecordReader, store: ObjectStore, topic: TopicName | None = None) -> None:
+    def __init__(
+        self, records: RecordReader, store: ObjectStore, topic: InspectedTopic | None = None
+    ) -> None:
         self._records = records
         self._store = store
         self._topic = topic
         self._reader = SegmentReader(store, footer_cache_bytes=0)
-        self._listed: dict[TopicName, list[tuple[keys.ObjectName, ObjectInfo]]] = defaultdict(list)
+        self._listed: dict[InspectedTopic, list[tuple[keys.ObjectName, ObjectInfo]]] = defaultdict(list)
         self.topics = self.segments = self.messages = self.size = 0
         self.unregistered = 0
         """Objects that no descriptor names yet: uploads and merges that may be under way."""
@@ -322,7 +324,7 @@ class Verification:
             if name is None:
                 self.foreign += 1
             else:
-                self._listed[TopicName(name.topic.namespace, name.topic.name)].append((name, info))
+                self._listed[InspectedTopic(name.topic.namespace, name.topic.name)].append((name, info))
         return size
 
     async def faults(self, advance: Callable[[int], None]) -> AsyncGenerator[Fault, None]:
@@ -346,7 +348,7 @@ class Verification:
             async for text in self._orphans(name, None):
                 yield Fault(name, text)
 
-    async def _names(self) -> AsyncIterator[TopicName]:
+    async def _names(self) -> AsyncIterator[InspectedTopic]:
         if self._topic is not None:
             yield self._topic
             return
@@ -374,7 +376,7 @@ class Verification:
         finally:
             await cancelled(*(task for _, task in ahead))
 
-    async def _verify(self, name: TopicName, segment: Segment) -> str:
+    async def _verify(self, name: InspectedTopic, segment: Segment) -> str:
         """What is wrong, in words."""
         try:
             await self._reader.verify(segment)
@@ -388,7 +390,7 @@ class Verification:
         self.size += segment.size
         return ""
 
-    async def _orphans(self, name: TopicName, view: TopicView | None) -> AsyncIterator[str]:
+    async def _orphans(self, name: InspectedTopic, view: TopicView | None) -> AsyncIterator[str]:
         left: list[ObjectInfo] = []
         young_from_ms = time.time_ns() // 1_000_000 - GRACE_MS
         for object_name, info in self._listed.pop(name, ()):
@@ -572,7 +574,7 @@ class StoppedJournal:
 
     def _stretch(self, index: JournalIndex, position: int, end: int) -> Iterator[RecordBatch]:
         assert self.identity is not None
-        reader = Reader(self._disk, storage_id=self.identity.storage_id)
+        reader = WalReader(self._disk, storage_id=self.identity.storage_id)
         try:
             while position < end:
                 spans = index.spans(position, _READ_BYTES)

@@ -70,7 +70,7 @@ from sava.storage.producers import ProducerTable
 from sava.wal import Disk, Done, Identity, Log, LogClosed, LogOptions, Record, Tap
 from sava.wal.errors import LogCorrupt, PositionOutside
 from sava.wal.format import record_bytes
-from sava.wal.reader import Reader
+from sava.wal.reader import WalReader
 from sava.wal.writer import Observe
 
 _log = logging.getLogger(__name__)
@@ -478,7 +478,7 @@ class JournalFrameReader:
     """Owned by the event loop."""
 
     def __init__(self, disk: Disk, *, storage_id: str, threads: int) -> None:
-        self._reader = Reader(disk, storage_id=storage_id)
+        self._reader = WalReader(disk, storage_id=storage_id)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="sava-journal-read")
 
     async def read(self, topic_id: int, spans: Sequence[Span]) -> list[RecordBatch]:

@@ -85,7 +85,7 @@ class LogStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicDependencies:
+class LogDependencies:
     """What the topics of one broker share."""
 
     journal: Journal
@@ -125,7 +125,7 @@ class TopicLog:
         state: TopicState,
         next_offset: int,
         producers: ProducerTable,
-        parts: TopicDependencies,
+        parts: LogDependencies,
     ) -> None:
         self.topic = topic
         self.epoch = epoch
@@ -205,9 +205,7 @@ class TopicLog:
         parts.uploader.attach(self._backlog)
 
     @classmethod
-    async def open(
-        cls, topic: TopicKey, *, epoch: int, catalog: Catalog, parts: TopicDependencies
-    ) -> TopicLog:
+    async def open(cls, topic: TopicKey, *, epoch: int, catalog: Catalog, parts: LogDependencies) -> TopicLog:
         """Claim the topic and continue where it ends. Raises Fenced, TopicSealed, TailElsewhere, DataGap, and
         whatever keeps the state from being read."""
         journal = parts.journal

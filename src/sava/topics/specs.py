@@ -25,8 +25,8 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from sava.errors import HostError
 from sava.metadata.commands import KeyValue
+from sava.metadata.records import RecordCorrupt
 from sava.topics.names import TopicName
 
 T = TypeVar("T")
@@ -116,10 +116,6 @@ def topic_of_spec_key(key: str) -> TopicName | None:
     """The topic whose spec the key holds; None if it holds something else."""
     parts = key.split("/")
     return TopicName(parts[2], parts[3]) if len(parts) == 5 and parts[4] == "spec" else None
-
-
-class RecordCorrupt(HostError):
-    """A record of the metadata store that cannot be read. Taken for absent it would be written over."""
 
 
 def encode(record: msgspec.Struct) -> bytes:

@@ -24,7 +24,7 @@ import msgspec
 
 from sava.errors import SavaError
 from sava.metadata.commands import Compare, Delete, DeletePrefix, Put, Relation, Target
-from sava.metadata.records import absent, unchanged
+from sava.metadata.records import RecordCorrupt, absent, unchanged
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.storage.source_positions import is_replication_slot, slot_remote
@@ -225,7 +225,7 @@ class Subscriptions:
                         self.ids.load(kv, name)
         for name, (spec, created) in found.items():
             if name not in cursors:
-                raise specs.RecordCorrupt(f"topic {self._topic}: subscription {name} has no cursor")
+                raise RecordCorrupt(f"topic {self._topic}: subscription {name} has no cursor")
             self._add(name, spec, cursors[name], created)
             await slices.next()
 

@@ -75,7 +75,7 @@ from sava.wal.format import (
     read_frames,
     seed_of,
 )
-from sava.wal.recovery import Record, Recovered, recover
+from sava.wal.recovery import Record, RecoveredLog, recover
 
 __all__ = ["Buffers", "Identity", "Log", "LogOptions", "Record", "Tap"]
 
@@ -109,7 +109,7 @@ class Log:
     torn_bytes: int
     """Bytes of never acknowledged data that recovery has cut off."""
 
-    def __init__(self, disk: Disk, options: LogOptions, found: Recovered) -> None:
+    def __init__(self, disk: Disk, options: LogOptions, found: RecoveredLog) -> None:
         self.identity = found.identity
         self.torn_bytes = found.torn_bytes
         self._disk = disk
@@ -440,7 +440,7 @@ class Log:
             ) from self._failure
 
 
-def _create_file(disk: Disk, identity: Identity, *, start: int) -> Recovered:
+def _create_file(disk: Disk, identity: Identity, *, start: int) -> RecoveredLog:
     """A new file of a log, durable, its header included. Raises DiskFull with nothing left behind."""
     file = disk.open(NEW_FILE, create=True)
     try:
@@ -454,7 +454,7 @@ def _create_file(disk: Disk, identity: Identity, *, start: int) -> Recovered:
     finally:
         file.close()
     end = start + HEADER_BYTES
-    return Recovered(
+    return RecoveredLog(
         identity=identity,
         starts=[start],
         file=disk.open(file_name(start)),

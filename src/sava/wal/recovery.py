@@ -69,7 +69,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class RecoveredLog:
     """What was found. ``file`` is the last file, open, still with its torn tail and its room, if there is
     any (from ``end`` on)."""
 
@@ -85,7 +85,7 @@ class Recovered:
     torn_bytes: int
 
 
-def recover(disk: Disk, *, owner: str, replay: Callable[[Record], None] | None) -> Recovered | None:
+def recover(disk: Disk, *, owner: str, replay: Callable[[Record], None] | None) -> RecoveredLog | None:
     """Read the whole log; None when there is none yet. Changes nothing but the remains of a half-made file.
 
     Raises LogCorrupt, ForeignLog, UnsupportedFormat."""
@@ -109,7 +109,7 @@ def recover(disk: Disk, *, owner: str, replay: Callable[[Record], None] | None) 
         last.close()
         raise
     assert walk.identity is not None
-    return Recovered(
+    return RecoveredLog(
         identity=walk.identity,
         starts=starts,
         file=last,

@@ -24,7 +24,7 @@ from sava.client import (
     publish_stream,
 )
 from sava.client.producer import partition_of
-from sava.records import Codec, RecordBatch
+from sava.records import Compression, RecordBatch
 from tests.patience import PATIENCE_S
 from tests.unit.client.server import AWAY, Fault, MemoryBroker, refused
 
@@ -65,7 +65,9 @@ async def test_encoded_batches_go_as_they_are_between_single_messages(
     """Each with its producer and the sequence that is next, compressed as it came; nothing else is added."""
 
     def encoded(*payloads: bytes) -> RecordBatch:
-        return RecordBatch.encode(payloads, publish_time=5, keys=["k"] * len(payloads), codec=Codec.ZSTD)
+        return RecordBatch.encode(
+            payloads, publish_time=5, keys=["k"] * len(payloads), codec=Compression.ZSTD
+        )
 
     async with client.producer(TOPIC, name="p", linger_ms=1000) as producer:
         first = producer.send(b"0")
@@ -76,7 +78,7 @@ async def test_encoded_batches_go_as_they_are_between_single_messages(
         assert [await each for each in (first, second, third, last)] == [0, 1, 3, 4]
     assert broker.received == [(0, 1), (1, 2), (3, 1), (4, 1)]
     stored = broker.topic(TOPIC).batches[1]
-    assert (stored.header.producer_id, stored.header.codec) == (7, Codec.ZSTD)
+    assert (stored.header.producer_id, stored.header.codec) == (7, Compression.ZSTD)
     assert [(m.payload, m.key, m.publish_time, m.producer) for m in stored] == [
         (b"1", "k", 5, None),
         (b"2", "k", 5, None),

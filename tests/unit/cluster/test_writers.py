@@ -28,6 +28,7 @@ from sava.cluster.writer_records import (
 from sava.cluster.writers import CommitResult, Writers
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
+from sava.metadata.records import RecordCorrupt
 from sava.storage import staging
 from sava.storage.errors import StagedExpired, StagedInvalid
 from sava.storage.objectstore import ObjectStore
@@ -591,5 +592,5 @@ async def test_a_record_that_cannot_be_read_does_not_keep_others_from_being_fini
     assert story.orders() == [b"order 0"]
     later(monkeypatch, EXPIRY_S + 1)
     await story.staged(0, writer="other")
-    with pytest.raises(specs.RecordCorrupt):
+    with pytest.raises(RecordCorrupt):
         await story.leader().sweep()

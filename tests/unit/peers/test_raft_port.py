@@ -13,11 +13,11 @@ from sava.config import Auth
 from sava.ledger.wire import LedgerSession, Write
 from sava.metadata.errors import IdentityConflict, Unavailable, Unfinished
 from sava.metadata.peer import (
-    Answer,
     Ask,
     Bootstrap,
     Envelope,
     Failed,
+    LeaderAnswer,
     NodeInfo,
     PeerMessage,
     ReadIndex,
@@ -203,7 +203,7 @@ def test_heartbeats_and_replies_never_share_a_stream_with_bulk() -> None:
     assert not is_bulk(envelope(Heartbeat(ONE, TWO, 1, 0, 1)), 100)
     assert not is_bulk(envelope(AppendReply(ONE, TWO, 1, True, 5)), 100)
     assert not is_bulk(envelope(Ask(1, ReadIndex())), 100)
-    assert is_bulk(envelope(Answer(1, Failed("x", "y"))), 1 << 20)
+    assert is_bulk(envelope(LeaderAnswer(1, Failed("x", "y"))), 1 << 20)
 
 
 class StuckTransport(asyncio.Transport):

@@ -11,6 +11,7 @@ import pytest
 from sava.cluster.pipelines import PipelineForeign, RunnerRecord
 from sava.cluster.records import NotController
 from sava.metadata.errors import Deposed
+from sava.metadata.records import RecordCorrupt
 from sava.replication import records
 from sava.replication.control import ReplicationMaintenance
 from sava.replication.links import Extent, LinkTopic
@@ -19,7 +20,6 @@ from sava.replication.records import LinkRecord, LinkUnknown, PartitionReport, R
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from sava.topics.names import TopicName
-from sava.topics.specs import RecordCorrupt
 from tests.patience import PATIENCE_S
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 

@@ -21,7 +21,7 @@ from sava.storage.errors import (
     DataGap,
     EpochTaken,
     Fenced,
-    InvalidName,
+    InvalidStorageName,
     NotClaimed,
     SegmentConflict,
     TailElsewhere,
@@ -538,7 +538,7 @@ async def test_an_operator_can_read_the_records(metadata: FaultyMetadata, catalo
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a b", "a\n", "a#", "a%41", "a*", "x" * 300, "a\0"])
 def test_names_that_cannot_be_part_of_a_key(name: str) -> None:
     for topic in (TopicKey("default", name, 1), TopicKey(name, "orders", 1)):
-        with pytest.raises(InvalidName):
+        with pytest.raises(InvalidStorageName):
             Catalog(FaultyMetadata(), topic)
 
 

@@ -22,7 +22,7 @@ from sava.records import Message, Origin, RecordBatch
 from sava.storage import segment_file
 from sava.storage.errors import (
     DataGap,
-    InvalidName,
+    InvalidStorageName,
     ObjectMissing,
     ObjectStoreUnavailable,
     SegmentCorrupt,
@@ -329,7 +329,7 @@ async def test_what_is_no_segment_is_not_written(backend: FaultyBackend, flaky: 
         await attempt([RecordBatch.encode([b"x"], publish_time=1)])
     with pytest.raises(ValueError, match="does not belong"):
         await attempt(whole, epoch=0)
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidStorageName):
         await attempt(whole, TopicKey("default", "../etc", 7))
     assert backend.calls == []
 

@@ -11,7 +11,7 @@ import google_crc32c
 import pytest
 
 from sava.config import Config, PolicySettings
-from sava.records import Codec, RecordBatch
+from sava.records import Compression, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
 from sava.storage import staging
@@ -57,7 +57,9 @@ async def staged(world: World, name: str, *batches: RecordBatch) -> Section:
     return section
 
 
-def numbers(start: int, end: int, *, each: int = 10, codec: Codec = Codec.NONE) -> list[RecordBatch]:
+def numbers(
+    start: int, end: int, *, each: int = 10, codec: Compression = Compression.NONE
+) -> list[RecordBatch]:
     return [
         batch([b"%d" % number for number in range(first, min(first + each, end))], codec=codec)
         for first in range(start, end, each)
@@ -92,8 +94,10 @@ class FailingSections:
         return await self._store.get_range(key, start, end)
 
 
-@pytest.mark.parametrize("codec", Codec)
-async def test_small_batches_of_many_tasks_become_one_frame(world: World, stage: Stage, codec: Codec) -> None:
+@pytest.mark.parametrize("codec", Compression)
+async def test_small_batches_of_many_tasks_become_one_frame(
+    world: World, stage: Stage, codec: Compression
+) -> None:
     sections = [
         await staged(world, f"{start}", *numbers(start, start + 30, codec=codec))
         for start in range(0, 300, 30)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sava.records import Codec, RecordBatch
+from sava.records import Compression, RecordBatch
 from sava.storage.errors import DataGap
 from sava.topics.consumer import Delivery
 from sava.topics.errors import (
@@ -54,7 +54,7 @@ async def test_an_exclusive_consumer_gets_whole_batches_in_order_and_what_comes_
 
 async def test_a_compressed_batch_that_goes_out_whole_is_not_touched() -> None:
     log = MemoryLog()
-    log.append(RecordBatch.encode([b"0", b"1"], publish_time=1, codec=Codec.ZSTD))
+    log.append(RecordBatch.encode([b"0", b"1"], publish_time=1, codec=Compression.ZSTD))
     subscription = subscription_on(log, spec_of())
     consumer = subscription.attach("c", consumer_id=1, credits=100)
 

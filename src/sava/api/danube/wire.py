@@ -48,7 +48,7 @@ STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
     SavaError: Status.INTERNAL,
     # The request can never be right.
     names.InvalidName: Status.INVALID_ARGUMENT,
-    storage.InvalidName: Status.INVALID_ARGUMENT,
+    storage.InvalidStorageName: Status.INVALID_ARGUMENT,
     metadata.InvalidRequest: Status.INVALID_ARGUMENT,
     broker.MessageInvalid: Status.INVALID_ARGUMENT,
     broker.MessageTooLarge: Status.INVALID_ARGUMENT,

@@ -33,11 +33,12 @@ from sava.cluster.view import ClusterView
 from sava.cluster.writer_maintenance import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.errors import SavaError
+from sava.metadata.records import RecordCorrupt
 from sava.metadata.suspicion import Suspicion
 from sava.replication.control import Control
 from sava.replication.status import TopicStatus
 from sava.topics.names import TopicName
-from sava.topics.specs import OwnershipState, RecordCorrupt
+from sava.topics.specs import OwnershipState
 
 _DOWNTIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 

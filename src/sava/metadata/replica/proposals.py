@@ -30,10 +30,10 @@ from collections.abc import Callable
 
 from sava.metadata.commands import (
     Command,
+    CommandRefused,
     LeaseResult,
     LeaseTouch,
     Proposal,
-    Refused,
     Result,
     SessionExpire,
     encode,
@@ -378,7 +378,7 @@ class LeaseKeeper:
             match reply:
                 case Committed(result=LeaseResult(ttl_ms=ttl_ms)):
                     self._requests.answer(pending, Alive(ttl_ms))
-                case Committed(result=Refused(code, message, detail)):
+                case Committed(result=CommandRefused(code, message, detail)):
                     self._requests.answer(pending, Failed(code, message, detail))
                 case _:
                     self._requests.retry(pending, "the leader changed")
@@ -406,7 +406,7 @@ class LeaseKeeper:
         hears of those that applied."""
 
         def done(reply: Reply) -> None:
-            refused = isinstance(reply, Committed) and isinstance(reply.result, Refused)
+            refused = isinstance(reply, Committed) and isinstance(reply.result, CommandRefused)
             if (refused or isinstance(reply, Failed)) and self.lessor is not None:
                 self.lessor.survived(lease, now_ms)
 

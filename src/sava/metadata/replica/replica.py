@@ -38,12 +38,12 @@ from sava.metadata.durable import LogState, bootstrap_record, origin
 from sava.metadata.errors import IdentityConflict, Unavailable
 from sava.metadata.machine.state_machine import StateMachine
 from sava.metadata.peer import (
-    Answer,
     Ask,
     Bootstrap,
     Conflict,
     Doubt,
     Envelope,
+    LeaderAnswer,
     LeaderRequest,
     Opinion,
     PeerMessage,
@@ -269,7 +269,7 @@ class Replica:
                     self._guard.dropped["repeated"] += 1
                 else:
                     self._router.asked(core, envelope.src, ask, self._now_ms)
-            case Answer() as answer:
+            case LeaderAnswer() as answer:
                 self._router.answered(answer)
             case Conflict() as conflict:
                 self._contested(conflict)

@@ -16,14 +16,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from sava.errors import SavaError
-from sava.metadata.commands import Refused, Result, SessionOpen, SessionResult
+from sava.metadata.commands import CommandRefused, Result, SessionOpen, SessionResult
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, RequestForgotten, SessionExpired, Unavailable
 from sava.metadata.peer import (
-    Answer,
     Ask,
     Committed,
     Failed,
     KeepAlive,
+    LeaderAnswer,
     LeaderRequest,
     Propose,
     ReadIndex,
@@ -205,7 +205,7 @@ class PendingRequests:
         self.on_close: Callable[[Request], None] | None = None
         """Told about each request that ends, however it ends."""
         self._waiting: list[Request] = []
-        self.outbox: list[tuple[NodeId, Answer | Ask]] = []
+        self.outbox: list[tuple[NodeId, LeaderAnswer | Ask]] = []
 
     @property
     def has_answers(self) -> bool:
@@ -233,7 +233,7 @@ class PendingRequests:
     def open_remote(self, src: NodeId, ticket: int, request: LeaderRequest) -> Request | None:
         if len(self._pending) + len(self._remote) >= self._max_pending:
             busy = Unavailable("too many requests wait at the leader")
-            self.outbox.append((src, Answer(ticket, failed(busy))))
+            self.outbox.append((src, LeaderAnswer(ticket, failed(busy))))
             return None
         pending = Request(ticket, request, None, FOREVER, src)
         self._remote[pending] = None
@@ -269,7 +269,7 @@ class PendingRequests:
         if pending.done is not None:
             self._answers.append((pending.done, reply))
         elif pending.src != NO_NODE:
-            self.outbox.append((pending.src, Answer(pending.ticket, reply)))
+            self.outbox.append((pending.src, LeaderAnswer(pending.ticket, reply)))
 
     def refuse(self, pending: Request, error: SavaError) -> None:
         """End it with ``error``, or with ``outcome_unknown`` while a copy of it is still at large."""
@@ -458,12 +458,17 @@ class OwnSession:
 
     def conclude(self, pending: Request, index: int, result: Result) -> None:
         """The log has answered: hand the result over, unless the session itself was refused."""
-        if pending.seq and isinstance(result, Refused) and result.code in _GONE and not pending.is_done:
+        if (
+            pending.seq
+            and isinstance(result, CommandRefused)
+            and result.code in _GONE
+            and not pending.is_done
+        ):
             self._refused(pending, result)
         else:
             self._requests.answer(pending, Committed(index, result))
 
-    def _refused(self, pending: Request, result: Refused) -> None:
+    def _refused(self, pending: Request, result: CommandRefused) -> None:
         if pending.session == self._session and result.code == SessionExpired.code:
             self._session = 0
         if result.code == RequestForgotten.code or not pending.was_only_appended_here:
@@ -477,7 +482,7 @@ class OwnSession:
 def _why(reply: Reply) -> str:
     if isinstance(reply, Failed):
         return reply.message
-    if isinstance(reply, Committed) and isinstance(reply.result, Refused):
+    if isinstance(reply, Committed) and isinstance(reply.result, CommandRefused):
         return reply.result.message
     return "an unexpected answer"
 

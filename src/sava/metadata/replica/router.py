@@ -16,13 +16,13 @@ from functools import partial
 from sava.metadata.commands import Proposal, SessionOpen
 from sava.metadata.errors import InvalidRequest, OutcomeUnknown, Unavailable
 from sava.metadata.peer import (
-    Answer,
     Ask,
     Changed,
     ChangeMembership,
     Committed,
     Failed,
     KeepAlive,
+    LeaderAnswer,
     LeaderRequest,
     Propose,
     ReadAt,
@@ -141,7 +141,7 @@ class Router:
         """A peer's request. Refused at once unless this node leads: one hop, and nothing was appended."""
         if not self.leading_term:
             refusal = Failed("not_leader", str(NotLeader(self._leader)), self._leader)
-            self._requests.outbox.append((src, Answer(ask.ticket, refusal)))
+            self._requests.outbox.append((src, LeaderAnswer(ask.ticket, refusal)))
             return
         pending = self._requests.open_remote(src, ask.ticket, ask.request)
         if pending is None:
@@ -184,7 +184,7 @@ class Router:
 
     # -- answers from the leader -------------------------------------------------------------------------
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: LeaderAnswer) -> None:
         pending = self._forwarding.take(answer.ticket)
         if pending is None or pending.is_settled:
             return

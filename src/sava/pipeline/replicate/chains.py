@@ -3,9 +3,9 @@
     stretches  1  2  3  4  5                  on their way without waiting, a bounded number of bytes
     answers    1  2  ended(why, where)        3 was refused, 4 and 5 with it
 
-What is known of the chain (``Progress``) is only ever what the target has said: where it was at the opening,
-the end of each stretch that has its receipt, and what the end of the stream says. Nothing is concluded from
-what was sent, so whatever fails in a row of stretches, the copier can continue from the position.
+What is known of the chain (``CopyProgress``) is only ever what the target has said: where it was at the
+opening, the end of each stretch that has its receipt, and what the end of the stream says. Nothing
+is concluded from what was sent, so whatever fails in a row of stretches, the copier can continue from the position.
 
 The stream belongs to the event loop of its ``Target``; the methods are for one other thread. Each of them has
 a moment (of ``time.monotonic``) at which it gives up.
@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sava.client.backoff import Backoff
+from sava.client.backoff import ReconnectBackoff
 from sava.client.connection import (
     STATUS_S,
     ClientStream,
@@ -85,7 +85,7 @@ class Stretch(NamedTuple):
 
 
 @dataclass(slots=True)
-class Progress:
+class CopyProgress:
     """What the target has said so far."""
 
     is_known: bool = False
@@ -113,7 +113,7 @@ class Chain:
         self, loop: LoopThread, connection: Connection, owners: Owners, topic: str, source: pb.Source
     ) -> None:
         self.topic = topic
-        self.progress = Progress()
+        self.progress = CopyProgress()
         self.ended: pb.ChainEnded | None = None
         """A stretch was refused, or failed."""
         self._loop = loop
@@ -163,7 +163,7 @@ class Chain:
             ) from None
 
     async def _open(self, life_until: float) -> pb.ChainOpened:
-        route, backoff = Route(self._connection, self.topic, self._owners.get(self.topic)), Backoff()
+        route, backoff = Route(self._connection, self.topic, self._owners.get(self.topic)), ReconnectBackoff()
         while True:
             try:
                 address = await route.find()

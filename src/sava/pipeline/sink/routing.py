@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from sava.client.producer import fnv1a
 from sava.pipeline.cluster import TopicPartitions
 from sava.pipeline.errors import WriteRefused
-from sava.records import BatchTooLarge, Codec, InvalidMessage, RecordBatch
+from sava.records import BatchTooLarge, Compression, InvalidMessage, RecordBatch
 
 RUN_ROWS: Final = 1000
 """Rows without a key that go to one partition before the next."""
@@ -238,7 +238,7 @@ class Batcher:
         self,
         emit: Emit,
         *,
-        codec: Codec = Codec.NONE,
+        codec: Compression = Compression.NONE,
         batch_bytes: int = BATCH_BYTES,
         waiting_bytes: int = WAITING_BYTES,
     ) -> None:
