@@ -5,7 +5,7 @@
 
 What is known of the chain (``CopyProgress``) is only ever what the target has said: where it was at the
 opening, the end of each stretch that has its receipt, and what the end of the stream says. Nothing
-is concluded from what was sent, so whatever fails in a row of stretches, the copier can continue from the position.
+is concluded from what was sent, so whatever fails in a row of stretches, the copier can continue from there.
 
 The stream belongs to the event loop of its ``Target``; the methods are for one other thread. Each of them has
 a moment (of ``time.monotonic``) at which it gives up.
