@@ -190,9 +190,6 @@ def _role(core: Status, node: NodeId) -> str:
 # -- the metadata store ----------------------------------------------------------------------------
 
 
-# ruff: noqa: N802 (gRPC names the methods)
-
-
 def key_value(kv: c.KeyValue | None) -> pb.KeyValue | None:
     if kv is None:
         return None
@@ -364,9 +361,6 @@ class MetaService(rpc.MetaServicer):
 
 
 # -- this broker's health --------------------------------------------------------------------------
-
-
-# ruff: noqa: N802 (gRPC names the methods)
 
 
 PROBE_S: Final = 3.0

@@ -335,9 +335,6 @@ def _first(refused: list[_Result]) -> SavaError:
 # -- subscriptions ---------------------------------------------------------------------------------
 
 
-# ruff: noqa: N802 (gRPC names the methods)
-
-
 SERVICE: Final = "/sava.admin.Subscriptions/"
 
 

@@ -218,9 +218,6 @@ def _outcome(dry_run: bool, done: Rebalanced) -> str:
 # -- the Raft cluster ------------------------------------------------------------------------------
 
 
-# ruff: noqa: N802 (gRPC names the methods)
-
-
 class ClusterAdmin(rpc.ClusterAdminServicer):
     def __init__(self, node: RaftNode, view: ClusterView) -> None:
         self._node = node
@@ -276,9 +273,6 @@ class ClusterAdmin(rpc.ClusterAdminServicer):
 
 
 # -- roles and bindings ----------------------------------------------------------------------------
-
-
-# ruff: noqa: N802 (gRPC names the methods)
 
 
 TEXT: Final = (

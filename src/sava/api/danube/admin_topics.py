@@ -84,9 +84,6 @@ class NamespaceAdmin(rpc.NamespaceAdminServicer):
 # -- topics ----------------------------------------------------------------------------------------
 
 
-# ruff: noqa: N802 (gRPC names the methods)
-
-
 SERVICE: Final = "/danube_admin.TopicAdmin/"
 
 _BACKOFF: Final = {pb.Fixed: RedeliveryBackoff.FIXED, pb.Exponential: RedeliveryBackoff.EXPONENTIAL}

@@ -63,9 +63,6 @@ class DiscoveryService(rpc.DiscoveryServicer):
 # -- health ----------------------------------------------------------------------------------------
 
 
-# ruff: noqa: N802 (gRPC names the methods)
-
-
 HEALTH_CHECK: Final = "/danube.HealthCheck/HealthCheck"
 ASK_S: Final = 3.0
 """For the other broker's answer: less than the time between two questions."""
@@ -121,9 +118,6 @@ class HealthService(rpc.HealthCheckServicer):
 
 
 # -- segments --------------------------------------------------------------------------------------
-
-
-# ruff: noqa: N802 (gRPC names the methods)
 
 
 class StorageService(rpc.StorageServiceServicer):
