@@ -272,7 +272,7 @@ class Troubled(ClientStream):
     @classmethod
     def _trouble(cls) -> str:
         with cls._guard:
-            if not cls.left or cls.chance.random() < 0.7:
+            if not cls.left or cls.chance.random() < 0.4:
                 return ""
             cls.left -= 1
             trouble = cls.chance.choice(("lost", "repeated", "swapped"))

@@ -80,12 +80,12 @@ CASES = {
     "ids: all of them": Case(
         "admin.Meta/AllocateId", admin.AllocateIdRequest(key="/ids", count=HUGE), "invalid", "/ids"
     ),
-    "load: not a number": Case("admin.Brokers/ReportLoad", load(cpu=nan), "message_invalid", "numbers"),
+    "load: not a number": Case("admin.Brokers/ReportLoad", load(cpu=nan), "message_invalid", "load report"),
     "load: endless": Case(
-        "admin.Brokers/ReportLoad", load(megabytes_per_second=inf), "message_invalid", "numbers"
+        "admin.Brokers/ReportLoad", load(megabytes_per_second=inf), "message_invalid", "load report"
     ),
     "load: less than none": Case(
-        "admin.Brokers/ReportLoad", load(messages_per_second=-1), "message_invalid", "numbers"
+        "admin.Brokers/ReportLoad", load(messages_per_second=-1), "message_invalid", "load report"
     ),
     "load: of nobody": Case("admin.Brokers/ReportLoad", load(0), "message_invalid", "broker 0"),
     "subscription: no name": Case(
