@@ -49,12 +49,13 @@ soak: $(READY)
 test-spark: $(READY)
 	SAVA_LONG=1 $(BIN)/python -m pytest tests/spark
 
-## make lint     format, lint, types, import contracts
+## make lint     format, lint, types, import contracts, words
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tools.house --words
 
 ## make sim      the deterministic simulator: SEEDS=2000 JOBS=4
 sim: $(READY)

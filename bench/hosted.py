@@ -6,8 +6,7 @@ from pathlib import Path
 
 from bench.processes import free_ports
 from sava import config as settings
-from sava.metadata.operations import ClusterOperations
-from sava.metadata.raft_store import RaftStore
+from sava.metadata.store import ClusterOperations, RaftStore
 from sava.server import Broker
 
 SNAPSHOT_TIMEOUT_S = 60.0

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sava.records import STORED_COLUMNS, Codec, Message, RecordBatch
+from sava.records import STORED_COLUMNS, Compression, Message, RecordBatch
 
 PAYLOAD = bytes(range(100))
 NOW = 1_750_000_000_000_000
@@ -62,8 +62,8 @@ def encoding() -> None:
     per_message(
         "  with the name of the producer", lambda: encode(payloads, publish_time=NOW, producer="web-1"), 1000
     )
-    per_message("  LZ4", lambda: encode(payloads, publish_time=NOW, codec=Codec.LZ4), 1000)
-    per_message("  ZSTD", lambda: encode(payloads, publish_time=NOW, codec=Codec.ZSTD), 1000)
+    per_message("  LZ4", lambda: encode(payloads, publish_time=NOW, codec=Compression.LZ4), 1000)
+    per_message("  ZSTD", lambda: encode(payloads, publish_time=NOW, codec=Compression.ZSTD), 1000)
     per_message("encode a batch of one", lambda: encode([PAYLOAD], publish_time=NOW), 1)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.objectstore import ObjectStore
@@ -22,6 +21,7 @@ from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
+from tests.support.memory_store import MemoryStore
 
 NOW = 1_750_000_000_000_000
 

@@ -28,9 +28,9 @@ STAGES: Final = ("suspected", "evicted", "recovered", "salvaged", "served", "ack
 _LINES: Final = (
     ("suspected", re.compile(r"raft: a member is doubted node=(\d+) ")),
     ("evicted", re.compile(r"cluster: evicted broker=(\d+) ")),
-    ("evicted", re.compile(r"failover: the journal of a broker that is gone is recovered journal=(\d+)")),
-    ("recovered", re.compile(r"failover: a journal is closed journal=(\d+)")),
-    ("salvaged", re.compile(r"failover: salvaged broker=(\d+) ")),
+    ("evicted", re.compile(r"failover: recovering the ledger of a broker that is gone ledger=(\d+)")),
+    ("recovered", re.compile(r"failover: closed ledger=(\d+)")),
+    ("salvaged", re.compile(r"failover: tails recovered broker=(\d+) ")),
     ("served", re.compile(r"agent: done job=take_up topic=(\S+) ")),
 )
 _FIRST: Final = frozenset({"suspected", "evicted"})

@@ -18,7 +18,7 @@ from sava.pipeline.replicate.target import TargetCluster
 from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
 from sava.pipeline.source.planning import SegmentHistory
 from sava.records import Message, Origin, RecordBatch
-from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sava.broker.ranges import runs
-from sava.broker.stretches import Source, Stretch
 from sava.records import Message, Origin, RecordBatch
-from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
+from sava.topics.ranges import runs
+from sava.topics.source_copier import Source, SourceRange
 
 
 class Copy(NamedTuple):
@@ -65,13 +65,13 @@ class Origins:
 
     def stretch(
         self, start: int, end: int, *, begin: bool = False, batches: int = 1, size: int = 0
-    ) -> Stretch:
+    ) -> SourceRange:
         """As whoever copies would send it; payloads are longer by ``size``."""
         offsets = [offset for offset in range(start, end) if self.held[offset] is not None]
         messages = [copy.message(size) for offset in offsets if (copy := self.held[offset]) is not None]
         step = -(-len(messages) // batches) or 1
         parts = [messages[first : first + step] for first in range(0, len(messages), step)]
-        return Stretch(
+        return SourceRange(
             start,
             end,
             begin,

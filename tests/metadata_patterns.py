@@ -15,7 +15,8 @@ import pytest
 
 from sava.metadata.commands import Compare, Delete, DeleteResult, Get, KeyValue, Put, Relation, Target
 from sava.metadata.errors import Deposed, InvalidRequest, LeaseNotFound
-from sava.metadata.store import MetadataStore, RangeResult, Watch, WatchBatch
+from sava.metadata.store import MetadataStore, RangeResult
+from sava.metadata.watch import Watch, WatchBatch
 from tests.patience import PATIENCE_S
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from sava.broker.stretches import Source, Stretch
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
+from sava.topics.source_copier import Source, SourceRange
 from tests.copying import Origins
 from tests.patience import PATIENCE_S
 
@@ -28,7 +28,7 @@ def source_of(source: Source) -> pb.Source:
     )
 
 
-def request_of(stretch: Stretch) -> pb.AppendRequest:
+def request_of(stretch: SourceRange) -> pb.AppendRequest:
     batches = b"".join(batch.to_bytes() for batch in stretch.batches)
     return pb.AppendRequest(
         stretch=pb.Stretch(
@@ -61,7 +61,7 @@ class ChainStream:
             raise await self.error()
         return response.opened
 
-    async def send(self, stretch: Stretch) -> None:
+    async def send(self, stretch: SourceRange) -> None:
         await self._call.write(request_of(stretch))
 
     async def receive(self) -> pb.ChainReceipt | pb.ChainEnded:

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from sava.records import Message
-from sava.storage.chains import PATH
+from sava.storage.source_positions import PATH
 
 SEND_S = 150.0
 """A producer waits so long for a broker that was killed."""

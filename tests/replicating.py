@@ -18,8 +18,9 @@ from typing import Any, Self
 import grpc
 from grpc import aio
 
-from sava.blocking import Client
+from sava.api.admin_client import PLAIN, AdminClient
 from sava.client import Tls
+from sava.client.blocking import Client
 from sava.client.errors import ClientError
 from sava.config import Auth
 from sava.logs import MOST
@@ -33,7 +34,6 @@ from sava.pipeline.runner.control import JobStatus
 from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.records import Message
-from sava.services.admin_client import PLAIN, AdminClient
 from tests.cluster.harness import until
 from tests.integration.harness import sava
 from tests.patience import PATIENCE_S

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 import google_crc32c
 
 from sava.proto import writers_pb2 as pb
-from sava.records import Codec, RecordBatch
+from sava.records import Compression, RecordBatch
 from sava.storage.staging import Section
 
 _numbers = itertools.count()
 
 
-def batch(payloads: Sequence[bytes], *, codec: Codec = Codec.NONE, **columns: object) -> RecordBatch:
+def batch(
+    payloads: Sequence[bytes], *, codec: Compression = Compression.NONE, **columns: object
+) -> RecordBatch:
     return RecordBatch.encode(payloads, publish_time=1_000_000, codec=codec, **columns)  # type: ignore[arg-type]
 
 

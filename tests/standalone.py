@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import grpc
 
+from sava.api.admin_client import PLAIN
 from sava.config import Auth
 from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_admin_pb2_grpc as admin_rpc
-from sava.services.admin_client import PLAIN
 from tests.forks import Forked
 from tests.patience import PATIENCE_S
 from tests.ports import free_ports

@@ -44,11 +44,32 @@ BANNED: Final = {
 }
 """Words of a private language, each with what to write instead."""
 
-SHARED_NAMES: Final[dict[str, str]] = {}
-"""Class names that may stand for several things, each with its reason."""
+FACADE: Final = "the same client without async: users change an import, not their names"
+REPORTED: Final = "a broker's error as its client raises it: one name for one fault"
+SHARED_NAMES: Final[dict[str, tuple[frozenset[str], str]]] = {
+    name: (frozenset(places), reason)
+    for name, places, reason in (
+        ("Client", ("client/client.py", "client/blocking.py"), FACADE),
+        ("Consumer", ("client/consumer.py", "client/blocking.py"), FACADE),
+        ("Producer", ("client/producer.py", "client/blocking.py"), FACADE),
+        ("Reader", ("client/reader.py", "client/blocking.py"), FACADE),
+        ("ConsumerReplaced", ("client/errors.py", "topics/errors.py"), REPORTED),
+        ("DuplicateForgotten", ("client/errors.py", "storage/producers.py"), REPORTED),
+        ("OutcomeUnknown", ("client/errors.py", "metadata/errors.py"), REPORTED),
+        ("ProducerFenced", ("client/errors.py", "topics/errors.py"), REPORTED),
+        ("TopicUnknown", ("client/errors.py", "topics/errors.py"), REPORTED),
+        ("Unavailable", ("client/errors.py", "metadata/errors.py"), REPORTED),
+    )
+}
+"""Class names that mean the same in several modules: these modules, and the reason. The name may stand
+nowhere else."""
 
 _BANNED: Final = re.compile(r"\b(" + "|".join(re.escape(word) for word in BANNED) + r")\b", re.IGNORECASE)
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z'’-]*")
+
+
+def _shared(name: str) -> frozenset[str]:
+    return SHARED_NAMES.get(name, (frozenset(), ""))[0]
 
 
 @dataclass
@@ -72,7 +93,8 @@ class House:
         return {
             name: places
             for name, places in sorted(self.classes.items())
-            if len(places) > 1 and name not in SHARED_NAMES and not name.startswith("_")
+            if len({*places} - _shared(name)) + bool({*places} & _shared(name)) > 1
+            and not name.startswith("_")
         }
 
     def lonely_protocols(self) -> dict[str, str]:

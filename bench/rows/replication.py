@@ -21,10 +21,10 @@ from bench.samples import percentile
 from bench.servers import Server
 from bench.standalone import standalone_broker
 from bench.worker import Worker
+from sava.api.admin_client import AdminClient
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.proto import pipelines_pb2
 from sava.proto import replication_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 SECTION: Final = "replication"
 REMOTE: Final = "west"

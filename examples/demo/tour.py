@@ -21,7 +21,7 @@ from examples.demo.orders import TOPIC, check_orders, order, orders, total_cents
 from examples.demo.processes import SAVA, Cluster, Process, Processes
 from examples.demo.steps import Measured, Step, StepFailed, require
 from examples.demo.traffic import Traffic
-from sava.blocking import Client
+from sava.client.blocking import Client
 
 HERE = Path(__file__).parent
 AT_ONCE = 5_000

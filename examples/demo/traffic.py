@@ -15,8 +15,8 @@ from typing import Self
 
 from examples.demo.orders import TOPIC, check_orders, orders
 from examples.demo.steps import StepFailed, require
-from sava.blocking import Client
 from sava.client import Batch
+from sava.client.blocking import Client
 
 BATCH = 50
 PAUSE_S = 0.01

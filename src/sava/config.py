@@ -39,11 +39,11 @@ class ConfigInvalid(HostError):
     and the fault."""
 
 
-class Section(BaseModel):
+class SettingsSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Ports(Section):
+class PortSettings(SettingsSection):
     client: Port = 6650
     """For clients."""
     admin: Port = 50051
@@ -54,7 +54,7 @@ class Ports(Section):
     """HTTP: ``/metrics``, ``/healthz``, ``/readyz``."""
 
 
-class Broker(Section):
+class BrokerSettings(SettingsSection):
     host: str = "0.0.0.0"
     """The address to bind."""
     advertised_host: str = ""
@@ -64,7 +64,7 @@ class Broker(Section):
     rack: str = ""
     """What brokers share that fails as one: a rack, a zone. A journal's mirrors are chosen in other racks
     than its owner's where there are any."""
-    ports: Ports = Ports()
+    ports: PortSettings = PortSettings()
 
     @property
     def reachable_host(self) -> str:
@@ -73,14 +73,14 @@ class Broker(Section):
         return socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host
 
 
-class MetaStore(Section):
+class MetaStoreSettings(SettingsSection):
     """The replicated metadata store.
 
     The defaults let a cluster lose its leader and accept writes again within three seconds. A follower
     campaigns after one to two election timeouts of silence (drawn at random, so that two rarely collide),
     and then needs a pre-vote, a vote and the commit of one entry. With 1000 ms that is at most two seconds
     and a little; with 3000 ms the silence alone may last six. Heartbeats of 100
-    ms leave room for nine to be lost before anyone gets nervous.
+    ms leave room for nine to be lost before a follower campaigns.
     """
 
     data_dir: Path = Path("/var/lib/sava/raft")
@@ -101,7 +101,7 @@ class MetaStore(Section):
     size; one entry is counted here as 4 KiB."""
 
     @model_validator(mode="after")
-    def _seeds_are_addresses(self) -> MetaStore:
+    def _seeds_are_addresses(self) -> MetaStoreSettings:
         for seed in self.seed_nodes:
             host, _, port = seed.rpartition(":")
             if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -111,13 +111,13 @@ class MetaStore(Section):
         return self
 
     @model_validator(mode="after")
-    def _several_heartbeats_fit(self) -> MetaStore:
+    def _several_heartbeats_fit(self) -> MetaStoreSettings:
         if self.election_timeout_ms < 3 * self.heartbeat_interval_ms:
             raise ValueError("election_timeout_ms must be at least three times heartbeat_interval_ms")
         return self
 
 
-class Policies(Section):
+class PolicySettings(SettingsSection):
     """What holds for topics and namespaces that say nothing else; 0 means no limit."""
 
     max_producers: Count = 0
@@ -142,13 +142,13 @@ class Policies(Section):
     them."""
 
 
-class Dispatch(Section):
+class DispatchSettings(SettingsSection):
     max_unacked_messages: Annotated[int, Field(ge=1, le=1_000_000)] = 65_536
     """Of one subscription, over all its consumers: beyond this it waits for acks. For new subscriptions;
-    one that exists keeps what it has, until somebody changes that."""
+    one that exists keeps what it has until an operator changes it."""
 
 
-class Storage(Section):
+class StorageSettings(SettingsSection):
     """Where messages live: the journal on a local disk, sealed segments under ``url``."""
 
     url: str = "file:///var/lib/sava/segments"
@@ -158,11 +158,11 @@ class Storage(Section):
     upload_interval_seconds: Positive = 60
     """The longest time that a message stays in the journal alone."""
     staging_expiry_seconds: Annotated[int, Field(ge=4)] = 3600
-    """What was staged for an exactly-once write is removed after so long if no commit has named it. A commit
-    must come within half of that."""
+    """What was staged for an exactly-once write is removed after this long if no commit has named it. A
+    commit must come within half of that."""
 
 
-class Journal(Section):
+class JournalSettings(SettingsSection):
     """How many disks must have a message before it is acknowledged.
 
     By default that follows from the size of the cluster: one broker keeps its journal alone, of two both must
@@ -177,17 +177,17 @@ class Journal(Section):
     degraded: Literal["refuse", "allow"] = "refuse"
     """When fewer disks than that can be reached: refuse messages, or acknowledge them with fewer copies."""
     mirror_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 5
-    """A mirror that was behind for so long without coming forward is replaced; one that acknowledgements wait
+    """A mirror that was behind for this long without progress is replaced; one that acknowledgements wait
     for, after a second or five times its usual answer."""
 
     @model_validator(mode="after")
-    def _acks_within_writes(self) -> Journal:
+    def _acks_within_writes(self) -> JournalSettings:
         if self.write_quorum and self.ack_quorum > self.write_quorum:
             raise ValueError("ack_quorum must not exceed write_quorum")
         return self
 
 
-class Tls(Section):
+class TlsSettings(SettingsSection):
     """Files in PEM. With ``mode: tls`` the client, admin and Raft ports speak mutual TLS: both ends show
     a certificate that ``ca_file`` signed."""
 
@@ -199,10 +199,10 @@ class Tls(Section):
     """Who signed what others show."""
 
 
-class Auth(Section):
+class Auth(SettingsSection):
     mode: Literal["none", "tls"] = "none"
     """``tls``: mutual TLS on the client, admin and Raft ports. The HTTP port stays plain."""
-    tls: Tls | None = None
+    tls: TlsSettings | None = None
 
     @model_validator(mode="after")
     def _tls_has_files(self) -> Auth:
@@ -211,7 +211,7 @@ class Auth(Section):
         return self
 
 
-class Rebalancing(Section):
+class RebalancingSettings(SettingsSection):
     enabled: bool = True
     """Whether topics are moved from loaded brokers to others without being asked."""
     check_interval_seconds: Positive = 120
@@ -230,20 +230,20 @@ class Rebalancing(Section):
     """Names, or ``/namespace/*``."""
 
 
-class LoadManager(Section):
+class LoadManagerSettings(SettingsSection):
     assignment_strategy: Literal["round_robin", "fair", "balanced", "weighted_load"] = "fair"
     """``fair``, also called ``round_robin``: by the number of topics. ``balanced`` and ``weighted_load``: by
     what brokers report of their load."""
     load_report_interval_seconds: Positive = 30
-    """How often a broker tells the leader about its load."""
-    rebalancing: Rebalancing = Rebalancing()
+    """How often a broker reports its load to the leader."""
+    rebalancing: RebalancingSettings = RebalancingSettings()
 
 
-class Cluster(Section):
+class ClusterSettings(SettingsSection):
     """How brokers know of one another."""
 
     registration_ttl_ms: Annotated[int, Field(ge=1000, le=600_000)] = 6000
-    """A broker that was not heard of for so long is gone, and its topics go to others. It stops serving by
+    """A broker that was not heard of for this long is gone, and its topics go to others. It stops serving by
     then itself."""
     suspicion: Literal["auto", "off"] = "auto"
     """``auto``: a broker that the others agree is gone (they get no message from it, or their connections are
@@ -255,7 +255,7 @@ class Cluster(Section):
     are left. 0: it stops at once."""
 
 
-class Replication(Section):
+class ReplicationSettings(SettingsSection):
     create_topic_to_remote_cluster: bool = True
     """Whether replication may create topics on the remote cluster (PIP-370). When false it waits until they
     exist. Pulsar's name for it, ``createTopicToRemoteClusterForReplication`` at the top of the file, is taken
@@ -273,14 +273,14 @@ class Replication(Section):
         return None if self.max_backlog_gb is None else round(self.max_backlog_gb * 1_000_000_000)
 
 
-class Metrics(Section):
+class MetricsSettings(SettingsSection):
     """What a broker tells Prometheus at ``/metrics``."""
 
     danube_names: bool = True
     """Offer figures also under Danube's names (``danube_*``), which its web UI and its MCP server query."""
 
 
-class Logging(Section):
+class LoggingSettings(SettingsSection):
     """What a broker writes to standard error. Every line says which broker, and lines about a topic say under
     which epoch."""
 
@@ -288,28 +288,28 @@ class Logging(Section):
     """``text``: for people, ``key=value`` behind a short text. ``json``: an object per line, with the same
     keys."""
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least that is told."""
+    """The lowest level that is written."""
 
 
-class Config(Section):
+class Config(SettingsSection):
     cluster_name: str = "sava"
     """A name for people."""
-    broker: Broker = Broker()
-    meta_store: MetaStore = MetaStore()
+    broker: BrokerSettings = BrokerSettings()
+    meta_store: MetaStoreSettings = MetaStoreSettings()
     bootstrap_namespaces: tuple[str, ...] = ()
     """Namespaces that are created at the first start."""
     auto_create_topics: bool = True
     """Whether a producer may create its topic."""
-    policies: Policies = Policies()
-    dispatch: Dispatch = Dispatch()
-    storage: Storage = Storage()
-    journal: Journal = Journal()
+    policies: PolicySettings = PolicySettings()
+    dispatch: DispatchSettings = DispatchSettings()
+    storage: StorageSettings = StorageSettings()
+    journal: JournalSettings = JournalSettings()
     auth: Auth = Auth()
-    cluster: Cluster = Cluster()
-    load_manager: LoadManager = LoadManager()
-    replication: Replication = Replication()
-    metrics: Metrics = Metrics()
-    logging: Logging = Logging()
+    cluster: ClusterSettings = ClusterSettings()
+    load_manager: LoadManagerSettings = LoadManagerSettings()
+    replication: ReplicationSettings = ReplicationSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    logging: LoggingSettings = LoggingSettings()
     _notes: tuple[str, ...] = PrivateAttr(())
 
     @property

@@ -1,10 +1,9 @@
 """Why a call came to nothing, from the only thing that gRPC tells about it: a text for people.
 
 Texts are no contract, and nothing but other texts depends on what is recognised here: a cause that gRPC words
-otherwise one day is shown in gRPC's words. What must be named is a fault of TLS. The broker runs, so whoever
-reads "cannot be reached" looks in the wrong place; and gRPC ends the text of a failed handshake with "OK",
-the status of a check that was not the one that failed.
-"""
+otherwise one day is shown in gRPC's words. What must be named is a fault of TLS. The broker runs, so a user
+who reads "cannot be reached" looks in the wrong place; and gRPC ends the text of a failed handshake with
+"OK", the status of a check that was not the one that failed."""
 
 from __future__ import annotations
 
@@ -49,8 +48,8 @@ def cause_of(details: str | None) -> Cause:
     if _BROKEN_OFF.search(said):
         # A broker tells strangers nothing, not even that it wants TLS.
         return Cause(
-            "it breaks connections off at once, as a broker with TLS does to whoever shows no certificate "
-            "that its authority has signed",
+            "it breaks connections off at once, as a broker with TLS does to a client that shows no "
+            "certificate signed by its authority",
             _SHOW,
         )
     if found := _HANDSHAKE.search(said):

@@ -4,7 +4,7 @@ Errors are types with fields, split by whose fault they are, and are never told 
 
 * ``CallerError``: the request is wrong; repeating it unchanged cannot help.
 * ``RetryableError``: the request may be fine; the same request can succeed later.
-* ``HostError``: this process cannot go on (disk, corruption, foreign data); an operator must act.
+* ``HostError``: this process cannot continue (disk, corruption, foreign data); an operator must act.
 
 Beside its family, every error type carries its ``outcome``: what became of the request that raised it. A
 caller that takes an unknown outcome for a failure repeats what was done, or reports a loss that is none.

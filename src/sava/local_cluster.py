@@ -11,11 +11,11 @@ Everything is below one directory:
     pipelines.log        what that says
 
 Ports are chosen once. A member of a cluster is known by its address, so a second start uses the same ones and
-is refused when somebody else has taken one meanwhile. Two do not run on one directory: this process holds its
-lock, and each broker that of its own directory, which also tells of a broker that survived a kill -9 of
-whoever started it.
+is refused when another process has taken one meanwhile. Two do not run on one directory: this process holds
+its lock, and each broker that of its own directory, which also shows a broker that survived a kill -9 of the
+process that started it.
 
-The brokers are in the process group of whoever starts them, so that what ends that group ends them.
+The brokers are in the process group of the process that starts them, so that what ends that group ends them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from typing import Final
 
 import msgspec
 
+from sava.api.admin_client import AdminClient
 from sava.errors import HostError, RetryableError
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.identity import NODE_ID
 from sava.proto import admin_pb2 as pb
-from sava.services.admin_client import AdminClient
+from sava.wal.disk import LocalDisk
 from sava.wal.errors import DirectoryLocked
-from sava.wal.local_disk import LocalDisk
 
 HOST: Final = "127.0.0.1"
 LAYOUT: Final = "local-cluster.json"
@@ -83,7 +83,7 @@ USUAL: Final = Ports(client=6650, admin=50051, raft=7650, http=9040)
 class Layout(msgspec.Struct, frozen=True):
     brokers: tuple[Ports, ...]
     port_base: int | None = None
-    """As it was asked for at the first start: whoever asks for the same again may."""
+    """As it was asked for at the first start; asking for the same again is allowed."""
 
 
 class LocalProcess:
@@ -104,7 +104,7 @@ class LocalProcess:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            # Not asyncio's: whoever runs this may run it on uvloop, which runs Python between fork and exec.
+            # Not asyncio's: the caller may run on uvloop, which runs Python between fork and exec.
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def send(self, number: signal.Signals) -> None:
@@ -280,7 +280,7 @@ class LocalCluster:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await asyncio.gather(*(self._until(broker, "/healthz") for broker in self.brokers))
-                await self._found()
+                await self._init()
                 await asyncio.gather(*(self._until(broker, "/readyz") for broker in self.brokers))
                 await asyncio.gather(*(self._identify(broker) for broker in self.brokers))
         except TimeoutError as error:
@@ -408,7 +408,7 @@ class LocalCluster:
                 raise LocalClusterFailed(LocalProcess.end(broker))
             await asyncio.sleep(POLL_S)
 
-    async def _found(self) -> None:
+    async def _init(self) -> None:
         """Repeating it is harmless, so it is repeated until it is known to be done."""
         request = pb.InitRequest(nodes=[broker.raft for broker in self.brokers])
         async with AdminClient(self.brokers[0].admin) as client:
@@ -425,7 +425,8 @@ class LocalCluster:
 
 
 def _require_stopped(broker: LocalBroker) -> None:
-    """Its directory and its ports must be nobody's. A broker that outlived whoever started it has both."""
+    """No process may have its directory or its ports. A broker that outlived the process that started it has
+    both."""
     disk = LocalDisk(broker.directory)
     try:
         disk.lock()
@@ -439,7 +440,7 @@ def _require_stopped(broker: LocalBroker) -> None:
         if not _is_free(port):
             raise LocalClusterFailed(
                 f"{name} port {port} of broker {broker.number} is taken by another process, if only for a "
-                "connection; stop that one, try again, or begin anew with another --data-dir"
+                "connection; stop that one, try again, or start again with another --data-dir"
             )
 
 
@@ -469,7 +470,7 @@ def _free_port(wanted: int, chosen: set[int]) -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # What a former life's connections leave behind for a minute is no obstacle to a server.
+        # What connections of an earlier run leave behind for a minute is no obstacle to a server.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

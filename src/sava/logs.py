@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, TextIO
 
 _PLACE: Final = re.compile(r"%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
 _NAME: Final = re.compile(r"(\w+)=$")
-_GOES_ON: Final = ": "
+_CONTINUES: Final = ": "
 """Between the parts of one value, as in ``error=%s: %s``."""
 
 MOST: Final = 20
@@ -87,7 +87,7 @@ def _named(text: str, values: tuple[object, ...]) -> dict[str, Any]:
         if name is not None:
             last = name[1]
             found[last] = value if isinstance(value, bool | int | float) else str(value)
-        elif last and between == _GOES_ON:
+        elif last and between == _CONTINUES:
             found[last] = f"{found[last]}{between}{value}"
         else:
             last = ""
@@ -180,7 +180,7 @@ def _summary(last: logging.LogRecord, count: int, seconds: float) -> logging.Log
 
 
 class RestrainedHandler(logging.StreamHandler[TextIO]):
-    """Writes to standard error, and no more of the same than somebody would read."""
+    """Writes to standard error, and no more of the same than an operator would read."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)

@@ -1,18 +1,18 @@
 """Supervisor: what becomes of a broker one of whose tasks dies of a bug.
 
-What a task foresees (a store without a quorum, a disk that is full) it handles itself. What gets here nobody
+What a task foresees (a store without a quorum, a disk that is full) it handles itself. What gets here no code
 foresaw, and the rest of the broker does not notice: it would stay ready, and keep its lease and its topics,
 for which something is not done any more. Two ways out of it, and each task has one:
 
 * **Essential.** Others rely on what it does, and on what it holds in memory, and of that nothing is certain
   after a bug. What is on disk is: so the process ends, in order if it can (positions written, the lease given
-  back, leadership handed over), whoever runs it starts it anew, and others take its topics at once.
-* **Repeated.** It begins every round from records that are read anew, writes on condition that they are still
-  so, and without it the broker serves as before. Such a task is begun again, after a pause that grows. Ending
-  the process would be worse than what it mends: what a leader does for all, each next leader does with the
-  same records, and one that nobody can digest would end one broker after the other.
+  back, leadership handed over), its service manager starts it again, and others take its topics at once.
+* **Repeated.** It begins every round from records that it reads again, writes on condition that they are
+  still so, and without it the broker serves as before. Such a task is begun again, after a pause that grows.
+  Ending the process would be worse than what it mends: what a leader does for all, each next leader does
+  with the same records, and one that no code can digest would end one broker after the other.
 
-A task that is cancelled by somebody who did not mean to (the error of a wait that was cancelled elsewhere
+A task that is cancelled by code that did not mean to (the error of a wait that was cancelled elsewhere
 came through) ends without an error, and is as dead.
 """
 
@@ -25,11 +25,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+from sava.tasks import Backoff
+
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
-"""Also: a task that has worked for so long begins with the first pause again."""
+"""Also: a task that has worked longer than this begins with the first pause again."""
 
 
 class Supervisor:
@@ -37,12 +39,12 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Resolves with the reason when this process must not go on."""
+        """Resolves with the reason when this process must not continue."""
         self.failures: Counter[str] = Counter()
         """How often each task has died; for figures."""
 
     def essential(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """A task without which this process must not go on. It may return: then it has done its work."""
+        """A task without which this process must not continue. It may return: then it has done its work."""
 
         def done(task: asyncio.Task[None]) -> None:
             error = _unforeseen(task)
@@ -67,13 +69,13 @@ class Supervisor:
         return self.essential(self._repeat(work, name, resign), name=name)
 
     def end(self, reason: str) -> None:
-        """This process must not go on. The first reason counts: what follows may come of it."""
+        """This process must not continue. The first reason counts: what follows may come of it."""
         if not self.died.done():
             self.died.set_result(reason)
 
     @property
     def reason(self) -> str:
-        """Why this process must not go on; empty: it may."""
+        """Why this process must not continue; empty: it may."""
         return self.died.result() if self.died.done() else ""
 
     async def _repeat(
@@ -82,7 +84,7 @@ class Supervisor:
         name: str,
         resign: Callable[[], Awaitable[None]] | None,
     ) -> None:
-        pause = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, jitter=0)
         while True:
             began = time.monotonic()
             error = await _outcome(work())
@@ -90,18 +92,18 @@ class Supervisor:
                 return
             self.failures[name] += 1
             if time.monotonic() - began > LONGEST_PAUSE_S:
-                pause = FIRST_PAUSE_S
+                backoff.reset()
+            is_longest, pause = backoff.is_longest, backoff.next()
             log.error(
                 "supervisor: a task died and is begun again task=%s pause_s=%.0f", name, pause, exc_info=error
             )
-            if pause >= LONGEST_PAUSE_S and resign is not None:
+            if is_longest and resign is not None:
                 await resign()
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 async def _outcome(work: Coroutine[Any, Any, None]) -> BaseException | None:
-    """What it died of; None if it returned. Being cancelled by whoever may is for the caller."""
+    """What it died of; None if it returned. The caller handles a cancellation by its owner."""
     try:
         await work
     except Exception as error:  # noqa: BLE001 (whatever it is, it is a bug)
@@ -115,7 +117,7 @@ async def _outcome(work: Coroutine[Any, Any, None]) -> BaseException | None:
 
 
 def _unforeseen(task: asyncio.Task[None]) -> BaseException | None:
-    """What it died of; None if it returned, or was cancelled by whoever may."""
+    """What it died of; None if it returned, or its owner cancelled it."""
     if not task.cancelled():
         return task.exception()
     return None if task.cancelling() else _stray()

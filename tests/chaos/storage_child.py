@@ -26,7 +26,6 @@ from typing import Any, cast
 import msgspec
 
 from sava.metadata.commands import Delete, Put
-from sava.metadata.memory import MemoryStore
 from sava.metadata.store import MetadataStore
 from sava.records import RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
@@ -38,6 +37,7 @@ from sava.storage.types import TopicKey, TopicState
 from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
+from tests.support.memory_store import MemoryStore
 
 IN_FLIGHT = 8
 OPTIONS = StorageOptions(

@@ -16,7 +16,6 @@ from random import Random
 import msgspec
 import pytest
 
-from sava.metadata.memory import MemoryStore
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
@@ -28,6 +27,7 @@ from tests.children import PIPE, start_child
 from tests.children import Child as Process
 from tests.long import IS_LONG
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import contents, expected, numbered
 
 LIVES = 200 if IS_LONG else 20

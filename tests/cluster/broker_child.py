@@ -29,7 +29,7 @@ around ``published``     around the mark that it is published                   
 =======================  =======================================================  ===========
 
 In the place of the topic, decisions have the writer: ``/writers/{writer}``, and journals the broker whose
-they are: ``/journals/{broker}``.
+they are: ``/ledgers/{broker}``.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from typing import Any, Final
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.publishing import Publisher
-from sava.broker.specs import Ownership, OwnershipState
-from sava.broker.topic import Topic
 from sava.cli.main import main
 from sava.cluster.writer_records import WRITERS, WriterRecord
+from sava.ledger.protocol import LedgerRecord
+from sava.ledger.records import LEDGERS
 from sava.metadata.commands import Delete, DeletePrefix, Put, TxnResult
-from sava.metadata.raft_store import RaftStore
-from sava.mirror import JournalRecord
-from sava.mirroring.records import JOURNALS
+from sava.metadata.store import RaftStore
 from sava.records import RecordBatch
 from sava.storage import keys
 from sava.storage.producers import RUN
 from sava.storage.types import TopicState
 from sava.storage.uploader import Backlog, Uploader
+from sava.topics import specs
+from sava.topics.publishing import Publisher
+from sava.topics.specs import Ownership, OwnershipState
+from sava.topics.topic import Topic
 
 VARIABLE: Final = "SAVA_TRAP"
 MOVE_STEPS: Final = (
@@ -128,8 +128,8 @@ def _changes(store: RaftStore, operations: Sequence[object]) -> Iterator[tuple[s
                 yield "storage removed", _topic(key, 3)
             case DeletePrefix(key) if key.startswith(specs.TOPICS):
                 yield "removed", _topic(key, 2)
-            case Put(key) if key.startswith(JOURNALS):
-                journal = msgspec.json.decode(operation.value, type=JournalRecord)
+            case Put(key) if key.startswith(LEDGERS):
+                journal = msgspec.json.decode(operation.value, type=LedgerRecord)
                 yield f"journal {journal.state.value}", key.rpartition("/")[0]
             case Put(key) if key.startswith(WRITERS):
                 record = msgspec.json.decode(operation.value, type=WriterRecord)

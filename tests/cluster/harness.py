@@ -16,12 +16,12 @@ from typing import Any, Self
 
 import yaml
 
+from sava.api.admin_client import PLAIN
 from sava.client import Client
 from sava.config import Auth
 from sava.errors import SavaError
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.proto import topics_admin_pb2 as pb
-from sava.services.admin_client import PLAIN
 from tests.integration.harness import BrokerProcess, Cluster, sava
 from tests.patience import PATIENCE_S
 

@@ -22,16 +22,16 @@ from typing import Final
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.specs import Ownership, OwnershipState
-from sava.metadata.commands import Batch, Delete, LeaseExpire, LeaseRevoke, Put, Txn, decode_proposal
+from sava.ledger.protocol import LedgerRecord
+from sava.ledger.records import LEDGERS
+from sava.metadata.commands import Delete, LeaseExpire, LeaseRevoke, Put, Txn, TxnBatch, decode_proposal
 from sava.metadata.identity import open_state
-from sava.mirror import JournalRecord
-from sava.mirroring.records import JOURNALS
 from sava.raft.types import EntryKind
 from sava.storage import keys
 from sava.storage.types import TopicState
-from sava.wal.local_disk import LocalDisk
+from sava.topics import specs
+from sava.topics.specs import Ownership, OwnershipState
+from sava.wal.disk import LocalDisk
 from tests.cluster.harness import Brokers, until
 from tests.cluster.mirrored import MirroredBrokers
 from tests.integration.harness import BrokerProcess
@@ -191,7 +191,7 @@ def _read_log(broker: BrokerProcess, gone: int, measured: TakingOver) -> None:
 def _changes(command: object, epochs: Counter[str]) -> Iterator[str]:
     if isinstance(command, LeaseExpire | LeaseRevoke):
         yield "registration gone"
-    txns = command.txns if isinstance(command, Batch) else (command,) if isinstance(command, Txn) else ()
+    txns = command.txns if isinstance(command, TxnBatch) else (command,) if isinstance(command, Txn) else ()
     for operation in (each for txn in txns for each in txn.then):
         match operation:
             case Put(key) if key.startswith(specs.TOPICS) and key.endswith("/ownership"):
@@ -203,8 +203,8 @@ def _changes(command: object, epochs: Counter[str]) -> Iterator[str]:
                 is_claim = state.epoch > epochs[key]
                 epochs[key] = state.epoch
                 yield "storage " + ("sealed" if state.sealed else "claimed" if is_claim else "stored")
-            case Put(key) if key.startswith(JOURNALS):
-                journal = msgspec.json.decode(operation.value, type=JournalRecord)
+            case Put(key) if key.startswith(LEDGERS):
+                journal = msgspec.json.decode(operation.value, type=LedgerRecord)
                 yield f"journal {journal.state.value}"
             case Put(key) | Delete(key):
                 yield (

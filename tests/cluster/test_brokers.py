@@ -21,7 +21,7 @@ TOPIC = "/default/orders"
 DETECTED_S = 12.0
 """What the documentation promises: from a broker's death until its uploaded topics serve elsewhere, with the
 default settings."""
-DEFAULTS: dict[str, Any] = {"cluster": {"registration_ttl_ms": config.Cluster().registration_ttl_ms}}
+DEFAULTS: dict[str, Any] = {"cluster": {"registration_ttl_ms": config.ClusterSettings().registration_ttl_ms}}
 
 
 async def publish(cluster: Brokers, topic: str, count: int) -> None:
@@ -39,7 +39,7 @@ async def at_rest(cluster: Brokers, topic: str) -> None:
 
     async def rests() -> bool:
         value = await cluster.running[0].get(f"/storage/topics{topic}/state")
-        return value is not None and bool(json.loads(value).get("at_rest"))
+        return value is not None and bool(json.loads(value).get("is_clean"))
 
     await until(rests, f"{topic} is at rest")
 

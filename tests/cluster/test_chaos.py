@@ -27,7 +27,7 @@ from sava.errors import SavaError
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
-from tests.integration.links import JOURNALS, KINDS, RAFT
+from tests.integration.links import KINDS, LEDGERS, RAFT
 from tests.long import IS_LONG
 
 TOPICS = [f"/default/chaos-{number}" for number in range(3)]
@@ -113,7 +113,7 @@ class Chaos:
     async def _cut(self, broker: BrokerProcess) -> None:
         links = self._cluster.links
         assert links is not None
-        kinds = self._chance.choice(((RAFT,), (JOURNALS,), KINDS))
+        kinds = self._chance.choice(((RAFT,), (LEDGERS,), KINDS))
         links.isolate(
             broker.number, [each.number for each in self._cluster.brokers if each is not broker], kinds
         )

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from sava import config
-from sava.metadata.operations import ClusterOperations
+from sava.metadata.store import ClusterOperations
 from sava.server import EXIT_FAILED, Broker, raft_address
 from tests.cluster.harness import Brokers, until
 from tests.cluster.mortal_child import VARIABLE, strike
@@ -17,7 +17,7 @@ from tests.integration.harness import FAST, BrokerProcess, storage_in
 from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
-ESSENTIAL = ("cluster view", "journal records", "registration", "agent", "cursors", "uploader")
+ESSENTIAL = ("cluster view", "ledger records", "registration", "agent", "cursors", "uploader")
 REPEATED = (
     *("controller", "rebalancing", "failover", "replication", "load reports"),
     *("tending", "retention", "merging", "sweeping"),
@@ -56,7 +56,7 @@ async def test_a_leader_whose_agent_has_died_ends_and_others_go_on_at_once(tmp_p
             assert await asyncio.wait_for(producer.send(b"after"), PATIENCE_S) == 1
         log = "\n".join(victim.lines)
         assert "an essential task died task=agent" in log
-        assert "in _run" in log, "the traceback"
+        assert "in run" in log, "the traceback"
         assert "broker: stopping reason=the task 'agent' died: Bug: injected" in log
         assert "leadership handed over" in log
         assert await cluster.owner("/default/orders") is not victim

@@ -26,7 +26,7 @@ from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
 from tests.integration.harness import BrokerProcess
-from tests.integration.links import JOURNALS, RAFT
+from tests.integration.links import LEDGERS, RAFT
 from tests.long import only_long
 from tests.patience import PATIENCE_S
 
@@ -180,7 +180,7 @@ async def the_owner_is_cut_from_its_mirrors_and_not_from_raft(cluster: MirroredB
     owner = (await cluster.roles()).source
     others = [broker.number for broker in cluster.brokers if broker is not owner]
     async with traffic(cluster, topic, owner) as load:
-        cluster.links.isolate(owner.number, others, (JOURNALS,))
+        cluster.links.isolate(owner.number, others, (LEDGERS,))
         try:
             await asyncio.sleep(1.0)  # what was acknowledged on the way is counted by now
             acked = len(load.acked)
@@ -275,7 +275,7 @@ async def the_owner_and_a_mirror_are_lost_at_once(cluster: MirroredBrokers, topi
         told = await _told_of_loss(cluster, owner)
         assert "nothing was done" in told
         assert topic in told
-        assert "whatever was acknowledged from position" in told
+        assert "all that was acknowledged from position" in told
         assert (await cluster.journal_of(owner)).state == "recovering"
         assert (await cluster.ownership(topic)).state.value == "orphan"
         await _a_doctor_says_so(cluster, owner, topic)
@@ -366,7 +366,7 @@ async def _kill_coordinator(cluster: MirroredBrokers, topic: str, step: str) -> 
     # If it is a mirror, too, one copy would be left: it must come back then.
     is_needed = leader in await cluster.mirrors_of(owner)
     async with traffic(cluster, topic, owner):
-        cluster.trap(step, f"/journals/{await cluster.id_of(owner)}", leader)
+        cluster.trap(step, f"/ledgers/{await cluster.id_of(owner)}", leader)
         await die(owner)
         await leader.ended(timeout=PATIENCE_S)
         if is_needed:

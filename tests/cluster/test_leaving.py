@@ -10,9 +10,9 @@ import msgspec
 
 from bench.rows.rolling import roll
 from bench.trio import Trio
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.broker.specs import Ownership
+from sava.topics import specs
+from sava.topics.names import TopicName
+from sava.topics.specs import Ownership
 from tests.cluster.harness import Brokers
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload

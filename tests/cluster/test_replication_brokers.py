@@ -8,7 +8,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from sava.client.errors import ClientError
 from tests.cluster.harness import until
 from tests.cluster.sites import NamedBrokers

@@ -13,13 +13,13 @@ from sava.errors import SavaError
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.proto import pipelines_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
-from sava.storage.link_cursors import link_cursor
+from sava.storage.source_positions import replication_slot
 from tests.cluster.harness import Brokers, until
 from tests.integration.harness import BrokerProcess
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
-CURSOR = link_cursor("west")
+CURSOR = replication_slot("west")
 
 
 @pytest.fixture

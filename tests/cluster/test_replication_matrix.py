@@ -20,14 +20,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pytest
 
-from sava.blocking import Client
-from sava.broker.names import TopicName
-from sava.broker.specs import spec_key
+from sava.client.blocking import Client
 from sava.client.loop_thread import LoopThread
 from sava.errors import SavaError
 from sava.pipeline.replicate import background
 from sava.proto import admin_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
+from sava.topics.names import TopicName
+from sava.topics.specs import spec_key
 from tests.long import IS_LONG
 from tests.patience import PATIENCE_S
 from tests.replicating import Gate, RunningLink, Side, Told

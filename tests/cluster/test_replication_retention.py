@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from sava.api.admin_client import PLAIN
 from sava.proto import topics_admin_pb2 as pb
-from sava.services.admin_client import PLAIN
-from sava.storage.link_cursors import link_cursor
+from sava.storage.source_positions import replication_slot
 from tests.cluster.harness import until
 from tests.long import only_long
 from tests.replicating import RunningLink, Side
@@ -21,7 +21,7 @@ TOPIC, OTHER = "/default/orders", "/shop/orders"
 SIZE = 50_000
 """Of a message, by chance and so as it is stored; twenty of them are kept."""
 MEGABYTE = 1 << 20
-CURSOR = link_cursor("west")
+CURSOR = replication_slot("west")
 
 
 class Quick(Standalone):

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from sava.blocking import Client
-from sava.client import stream
+from sava.client import connection
+from sava.client.blocking import Client
+from sava.client.connection import ClientStream
+from sava.client.liveness import WatchedCall
 from sava.client.loop_thread import LoopThread
-from sava.client.pulse import Waiting
-from sava.client.stream import Stream
 from sava.proto import replica_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from tests.cluster.harness import until
@@ -242,7 +242,7 @@ def test_a_message_that_may_not_go_through_a_relay_comes_on_the_direct_way(world
 # -- a row of appends, one of which fails alone ------------------------------------------------
 
 
-class Troubled(Stream):
+class Troubled(ClientStream):
     """What becomes of the stretches on their way to the target: some are lost, alone; some come twice, or
     change places. The stream lives on, and those behind them arrive."""
 
@@ -251,7 +251,7 @@ class Troubled(Stream):
     left: ClassVar = 0
     _guard = threading.Lock()
 
-    def __init__(self, call: Any, target: str, waiting: Waiting) -> None:
+    def __init__(self, call: Any, target: str, waiting: WatchedCall) -> None:
         super().__init__(call, target, waiting)
         self._held: Any = None
 
@@ -272,7 +272,7 @@ class Troubled(Stream):
     @classmethod
     def _trouble(cls) -> str:
         with cls._guard:
-            if not cls.left or cls.chance.random() < 0.7:
+            if not cls.left or cls.chance.random() < 0.4:
                 return ""
             cls.left -= 1
             trouble = cls.chance.choice(("lost", "repeated", "swapped"))
@@ -290,7 +290,7 @@ def test_one_append_of_several_that_fails_alone_loses_nothing(
     with Client(world.sides["eu"].broker.url, timeout=60) as client, client.producer(name) as producer:
         producer.send_many([payload("eu", number, MEGABYTE // 8) for number in range(8 * TROUBLES * 4)])
     Troubled.chance, Troubled.left, Troubled.troubles = random.Random(new_seed()), TROUBLES, {}
-    monkeypatch.setattr(stream, "Stream", Troubled)
+    monkeypatch.setattr(connection, "ClientStream", Troubled)
     world.link("pipelined", targets, forward=False)
     world.until_quiet([name], targets)
     print(Troubled.troubles)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from sava.broker.ownership import UNASSIGNED
-from sava.broker.specs import Ownership, OwnershipState
 from sava.errors import SavaError
 from sava.proto import admin_pb2 as admin
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.types import TopicState
+from sava.topics.ownership import UNASSIGNED
+from sava.topics.specs import Ownership, OwnershipState
 from tests.cluster.broker_child import VARIABLE, Trap
 from tests.cluster.harness import CALL_S, Brokers, until
 from tests.integration.harness import BrokerProcess

@@ -7,8 +7,7 @@ import json
 import pytest
 from grpc import StatusCode
 
-from sava.doctor.observation import parsed
-from sava.doctor.reach import fetch
+from sava.doctor.observation import fetch, parsed
 from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_schema_pb2 as schema

@@ -25,9 +25,9 @@ from typing import Any, Self
 
 import yaml
 
+from sava.api.admin_client import PLAIN, AdminClient
 from sava.config import Auth
 from sava.proto import admin_pb2 as pb
-from sava.services.admin_client import PLAIN, AdminClient
 from tests.children import PIPE, Child, start_sava
 from tests.integration.links import Links
 from tests.patience import PATIENCE_S

@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sava.framing import BadFrame, FrameReader
-from sava.services.raft_wire import GREETING, OpenJournals, decode_opening
+from sava.peer_connection import GREETING, BadFrame, FrameDecoder, OpenLedgers, decode_handshake
 
-RAFT, JOURNALS = KINDS = ("raft", "journals")
+RAFT, LEDGERS = KINDS = ("raft", "journals")
 
 
 @dataclass(eq=False)
@@ -132,8 +131,8 @@ def _kind_of(first: bytes) -> str:
     if not first.startswith(GREETING):
         return RAFT
     try:
-        payloads = FrameReader().feed(first[len(GREETING) :])
-        return JOURNALS if payloads and isinstance(decode_opening(payloads[0]), OpenJournals) else RAFT
+        payloads = FrameDecoder().feed(first[len(GREETING) :])
+        return LEDGERS if payloads and isinstance(decode_handshake(payloads[0]), OpenLedgers) else RAFT
     except BadFrame:
         return RAFT
 

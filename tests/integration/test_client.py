@@ -304,7 +304,7 @@ async def test_sending_waits_for_room(client: Client, topic: str) -> None:
         async def send(n: int) -> int:
             nonlocal highest
             offset = await producer.send(b"%d" % n)
-            highest = max(highest, producer._room.messages)
+            highest = max(highest, producer._pending.messages)
             return offset
 
         offsets = await asyncio.gather(*(send(n) for n in range(5000)))

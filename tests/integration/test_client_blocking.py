@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from tests.standalone import Standalone
 
 

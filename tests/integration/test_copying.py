@@ -20,13 +20,13 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from sava.client.errors import ClientError
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.replicate.translation import REPLICATE
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc
 from sava.records import Message, Origin
-from sava.storage.chains import PATH
+from sava.storage.source_positions import PATH
 from tests.copier import Copier, Several, Site, bare, numbered, payloads
 from tests.integration.harness import REPOSITORY
 from tests.long import IS_LONG

@@ -197,7 +197,7 @@ async def test_the_service_of_another_cluster(tmp_path: Path) -> None:
         found(findings, "error", "clients", "is of another")
         code, findings = await doctor(east.admin, "--service", f"http://{east.admin}")
         assert code == 1
-        found(findings, "error", "clients", "who is not the client port of a broker")
+        found(findings, "error", "clients", "that is not the client port of a broker")
 
 
 async def test_what_needs_a_runner_and_has_none(tmp_path: Path) -> None:

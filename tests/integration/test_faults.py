@@ -16,14 +16,14 @@ import pytest
 from sava.config import Auth
 from sava.errors import RetryableError, SavaError
 from sava.metadata.commands import encode
-from sava.metadata.durable import Batch, RecordKind
+from sava.metadata.durable import DurableBatch, RecordKind
 from sava.metadata.errors import IdentityConflict
 from sava.metadata.identity import cluster_id_of, open_state
 from sava.metadata.peer import Bootstrap
+from sava.peers.raft_transport import TcpTransport
 from sava.proto import admin_pb2 as pb
 from sava.raft.types import Entry, EntryKind, HardState, Membership, NodeId
-from sava.services.raft_transport import TcpTransport
-from sava.wal.local_disk import LocalDisk
+from sava.wal.disk import LocalDisk
 from tests.integration.harness import BrokerProcess, Cluster
 from tests.patience import PATIENCE_S
 
@@ -177,7 +177,7 @@ def _append_unknown_command(data_dir: Path) -> None:
     payload = msgspec.msgpack.encode([[250, "from the future"], 0, 0, 0, 0, 0])
     entry = Entry(last.index + 1, last.term, EntryKind.COMMAND, payload)
     hard_state = HardState(core.hard_state.term, core.hard_state.vote, entry.index)
-    state.log.append(RecordKind.BATCH, [encode(Batch(hard_state, None, (entry,)))])
+    state.log.append(RecordKind.BATCH, [encode(DurableBatch(hard_state, None, (entry,)))])
     state.log.sync()
     state.log.close()
     state.release()

@@ -11,7 +11,7 @@ import pytest
 from sava.cluster import records
 from sava.metadata.errors import IdentityConflict, InvalidRequest, NotInitialized, Unavailable
 from sava.proto import admin_pb2 as pb
-from sava.raft.errors import MembershipRefused
+from sava.raft.types import MembershipRefused
 from tests.integration.harness import BrokerProcess, Cluster, sava
 from tests.long import only_long
 from tests.patience import PATIENCE_S
@@ -91,8 +91,8 @@ async def test_a_partial_init_is_completed_by_running_it_again(tmp_path: Path) -
         from sava.config import Auth
         from sava.metadata.identity import cluster_id_of
         from sava.metadata.peer import Bootstrap
+        from sava.peers.raft_transport import TcpTransport
         from sava.raft.types import Membership, NodeId
-        from sava.services.raft_transport import TcpTransport
 
         members = tuple(sorted([(NodeId(await b.node_id()), b.raft_address) for b in cluster.brokers]))
         founders = tuple(node for node, _ in members)

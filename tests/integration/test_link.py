@@ -13,11 +13,11 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from sava.blocking import Client
 from sava.client import Refused, TopicUnknown, Unavailable
+from sava.client.blocking import Client
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone, PartitionExtent
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc, writers_pb2
-from sava.records import Codec, RecordBatch
+from sava.records import Compression, RecordBatch
 from sava.storage.objectstore import ObjectStore
 from tests.integration.test_tls import make_certificates
 from tests.patience import PATIENCE_S
@@ -27,7 +27,7 @@ from tests.standalone import Standalone
 ROWS = 1000
 
 
-def batches(count: int, *, codec: Codec = Codec.NONE) -> Iterator[RecordBatch]:
+def batches(count: int, *, codec: Compression = Compression.NONE) -> Iterator[RecordBatch]:
     """As the sink makes them: from Arrow, without place and producer."""
     for number in range(count):
         payloads = [b"%d" % row for row in range(number * ROWS, (number + 1) * ROWS)]
@@ -69,8 +69,8 @@ def test_topics_are_found_and_created(link: ClusterClient) -> None:
         link.topics("nowhere")
 
 
-@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
-def test_what_is_published_is_read(link: ClusterClient, codec: Codec) -> None:
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.LZ4])
+def test_what_is_published_is_read(link: ClusterClient, codec: Compression) -> None:
     (name,) = link.partitions(f"/default/read-{codec.name.lower()}", create=True).names
     assert link.extents([name]) == {name: PartitionExtent(0, 0, 0)}
     assert link.publish(name, batches(30, codec=codec)) == 30 * ROWS

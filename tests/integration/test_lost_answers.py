@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
+from sava.api.admin_client import AdminClient
 from sava.client import Client
 from sava.errors import Outcome, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
@@ -25,7 +26,6 @@ from sava.proto import admin_pb2 as pb
 from sava.proto import journals_pb2 as journals_pb
 from sava.proto import journals_pb2_grpc as journals_rpc
 from sava.proto import topics_admin_pb2 as topics_pb
-from sava.services.admin_client import AdminClient
 from tests.integration.harness import Cluster, sava
 from tests.integration.writing import Writing
 from tests.lost_answers import LostAnswers

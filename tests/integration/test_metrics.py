@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 from sava.client import Client
-from sava.doctor.observation import Samples, parsed
-from sava.doctor.reach import fetch
+from sava.doctor.observation import Samples, fetch, parsed
 from tests.cluster.harness import until
 from tests.standalone import Standalone
 

@@ -12,12 +12,11 @@ import pytest
 
 from sava import config
 from sava.metadata.node import NodeOptions, RaftNode, open_node
-from sava.metadata.operations import ClusterOperations
-from sava.metadata.raft_store import RaftStore
+from sava.metadata.store import ClusterOperations, RaftStore
+from sava.peers.raft_listener import RaftListener
+from sava.peers.raft_transport import TcpTransport
 from sava.server import raft_address
 from sava.server.broker import replica_config
-from sava.services.raft_listener import RaftListener
-from sava.services.raft_transport import TcpTransport
 from tests.integration.harness import FAST
 from tests.metadata_patterns import *  # noqa: F403
 from tests.ports import free_ports

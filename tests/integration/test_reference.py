@@ -16,7 +16,7 @@ import yaml
 
 from sava.cli.main import EXIT_UNKNOWN
 from sava.config import Config
-from sava.doctor.signs import SIGNS
+from sava.doctor.brokers import METRIC_ALERTS
 from sava.pipeline.runner.process import LOST
 from sava.server import EXIT_FAILED, EXIT_OK, EXIT_START
 from tests.pages import text_of
@@ -153,4 +153,4 @@ def test_the_alerts_fire_when_they_should() -> None:
 
 
 def test_the_doctor_looks_at_metrics_that_exist() -> None:
-    check_names([sign.metric for sign in SIGNS])
+    check_names([alert.metric for alert in METRIC_ALERTS])

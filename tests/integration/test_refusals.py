@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
+from sava.peers.error_mapping import CODE_KEY
 from sava.proto import admin_pb2 as admin
 from sava.proto import brokers_pb2 as brokers
 from sava.proto import replica_pb2 as replica
 from sava.proto import streams_pb2 as streams
 from sava.proto import topics_admin_pb2 as topics
-from sava.services.faults import CODE_KEY
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone
 
@@ -80,12 +80,12 @@ CASES = {
     "ids: all of them": Case(
         "admin.Meta/AllocateId", admin.AllocateIdRequest(key="/ids", count=HUGE), "invalid", "/ids"
     ),
-    "load: not a number": Case("admin.Brokers/ReportLoad", load(cpu=nan), "message_invalid", "numbers"),
+    "load: not a number": Case("admin.Brokers/ReportLoad", load(cpu=nan), "message_invalid", "load report"),
     "load: endless": Case(
-        "admin.Brokers/ReportLoad", load(megabytes_per_second=inf), "message_invalid", "numbers"
+        "admin.Brokers/ReportLoad", load(megabytes_per_second=inf), "message_invalid", "load report"
     ),
     "load: less than none": Case(
-        "admin.Brokers/ReportLoad", load(messages_per_second=-1), "message_invalid", "numbers"
+        "admin.Brokers/ReportLoad", load(messages_per_second=-1), "message_invalid", "load report"
     ),
     "load: of nobody": Case("admin.Brokers/ReportLoad", load(0), "message_invalid", "broker 0"),
     "subscription: no name": Case(

@@ -16,7 +16,7 @@ from grpc import aio
 from sava.client import Client
 from sava.proto import replica_pb2 as pb
 from sava.records import Message, RecordBatch
-from sava.storage.chains import origin_topic
+from sava.storage.source_positions import origin_topic
 from tests.copying import Origins
 from tests.patience import PATIENCE_S
 from tests.replica_client import ChainStream, Sender, replica, request_of, source_of

@@ -16,19 +16,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from sava.cluster.writers import INEXACT_MS
-from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage import staging
 from sava.storage.catalog import Catalog
 from sava.storage.errors import ObjectStoreUnavailable
 from sava.storage.keys import objects_prefix
+from sava.storage.maintenance import RetentionPolicy, drop_expired
 from sava.storage.objectstore import ObjectStore
-from sava.storage.orphans import sweep
-from sava.storage.retention import RetentionPolicy, delete_topic, enforce
+from sava.storage.orphans import delete_topic, sweep_orphans
 from sava.storage.segment import SegmentReader, write_segment
 from sava.storage.staging import Manifest, Part
 from tests.s3_server import BUCKET, S3Server, s3_server
 from tests.staging import batch, new_object
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.messages import TOPIC, numbered, placed, read_messages, write
 
 __all__ = ["s3_server"]
@@ -79,10 +79,10 @@ async def test_the_history_of_a_topic_that_moves(store: ObjectStore) -> None:
     for segment in await catalog.segments():
         await reader.verify(segment)
 
-    await enforce(catalog, store, RetentionPolicy(max_age_ms=5), epoch=2, now_ms=5)
+    await drop_expired(catalog, store, RetentionPolicy(max_age_ms=5), epoch=2, now_ms=5)
     assert [info.key async for info in store.list(objects_prefix(TOPIC))] == [later.key]
     await write(store, 22, 40, epoch=1)
-    assert len(await sweep(catalog, store, now_ms=FAR)) == 1
+    assert len(await sweep_orphans(catalog, store, now_ms=FAR)) == 1
     assert await delete_topic(catalog, store) == 1
     assert [info.key async for info in store.list(objects_prefix(TOPIC))] == []
 

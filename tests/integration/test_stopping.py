@@ -17,20 +17,20 @@ import pytest
 from grpc import aio
 
 from sava import config
-from sava.broker.names import TopicName
-from sava.metadata.operations import ClusterOperations
+from sava.metadata.store import ClusterOperations
+from sava.peers.error_mapping import CODE_KEY, Trailing
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
-from sava.raft.errors import InvariantError
+from sava.raft.types import InvariantError
 from sava.server import Broker, client_address, process, raft_address
-from sava.services.faults import CODE_KEY, Trailing
 from sava.tasks import cancelled
-from sava.wal.local_disk import LocalFile
+from sava.topics.names import TopicName
+from sava.wal.disk import LocalFile
 from tests.integration.harness import FAST, storage_in
 from tests.patience import PATIENCE_S
 from tests.ports import free_ports
-from tests.unit.broker.lives import publish
 from tests.unit.cluster.fakes import until
+from tests.unit.topics.lives import publish
 
 ORDERS = TopicName("default", "orders")
 

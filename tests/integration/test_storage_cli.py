@@ -13,16 +13,15 @@ from typing import Any, cast
 
 import pytest
 
-from sava.cli.storage_work import RemoteRecords
+from sava.api.admin_client import AdminClient
+from sava.cli.storage import RemoteRecords
 from sava.metadata import commands as c
 from sava.metadata.store import MetadataStore, RangeResult
 from sava.proto import admin_pb2 as pb
 from sava.records import Message, RecordBatch
-from sava.services.admin_client import AdminClient
 from sava.storage import keys
 from sava.storage.broker_storage import BrokerStorage
-from sava.storage.catalog import Catalog
-from sava.storage.hold import StorageHeld
+from sava.storage.catalog import Catalog, StorageHeld
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import Segment, TopicKey
 from sava.supervisor import Supervisor

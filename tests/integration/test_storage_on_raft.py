@@ -17,13 +17,11 @@ from sava import config
 from sava.errors import HostError, RetryableError
 from sava.metadata.commands import Compare, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown
-from sava.metadata.operations import ClusterOperations
-from sava.metadata.raft_store import RaftStore
-from sava.metadata.store import MetadataStore
+from sava.metadata.store import ClusterOperations, MetadataStore, RaftStore
 from sava.raft import NO_NODE
 from sava.server import Broker, raft_address
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
-from sava.storage.inspection import TopicName, Verification
+from sava.storage.inspection import InspectedTopic, Verification
 from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicState
@@ -34,7 +32,7 @@ from tests.patience import HURRIES, PATIENCE_S
 from tests.ports import free_ports
 from tests.unit.storage.brokers import EAGER, LAZY, TOPIC, append_each, contents, expected, numbered
 
-NAME = TopicName(TOPIC.namespace, TOPIC.name)
+NAME = InspectedTopic(TOPIC.namespace, TOPIC.name)
 
 
 class Node:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sava.config import Auth, Tls
+from sava.api.admin_client import AdminClient
+from sava.config import Auth, TlsSettings
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
-from sava.services.admin_client import AdminClient
-from sava.services.raft_transport import TcpTransport
+from sava.peers.raft_transport import TcpTransport
 from tests.integration.harness import Cluster
 
 
@@ -32,7 +32,7 @@ def make_certificates(directory: Path, *addresses: str) -> Auth:
     openssl("x509", "-req", "-in", "node.csr", *signed_by, "-out", "node.pem", "-extfile", "san")
     return Auth(
         mode="tls",
-        tls=Tls(
+        tls=TlsSettings(
             cert_file=directory / "node.pem", key_file=directory / "node.key", ca_file=directory / "ca.pem"
         ),
     )

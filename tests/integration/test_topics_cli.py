@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.cli import producing
+from sava.cli import produce
 from sava.cli.main import main
 from tests.commands import Result, Sava
 from tests.patience import FAR_S, PATIENCE_S
@@ -144,7 +144,7 @@ def test_a_partitioned_topic_is_shown_as_a_whole_and_in_parts(sava: Sava) -> Non
 def test_messages_come_from_arguments_files_and_standard_input(
     sava: Sava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producing, "QUIET_S", FAR_S)  # what takes long is told with the time that it took
+    monkeypatch.setattr(produce, "QUIET_S", FAR_S)  # what takes long is told with the time that it took
     told = sava("produce /default/sources one two --key k --attribute a=1 --name me").out
     assert told == "2 messages published to /default/sources, offsets 0 to 1\n"
     file = tmp_path / "file"

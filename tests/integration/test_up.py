@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from tests.own_time import OwnTime
 from tests.patience import PATIENCE_S
 from tests.ports import free_ports

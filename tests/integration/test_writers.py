@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from grpc import StatusCode, aio
 
+from sava.api.admin_client import AdminClient
 from sava.client import Client
 from sava.proto import topics_admin_pb2 as topics_pb
 from sava.proto import writers_pb2 as pb
-from sava.services.admin_client import AdminClient
 from tests.cluster.harness import until
 from tests.integration.harness import sava
 from tests.integration.writing import Writing

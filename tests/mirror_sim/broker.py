@@ -1,30 +1,29 @@
-"""Broker: one process with one disk: it hosts copies of journals, owns one, and perhaps coordinates."""
+"""Broker: one process with one disk: it hosts copies of ledgers, owns one, and perhaps coordinates."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sava.mirror import record as steps
-from sava.mirror.messages import (
-    Append,
-    Bytes,
+from sava.ledger.protocol import record as steps
+from sava.ledger.protocol.messages import (
     Check,
     Durable,
     Fence,
     Join,
-    Joined,
+    JoinAnswer,
+    LedgerAppend,
+    LedgerRefused,
     Message,
     Read,
-    Refused,
+    ReadAnswer,
     Trim,
     WriteBack,
 )
-from sava.mirror.record import JournalRecord, JournalState
-from sava.mirror.types import JournalId, StorageId
+from sava.ledger.protocol.record import LedgerId, LedgerRecord, LedgerState, StorageId
 from sava.wal.errors import DiskFailed, DiskFull
 from tests.mirror_sim.controller import Controller
 from tests.mirror_sim.hosting import Host
-from tests.mirror_sim.journals import OwnJournal
+from tests.mirror_sim.ledgers import OwnJournal
 from tests.mirror_sim.net import NO_CHANNEL
 from tests.mirror_sim.records import Registration, broker_key, journal_key
 from tests.mirror_sim.salvager import Salvager
@@ -52,8 +51,8 @@ class Broker:
         self.paused_until = 0
         self.has_failed = False
         """A write or sync failed in this life: nobody may hear from it any more."""
-        self.hosts: dict[JournalId, Host] = {}
-        self.journal: OwnJournal | None = None
+        self.hosts: dict[LedgerId, Host] = {}
+        self.ledger: OwnJournal | None = None
         self.controller: Controller | None = None
         self.salvager: Salvager | None = None
         self._is_opening = False
@@ -75,7 +74,7 @@ class Broker:
         self.life += 1
         self.is_up, self.has_failed = True, False
         self.paused_until = 0
-        self.hosts, self.journal, self.controller = {}, None, None
+        self.hosts, self.ledger, self.controller = {}, None, None
         self.salvager = Salvager(self)
         self._is_opening = False
         self.world.leaving.discard(self.id)
@@ -91,8 +90,8 @@ class Broker:
         """What the disk holds, before anybody is answered."""
         for name in sorted(self.disk._directory.subdirectories):
             broker, incarnation = map(int, name.split("-"))
-            journal = JournalId(broker, incarnation)
-            self.hosts[journal] = Host(self, journal)
+            ledger = LedgerId(broker, incarnation)
+            self.hosts[ledger] = Host(self, ledger)
 
     def stop(self, policy: CrashPolicy | None) -> None:
         """None: the process alone dies."""
@@ -100,9 +99,9 @@ class Broker:
             return
         self.world.note("stop", self.id, policy)
         self.is_up = False
-        if self.journal is not None:
-            self.journal.stopped()
-        self.hosts, self.journal, self.controller, self.salvager = {}, None, None, None
+        if self.ledger is not None:
+            self.ledger.stopped()
+        self.hosts, self.ledger, self.controller, self.salvager = {}, None, None, None
         self.disk = self.disk.kill() if policy is None else self.disk.crash(policy)
         self.world.disks[self.storage] = self.disk
 
@@ -154,25 +153,25 @@ class Broker:
         if self.is_paused:
             self.world.after(self.paused_until - self.world.now, self.deliver, source, channel, message)
             return
-        if isinstance(message, Join | Append | Fence | WriteBack | Trim):
-            self._host(message.journal).receive(source, channel, message)
+        if isinstance(message, Join | LedgerAppend | Fence | WriteBack | Trim):
+            self._host(message.ledger).receive(source, channel, message)
         elif isinstance(message, Check | Read):
-            self._host(message.journal).answer(source, message)
-        elif isinstance(message, Joined | Durable | Refused) and channel != NO_CHANNEL:
-            if self.journal is not None and self.journal.id == message.journal:
-                self.journal.receive(source, channel, message)
+            self._host(message.ledger).answer(source, message)
+        elif isinstance(message, JoinAnswer | Durable | LedgerRefused) and channel != NO_CHANNEL:
+            if self.ledger is not None and self.ledger.id == message.ledger:
+                self.ledger.receive(source, channel, message)
         else:
-            if self.salvager is not None and isinstance(message, Bytes):
+            if self.salvager is not None and isinstance(message, ReadAnswer):
                 self.salvager.receive(message)
             if self.controller is not None:
                 self.controller.receive(message)
 
-    def _host(self, journal: JournalId) -> Host:
-        if journal not in self.hosts:
-            self.hosts[journal] = Host(self, journal)
-        return self.hosts[journal]
+    def _host(self, ledger: LedgerId) -> Host:
+        if ledger not in self.hosts:
+            self.hosts[ledger] = Host(self, ledger)
+        return self.hosts[ledger]
 
-    # -- being there, and having a journal ---------------------------------------------------
+    # -- being there, and having a ledger ---------------------------------------------------
 
     def _renew(self) -> None:
         if self.world.store.is_reachable(self.id):
@@ -181,20 +180,20 @@ class Broker:
             self._leave_journal()
 
     def _leave_journal(self) -> None:
-        if self.journal is not None:
-            self.journal.stopped()
-            self.journal = None
+        if self.ledger is not None:
+            self.ledger.stopped()
+            self.ledger = None
 
     def _open_journal(self) -> None:
-        """Register, end what is open of this broker's earlier journals, and open a new one: one
+        """Register, end what is open of this broker's earlier ledgers, and open a new one: one
         transaction, so that a broker never has two."""
-        if self.journal is not None and self.journal.core.is_fenced:
+        if self.ledger is not None and self.ledger.core.is_fenced:
             self._leave_journal()
-        if self.journal is None and not self._is_opening:
+        if self.ledger is None and not self._is_opening:
             self.world.store.read(self.id, lambda life=self.life: self._try_open(life))  # type: ignore[misc]
 
     def _try_open(self, life: int) -> None:
-        if not self.is_life(life) or self.journal is not None or self._is_opening:
+        if not self.is_life(life) or self.ledger is not None or self._is_opening:
             return
         store, knobs = self.world.store, self.world.knobs
         self._attempt += 1
@@ -208,8 +207,8 @@ class Broker:
             return
         incarnation = registered.incarnation + 1
         puts: dict[Key, object] = {key: registered._replace(incarnation=incarnation)}
-        for other, held in store.items("journal"):
-            if other[1].broker == self.id and held.value.state is JournalState.OPEN:
+        for other, held in store.items("ledger"):
+            if other[1].broker == self.id and held.value.state is LedgerState.OPEN:
                 compares[other] = held.revision
                 puts[other] = steps.claimed(held.value, by)
         mirrors = self.world.spares((self.storage,))
@@ -220,17 +219,17 @@ class Broker:
             return
         if is_degraded:
             members = members[:1]
-        journal = JournalId(self.id, incarnation)
+        ledger = LedgerId(self.id, incarnation)
         record = steps.opened(0, members, qw=knobs.qw, qa=knobs.qa, by=by, is_degraded=is_degraded)
-        compares[journal_key(journal)] = 0
-        puts[journal_key(journal)] = record
+        compares[journal_key(ledger)] = 0
+        puts[journal_key(ledger)] = record
         self._is_opening = True
-        store.txn(self.id, compares, puts, lambda outcome: self._opened(life, journal, record, outcome))
+        store.txn(self.id, compares, puts, lambda outcome: self._opened(life, ledger, record, outcome))
 
-    def _opened(self, life: int, journal: JournalId, record: JournalRecord, outcome: Outcome) -> None:
-        """When the outcome is unknown, the journal is nobody's: the next opening ends it."""
+    def _opened(self, life: int, ledger: LedgerId, record: LedgerRecord, outcome: Outcome) -> None:
+        """When the outcome is unknown, the ledger is nobody's: the next opening ends it."""
         if self.is_life(life):
             self._is_opening = False
             if outcome.succeeded:
-                host = self._host(journal)
-                self.journal = OwnJournal(self, journal, record, outcome.revision, host)
+                host = self._host(ledger)
+                self.ledger = OwnJournal(self, ledger, record, outcome.revision, host)

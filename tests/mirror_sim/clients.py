@@ -37,9 +37,9 @@ class Producer:
         """To somebody who believes to own the topic: clients may know no better than a broker that was
         replaced long ago."""
         owners = [
-            broker.journal
+            broker.ledger
             for broker in self._world.brokers.values()
-            if broker.journal is not None and topic in broker.journal.served and not broker.is_paused
+            if broker.ledger is not None and topic in broker.ledger.served and not broker.is_paused
         ]
         if not owners:
             self._again(call)
@@ -75,10 +75,10 @@ class Prober:
     def probe(self) -> None:
         for topic in range(self._world.knobs.topics):
             record = self._world.store.get(topic_key(topic)).value
-            if topic not in self.acked and record.journal is not None:
-                journal = self._world.brokers[record.journal.broker].journal
-                if journal is not None and journal.id == record.journal:
-                    journal.publish(topic, self._rng.getrandbits(32), self._done(topic))
+            if topic not in self.acked and record.ledger is not None:
+                ledger = self._world.brokers[record.ledger.broker].ledger
+                if ledger is not None and ledger.id == record.ledger:
+                    ledger.publish(topic, self._rng.getrandbits(32), self._done(topic))
 
     def _done(self, topic: int) -> Callable[[bool], None]:
         return lambda is_acked: self.acked.add(topic) if is_acked else None

@@ -1,5 +1,5 @@
-"""Controller: the leader decides which brokers are gone, recovers their journals, and assigns their topics
-when brokers that hold the journals have sealed them (``salvager``).
+"""Controller: the leader decides which brokers are gone, recovers their ledgers, and assigns their topics
+when brokers that hold the ledgers have sealed them (``salvager``).
 
 It acts on what the store says, again and again, and writes by compare-and-swap only; so two of them at once
 (a leader that does not know that it was deposed) may be in each other's way, and must not do harm."""
@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sava.mirror.messages import Bytes, Checked, Durable, Fenced, Message, Refused, Trim
-from sava.mirror.record import JournalRecord, JournalState
-from sava.mirror.recovery import Phase, Recovery
-from sava.mirror.types import JournalId
+from sava.ledger.protocol.messages import (
+    CheckAnswer,
+    Durable,
+    FenceAnswer,
+    LedgerRefused,
+    Message,
+    ReadAnswer,
+    Trim,
+)
+from sava.ledger.protocol.record import LedgerId, LedgerRecord, LedgerState
+from sava.ledger.protocol.recovery import Phase, Recovery
 from tests.mirror_sim.records import TopicRecord, TopicState, journal_key, topic_key
 from tests.mirror_sim.store import Held, Key, Outcome
 
@@ -27,13 +34,13 @@ STUCK_US = 1500 * MS
 class Attempt:
     """One recovery, with whoever carries its messages."""
 
-    def __init__(self, controller: Controller, journal: JournalId, held: Held, number: int) -> None:
+    def __init__(self, controller: Controller, ledger: LedgerId, held: Held, number: int) -> None:
         self._controller = controller
         self.world = controller.world
         self.broker = controller.broker
         by = f"{self.broker.id}.{self.broker.life}/{number}"
         self.core = Recovery(
-            journal, held.value, held.revision, by=by, spares=self.world.spares(held.value.storages)
+            ledger, held.value, held.revision, by=by, spares=self.world.spares(held.value.storages)
         )
         self.started_at = self._retried_at = self.world.now
         self._is_storing = False
@@ -62,7 +69,7 @@ class Attempt:
         if wanted is None or self._is_storing:
             return
         self._is_storing = True
-        key = journal_key(self.core.journal)
+        key = journal_key(self.core.ledger)
 
         def answer(outcome: Outcome) -> None:
             self._is_storing = False
@@ -84,7 +91,7 @@ class Controller:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.world = broker.world
-        self.attempts: dict[JournalId, Attempt] = {}
+        self.attempts: dict[LedgerId, Attempt] = {}
         self._writing: set[Key] = set()
         self._number = 0
         self._life = broker.life
@@ -95,8 +102,8 @@ class Controller:
         return self.broker.controller is self and self.broker.is_life(self._life)
 
     def receive(self, message: Message) -> None:
-        if isinstance(message, Fenced | Checked | Bytes | Durable | Refused):
-            attempt = self.attempts.get(message.journal)
+        if isinstance(message, FenceAnswer | CheckAnswer | ReadAnswer | Durable | LedgerRefused):
+            attempt = self.attempts.get(message.ledger)
             if attempt is not None:
                 attempt.receive(message)
 
@@ -105,38 +112,38 @@ class Controller:
             return
         for attempt in list(self.attempts.values()):
             attempt.tick()
-        for key, held in list(self.world.store.items("journal")):
+        for key, held in list(self.world.store.items("ledger")):
             self._tend_journal(key[1], held)
         for key, held in list(self.world.store.items("topic")):
             self._tend_topic(key[1], held)
 
-    # -- journals ----------------------------------------------------------------------------
+    # -- ledgers ----------------------------------------------------------------------------
 
-    def _tend_journal(self, journal: JournalId, held: Held) -> None:
-        record: JournalRecord = held.value
-        attempt = self.attempts.get(journal)
+    def _tend_journal(self, ledger: LedgerId, held: Held) -> None:
+        record: LedgerRecord = held.value
+        attempt = self.attempts.get(ledger)
         is_stuck = attempt is not None and self.world.now - attempt.started_at > STUCK_US
         if attempt is not None and (attempt.is_over or (is_stuck and self.broker.rng.random() < 0.1)):
-            del self.attempts[journal]
+            del self.attempts[ledger]
             attempt = None
-        if record.state is JournalState.CLOSED:
-            self._discard(journal, held)
+        if record.state is LedgerState.CLOSED:
+            self._discard(ledger, held)
             return
-        is_gone = not self.world.is_present(journal.broker)
-        if attempt is None and (record.state is JournalState.RECOVERING or is_gone):
+        is_gone = not self.world.is_present(ledger.broker)
+        if attempt is None and (record.state is LedgerState.RECOVERING or is_gone):
             self._number += 1
-            self.attempts[journal] = Attempt(self, journal, held, self._number)
+            self.attempts[ledger] = Attempt(self, ledger, held, self._number)
             self.world.count("recoveries")
 
-    def _discard(self, journal: JournalId, held: Held) -> None:
+    def _discard(self, ledger: LedgerId, held: Held) -> None:
         """When no topic needs it any more: the tails of all are in segments."""
         topics = [topic.value for _, topic in self.world.store.items("topic")]
-        if any(topic.journal == journal for topic in topics):
+        if any(topic.ledger == ledger for topic in topics):
             return
         for storage in held.value.storages:
-            trim = Trim(journal, storage, held.value.epoch, held.value.end)
+            trim = Trim(ledger, storage, held.value.epoch, held.value.end)
             self.broker.send(self.world.located[storage], trim)
-        self._write({journal_key(journal): held.revision}, {journal_key(journal): None})
+        self._write({journal_key(ledger): held.revision}, {journal_key(ledger): None})
 
     # -- topics ------------------------------------------------------------------------------
 
@@ -146,9 +153,9 @@ class Controller:
         if record.state is TopicState.SEALED:
             self._assign(topic, held)
             return
-        assert record.journal is not None
-        journal = self.world.store.get(journal_key(record.journal))
-        is_open = journal.value is not None and journal.value.state is JournalState.OPEN
+        assert record.ledger is not None
+        ledger = self.world.store.get(journal_key(record.ledger))
+        is_open = ledger.value is not None and ledger.value.state is LedgerState.OPEN
         if record.state is TopicState.ASSIGNED and not is_open:
             # And never will be again; of one that is open the owner may be back in time.
             self._write({key: held.revision}, {key: record._replace(state=TopicState.ORPHAN)})
@@ -156,17 +163,15 @@ class Controller:
     def _assign(self, topic: int, held: Held) -> None:
         able = [
             (key, found)
-            for key, found in self.world.store.items("journal")
-            if found.value.state is JournalState.OPEN and self.world.is_present(key[1].broker)
+            for key, found in self.world.store.items("ledger")
+            if found.value.state is LedgerState.OPEN and self.world.is_present(key[1].broker)
         ]
         if not able:
             return
-        journal_at, journal = able[self.broker.rng.randrange(len(able))]
+        journal_at, ledger = able[self.broker.rng.randrange(len(able))]
         record: TopicRecord = held.value
-        after = record._replace(state=TopicState.ASSIGNED, epoch=record.epoch + 1, journal=journal_at[1])
-        self._write(
-            {topic_key(topic): held.revision, journal_at: journal.revision}, {topic_key(topic): after}
-        )
+        after = record._replace(state=TopicState.ASSIGNED, epoch=record.epoch + 1, ledger=journal_at[1])
+        self._write({topic_key(topic): held.revision, journal_at: ledger.revision}, {topic_key(topic): after})
 
     def _write(self, compares: dict[Key, int], puts: dict[Key, object]) -> None:
         keys = set(puts)

@@ -1,4 +1,4 @@
-"""Copies: one journal's bytes and note on a simulated disk, as a broker keeps them.
+"""Copies: one ledger's bytes and note on a simulated disk, as a broker keeps them.
 
     data-<base>   the bytes from ``base`` on
     note          the note; replaced by rename
@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from sava.mirror.member import Note
-from sava.mirror.types import JournalId, Range
+from sava.ledger.protocol.member import MemberNote
+from sava.ledger.protocol.record import LedgerId, Range
 from sava.wal.format import FRAME_BYTES, crc32c, encode, read_frame, read_frames, seed_of
 from tests.mirror_sim.tails import Frame
 from tests.sim.disk import SimDisk, SimFile
 
 BATCH = 1
 _PAYLOAD = struct.Struct("<qqqI")
-_note = msgspec.msgpack.Decoder(Note)
+_note = msgspec.msgpack.Decoder(MemberNote)
 
 
 class Batch(NamedTuple):
@@ -31,27 +31,27 @@ class Batch(NamedTuple):
     position_end: int
 
 
-def encode_batch(journal: JournalId, frame: Frame, hash_: int, size: int) -> bytes:
+def encode_batch(ledger: LedgerId, frame: Frame, hash_: int, size: int) -> bytes:
     payload = _PAYLOAD.pack(frame.topic, frame.epoch, frame.start, hash_) + bytes(size)
     return encode(
         BATCH,
         [payload],
         position=frame.position,
         durable=0,
-        incarnation=journal.incarnation,
-        seed=seed(journal),
+        incarnation=ledger.incarnation,
+        seed=seed(ledger),
     )
 
 
-def seed(journal: JournalId) -> int:
-    return seed_of(str(journal))
+def seed(ledger: LedgerId) -> int:
+    return seed_of(str(ledger))
 
 
-def parse(journal: JournalId, position: int, data: bytes) -> list[Batch]:
+def parse(ledger: LedgerId, position: int, data: bytes) -> list[Batch]:
     """Whole records; stops before the first that does not verify."""
     return [
         _batch(found)
-        for found in read_frames(_InMemory(data), base=position, offset=0, end=len(data), seed=seed(journal))
+        for found in read_frames(_InMemory(data), base=position, offset=0, end=len(data), seed=seed(ledger))
     ]
 
 
@@ -88,30 +88,30 @@ class _InMemory:
         pass
 
 
-def directory_of(journal: JournalId) -> str:
-    return f"{journal.broker}-{journal.incarnation}"
+def directory_of(ledger: LedgerId) -> str:
+    return f"{ledger.broker}-{ledger.incarnation}"
 
 
 class Copy:
-    """On one disk, of one journal, in one life of the process."""
+    """On one disk, of one ledger, in one life of the process."""
 
-    def __init__(self, root: SimDisk, journal: JournalId) -> None:
-        self.journal = journal
-        self._disk = root.directory(directory_of(journal))
-        self._seed = seed(journal)
+    def __init__(self, root: SimDisk, ledger: LedgerId) -> None:
+        self.ledger = ledger
+        self._disk = root.directory(directory_of(ledger))
+        self._seed = seed(ledger)
         self.note = self._load()
         self._file: SimFile | None = None
         self.base = 0
         if self.note is not None and self.note.base is not None:
             self._open(self.note.base)
 
-    def _load(self) -> Note | None:
+    def _load(self) -> MemberNote | None:
         if "note" not in self._disk.list():
             return None
         file = self._disk.open("note")
         data = file.read(0, file.size())
         if crc32c(0, data[4:]) != int.from_bytes(data[:4], "little"):
-            raise AssertionError(f"the note of {self.journal} was renamed before it was complete")
+            raise AssertionError(f"the note of {self.ledger} was renamed before it was complete")
         return _note.decode(data[4:])
 
     def _open(self, base: int) -> None:
@@ -141,7 +141,7 @@ class Copy:
             self._file.sync()
             self._disk.sync_dir()
 
-    def store(self, note: Note) -> None:
+    def store(self, note: MemberNote) -> None:
         data = msgspec.msgpack.encode(note)
         if "note.new" in self._disk.list():
             self._disk.remove("note.new")
@@ -202,20 +202,20 @@ class Copy:
         return self.base + (self._file.size() if self._file is not None else 0)
 
 
-def durable_note(root: SimDisk, journal: JournalId) -> Note | None:
+def durable_note(root: SimDisk, ledger: LedgerId) -> MemberNote | None:
     """What a power cut would leave of the note, looked at from outside (the oracle)."""
-    directory = root._directory.subdirectories.get(directory_of(journal))
+    directory = root._directory.subdirectories.get(directory_of(ledger))
     if directory is None or "note" not in directory.durable:
         return None
     return _note.decode(bytes(directory.durable["note"].durable)[4:])
 
 
-def durable_bytes(root: SimDisk, journal: JournalId, start: int, end: int) -> bytes:
+def durable_bytes(root: SimDisk, ledger: LedgerId, start: int, end: int) -> bytes:
     """What a power cut would leave of these bytes; shorter if it would not leave all of them."""
-    note = durable_note(root, journal)
+    note = durable_note(root, ledger)
     if note is None or note.base is None or start < note.base:
         return b""
-    directory = root._directory.subdirectories[directory_of(journal)]
+    directory = root._directory.subdirectories[directory_of(ledger)]
     inode = directory.durable.get(f"data-{note.base}")
     if inode is None:
         return b""

@@ -1,27 +1,32 @@
-"""Hosting: the disk side of a journal, a broker's own or another's: one ``Member`` over one ``Copy``."""
+"""Hosting: the disk side of a ledger, a broker's own or another's: one ``LedgerMember`` over one ``Copy``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sava.mirror.member import Member, Note, Work, held_after_restart
-from sava.mirror.messages import (
-    Append,
-    Bytes,
+from sava.ledger.protocol.member import (
+    LedgerMember,
+    MemberNote,
+    Work,
+    held_after_restart,
+)
+from sava.ledger.protocol.messages import (
     Check,
-    Checked,
+    CheckAnswer,
     Durable,
     Fence,
-    Fenced,
+    FenceAnswer,
     Join,
+    LedgerAppend,
+    LedgerRefused,
     Message,
     Read,
-    Refusal,
-    Refused,
+    ReadAnswer,
+    RefusalReason,
     Trim,
     WriteBack,
 )
-from sava.mirror.types import JournalId, Range, without
+from sava.ledger.protocol.record import LedgerId, Range, without
 from sava.wal.errors import DiskFailed, DiskFull
 from tests.mirror_sim.copies import Copy
 
@@ -34,18 +39,18 @@ IDLE_US = 60_000
 class Host:
     """Of one life of the process."""
 
-    def __init__(self, broker: Broker, journal: JournalId) -> None:
+    def __init__(self, broker: Broker, ledger: LedgerId) -> None:
         self.broker = broker
         self.world = broker.world
-        self.journal = journal
-        self.copy = Copy(broker.disk, journal)
+        self.ledger = ledger
+        self.copy = Copy(broker.disk, ledger)
         note = self.copy.note
         end = 0
         if note is not None and note.base is not None:
             end = self._restore(note)
-        self.member = Member(
+        self.member = LedgerMember(
             broker.storage,
-            note or Note(journal=journal),
+            note or MemberNote(ledger=ledger),
             end=end,
             note_bytes=self.world.knobs.note_bytes,
         )
@@ -55,7 +60,7 @@ class Host:
         self._askers: dict[int, int] = {}
         self._idle_at = 0
 
-    def _restore(self, note: Note) -> int:
+    def _restore(self, note: MemberNote) -> int:
         assert note.base is not None
         kept = held_after_restart(note, self.copy.intact(max(note.base, note.floor)))
         self.copy.cut(kept.end)
@@ -67,17 +72,19 @@ class Host:
 
     # -- messages ----------------------------------------------------------------------------
 
-    def receive(self, source: int, channel: int, message: Join | Append | Fence | WriteBack | Trim) -> None:
+    def receive(
+        self, source: int, channel: int, message: Join | LedgerAppend | Fence | WriteBack | Trim
+    ) -> None:
         if isinstance(message, Fence):
             self._askers[message.epoch] = source
         elif not isinstance(message, Trim):
             self._writer = (source, channel)
         before = self.member.end
         answers = self.member.receive(message)
-        if self.member.end > before and isinstance(message, Append | WriteBack):
-            self.world.oracle.taken(self.broker.storage, self.journal, message.epoch)
+        if self.member.end > before and isinstance(message, LedgerAppend | WriteBack):
+            self.world.oracle.taken(self.broker.storage, self.ledger, message.epoch)
         for answer in answers:
-            if isinstance(answer, Fenced):
+            if isinstance(answer, FenceAnswer):
                 self.world.oracle.fenced(self.broker, answer)
             self.broker.send(source, answer, channel)
         self.pump()
@@ -85,7 +92,9 @@ class Host:
     def answer(self, source: int, message: Check | Read) -> None:
         """Only what is durable, and only what verifies."""
         if message.storage != self.broker.storage:
-            self.broker.send(source, Refused(self.journal, self.broker.storage, Refusal.OTHER_DISK))
+            self.broker.send(
+                source, LedgerRefused(self.ledger, self.broker.storage, RefusalReason.OTHER_DISK)
+            )
             return
         note = self.copy.note
         lowest = max(note.base or 0, note.floor) if note is not None else 0
@@ -94,11 +103,11 @@ class Host:
             data = b""
             if lowest <= message.start < end:
                 data = self.copy.read(message.start, end, message.max_bytes)
-            self.broker.send(source, Bytes(self.journal, self.broker.storage, message.start, data))
+            self.broker.send(source, ReadAnswer(self.ledger, self.broker.storage, message.start, data))
             return
         intact = self.copy.intact(message.start, end) if lowest <= message.start < end else []
         bad = without(Range(message.start, message.end), intact)
-        reply = Checked(self.journal, self.broker.storage, message.start, message.end, tuple(bad))
+        reply = CheckAnswer(self.ledger, self.broker.storage, message.start, message.end, tuple(bad))
         self.broker.send(source, reply)
 
     # -- the disk ----------------------------------------------------------------------------
@@ -113,7 +122,7 @@ class Host:
             if work.base is not None:
                 self.copy.begin(work.base)
             for position, data in work.writes:
-                self.world.oracle.wrote(self.journal, self.copy.end, position, data)
+                self.world.oracle.wrote(self.ledger, self.copy.end, position, data)
                 self.copy.write(position, data)
         except DiskFull:
             self._refuse(work)
@@ -122,9 +131,9 @@ class Host:
             self.broker.die("a write failed")
             return
         self._is_busy = True
-        if self.broker.journal is not None and self.broker.journal.host is self and work.writes:
+        if self.broker.ledger is not None and self.broker.ledger.host is self and work.writes:
             position, data = work.writes[-1]
-            self.broker.journal.written(position + len(data))
+            self.broker.ledger.written(position + len(data))
         self.world.after(self.broker.sync_us(), self._finish, work, self.broker.life)
 
     def _finish(self, work: Work, life: int) -> None:
@@ -149,7 +158,7 @@ class Host:
             self._refuse(work)
             return
         if is_noted and work.floor is not None:
-            self.world.oracle.trimmed(self.journal, work.floor)
+            self.world.oracle.trimmed(self.ledger, work.floor)
         for message in self.member.done(work.number, is_noted=is_noted):
             self._tell(message)
         if is_noted:
@@ -175,8 +184,8 @@ class Host:
             return
         for message in self.member.refuse(work.number):
             self._tell(message)
-        if self.broker.journal is not None and self.broker.journal.host is self:
-            self.broker.journal.own_disk_full(self.member.end)
+        if self.broker.ledger is not None and self.broker.ledger.host is self:
+            self.broker.ledger.own_disk_full(self.member.end)
         self.world.after(100_000, self._retry, self.broker.life)
 
     def _retry(self, life: int) -> None:
@@ -184,14 +193,14 @@ class Host:
             self.pump()
 
     def _tell(self, message: Message) -> None:
-        if isinstance(message, Fenced):
+        if isinstance(message, FenceAnswer):
             self.world.oracle.fenced(self.broker, message)
             self.broker.send(self._askers.get(message.epoch, self.broker.id), message)
             return
-        if isinstance(message, Durable | Refused):
-            journal = self.broker.journal
-            if journal is not None and journal.host is self:
+        if isinstance(message, Durable | LedgerRefused):
+            ledger = self.broker.ledger
+            if ledger is not None and ledger.host is self:
                 if isinstance(message, Durable):
-                    journal.receive(self.broker.id, 0, message)
+                    ledger.receive(self.broker.id, 0, message)
             elif self._writer is not None:
                 self.broker.send(self._writer[0], message, self._writer[1])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from sava.mirror.quorum import recovery_quorum
-from sava.mirror.types import JournalId, StorageId
+from sava.ledger.protocol.record import LedgerId, StorageId, recovery_quorum
 from tests.mirror_sim.copies import directory_of, durable_bytes, durable_note
 from tests.mirror_sim.net import RAFT, Link
 from tests.sim.disk import CrashPolicy
@@ -84,9 +83,9 @@ class Nemesis:
             return
         self._did("leave", target.id)
         self._world.leaving.add(target.id)
-        if target.journal is not None:
-            for topic in target.journal.served:
-                target.journal.leave(topic)
+        if target.ledger is not None:
+            for topic in target.ledger.served:
+                target.ledger.leave(topic)
         self._world.after(rng.randrange(50, 1500) * MS, self._left, rng, target, target.life)
 
     def _left(self, rng: Random, target: Broker, life: int) -> None:
@@ -106,9 +105,9 @@ class Nemesis:
             self._world.lead(target)
 
     def _move(self, rng: Random, target: Broker) -> None:
-        if target.journal is not None and target.journal.served:
+        if target.ledger is not None and target.ledger.served:
             self._did("move", target.id)
-            target.journal.leave(rng.choice(sorted(target.journal.served)))
+            target.ledger.leave(rng.choice(sorted(target.ledger.served)))
 
     # -- processes ---------------------------------------------------------------------------
 
@@ -159,57 +158,57 @@ class Nemesis:
             target.wipe()
             self._world.after(rng.randrange(50, 1500) * MS, target.start)
 
-    def _copies(self, target: Broker) -> list[JournalId]:
+    def _copies(self, target: Broker) -> list[LedgerId]:
         found = []
         for name in sorted(target.disk._directory.subdirectories):
-            journal = JournalId(*map(int, name.split("-")))
-            note = durable_note(target.disk, journal)
+            ledger = LedgerId(*map(int, name.split("-")))
+            note = durable_note(target.disk, ledger)
             if note is not None and note.base is not None:
-                found.append(journal)
+                found.append(ledger)
         return found
 
     def _rot(self, rng: Random, target: Broker) -> None:
         """Below the watermark: seen for what it is, whenever it is looked at."""
         if not (copies := self._copies(target)):
             return
-        journal = rng.choice(copies)
-        note = durable_note(target.disk, journal)
+        ledger = rng.choice(copies)
+        note = durable_note(target.disk, ledger)
         assert note is not None
         assert note.base is not None
         low, high = max(note.base, note.floor), note.watermark
         if low < high:
-            self._flip(rng, target, journal, note.base, rng.randrange(low, high))
-            self._did("rot", target.id, journal)
+            self._flip(rng, target, ledger, note.base, rng.randrange(low, high))
+            self._did("rot", target.id, ledger)
 
     def _rottail(self, rng: Random, target: Broker) -> None:
         """Above the watermark a bad record looks like a torn write. So this disk has lost what it held there,
         and that may only happen to as many disks as an acknowledgement can do without."""
-        for journal in self._copies(target):
-            note = durable_note(target.disk, journal)
-            record = self._world.store.get(("journal", journal)).value
+        for ledger in self._copies(target):
+            note = durable_note(target.disk, ledger)
+            record = self._world.store.get(("ledger", ledger)).value
             assert note is not None
             assert note.base is not None
             low = max(note.base, note.watermark)
-            held = len(durable_bytes(target.disk, journal, low, 1 << 62))
+            held = len(durable_bytes(target.disk, ledger, low, 1 << 62))
             if record is None or held == 0 or target.storage not in record.last.members:
                 continue
             others = [
                 each
                 for each in record.last.members
-                if each != target.storage and self._has(each, journal, low, low + held)
+                if each != target.storage and self._has(each, ledger, low, low + held)
             ]
             if len(others) + recovery_quorum(record.last) > len(record.last.members):
                 self._stop(rng, target, None, "rottail")
-                self._flip(rng, target, journal, note.base, rng.randrange(low, low + held))
+                self._flip(rng, target, ledger, note.base, rng.randrange(low, low + held))
                 return
 
-    def _has(self, storage: StorageId, journal: JournalId, start: int, end: int) -> bool:
+    def _has(self, storage: StorageId, ledger: LedgerId, start: int, end: int) -> bool:
         world = self._world
-        if storage not in world.disks or (storage, journal) in world.oracle.rotten:
+        if storage not in world.disks or (storage, ledger) in world.oracle.rotten:
             return False
-        return world.oracle.holds(storage, journal, start, end)
+        return world.oracle.holds(storage, ledger, start, end)
 
-    def _flip(self, rng: Random, target: Broker, journal: JournalId, base: int, position: int) -> None:
-        self._world.oracle.rotted(target.storage, journal, position)
-        directory = target.disk.directory(directory_of(journal))
+    def _flip(self, rng: Random, target: Broker, ledger: LedgerId, base: int, position: int) -> None:
+        self._world.oracle.rotted(target.storage, ledger, position)
+        directory = target.disk.directory(directory_of(ledger))
         directory.flip_bit(f"data-{base}", position - base, rng.randrange(8))

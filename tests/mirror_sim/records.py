@@ -1,11 +1,11 @@
-"""What the simulated metadata store holds beside journals."""
+"""What the simulated metadata store holds beside ledgers."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import NamedTuple
 
-from sava.mirror.types import JournalId, StorageId
+from sava.ledger.protocol.record import LedgerId, StorageId
 from tests.mirror_sim.store import Key
 
 
@@ -18,7 +18,7 @@ class TopicState(StrEnum):
 class TopicRecord(NamedTuple):
     state: TopicState = TopicState.SEALED
     epoch: int = 0
-    journal: JournalId | None = None
+    ledger: LedgerId | None = None
     """Of the owner, and after it the one that holds the tail."""
     end: int = 0
     """Registered segments hold all before it."""
@@ -30,11 +30,11 @@ class Registration(NamedTuple):
     storage: StorageId
     life: int
     incarnation: int
-    """The last that a journal of this broker had; never used again, also when its record is gone."""
+    """The last that a ledger of this broker had; never used again, also when its record is gone."""
 
 
-def journal_key(journal: JournalId) -> Key:
-    return ("journal", journal)
+def journal_key(ledger: LedgerId) -> Key:
+    return ("ledger", ledger)
 
 
 def topic_key(topic: int) -> Key:

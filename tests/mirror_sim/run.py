@@ -1,7 +1,7 @@
 """One simulated life: trouble first, then healing, then the bill.
 
 While there is trouble every invariant is checked as things happen. Then all faults end, and within bounded
-virtual time every journal that is not open is closed and every topic accepts a message, unless too many disks
+virtual time every ledger that is not open is closed and every topic accepts a message, unless too many disks
 are gone for ever: then recovery must wait and say for whom, an operator gives up, and what is lost must be
 within what the operator was told. At the end every acknowledged message is read."""
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sava.mirror.quorum import recovery_quorum
-from sava.mirror.record import JournalState
-from sava.mirror.recovery import Loss
-from sava.mirror.types import Range
+from sava.ledger.protocol.record import LedgerState, Range, recovery_quorum
+from sava.ledger.protocol.recovery import Loss
 from tests.mirror_sim.clients import Prober, Producer
 from tests.mirror_sim.controller import Attempt
 from tests.mirror_sim.copies import durable_note
@@ -80,8 +78,8 @@ def converge(world: World) -> None:
 
 
 def has_converged(world: World, prober: Prober) -> bool:
-    states = [held.value.state for _, held in world.store.items("journal")]
-    return JournalState.RECOVERING not in states and len(prober.acked) == world.knobs.topics
+    states = [held.value.state for _, held in world.store.items("ledger")]
+    return LedgerState.RECOVERING not in states and len(prober.acked) == world.knobs.topics
 
 
 def decide(world: World) -> None:
@@ -95,36 +93,36 @@ def decide(world: World) -> None:
                 and is_hopeless(world, attempt, loss)
             ):
                 if not (loss.missing or loss.unknown_from is not None):
-                    raise Violation("J6", f"{attempt.core.journal} waits and does not say for what")
+                    raise Violation("J6", f"{attempt.core.ledger} waits and does not say for what")
                 world.count("recoveries that waited for ever")
-                world.note("give up", attempt.core.journal, loss)
-                world.oracle.gave_up(attempt.core.journal, loss.missing, loss.unknown_from)
-                attempt.core.give_up(loss)
+                world.note("give up", attempt.core.ledger, loss)
+                world.oracle.gave_up(attempt.core.ledger, loss.missing, loss.unknown_from)
+                attempt.core.accept_loss(loss)
                 attempt.pump()
 
 
 def forgo_tails(world: World) -> None:
-    """Of a journal that was closed with every byte intact, the last copy of some may be lost before it is
+    """Of a ledger that was closed with every byte intact, the last copy of some may be lost before it is
     read: then nobody can have them."""
     for broker in world.brokers.values():
-        for journal, tail in broker.salvager.tails.items() if broker.salvager is not None else ():
-            is_rotten = any(where == journal for _, where in world.oracle.rotten)
+        for ledger, tail in broker.salvager.tails.items() if broker.salvager is not None else ():
+            is_rotten = any(where == ledger for _, where in world.oracle.rotten)
             if tail.is_done or not (is_rotten or any(each not in world.disks for each in tail.sources)):
                 continue
             # What is in segments may be asked for as well, if no disk that was heard had been told so.
-            batches = world.oracle.batches[journal]
+            batches = world.oracle.batches[ledger]
             here = next((each.position_end for each in batches if each.frame.position == tail.at), 0)
             end = here or next((each.frame.position for each in batches if each.frame.position > tail.at), 0)
             lost = Range(tail.at, end or tail.record.end)
             there = [storage for storage in tail.sources if storage in world.disks]
-            notes = [durable_note(world.disks[each], journal) for each in there]
+            notes = [durable_note(world.disks[each], ledger) for each in there]
             floor = max((note.floor for note in notes if note is not None), default=0)
-            if floor > tail.at:  # a disk that was not heard when the journal was closed knows better
+            if floor > tail.at:  # a disk that was not heard when the ledger was closed knows better
                 tail.at = min(floor, tail.record.end)
                 tail.ask()
-            elif not any(world.oracle.holds(each, journal, *lost) for each in there):
+            elif not any(world.oracle.holds(each, ledger, *lost) for each in there):
                 world.count("parts lost after closing")
-                world.oracle.gave_up(journal, (lost,), None)
+                world.oracle.gave_up(ledger, (lost,), None)
                 tail.at = lost.end
                 tail.ask()
 
@@ -136,7 +134,7 @@ def is_hopeless(world: World, attempt: Attempt, loss: Loss) -> bool:
     if len(there) < recovery_quorum(record.last):
         return True
     is_damaged = any(
-        storage not in world.disks or (storage, attempt.core.journal) in world.oracle.rotten
+        storage not in world.disks or (storage, attempt.core.ledger) in world.oracle.rotten
         for storage in record.storages
     )
     return bool(loss.missing) and is_damaged

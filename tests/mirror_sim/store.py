@@ -26,7 +26,7 @@ ABSENT = Held(None, 0)
 
 
 class Outcome(NamedTuple):
-    """``is_known`` False: nobody knows whether it happened. Refused: ``found`` is what is there."""
+    """``is_known`` False: nobody knows whether it happened. LedgerRefused: ``found`` is what is there."""
 
     is_known: bool
     succeeded: bool = False

@@ -1,11 +1,12 @@
-"""Tails: what a closed journal holds of each topic beyond its segments, and what a journal need not keep.
+"""Tails: what a closed ledger holds of each topic beyond its segments, and what a ledger need not keep.
 
-The simulator's own, for topics that have one journal at a time; a broker's is ``sava.mirroring.tails``, which
-reads real records of several lives, and what a broker trims is in ``sava.storage.holdings``. So the simulator
-shows that the protocol keeps what these rules ask for; that brokers keep the rules is for the tests of those.
+The simulator's own, for topics that have one ledger at a time; a broker's is ``sava.ledger.tail_recovery``,
+which reads real records of several lives, and what a broker trims is in ``sava.storage.journal_index``. So
+the simulator shows that the protocol keeps what these rules ask for; that brokers keep the rules is for the
+tests of those.
 
     segments       0 ────────────── 40
-    journal              30 ──────────────── 55 (closed)          the topic goes on at 55
+    ledger              30 ──────────────── 55 (closed)          the topic goes on at 55
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from sava.mirror.errors import TailBroken
-from sava.mirror.record import JournalRecord, JournalState
+from sava.ledger.protocol.record import LedgerRecord, LedgerState, TailBroken
 
 
 class Frame(NamedTuple):
-    """One batch of a topic in a journal."""
+    """One batch of a topic in a ledger."""
 
     topic: int
     epoch: int
@@ -28,9 +28,9 @@ class Frame(NamedTuple):
     position: int
 
 
-def is_settled(record: JournalRecord) -> bool:
-    """Whether it is known what the journal holds, for ever: only then may a topic go on elsewhere."""
-    return record.state is JournalState.CLOSED
+def is_settled(record: LedgerRecord) -> bool:
+    """Whether it is known what the ledger holds, for ever: only then may a topic go on elsewhere."""
+    return record.state is LedgerState.CLOSED
 
 
 def tail_of(frames: Iterable[Frame], topic: int, epoch: int, registered: int) -> list[Frame]:
@@ -42,7 +42,7 @@ def tail_of(frames: Iterable[Frame], topic: int, epoch: int, registered: int) ->
         if (frame.topic, frame.epoch) != (topic, epoch) or frame.end <= at:
             continue
         if frame.start != at:
-            raise TailBroken(f"topic id {topic}, epoch {epoch}: the journal has {frame.start} after {at}")
+            raise TailBroken(f"topic id {topic}, epoch {epoch}: the ledger has {frame.start} after {at}")
         tail.append(frame)
         at = frame.end
     return tail

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from sava.mirror.record import JournalState
-from sava.mirror.types import JournalId
+from sava.ledger.protocol.record import LedgerId, LedgerState
 from tests.mirror_sim.clients import Prober, Producer
-from tests.mirror_sim.journals import OwnJournal
 from tests.mirror_sim.knobs import Knobs, draw
+from tests.mirror_sim.ledgers import OwnJournal
 from tests.mirror_sim.net import RAFT
 from tests.mirror_sim.records import TopicState
 from tests.mirror_sim.world import MS, World
@@ -55,14 +54,12 @@ class Story:
         self.producer = Producer(self.world, 0)
         self.producer.start()
         self.until(lambda: self.world.counts["acked"] >= 20, "twenty messages are acknowledged")
-        self.journal = next(
-            broker.journal
-            for broker in self.world.brokers.values()
-            if broker.journal and broker.journal.served
+        self.ledger = next(
+            broker.ledger for broker in self.world.brokers.values() if broker.ledger and broker.ledger.served
         )
-        self.owner = self.journal.broker
+        self.owner = self.ledger.broker
         self.mirrors = [
-            self.world.brokers[self.world.located[storage]] for storage in self.journal.core.mirrors
+            self.world.brokers[self.world.located[storage]] for storage in self.ledger.core.mirrors
         ]
 
     def until(self, condition: Callable[[], bool], what: str, seconds: int = 20) -> None:
@@ -74,17 +71,17 @@ class Story:
     def run(self, milliseconds: int) -> None:
         self.world.schedule.run_until(self.world.now + milliseconds * MS)
 
-    def state(self, journal: JournalId) -> JournalState | None:
-        record = self.world.store.get(("journal", journal)).value
+    def state(self, ledger: LedgerId) -> LedgerState | None:
+        record = self.world.store.get(("ledger", ledger)).value
         return record.state if record is not None else None
 
     def serves_elsewhere(self) -> bool:
         record = self.world.store.get(("topic", 0)).value
-        return record.state is TopicState.ASSIGNED and record.journal != self.journal.id
+        return record.state is TopicState.ASSIGNED and record.ledger != self.ledger.id
 
     def goes_on(self) -> None:
-        """Another journal serves the topic, with all that was promised, and takes more."""
-        self.until(self.serves_elsewhere, "the topic goes on in another journal")
+        """Another ledger serves the topic, with all that was promised, and takes more."""
+        self.until(self.serves_elsewhere, "the topic goes on in another ledger")
         prober = Prober(self.world)
         for _ in range(80):
             prober.probe()
@@ -96,14 +93,14 @@ class Story:
         self.world.oracle.settle()
 
     def waits(self) -> tuple[str, ...]:
-        """The recovery of the journal, which does not end; for whom it waits."""
+        """The recovery of the ledger, which does not end; for whom it waits."""
         self.run(5000)
-        assert self.state(self.journal.id) is JournalState.RECOVERING
+        assert self.state(self.ledger.id) is LedgerState.RECOVERING
         assert self.world.store.get(("topic", 0)).value.state is TopicState.ORPHAN
         attempts = [
-            broker.controller.attempts[self.journal.id]
+            broker.controller.attempts[self.ledger.id]
             for broker in self.world.brokers.values()
-            if broker.controller is not None and self.journal.id in broker.controller.attempts
+            if broker.controller is not None and self.ledger.id in broker.controller.attempts
         ]
         return attempts[0].core.waiting_for
 
@@ -125,7 +122,7 @@ def test_the_owner_is_cut_from_raft_but_not_from_its_mirrors() -> None:
     """Its mirrors refuse it; what it has under way is not acknowledged by it any more."""
     story = Story()
     story.world.net.block([(story.owner.id, RAFT), (RAFT, story.owner.id)])
-    story.until(lambda: story.journal.core.is_fenced, "the owner notices that it was fenced")
+    story.until(lambda: story.ledger.core.is_fenced, "the owner notices that it was fenced")
     story.goes_on()
 
 
@@ -139,9 +136,9 @@ def test_the_owner_is_cut_from_its_mirrors_but_not_from_raft() -> None:
     ]
     story.world.net.block(links)
     before = story.world.counts["acked"]
-    first = story.journal.core.record
+    first = story.ledger.core.record
     story.until(lambda: story.world.counts["acked"] > before + 20, "it goes on with other mirrors")
-    assert story.journal.core.record.last.members != first.last.members
+    assert story.ledger.core.record.last.members != first.last.members
 
 
 def test_a_mirror_is_stopped_replaced_and_continues_late() -> None:
@@ -154,7 +151,7 @@ def test_a_mirror_is_stopped_replaced_and_continues_late() -> None:
     mirror.paused_until = story.world.now + 3_000 * MS
     story.until(lambda: story.world.counts["acked"] > before + 20, "it goes on with another mirror", 2)
     assert mirror.is_paused
-    assert mirror.storage not in story.journal.core.record.last.members
+    assert mirror.storage not in story.ledger.core.record.last.members
     story.run(4_000)
     assert story.world.now > mirror.paused_until, "it has continued"
     story.owner.stop(None)
@@ -176,11 +173,11 @@ def test_degraded_is_recorded_before_the_first_single_copy_is_acknowledged() -> 
     seen: list[bool] = []
     acked = story.world.oracle.acked
 
-    def watch(journal: OwnJournal, batch: object) -> None:
-        record = story.world.store.get(("journal", journal.id)).value
+    def watch(ledger: OwnJournal, batch: object) -> None:
+        record = story.world.store.get(("ledger", ledger.id)).value
         alone = all(not mirror.is_up for mirror in story.mirrors)
         seen.append(not alone or record.is_degraded)
-        acked(journal, batch)  # type: ignore[arg-type]
+        acked(ledger, batch)  # type: ignore[arg-type]
 
     story.world.oracle.acked = watch  # type: ignore[method-assign]
     for mirror in story.mirrors:
@@ -209,8 +206,8 @@ def test_a_mirror_that_leaves_is_replaced_before_it_stops_and_messages_are_ackno
     story = Story(brokers=4)
     leaving = story.mirrors[0]
     story.world.leaving.add(leaving.id)
-    story.until(lambda: leaving.storage not in story.journal.core.record.last.members, "it is left")
-    assert len(story.journal.core.record.last.members) == 3
+    story.until(lambda: leaving.storage not in story.ledger.core.record.last.members, "it is left")
+    assert len(story.ledger.core.record.last.members) == 3
     before = story.world.counts["acked"]
     leaving.stop(None)
     story.until(lambda: story.world.counts["acked"] > before + 10, "messages are acknowledged without it")
@@ -226,8 +223,8 @@ def test_a_mirror_that_leaves_stays_if_messages_need_it() -> None:
     story.world.leaving.add(leaving.id)
     before = story.world.counts["acked"]
     story.until(lambda: story.world.counts["acked"] > before + 10, "the mirror still answers")
-    assert leaving.storage in story.journal.core.record.last.members
-    assert story.journal.core.record.last.qa == 2
+    assert leaving.storage in story.ledger.core.record.last.members
+    assert story.ledger.core.record.last.qa == 2
 
 
 def test_a_mirror_s_disk_is_wiped() -> None:
@@ -235,7 +232,7 @@ def test_a_mirror_s_disk_is_wiped() -> None:
     lost = story.mirrors[0].storage
     story.mirrors[0].wipe()
     story.mirrors[0].start()
-    story.until(lambda: lost not in story.journal.core.record.last.members, "another disk takes its place")
+    story.until(lambda: lost not in story.ledger.core.record.last.members, "another disk takes its place")
 
 
 @pytest.mark.parametrize("is_wiped", [True, False])
@@ -279,14 +276,14 @@ def test_coordinators_come_and_go_and_get_into_each_other_s_way() -> None:
 
 
 def test_a_bit_flips_below_the_watermark_of_a_mirror() -> None:
-    """It is no end of the journal: the other copy is taken."""
+    """It is no end of the ledger: the other copy is taken."""
     story = Story(note_bytes=1)
     story.run(200)
     mirror = story.mirrors[0]
     mirror.stop(CrashPolicy.LOSE)
-    directory = mirror.disk.directory(f"{story.journal.id.broker}-{story.journal.id.incarnation}")
+    directory = mirror.disk.directory(f"{story.ledger.id.broker}-{story.ledger.id.incarnation}")
     directory.flip_bit("data-0", 300)
-    story.world.oracle.rotted(mirror.storage, story.journal.id, 300)
+    story.world.oracle.rotted(mirror.storage, story.ledger.id, 300)
     mirror.start()
     story.run(300)
     story.owner.stop(None)

@@ -12,7 +12,7 @@ from tests.mirror_sim.run import run_seed
 SEEDS = 100 if IS_LONG else 60
 GROUP = 20
 ONCE_FAILED = {
-    8602: "the last copy of a part of a closed journal was lost before it was read, for good (liveness)",
+    8602: "the last copy of a part of a closed ledger was lost before it was read, for good (liveness)",
     51940: "records that a full disk had refused were back after a power cut, in the place of others (J7)",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sava.mirror.errors import TailBroken
+from sava.ledger.protocol.record import TailBroken
 from tests.mirror_sim.tails import Frame, tail_of
 
 

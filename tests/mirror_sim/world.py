@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sava.mirror.messages import Message
-from sava.mirror.types import StorageId
+from sava.ledger.protocol.messages import Message
+from sava.ledger.protocol.record import StorageId
 from tests.mirror_sim.broker import Broker
 from tests.mirror_sim.controller import Controller
 from tests.mirror_sim.copies import Batch
@@ -122,20 +122,20 @@ class World:
     def describe(self) -> str:
         lines = [
             f"  {key[1]}: {held.value}"
-            for kind in ("journal", "topic")
+            for kind in ("ledger", "topic")
             for key, held in self.store.items(kind)
         ]
         for broker in self.brokers.values():
             attempts = broker.controller.attempts if broker.controller is not None else {}
             lines.append(
-                f"  broker {broker.id}: {broker.storage} up={broker.is_up} journal="
-                f"{broker.journal.id if broker.journal else None} present={self.is_present(broker.id)} "
+                f"  broker {broker.id}: {broker.storage} up={broker.is_up} ledger="
+                f"{broker.ledger.id if broker.ledger else None} present={self.is_present(broker.id)} "
                 + str({str(j): (a.core.phase.value, a.core.waiting_for) for j, a in attempts.items()})
             )
-            if broker.journal is not None:
-                core = broker.journal.core
+            if broker.ledger is not None:
+                core = broker.ledger.core
                 lines.append(
                     f"    end {core.end} commit {core.commit} floor {core.floor} fenced {core.is_fenced} "
-                    f"durable {core._durable} wanted {core.wanted} served {broker.journal.served}"
+                    f"durable {core._durable} wanted {core.wanted} served {broker.ledger.served}"
                 )
         return "\n".join(lines)

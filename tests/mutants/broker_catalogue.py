@@ -7,29 +7,30 @@ from functools import partial
 
 from tests.mutants.runner import Mutant
 
-BROKER = "sava/broker"
-SERVICES = "sava/services"
-_Broker = partial(Mutant, tests=("tests/unit/broker/test_topic.py",))
+TOPICS = "sava/topics"
+API = "sava/api"
+PEERS = "sava/peers"
+_Broker = partial(Mutant, tests=("tests/unit/topics/test_topic.py",))
 
 BROKER_MUTANTS: tuple[Mutant, ...] = (
     _Broker(
         "b1",
         "a subscription is created without a look at settings that came meanwhile",
-        f"{BROKER}/subscriptions.py",
+        f"{TOPICS}/subscriptions.py",
         "self._tenure.write(writes, absent(key), unchanged(ahead_key, revision))",
         "self._tenure.write(writes, absent(key))",
     ),
     _Broker(
         "b2",
         "settings are left for a subscription that exists by now",
-        f"{BROKER}/subscriptions.py",
+        f"{TOPICS}/subscriptions.py",
         "conditions = unchanged(key, revision), absent(specs.subscription_key(self._topic, name))",
         "conditions = (unchanged(key, revision),)",
     ),
     _Broker(
         "b3",
         "settings made ahead outlive the subscription that took them",
-        f"{BROKER}/subscriptions.py",
+        f"{TOPICS}/subscriptions.py",
         "                writes.append(Delete(ahead_key))\n",
         "                pass\n",
     ),
@@ -39,31 +40,31 @@ BROKER_MUTANTS: tuple[Mutant, ...] = (
         "sava/metadata/node.py",
         "                self._not_sent(address, group, error)\n",
         "                raise\n",
-        tests=("tests/unit/services/test_node.py",),
+        tests=("tests/unit/api/test_node.py",),
     ),
     Mutant(
         "b5",
-        "a write that raises leaves its lane as it is",
-        f"{SERVICES}/lanes.py",
-        '            self.connection_lost(ConnectionError(f"writing failed: {error}"))\n',
+        "a write that raises leaves its connection as it is",
+        "sava/peer_connection.py",
+        "            asyncio.get_running_loop().call_soon(self.connection_lost, None)\n",
         "",
-        tests=("tests/unit/services/test_raft_transport.py",),
+        tests=("tests/unit/peers/test_raft_port.py",),
     ),
     Mutant(
         "b6",
-        "a protocol gets its connection before connecting has returned",
-        f"{SERVICES}/sockets.py",
-        "            lambda: arrival, host, port,",
-        "            protocol, host, port,",
-        tests=("tests/unit/services/test_raft_transport.py",),
+        "a stream gets its connection before connecting has returned",
+        f"{PEERS}/raft_transport.py",
+        "        connection = PeerConnection(self._welcomed, lost=self._lost)\n",
+        "        connection = self._connection = PeerConnection(self._welcomed, lost=self._lost)\n",
+        tests=("tests/unit/peers/test_raft_port.py",),
     ),
     Mutant(
         "b7",
         "a close waits without a limit for the loop to tell of an end",
-        f"{SERVICES}/sockets.py",
+        "sava/peer_connection.py",
         "        async with asyncio.timeout(GONE_S):\n",
         "        async with asyncio.timeout(None):\n",
-        tests=("tests/unit/services/test_raft_transport.py",),
+        tests=("tests/unit/peers/test_raft_port.py",),
     ),
     Mutant(
         "b8",
@@ -76,13 +77,13 @@ BROKER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "b9",
         "a topic that was created again counts on from the former one",
-        f"{SERVICES}/load_reports.py",
+        f"{API}/admin/brokers.py",
         "(before.topic_id, before.epoch) == (now.topic_id, now.epoch)",
         "before.epoch == now.epoch",
-        tests=("tests/unit/services/test_load_reports.py",),
+        tests=("tests/unit/api/test_load_reports.py",),
         more=(
             (
-                f"{SERVICES}/load_reports.py",
+                f"{API}/admin/brokers.py",
                 "max(now.messages - before.messages, 0)",
                 "(now.messages - before.messages)",
             ),
@@ -91,15 +92,15 @@ BROKER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "b10",
         "an unexpected error of one topic ends the pass over all",
-        "sava/broker/upkeep.py",
+        "sava/topics/maintenance.py",
         '                    log.exception("topics: failed of a bug topic=%s", name)\n',
         "                    raise\n",
-        tests=("tests/unit/broker/test_topics.py",),
+        tests=("tests/unit/topics/test_topics.py",),
     ),
     Mutant(
         "b11",
         "a note that cannot be read stops the sweep of deleted topics",
-        "sava/storage/deleted.py",
+        "sava/storage/orphans.py",
         "                unreadable += 1\n",
         "                raise\n",
         tests=("tests/unit/storage/test_deleted.py",),

@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "m8",
         "learners count for the majority",
-        f"{RAFT}/quorum.py",
+        f"{RAFT}/progress.py",
         "    index = majority_index(membership.voters, reached)\n",
         "    index = majority_index((*membership.voters, *membership.learners), reached)\n",
         seeds=120,
@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "m9",
         "a joint configuration decides by its new half alone",
-        f"{RAFT}/quorum.py",
+        f"{RAFT}/progress.py",
         "        index = min(index, majority_index(membership.outgoing, reached))\n",
         "        pass\n",
         seeds=400,
@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         "m14",
         "a snapshot replaces a log that holds more",
-        f"{RAFT}/snapshot.py",
+        f"{RAFT}/replication.py",
         "    if state.log.matches(meta.index, meta.term):\n",
         "    if False:\n",
         tests=("tests/unit/raft",),
@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant(
         "m16",
         "the log is compacted before the snapshot is durable",
-        f"{META}/replica/compaction.py",
+        f"{META}/replica/persister.py",
         "        self._saver.save(base, machine.freeze(), self._saved)\n",
         "        self._saver.save(base, machine.freeze(), self._saved)\n        core.snapshot_taken(base)\n",
         seeds=20,
@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         "m20b",
         "a leader whose disk takes nothing leaves a cluster that cannot do without it",
-        f"{RAFT}/own_disk.py",
+        f"{RAFT}/leading.py",
         "    if durable != state.disk_end or durable >= state.log.commit:\n",
         "    if durable != state.disk_end or durable >= state.log.last_index:\n",
         tests=("tests/unit/metadata/test_replica_disk.py",),
@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         "m20c",
         "it hands over to one whose disk takes nothing either",
-        f"{RAFT}/own_disk.py",
+        f"{RAFT}/leading.py",
         "        if progress.match > durable and progress.recently_active",
         "        if progress.recently_active",
         tests=("tests/unit/metadata/test_replica_disk.py",),
@@ -224,7 +224,7 @@ MUTANTS = (
     Mutant(
         "m20d",
         "a sync that takes long is a reason to leave",
-        f"{RAFT}/own_disk.py",
+        f"{RAFT}/leading.py",
         "    turn, rest = divmod(state.disk_elapsed, PATIENCE * state.config.election_ticks)\n",
         "    turn, rest = divmod(state.disk_elapsed, 1)\n",
         tests=("tests/unit/metadata/test_replica_disk.py",),
@@ -283,7 +283,7 @@ MUTANTS = (
     Mutant(
         "m26",
         "the majority is computed one too low (openraft #1802: 2 of 5)",
-        f"{RAFT}/quorum.py",
+        f"{RAFT}/progress.py",
         "    return ascending[len(ascending) - majority(len(ascending))]\n",
         "    return ascending[min(len(ascending) - 1, len(ascending) - majority(len(ascending)) + 1)]\n",
         seeds=20,
@@ -330,7 +330,7 @@ MUTANTS = (
         "sava/metadata/bootstrap.py",
         '            raise Unavailable(f"{info}; nothing was changed, start it and repeat") from info\n',
         "            continue\n",
-        tests=("tests/unit/services/test_node.py",),
+        tests=("tests/unit/api/test_node.py",),
     ),
     Mutant(
         "n2",
@@ -360,15 +360,15 @@ MUTANTS = (
         "m31",
         "the transactions of a batch take effect by the comparisons of the first",
         f"{META}/machine/state_machine.py",
-        "            is_done: bool | Refused = all(holds(self._space, compare) for compare in txn.compare)\n",
-        "            is_done: bool | Refused = all(holds(self._space, each) for each in txns[0].compare)\n",
+        "is_done: bool | CommandRefused = all(holds(self._space, compare) for compare in txn.compare)\n",
+        "is_done: bool | CommandRefused = all(holds(self._space, each) for each in txns[0].compare)\n",
         seeds=20,
         tests=("tests/unit/metadata/test_batches.py",),
     ),
     Mutant(
         "m32",
         "a batch that is out of time before it has left is said to be unknown, and one that has left is not",
-        f"{META}/batching.py",
+        f"{META}/store.py",
         "            if waiting.is_sent:\n",
         "            if not waiting.is_sent:\n",
         tests=("tests/unit/metadata/test_batches.py",),

@@ -7,7 +7,7 @@ from functools import partial
 from tests.mutants.runner import Mutant
 
 _Move = partial(Mutant, tests=("tests/unit/cluster/test_moves.py",))
-_HandOver = partial(Mutant, tests=("tests/unit/broker/test_hand_over.py",))
+_HandOver = partial(Mutant, tests=("tests/unit/topics/test_hand_over.py",))
 
 OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
     _Move(
@@ -29,7 +29,7 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "o3",
         "a move that was postponed uses up the moves of the hour",
-        "sava/cluster/rounds.py",
+        "sava/cluster/rebalancer.py",
         "            return replace(move, error=str(postponed))\n",
         "            error = str(postponed)\n",
         tests=("tests/unit/cluster/test_rebalancing.py",),
@@ -37,14 +37,14 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
     _HandOver(
         "o4",
         "publishers are held for as long as a move may take",
-        "sava/broker/topic.py",
+        "sava/topics/topic.py",
         "            hold_s = min(HOLD_S, deadline - loop.time())\n",
         "            hold_s = deadline - loop.time()\n",
     ),
     _HandOver(
         "o5",
         "publishers are held while much is uploaded",
-        "sava/broker/topic.py",
+        "sava/topics/topic.py",
         "            if self.log is not None and not self.log.is_almost_stored:\n",
         "            if False and self.log is not None:\n",
     ),
@@ -65,7 +65,7 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "o8",
         "topics are assigned to a broker that is about to stop",
-        "sava/cluster/placement.py",
+        "sava/cluster/planning.py",
         "    return found if found is not None and not found.is_leaving else None\n",
         "    return found\n",
         tests=("tests/unit/cluster/test_placement.py",),
@@ -73,15 +73,15 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "o9",
         "what was decided before a broker said that it leaves is written after it",
-        "sava/cluster/placement.py",
+        "sava/cluster/planning.py",
         "                unchanged(records.registration_key(broker), registered.mod_revision),\n",
         "                present(records.registration_key(broker)),\n",
         tests=("tests/unit/cluster/test_placement.py",),
         more=(
             (
-                "sava/cluster/placement.py",
-                "from sava.broker.conditions import unchanged\n",
-                "from sava.broker.conditions import present, unchanged\n",
+                "sava/cluster/planning.py",
+                "from sava.metadata.records import RecordCorrupt, absent, unchanged\n",
+                "from sava.metadata.records import RecordCorrupt, absent, present, unchanged\n",
             ),
         ),
     ),
@@ -104,18 +104,18 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "o12",
         "a mirror that is about to stop is kept although another is there",
-        "sava/mirroring/owner_host.py",
+        "sava/ledger/writer.py",
         "[each for each in registered if not each.is_leaving or each.storage == self.owner.own]",
         "registered",
-        tests=("tests/unit/mirroring/test_owner_lives.py",),
+        tests=("tests/unit/ledger/test_generations.py",),
     ),
     Mutant(
         "o13",
         "an owner that leaves does not look after its mirrors any more",
-        "sava/mirroring/owner_host.py",
+        "sava/ledger/writer.py",
         " if not each.is_leaving or each.storage == self.owner.own]",
         " if not each.is_leaving]",
-        tests=("tests/unit/mirroring/test_owner_lives.py",),
+        tests=("tests/unit/ledger/test_generations.py",),
     ),
     Mutant(
         "o14",

@@ -47,7 +47,7 @@ SUSPICION_MUTANTS = (
     Mutant(
         "d5",
         "the term is not named",
-        "sava/cluster/eviction.py",
+        "sava/cluster/registration.py",
         "fence_term=note.term, ",
         "",
         tests=("tests/unit/cluster/test_eviction.py",),

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from sava.metadata.commands import Event, KeyValue, Proposal, Refused
+from sava.metadata.commands import CommandRefused, Event, KeyValue, Proposal
 from sava.metadata.machine.state_machine import Applied
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -109,12 +109,12 @@ class History:
         result = _encode(applied.result)
         first = self._requests.get(request)
         if first is None:
-            if not isinstance(applied.result, Refused):
+            if not isinstance(applied.result, CommandRefused):
                 self._requests[request] = (index, result)
             return
         if applied.events:
             raise Violation("I13", f"request {request} took effect at {first[0]} and again at {index}")
-        if result != first[1] and not isinstance(applied.result, Refused):
+        if result != first[1] and not isinstance(applied.result, CommandRefused):
             raise Violation(
                 "I13", f"the copy of request {request} at {index} got another answer than at {first[0]}"
             )

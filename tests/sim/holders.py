@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sava.metadata.commands import Done, LeaseExpire, LeaseGrant, LeaseResult, Put, Txn, TxnResult
 from sava.metadata.machine.state_machine import Applied
-from sava.metadata.peer import Alive, Committed, Failed, KeepAlive, Propose, Reply, Request
+from sava.metadata.peer import Alive, Committed, Failed, KeepAlive, LeaderRequest, Propose, Reply
 from tests.sim.history import Violation
 from tests.sim.node import SimNode
 
@@ -74,7 +74,7 @@ class Holder:
     def start(self) -> None:
         self.world.after(self.rng.randrange(2000 * MS), self._begin)
 
-    def _ask(self, request: Request, done: Any) -> bool:
+    def _ask(self, request: LeaderRequest, done: Any) -> bool:
         nodes = self.world.running()
         if not nodes or self.stopped:
             return False

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from sava.metadata.durable import Batch, LogState, RecordKind
+from sava.metadata.durable import DurableBatch, LogState, RecordKind
 from sava.raft.types import Entry, EntryKind, HardState
 from sava.wal.log import Buffers
 from tests.sim.history import Violation
 
-_decode_batch = msgspec.msgpack.Decoder(Batch).decode
+_decode_batch = msgspec.msgpack.Decoder(DurableBatch).decode
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class LogImage:
     def entry(self, index: int) -> Entry | None:
         return self.entries[index - self.base - 1] if self.base < index <= self.last else None
 
-    def fold(self, batch: Batch | None) -> None:
+    def fold(self, batch: DurableBatch | None) -> None:
         """``None`` is the bootstrap record."""
         if batch is None:
             self.bound = True
@@ -88,9 +88,9 @@ class Ledger:
         self.previous_terms: list[int | None] = []
         """Of the last submission: for each batch, the term before its first entry. (A later batch of the same
         submission may already have replaced that entry in the image.)"""
-        self._pending: deque[Batch | None] = deque()
+        self._pending: deque[DurableBatch | None] = deque()
 
-    def submit(self, records: Sequence[tuple[int, Buffers]]) -> list[Batch | None]:
+    def submit(self, records: Sequence[tuple[int, Buffers]]) -> list[DurableBatch | None]:
         batches = [decode_record(kind, payload) for kind, payload in records if kind != RecordKind.CHECKPOINT]
         self.previous_terms = []
         for batch in batches:
@@ -126,7 +126,7 @@ class Ledger:
         self.durable, self.submitted = image, image.copy()
 
 
-def decode_record(kind: int, payload: Buffers) -> Batch | None:
+def decode_record(kind: int, payload: Buffers) -> DurableBatch | None:
     if kind == RecordKind.BOOTSTRAP:
         return None
     return _decode_batch(b"".join(payload))

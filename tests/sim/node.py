@@ -18,7 +18,7 @@ from sava.errors import HostError, SavaError
 from sava.metadata import snapshots
 from sava.metadata.errors import IdentityConflict
 from sava.metadata.identity import NodeState, open_state
-from sava.metadata.peer import Bootstrap, Conflict, Envelope, Reply, Request
+from sava.metadata.peer import Bootstrap, Conflict, Envelope, LeaderRequest, Reply
 from sava.metadata.replica.replica import Replica
 from sava.metadata.snapshots import SnapshotStore
 from sava.raft.core import RaftCore, Status
@@ -389,7 +389,7 @@ class SimNode:
     def open_asks(self) -> int:
         return len(self._asks)
 
-    def ask(self, request: Request, done: OnReply, timeout_ms: int) -> None:
+    def ask(self, request: LeaderRequest, done: OnReply, timeout_ms: int) -> None:
         """A local caller asks; ``done`` is called exactly once."""
         number = self._next_ask
         self._next_ask += 1

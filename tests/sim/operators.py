@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sava.metadata.peer import Changed, ChangeMembership, Reply, Request, TransferLeadership
+from sava.metadata.peer import Changed, ChangeMembership, LeaderRequest, Reply, TransferLeadership
 from sava.raft.types import Membership, MembershipChange, NodeId
 from tests.sim.knobs import OPERATOR_ACTIONS
 from tests.sim.node import SimNode
@@ -64,7 +64,7 @@ class Operator:
 
     # -- asking ----------------------------------------------------------------------------------------------
 
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: LeaderRequest) -> None:
         nodes = self.world.running()
         if not nodes:
             return

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from sava.metadata.commands import Put, Txn, TxnResult
-from sava.metadata.peer import Committed, Propose, ReadAt, ReadIndex, Reply, Request
+from sava.metadata.peer import Committed, LeaderRequest, Propose, ReadAt, ReadIndex, Reply
 from tests.sim.knobs import draw
 from tests.sim.node import SimNode
 from tests.sim.world import World
@@ -66,13 +66,13 @@ class Story:
         self.world.wait_for(is_ready, "a leader")
         return self.leader
 
-    def ask(self, node: SimNode, request: Request, timeout_ms: int = 5000) -> list[Reply | None]:
+    def ask(self, node: SimNode, request: LeaderRequest, timeout_ms: int = 5000) -> list[Reply | None]:
         """The list gets the reply when there is one."""
         replies: list[Reply | None] = []
         node.ask(request, replies.append, timeout_ms)
         return replies
 
-    def answer(self, node: SimNode, request: Request, timeout_ms: int = 5000) -> Reply | None:
+    def answer(self, node: SimNode, request: LeaderRequest, timeout_ms: int = 5000) -> Reply | None:
         replies = self.ask(node, request, timeout_ms)
         self.world.wait_for(lambda: bool(replies), f"an answer to {request}")
         return replies[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sava.metadata.errors import Compacted
-from sava.metadata.store import WatchBatch
+from sava.metadata.watch import WatchBatch
 from tests.sim.history import Violation
 from tests.sim.node import SimNode
 

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 from sava.metadata.commands import (
     AllocateId,
-    Batch,
     Command,
+    CommandRefused,
     Compare,
     Delete,
     DeletePrefix,
     Get,
     Put,
-    Refused,
     Relation,
     SessionOpen,
     SessionResult,
     Target,
     Txn,
+    TxnBatch,
 )
 from sava.metadata.errors import RequestForgotten, SessionExpired
 from sava.metadata.peer import Committed, Failed, Propose, ReadAt, ReadIndex, Reply
@@ -181,7 +181,7 @@ class Client:
         compare = Compare(operation.key, Target.MOD_REVISION, Relation.EQUAL, operation.expect_mod)
         never = Compare(operation.key, Target.VERSION, Relation.LESS, 0)
         other = f"/pair/{operation.number % 3}"
-        return Batch(
+        return TxnBatch(
             (
                 Txn((compare,), (Put(operation.key, operation.value),)),
                 Txn(then=(Put(other, operation.value + b"/2"),)),
@@ -214,7 +214,7 @@ class Client:
     def _committed(
         self, node: SimNode, operation: Operation, request: Propose, reply: Committed, *, copy: bool
     ) -> None:
-        if isinstance(reply.result, Refused):
+        if isinstance(reply.result, CommandRefused):
             if reply.result.code in DEFINITE:
                 # The memory of earlier copies is gone; whether one of them took effect is anybody's guess.
                 operation.maybe_applied = True

@@ -17,9 +17,8 @@ from sava.metadata.identity import NodeState, cluster_id_of
 from sava.metadata.machine.state_machine import Applied
 from sava.metadata.peer import Bootstrap
 from sava.metadata.replica.replica import Replica, ReplicaConfig
-from sava.raft.config import CoreConfig
 from sava.raft.core import Role, Status
-from sava.raft.types import Entry, Membership, NodeId
+from sava.raft.types import CoreConfig, Entry, Membership, NodeId
 from sava.wal.log import LogOptions
 from tests.sim.history import History, Violation
 from tests.sim.invariants import Checks

@@ -3,11 +3,12 @@ It is the ``sava`` command otherwise."""
 
 from __future__ import annotations
 
-from sava.broker.topics import Topics, TopicsOptions
 from sava.cli.main import main
+from sava.topics.maintenance import TopicsOptions
+from sava.topics.served import ServedTopics
 
 if __name__ == "__main__":
-    defaults = Topics.__init__.__kwdefaults__
+    defaults = ServedTopics.__init__.__kwdefaults__
     assert defaults is not None
     assert "options" in defaults
     defaults["options"] = TopicsOptions(retention_interval_s=0.3)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sava.cli import pipeline_files
+from sava.cli.pipelines import spec_of
 from sava.client.connection import Connection, Tls
 from sava.client.loop_thread import LoopThread
 from sava.proto import pipelines_pb2 as pb
@@ -115,7 +115,7 @@ class Pipelines:
 
     def apply(self, name: str, **settings: Any) -> None:
         settings = {key.rstrip("_"): value for key, value in settings.items()}
-        spec = pipeline_files.spec(name, "custom", settings)
+        spec = spec_of(name, "custom", settings)
         self._call("ApplyPipeline", pb.ApplyPipelineRequest(spec=spec))
 
     def pause(self, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from sava.records import Message
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from tests.patience import PATIENCE_S
 from tests.standalone import Standalone

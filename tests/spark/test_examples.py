@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from examples.spark import backfill, history, join, windows, wordcount
-from sava.blocking import Client
+from sava.client.blocking import Client
 from tests.long import only_long
 from tests.spark.sink_topics import create, read
 from tests.spark.source_topics import fill, new_topic

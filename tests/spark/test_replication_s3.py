@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sava.api.admin_client import PLAIN
 from sava.client.errors import ClientError
 from sava.client.loop_thread import LoopThread
 from sava.proto import topics_admin_pb2 as pb
-from sava.services.admin_client import PLAIN
 from tests.long import only_long
 from tests.replicating import Side
 from tests.s3_server import S3Server

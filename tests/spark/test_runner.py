@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from tests.long import only_long
 from tests.patience import PATIENCE_S
 from tests.spark.runner_process import Pipelines, RunnerProcess

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from sava.client.routing import partition_of
+from sava.client.producer import partition_of
 from sava.storage.objectstore import ObjectStore
 from tests.long import only_long
 from tests.s3_server import S3Server

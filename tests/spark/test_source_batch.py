@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from sava.blocking import Client
+from sava.client.blocking import Client
 from tests.integration.test_tls import make_certificates
 from tests.long import only_long
 from tests.s3_server import S3Server

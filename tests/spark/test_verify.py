@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sava.blocking import Client
-from sava.broker.stretches import Source, Stretch
-from sava.cli import replication_verify
-from sava.cli.replication_verify import question_of
+from sava.api.admin_client import PLAIN, AdminClient
+from sava.cli import replication
+from sava.cli.replication import question_of
+from sava.client.blocking import Client
 from sava.client.loop_thread import LoopThread
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.replicate.target import TargetCluster
@@ -27,8 +27,8 @@ from sava.pipeline.replicate.verify import (
     verify,
 )
 from sava.records import Message, Origin, RecordBatch
-from sava.services.admin_client import PLAIN, AdminClient
-from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
+from sava.topics.source_copier import Source, SourceRange
 from tests.long import only_long
 from tests.replica_client import ChainStream, replica
 from tests.replicating import RunningLink
@@ -82,7 +82,7 @@ class Pair:
         """As a replicator does that has got these payloads for these offsets of the source."""
         batch = RecordBatch.from_messages([self._copy(*each) for each in copies])
         offsets = [bound for offset, _ in copies for bound in (offset, offset + 1)]
-        asyncio.run(self._append(Stretch(0, end, True, [batch], offsets)))
+        asyncio.run(self._append(SourceRange(0, end, True, [batch], offsets)))
 
     def smuggle(self, copies: Sequence[tuple[int, bytes]]) -> None:
         """As nobody who replicates can: in any order, and twice."""
@@ -105,7 +105,7 @@ class Pair:
         marks = {PATH: EAST, ORIGIN_TOPIC: origin_topic(source.cluster_id, source.topic_id)}
         return Message(payload, "k", marks, TIME, origin=Origin(EAST, offset))
 
-    async def _append(self, stretch: Stretch) -> None:
+    async def _append(self, stretch: SourceRange) -> None:
         async with replica(f"127.0.0.1:{self.west.port}") as stub:
             stream = ChainStream(stub, self.topic, self.source)
             await stream.open()
@@ -221,9 +221,7 @@ class Command:
 
         async def ask() -> VerifyRequest:
             async with AdminClient(self._east.broker.admin, PLAIN) as client:
-                return question_of(
-                    self.topic, WEST, *await replication_verify.ask(client, self.topic, WEST), ""
-                )
+                return question_of(self.topic, WEST, *await replication.ask(client, self.topic, WEST), "")
 
         return self._loop.run(ask())
 

@@ -26,9 +26,9 @@ from typing import Final
 import msgspec
 
 from sava.cli.main import main
-from sava.wal import local_disk
+from sava.wal import disk
+from sava.wal.disk import LocalDisk, LocalFile
 from sava.wal.errors import DiskFull
-from sava.wal.local_disk import LocalDisk, LocalFile
 
 VARIABLE: Final = "SAVA_TORTURE"
 _LOOK_S: Final = 0.05
@@ -85,7 +85,7 @@ def _slow_syncs(current: _Current) -> None:
         slowly()
         fsync(descriptor)
 
-    local_disk._fdatasync = slow_fdatasync
+    disk._fdatasync = slow_fdatasync
     os.fsync = slow_fsync  # type: ignore[assignment]
     durably = LocalFile.write_durably
 

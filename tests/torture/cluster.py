@@ -24,10 +24,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
+from sava.api.admin_client import PLAIN, AdminClient
 from sava.config import Auth
 from sava.errors import SavaError
 from sava.proto import admin_pb2, brokers_pb2, journals_pb2, topics_admin_pb2
-from sava.services.admin_client import PLAIN, AdminClient
 from tests.integration.links import Links
 from tests.integration.test_tls import make_certificates
 from tests.ports import free_ports

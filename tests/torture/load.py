@@ -26,16 +26,15 @@ from typing import Final
 import msgspec
 import uvloop
 
+from sava.api.admin_client import PLAIN, AdminClient
 from sava.client import Client, Tls
 from sava.client.consumer import SubscriptionType
 from sava.client.errors import ClientError, OutcomeUnknown
 from sava.client.producer import Producer
-from sava.config import Auth
-from sava.config import Tls as TlsFiles
+from sava.config import Auth, TlsSettings
 from sava.errors import SavaError
 from sava.metadata import errors as metadata_errors
 from sava.proto import admin_pb2 as pb
-from sava.services.admin_client import PLAIN, AdminClient
 from tests.torture.history import (
     Acked,
     Called,
@@ -95,7 +94,7 @@ class Plan(msgspec.Struct):
         if not self.tls:
             return PLAIN
         ca, cert, key = map(Path, self.tls)
-        return Auth(mode="tls", tls=TlsFiles(cert_file=cert, key_file=key, ca_file=ca))
+        return Auth(mode="tls", tls=TlsSettings(cert_file=cert, key_file=key, ca_file=ca))
 
     @classmethod
     def read(cls, path: Path) -> Plan:

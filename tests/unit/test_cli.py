@@ -14,15 +14,15 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from sava.cli.connection import auth_from_environment
-from sava.cli.main import COMMANDS, GROUPS, app, main, tree
+import sava
+from sava.cli.connection import auth_from_environment, way_out
+from sava.cli.main import COMMANDS, GROUPS, main, outline, tree
 from sava.cli.output import as_dict
-from sava.cli.way_out import way_out
 from sava.client import Client, Unavailable
 from sava.config import ConfigInvalid
 from sava.connecting import Cause
+from sava.peers.error_mapping import BrokerUnreachable
 from sava.proto import admin_pb2 as pb
-from sava.services.faults import NotReached
 from tools.reference.cli import section, walk
 
 runner = CliRunner()
@@ -51,7 +51,7 @@ runner = CliRunner()
     ids=" ".join,
 )
 def test_every_command_explains_itself(arguments: list[str]) -> None:
-    result = runner.invoke(app, arguments)
+    result = runner.invoke(tree(), arguments)
     assert result.exit_code == 0
     assert "Usage" in result.output
 
@@ -71,12 +71,12 @@ def test_every_command_explains_itself(arguments: list[str]) -> None:
     ids=" ".join,
 )
 def test_wrong_usage_is_exit_code_two(arguments: list[str]) -> None:
-    assert runner.invoke(app, arguments).exit_code == 2
+    assert runner.invoke(tree(), arguments).exit_code == 2
 
 
 def outputs() -> Iterator[tuple[str, Any]]:
     """Of every command that has ``--output``."""
-    for name, command in walk(typer.main.get_command(app), "sava"):
+    for name, command in walk(typer.main.get_command(tree()), "sava"):
         for option in command.params:
             if option.name == "output":
                 yield name, option
@@ -94,7 +94,7 @@ def test_every_command_takes_the_formats_that_its_help_names() -> None:
 
 
 def test_raw_is_refused_where_there_is_nothing_raw() -> None:
-    assert runner.invoke(app, ["topics", "list", "-o", "raw"]).exit_code == 2
+    assert runner.invoke(tree(), ["topics", "list", "-o", "raw"]).exit_code == 2
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -130,7 +130,7 @@ async def test_a_client_that_reaches_no_broker_is_told_how_to_start_one() -> Non
 def test_an_error_that_is_not_about_the_address_says_nothing_of_it() -> None:
     assert way_out(Unavailable("the topic has no owner", "topic_unavailable")) == ""
     tls = Cause("TLS: it speaks without TLS", "do without TLS")
-    assert way_out(NotReached("broker a:1", tls)) == ""
+    assert way_out(BrokerUnreachable("broker a:1", tls)) == ""
 
 
 def test_a_full_disk_behind_standard_output_is_one_line_and_exit_code_one() -> None:
@@ -199,7 +199,7 @@ def test_half_a_tls_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_branch_of_the_tree_is_what_it_is_in_the_whole_tree() -> None:
-    """``main`` prepares only the branch that its first argument names; any other argument gets all of it."""
+    """``main`` imports and prepares only the branch that its first argument names."""
 
     def sections(only: str) -> dict[str, str]:
         found = walk(typer.main.get_command(tree(only)), "sava")
@@ -210,8 +210,33 @@ def test_a_branch_of_the_tree_is_what_it_is_in_the_whole_tree() -> None:
     for branch in (*COMMANDS, *GROUPS):
         expected = {name: text for name, text in whole.items() if name.split()[1] == branch}
         assert sections(branch) == expected
-    for other in ("--help", "--version", "brokrs"):
-        assert sections(other) == whole
+
+
+def test_the_outline_says_what_the_commands_say() -> None:
+    """Help and usage errors without a command import no command."""
+    root, brief = (typer.main.get_command(each) for each in (tree(), outline()))
+    assert {*brief.commands} == {*root.commands} == {*COMMANDS, *GROUPS}  # type: ignore[attr-defined]
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        shown = brief.commands[name].help  # type: ignore[attr-defined]
+        assert shown.endswith(".")
+        assert " ".join(command.help.split()).startswith(shown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--help",), 0, "subscriptions"),
+        ((), 2, "subscriptions"),
+        (("brokrs",), 2, "brokers"),
+        (("--version",), 0, sava.__version__),
+        (("--", "topics", "lst"), 2, "list"),
+    ],
+)
+def test_what_names_no_command_is_answered_by_the_outline(
+    arguments: tuple[str, ...], code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert run_main(monkeypatch, *arguments) == code
+    assert said in "".join(capsys.readouterr())
 
 
 def test_no_command_waits_for_what_only_others_need() -> None:

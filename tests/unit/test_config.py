@@ -86,11 +86,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         config.load(tmp_path / "nowhere.yaml", {})
 
 
-def leaves(section: type[config.Section], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def leaves(section: type[config.SettingsSection], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for name, field in section.model_fields.items():
         annotation: Any = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, config.Section):
+        if isinstance(annotation, type) and issubclass(annotation, config.SettingsSection):
             found += leaves(annotation, (*path, name))
         else:
             found.append((*path, name))

@@ -8,8 +8,11 @@ import grpc
 import pytest
 from grpc import aio
 
+from sava.api import admin_client
 from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
+from sava.peers import error_mapping
+from sava.peers.error_mapping import BrokerUnreachable, CallRefused, CallUnknown
 from sava.proto import (
     admin_pb2,
     brokers_pb2,
@@ -21,8 +24,6 @@ from sava.proto import (
     topics_admin_pb2,
     writers_pb2,
 )
-from sava.services import effects, faults
-from sava.services.faults import CallRefused, CallUnknown, NotReached
 from sava.storage.errors import ObjectStoreUnavailable
 from tools.reference.errors import kinds
 
@@ -78,8 +79,8 @@ def test_every_admin_call_is_a_read_or_a_change() -> None:
         for service in proto.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-    assert effects.READS | effects.CHANGES.keys() == methods
-    assert not effects.READS & effects.CHANGES.keys()
+    assert admin_client.READS | admin_client.CHANGES.keys() == methods
+    assert not admin_client.READS & admin_client.CHANGES.keys()
 
 
 def test_the_check_of_every_change_can_be_made_from_its_request() -> None:
@@ -88,8 +89,8 @@ def test_the_check_of_every_change_can_be_made_from_its_request() -> None:
             for method in service.methods:
                 request = getattr(proto, method.input_type.name)()
                 path = f"/{service.full_name}/{method.name}"
-                check = effects.check_of(path, request)
-                if path in effects.READS:
+                check = admin_client.check_of(path, request)
+                if path in admin_client.READS:
                     assert check is None
                 elif method.name != "RecoverJournal":  # without what is accepted it only tells
                     assert check is not None
@@ -98,7 +99,7 @@ def test_the_check_of_every_change_can_be_made_from_its_request() -> None:
 
 def test_a_call_that_is_not_listed_is_taken_for_a_change() -> None:
     request = admin_pb2.StatusRequest()
-    assert effects.check_of("/sava.admin.Cluster/FromTheFuture", request) == "sava doctor"
+    assert admin_client.check_of("/sava.admin.Cluster/FromTheFuture", request) == "sava doctor"
 
 
 def failed(status: grpc.StatusCode, *trailing: tuple[str, str]) -> aio.AioRpcError:
@@ -109,10 +110,10 @@ def failed(status: grpc.StatusCode, *trailing: tuple[str, str]) -> aio.AioRpcErr
     ("status", "change", "read"),
     [
         (grpc.StatusCode.DEADLINE_EXCEEDED, OutcomeUnknown, Unavailable),
-        (grpc.StatusCode.UNAVAILABLE, OutcomeUnknown, NotReached),
-        (grpc.StatusCode.CANCELLED, OutcomeUnknown, faults.CallFailed),
-        (grpc.StatusCode.UNKNOWN, OutcomeUnknown, faults.CallFailed),
-        (grpc.StatusCode.INTERNAL, OutcomeUnknown, faults.CallFailed),
+        (grpc.StatusCode.UNAVAILABLE, OutcomeUnknown, BrokerUnreachable),
+        (grpc.StatusCode.CANCELLED, OutcomeUnknown, error_mapping.CallFailed),
+        (grpc.StatusCode.UNKNOWN, OutcomeUnknown, error_mapping.CallFailed),
+        (grpc.StatusCode.INTERNAL, OutcomeUnknown, error_mapping.CallFailed),
         (grpc.StatusCode.PERMISSION_DENIED, CallRefused, CallRefused),
         (grpc.StatusCode.UNIMPLEMENTED, CallUnknown, CallUnknown),
     ],
@@ -120,13 +121,13 @@ def failed(status: grpc.StatusCode, *trailing: tuple[str, str]) -> aio.AioRpcErr
 def test_a_call_without_an_answer(
     status: grpc.StatusCode, change: type[SavaError], read: type[SavaError]
 ) -> None:
-    of_change = faults.raised_by(failed(status), target="broker a:1", check="sava meta get /k")
+    of_change = error_mapping.raised_by(failed(status), target="broker a:1", check="sava meta get /k")
     assert type(of_change) is change
     if change is OutcomeUnknown:
         assert str(of_change).endswith("it may or may not have happened, `sava meta get /k` shows which")
     else:
         assert of_change.outcome is Outcome.NOT_DONE
-    of_read = faults.raised_by(failed(status), target="broker a:1")
+    of_read = error_mapping.raised_by(failed(status), target="broker a:1")
     assert (type(of_read), of_read.outcome) == (read, Outcome.NOT_DONE)
 
 
@@ -134,9 +135,9 @@ def test_a_call_without_an_answer(
 def test_an_outcome_survives_the_wire_also_of_an_error_that_the_receiver_does_not_know(
     raised: SavaError,
 ) -> None:
-    trailing = [(key, str(value)) for key, value in faults.trailing_of(raised)]
-    arrived = faults.raised_by(
-        failed(faults.status_of(raised), *trailing), target="broker a:1", check="sava doctor"
+    trailing = [(key, str(value)) for key, value in error_mapping.trailing_of(raised)]
+    arrived = error_mapping.raised_by(
+        failed(error_mapping.status_of(raised), *trailing), target="broker a:1", check="sava doctor"
     )
     assert arrived.outcome is raised.outcome
     assert isinstance(arrived, OutcomeUnknown) == (raised.outcome is Outcome.UNKNOWN)
@@ -144,6 +145,6 @@ def test_an_outcome_survives_the_wire_also_of_an_error_that_the_receiver_does_no
 
 def test_a_read_that_ends_with_an_unknown_outcome_has_changed_nothing() -> None:
     raised = ObjectStoreUnavailable("the store does not answer")
-    trailing = [(key, str(value)) for key, value in faults.trailing_of(raised)]
-    arrived = faults.raised_by(failed(grpc.StatusCode.UNAVAILABLE, *trailing), target="broker a:1")
+    trailing = [(key, str(value)) for key, value in error_mapping.trailing_of(raised)]
+    arrived = error_mapping.raised_by(failed(grpc.StatusCode.UNAVAILABLE, *trailing), target="broker a:1")
     assert arrived.outcome is Outcome.NOT_DONE

@@ -28,7 +28,7 @@ import pytest
 import typer.main
 
 from bench.__main__ import _parser as bench_parser
-from sava.cli.main import app
+from sava.cli.main import tree
 from sava.config import Config
 from tests.pages import (
     CONTRIBUTING,
@@ -212,7 +212,7 @@ def test_no_loop_waits_in_silence(page: str) -> None:
 
 # -- commands exist -------------------------------------------------------------------------------
 
-COMMANDS: Final[Any] = typer.main.get_command(app)
+COMMANDS: Final[Any] = typer.main.get_command(tree())
 ELLIPSES: Final = ("…", "...")
 
 

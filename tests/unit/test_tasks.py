@@ -8,7 +8,8 @@ from contextlib import suppress
 import pytest
 
 from sava import tasks as module
-from sava.tasks import Stops, cancelled, is_done_within, spawn, spread
+from sava.errors import HostError
+from sava.tasks import Backoff, Reconciler, Stops, cancelled, is_done_within, spawn, spread
 from tests.patience import PATIENCE_S
 
 
@@ -128,3 +129,111 @@ class TestStopping:
         stops.add("node", lambda: asyncio.sleep(0))
         assert await stops.run()
         assert not caplog.text
+
+
+# -- trying again ------------------------------------------------------------------------------
+
+
+def test_pauses_double_up_to_the_limit_and_begin_again_after_a_success() -> None:
+    backoff = Backoff(1.0, 5.0, jitter=0)
+    assert [backoff.next() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert backoff.is_longest
+    backoff.reset()
+    assert backoff.next() == 1.0
+
+
+def test_chance_shortens_a_pause_by_no_more_than_the_jitter() -> None:
+    pauses = [Backoff(1.0, 5.0, jitter=0.5).next() for _ in range(200)]
+    assert all(0.5 <= pause <= 1.0 for pause in pauses)
+    assert len(set(pauses)) > 1
+
+
+async def test_an_event_ends_a_pause_early() -> None:
+    woken = asyncio.Event()
+    woken.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await Backoff(1000.0, 1000.0).pause(woken)
+
+
+class Passes:
+    """What a Reconciler under test does, and what it raises."""
+
+    def __init__(self, *failures: Exception | None) -> None:
+        self._failures = list(failures)
+        self.count = 0
+        self.changed = asyncio.Event()
+
+    async def work(self) -> None:
+        self.count += 1
+        self.changed.set()
+        failure = self._failures.pop(0) if self._failures else None
+        if failure is not None:
+            raise failure
+
+    async def reached(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while self.count < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+async def test_a_reconciler_passes_at_once_and_whenever_it_is_woken() -> None:
+    passes = Passes()
+    reconciler = Reconciler("example", passes.work, period_s=1000.0)
+    task = asyncio.create_task(reconciler.run())
+    await passes.reached(1)
+    reconciler.wake()
+    await passes.reached(2)
+    await cancelled(task)
+
+
+async def test_what_changes_during_a_pass_leads_to_another() -> None:
+    began, may_end, count = asyncio.Event(), asyncio.Event(), 0
+
+    async def work() -> None:
+        nonlocal count
+        count += 1
+        began.set()
+        await may_end.wait()
+
+    reconciler = Reconciler("example", work, period_s=1000.0)
+    task = asyncio.create_task(reconciler.run())
+    await began.wait()
+    began.clear()
+    reconciler.wake()
+    may_end.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await began.wait()
+    assert count == 2
+    await cancelled(task)
+
+
+async def test_a_pass_comes_without_being_woken_too() -> None:
+    passes = Passes()
+    task = asyncio.create_task(Reconciler("example", passes.work, period_s=0.01).run())
+    await passes.reached(3)
+    await cancelled(task)
+
+
+async def test_the_same_failure_is_logged_once_until_a_pass_succeeds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    full = HostError("the disk is full")
+    passes = Passes(full, full, HostError("no route"), None, full)
+    task = asyncio.create_task(
+        Reconciler("example", passes.work, period_s=0.001, retry=Backoff(0.001, 0.001)).run()
+    )
+    await passes.reached(6)
+    await cancelled(task)
+    lines = [record.getMessage() for record in caplog.records if "pass failed" in record.getMessage()]
+    assert lines == [
+        "example pass failed, retrying error=HostError: the disk is full",
+        "example pass failed, retrying error=HostError: no route",
+        "example pass failed, retrying error=HostError: the disk is full",
+    ]
+
+
+async def test_what_no_code_foresaw_ends_the_loop() -> None:
+    passes = Passes(KeyError("a bug"))
+    with pytest.raises(KeyError):
+        await Reconciler("example", passes.work, period_s=1000.0).run()

@@ -12,8 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sava.cli import positions, producing
-from sava.cli.main import app
+from sava.cli import messages, produce
+from sava.cli.main import tree
 from sava.cli.messages import Printer
 from sava.cli.output import RawFormat
 from sava.records import Message
@@ -39,7 +39,7 @@ COMMANDS = {
     ids=" ".join,
 )
 def test_every_command_explains_itself(arguments: list[str]) -> None:
-    result = runner.invoke(app, [*arguments, "--help"])
+    result = runner.invoke(tree(), [*arguments, "--help"])
     assert result.exit_code == 0
     assert "Usage" in result.output
 
@@ -71,22 +71,22 @@ def test_every_command_explains_itself(arguments: list[str]) -> None:
     ],
 )
 def test_wrong_usage_is_exit_code_two(line: str) -> None:
-    result = runner.invoke(app, line.split())
+    result = runner.invoke(tree(), line.split())
     assert result.exit_code == 2, result.output
 
 
 def test_positions_are_ends_offsets_and_times() -> None:
-    assert positions.parse("earliest") == "earliest"
-    assert positions.parse("17") == 17
+    assert messages.parse_position("earliest") == "earliest"
+    assert messages.parse_position("17") == 17
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    assert positions.parse("2026-03-01T12:00") == noon
-    assert positions.parse("2026-03-01T14:00+02:00") == noon
-    assert positions.to_message("latest").latest
-    assert positions.to_message(0).WhichOneof("kind") == "offset"
-    later = positions.to_message(noon + timedelta(microseconds=1)).publish_time
-    assert positions.instant(later) == "2026-03-01T12:00:00.000001Z"
+    assert messages.parse_position("2026-03-01T12:00") == noon
+    assert messages.parse_position("2026-03-01T14:00+02:00") == noon
+    assert messages.position_message("latest").latest
+    assert messages.position_message(0).WhichOneof("kind") == "offset"
+    later = messages.position_message(noon + timedelta(microseconds=1)).publish_time
+    assert messages.instant(later) == "2026-03-01T12:00:00.000001Z"
     with pytest.raises(typer.BadParameter, match="earliest, latest, an offset"):
-        positions.parse("-3")
+        messages.parse_position("-3")
 
 
 def test_lines_are_messages_as_soon_as_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,29 +98,29 @@ def test_lines_are_messages_as_soon_as_they_are_there(monkeypatch: pytest.Monkey
 
     stdin = io.TextIOWrapper(Typed(b"one\ntwo\n\nlast without an end"))
     monkeypatch.setattr("sys.stdin", stdin)
-    assert list(producing.lines(None)) == [[b"one"], [b"two"], [b""], [b"last without an end"]]
+    assert list(produce.lines_of(None)) == [[b"one"], [b"two"], [b""], [b"last without an end"]]
 
 
 def test_lines_of_a_file_come_in_chunks_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producing, "READ_BYTES", 7)
+    monkeypatch.setattr(produce, "READ_BYTES", 7)
     file = tmp_path / "lines"
     wanted = [f"line {number}".encode() for number in range(100)]
     file.write_bytes(b"\n".join(wanted) + b"\n")
-    assert [line for chunk in producing.lines(file) for line in chunk] == wanted
-    with pytest.raises(producing.FileUnreadable, match="No such file"):
-        list(producing.lines(tmp_path / "missing"))
+    assert [line for chunk in produce.lines_of(file) for line in chunk] == wanted
+    with pytest.raises(produce.FileUnreadable, match="No such file"):
+        list(produce.lines_of(tmp_path / "missing"))
 
 
 @pytest.mark.parametrize(("payloads", "count"), [([b"a", b"b"], 1), ([b"a"], 2500), ([b"x" * 700_000], 3)])
 def test_repetitions_are_cut_into_chunks_of_bearable_size(payloads: list[bytes], count: int) -> None:
-    chunks = list(producing.repeated(payloads, count))
+    chunks = list(produce.repeated(payloads, count))
     assert [payload for chunk in chunks for payload in chunk] == payloads * count
-    assert max(map(len, chunks)) <= producing.CHUNK_MESSAGES
+    assert max(map(len, chunks)) <= produce.CHUNK_MESSAGES
 
 
 def test_a_rate_is_kept_and_lost_time_is_not_made_up_for() -> None:
     began, own = time.monotonic(), OwnTime()
-    chunks = producing.paced(iter([[b"m"] * 30]), 100)
+    chunks = produce.paced(iter([[b"m"] * 30]), 100)
     sizes = [len(chunk) for chunk in chunks]
     assert sizes == [5] * 6
     assert time.monotonic() - began > 0.2

@@ -10,13 +10,13 @@ from typing import Any, Final
 import typer.main
 
 from sava.cli.connection import TLS_VARIABLES
-from sava.cli.main import app
+from sava.cli.main import tree
 from tools.reference.pages import anchor, page, prose, table
 
 INTRODUCTION: Final = """
 Every command explains itself with `--help`. Exit codes:
 
-* 0: done. Brokers, `sava up` and runners also end so when they are told to, by SIGTERM or Ctrl-C.
+* 0: done. Brokers, `sava up` and runners also end so on SIGTERM or Ctrl-C.
 * 1: refused or failed (one line on stderr says why); of commands that check or compare: something is wrong.
 * 2: wrong usage.
 * 3: a broker has stopped by itself: its disk failed, what is on it is damaged, or an essential part of it
@@ -32,7 +32,7 @@ from there where the option is not given. These are variables only; all three to
 
 
 def render() -> str:
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(tree())
     commands = list(walk(root, "sava"))
     rows = [
         (f"[`{name}`](#{anchor(name)})", prose(command.help).partition("\n\n")[0])

@@ -14,7 +14,7 @@ import grpc
 
 import sava
 from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
-from sava.metadata import failures
+from sava.metadata import peer
 from sava.metadata.errors import OutcomeUnknown
 from tools.reference.pages import first_sentences, page, table
 
@@ -22,7 +22,7 @@ FAMILIES: Final = (
     (CallerError, "The request is wrong", "Repeating it unchanged cannot help."),
     (RetryableError, "May pass", "The same request can succeed later."),
     (OutcomeUnknown, "Not known", "The request may or may not have taken effect."),
-    (HostError, "A process or a machine", "It cannot go on; an operator must act."),
+    (HostError, "A process or a machine", "It stops; an operator must act."),
     (SavaError, "Others", "Told as they are."),
 )
 STATUS: Final = {
@@ -63,7 +63,7 @@ the broker. A lost answer to a call that only reads is *not done* as well: there
 
 {outcomes}
 
-The text of an error names the thing, the cause and the way out. Where it is always the same it is told here
+The text of an error names the thing, the cause and the way out. Where it is always the same it stands here
 in italics, with an ellipsis for what differs.
 """
 
@@ -119,8 +119,8 @@ def kinds() -> list[type[SavaError]]:
 
 
 def code_of(kind: type[SavaError]) -> str:
-    """As ``sava.services.faults`` tells it."""
-    known = next((failures._CODES[each] for each in kind.__mro__ if each in failures._CODES), None)
+    """As ``sava.peers.error_mapping`` tells it."""
+    known = next((peer._CODES[each] for each in kind.__mro__ if each in peer._CODES), None)
     return known or _CAPITAL.sub("_", kind.__name__).lower()
 
 
@@ -132,7 +132,7 @@ def meaning_of(kind: type[SavaError]) -> str:
 
 
 def text_of(kind: type[SavaError]) -> str:
-    """Empty if whoever raises it gives the text."""
+    """Empty if the code that raises it gives the text."""
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             text = _template(node.args[0]) if node.func.attr == "__init__" else ""

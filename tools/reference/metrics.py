@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from sava.config import check
-from sava.metadata.operations import ClusterOperations
-from sava.server.addresses import raft_address
+from sava.metadata.store import ClusterOperations
+from sava.server.assembly import raft_address
 from sava.server.broker import Broker
 from tools.reference.pages import page, table
 
@@ -49,7 +49,7 @@ class Described(NamedTuple):
 
 INTRODUCTION: Final = """
 What a broker tells on its HTTP port at `/metrics`. A histogram has `_bucket`, `_sum` and `_count` behind its
-name. Some are told by the broker that leads alone, so that sums over brokers count each thing once.
+name. Only the broker that leads reports some of them, so that sums over brokers count each thing once.
 Danube's names for some of them (`danube_*`) are in [Migration from Danube](../danube.md#figures).
 deploy/grafana/sava.json shows them, and deploy/prometheus/alerts.yaml watches over them.
 """

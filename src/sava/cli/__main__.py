@@ -7,14 +7,14 @@ import signal
 import sys
 
 if sys.argv[1:2] not in (["broker"], ["up"]):
-    # What gRPC prints by itself, line after line of a handshake that fails, is told by the command's error,
-    # in words and once. A broker's log keeps it: it may be the only trace of a stranger who was turned away.
+    # gRPC prints line after line of a handshake that fails by itself; the command's error says it once, in
+    # words. A broker's log keeps it: it may be the only trace of a stranger who was turned away.
     # gRPC reads this when it is imported, so it is set before anything else is.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # Ctrl-C among the imports, which take most of a short command's time, would show where in a traceback.
-    # Whoever ignores it (nohup, a job in the background of a script) goes on to.
+    # A process that ignores it (nohup, a job in the background of a script) still does.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from sava.cli.main import main

@@ -1,32 +1,56 @@
-"""``sava bench``: loads for a cluster that runs, and what it bears of them."""
+"""``sava bench``: put a load on a running cluster, and show what it sustains."""
 
 from __future__ import annotations
 
+import csv
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
+from rich.filesize import decimal
 
-from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption
-from sava.cli.produce import Compression
-from sava.cli.subscriptions import Type
-
-app = typer.Typer(
-    help="Put a load on a cluster: rates, latencies, and messages lost, duplicated or reordered.",
-    no_args_is_help=True,
+from sava.api.admin_client import AdminClient
+from sava.cli.connection import (
+    DEFAULT_ADMIN,
+    DEFAULT_SERVICE,
+    AdminOption,
+    ServiceOption,
+    auth_from_environment,
+    run_to_end,
+    tls_for,
 )
+from sava.cli.output import ProgressLine, print_json, print_line, print_progress, print_table
+from sava.cli.produce import CompressionOption
+from sava.cli.subscriptions import Type
+from sava.client import Client
+from sava.client.consumer import SubscriptionType
+from sava.errors import RetryableError, SavaError
+from sava.load import runs
+from sava.load.consuming import Consumption, LoadSubscription
+from sava.load.figures import Flow, LoadOutcome
+from sava.load.metadata import MetadataCalls, Operation
+from sava.load.payload import HEADER_BYTES, draw_run
+from sava.load.producing import Production
+from sava.topics.errors import SubscriptionUnknown, TopicUnknown
+
+app = typer.Typer(no_args_is_help=True)
 
 SECONDS: Final = 10.0
-"""If nobody says how much."""
+"""Without --duration and --count."""
+LARGEST: Final = 8 << 20
 
 
-class Output(StrEnum):
+class BenchOutput(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
 
 
-class Operation(StrEnum):
+class MetadataOperation(StrEnum):
     PUT = "put"
     GET = "get"
     LOCAL_GET = "local-get"
@@ -43,21 +67,21 @@ class Start(StrEnum):
 
 
 OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", help="table, json, or csv (a header and one row).")
+    BenchOutput, typer.Option("--output", "-o", help="table, json, or csv (a header and one row).")
 ]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")]
 Duration = Annotated[
     float | None,
-    typer.Option("--duration", min=0.1, metavar="SECONDS", help=f"For so long. Default {SECONDS:g}."),
+    typer.Option("--duration", min=0.1, metavar="SECONDS", help=f"How long. Default {SECONDS:g}."),
 ]
 ConsumeDuration = Annotated[
     float | None,
     typer.Option(
-        "--duration", min=0.1, metavar="SECONDS", help="At most so long. Without: until nothing comes."
+        "--duration", min=0.1, metavar="SECONDS", help="At most this long. Without: until nothing comes."
     ),
 ]
 MessageCount = Annotated[
-    int | None, typer.Option("--count", min=1, help="So many messages, instead of or within --duration.")
+    int | None, typer.Option("--count", min=1, help="How many messages, instead of or within --duration.")
 ]
 Producers = Annotated[int, typer.Option("--producers", min=1, max=1000, help="Side by side.")]
 Consumers = Annotated[
@@ -74,13 +98,13 @@ Keys = Annotated[
 ]
 Partitions = Annotated[
     int | None,
-    typer.Option("--partitions", min=1, help="Create the topic with so many, or add the missing ones."),
+    typer.Option("--partitions", min=1, help="Create the topic with this many, or add the missing ones."),
 ]
 NonReliable = Annotated[
     bool, typer.Option("--non-reliable", help="The topic is non-reliable, or to be created so.")
 ]
-Codec = Annotated[Compression, typer.Option("--compression", help="How batches travel and are stored.")]
-SubscriptionType = Annotated[
+Codec = Annotated[CompressionOption, typer.Option("--compression", help="How batches travel and are stored.")]
+TypeOption = Annotated[
     Type, typer.Option("--type", help="How the subscription shares messages between its consumers.")
 ]
 
@@ -101,7 +125,7 @@ def produce(
     keys: Keys = 0,
     partitions: Partitions = None,
     non_reliable: NonReliable = False,
-    compression: Codec = Compression.NONE,
+    compression: Codec = CompressionOption.NONE,
     linger_ms: Annotated[
         float, typer.Option("--linger-ms", min=0, help="How long a message may wait for others.")
     ] = 5.0,
@@ -109,18 +133,15 @@ def produce(
         int,
         typer.Option("--in-flight", min=1, max=1000, help="Batches of each producer that have no receipt."),
     ] = 16,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = BenchOutput.TABLE,
     service: ServiceOption = DEFAULT_SERVICE,
 ) -> None:
     """Publish to TOPIC. Latency is from when a message was due until it was durable.
 
     `sava bench consume` recognizes the messages and finds what is missing."""
-    # Only here, and in the others: every other command starts in half the time without the client's parts.
-    from sava.cli import benching
-
-    load = benching.production(
+    load = production(
         topic,
-        benching.Amount(duration, count, rate),
+        Amount(duration, count, rate),
         producers=producers,
         size=size,
         keys=keys,
@@ -130,7 +151,7 @@ def produce(
         linger_ms=linger_ms,
         in_flight=in_flight,
     )
-    benching.produce(service, load, output)
+    run_produce(service, load, output)
 
 
 @app.command()
@@ -144,14 +165,14 @@ def consume(
             "--idle",
             min=0.1,
             metavar="SECONDS",
-            help="End when nothing comes for so long, and nothing is left.",
+            help="End when nothing comes for this long, and nothing is left.",
         ),
     ] = 3.0,
     subscription: Annotated[
         str | None,
         typer.Option("--subscription", "-s", help="Without: a new one, which is deleted in the end."),
     ] = None,
-    type_: SubscriptionType = Type.EXCLUSIVE,
+    type_: TypeOption = Type.EXCLUSIVE,
     consumers: Consumers = 1,
     start: Annotated[
         Start, typer.Option("--start", help="Where a new subscription begins.")
@@ -159,7 +180,7 @@ def consume(
     queue: Annotated[
         int, typer.Option("--queue", min=1, max=1_000_000, help="Messages on their way to each consumer.")
     ] = 10_000,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = BenchOutput.TABLE,
     service: ServiceOption = DEFAULT_SERVICE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
@@ -170,14 +191,12 @@ def consume(
     is interrupted, what is missing counts as unread, not as lost: it may not have had its turn.
 
     Latency is from when a message was due until it came here; it is true if both clocks are."""
-    from sava.cli import benching
-
-    benching.consume(
+    run_consume(
         service,
         admin,
-        benching.consumption(
+        consumption(
             topic,
-            benching.Amount(duration, count, None),
+            Amount(duration, count, None),
             subscription=subscription,
             type=type_.value,
             consumers=consumers,
@@ -200,26 +219,24 @@ def latency(
     ] = 1000.0,
     producers: Producers = 1,
     consumers: Consumers = 1,
-    type_: SubscriptionType = Type.EXCLUSIVE,
+    type_: TypeOption = Type.EXCLUSIVE,
     size: Size = "1024",
     keys: Keys = 0,
     partitions: Partitions = None,
     non_reliable: NonReliable = False,
-    compression: Codec = Compression.NONE,
+    compression: Codec = CompressionOption.NONE,
     linger_ms: Annotated[
         float, typer.Option("--linger-ms", min=0, help="How long a message may wait for others.")
     ] = 0.0,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = BenchOutput.TABLE,
     service: ServiceOption = DEFAULT_SERVICE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Publish to TOPIC at a rate and consume at the same time: how long a message takes from when it was due
     until it is durable, and until it is consumed. Exit code 1 if one is lost, comes twice or out of order."""
-    from sava.cli import benching
-
-    load = benching.production(
+    load = production(
         topic,
-        benching.Amount(duration, count, rate),
+        Amount(duration, count, rate),
         producers=producers,
         size=size,
         keys=keys,
@@ -229,17 +246,17 @@ def latency(
         linger_ms=linger_ms,
         in_flight=1000,
     )
-    benching.latency(service, admin, load, type_.value, consumers, output)
+    run_latency(service, admin, load, type_.value, consumers, output)
 
 
 @app.command()
 def metadata(
     operation: Annotated[
-        Operation,
+        MetadataOperation,
         typer.Option("--operation", help="txn: a compare and a put. local-get: without a majority."),
-    ] = Operation.PUT,
+    ] = MetadataOperation.PUT,
     duration: Duration = None,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="So many calls.")] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="How many calls.")] = None,
     rate: Annotated[
         float | None,
         typer.Option("--rate", min=0.001, metavar="N", help="Calls a second. Without: as fast as it goes."),
@@ -251,18 +268,238 @@ def metadata(
     value_size: Annotated[
         int, typer.Option("--value-size", min=0, max=1 << 19, metavar="BYTES", help="Of a value.")
     ] = 128,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = BenchOutput.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Call the metadata store, below /bench/. The keys are deleted in the end."""
-    from sava.cli import benching
-
-    benching.metadata(
+    run_metadata(
         admin,
-        benching.Amount(duration, count, rate),
+        Amount(duration, count, rate),
         operation=operation.value,
         callers=callers,
         keys=keys,
         value_size=value_size,
         output=output,
+    )
+
+
+# -- running -----------------------------------------------------------------------
+
+Work = Callable[[ProgressLine], Coroutine[Any, Any, None]]
+
+
+class LoadNotSustained(RetryableError):
+    """Messages were lost, came twice or out of order, or calls failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much, as the options say it."""
+
+    seconds: float | None
+    count: int | None
+    rate: float | None
+
+    @property
+    def duration(self) -> float | None:
+        return SECONDS if self.seconds is None and self.count is None else self.seconds
+
+
+def production(topic: str, amount: Amount, *, size: str, **options: Any) -> Production:
+    return Production(
+        topic=topic,
+        run=draw_run(),
+        count=amount.count,
+        seconds=amount.duration,
+        rate=amount.rate,
+        size=_sizes(size),
+        **options,
+    )
+
+
+def consumption(topic: str, amount: Amount, *, subscription: str | None, **options: Any) -> Consumption:
+    return Consumption(
+        topic=topic,
+        subscription=subscription or f"bench-{draw_run():08x}",
+        count=amount.count,
+        seconds=amount.seconds,
+        **options,
+    )
+
+
+def run_produce(service: str, load: Production, output: BenchOutput) -> None:
+    run = runs.ProduceRun(load)
+
+    async def work(progress: ProgressLine) -> None:
+        async with Client(service, tls=tls_for(service)) as client:
+            await run.go(client, progress)
+
+    _carry_out(run, work, output)
+
+
+def run_consume(service: str, admin: str, load: Consumption, output: BenchOutput, *, is_new: bool) -> None:
+    run = runs.ConsumeRun(load, draw_run())
+    _run_with_consumers(service, admin, load, run, output, is_kept=not is_new)
+
+
+def run_latency(
+    service: str, admin: str, load: Production, kind: SubscriptionType, consumers: int, output: BenchOutput
+) -> None:
+    name = f"bench-{load.run:08x}"
+    consumption = Consumption(
+        topic=load.topic, subscription=name, type=kind, consumers=consumers, start="latest"
+    )
+    run = runs.LatencyRun(load, consumption)
+    _run_with_consumers(service, admin, consumption, run, output, is_kept=False)
+
+
+def _run_with_consumers(
+    service: str,
+    admin: str,
+    load: Consumption,
+    run: runs.ConsumeRun | runs.LatencyRun,
+    output: BenchOutput,
+    *,
+    is_kept: bool,
+) -> None:
+    async def work(progress: ProgressLine) -> None:
+        async with (
+            AdminClient(admin, auth_from_environment()) as asked,
+            Client(service, tls=tls_for(service)) as client,
+        ):
+            subscription = LoadSubscription(asked, load.topic, load.subscription)
+            async with nullcontext() if is_kept else _forgetting(subscription):
+                await run.go(client, subscription, progress)
+
+    _carry_out(run, work, output)
+
+
+def run_metadata(
+    admin: str,
+    amount: Amount,
+    *,
+    operation: Operation,
+    callers: int,
+    keys: int,
+    value_size: int,
+    output: BenchOutput,
+) -> None:
+    load = MetadataCalls(
+        run=draw_run(),
+        operation=operation,
+        callers=callers,
+        keys=keys,
+        value_size=value_size,
+        count=amount.count,
+        seconds=amount.duration,
+        rate=amount.rate,
+    )
+    run = runs.MetadataRun(load)
+
+    async def work(progress: ProgressLine) -> None:
+        async with AdminClient(admin, auth_from_environment()) as client:
+            await run.go(client, progress)
+
+    _carry_out(run, work, output)
+
+
+def _carry_out(run: runs.LoadRun, work: Work, output: BenchOutput) -> None:
+    """Raises LoadNotSustained when all has been shown. What ends a run before, KeyboardInterrupt too, is
+    raised when what was found until then has been shown."""
+    try:
+        with ProgressLine() as progress:
+            run_to_end(work(progress))
+    except KeyboardInterrupt:
+        _show(run.outcome(), output)
+        raise
+    except SavaError:
+        if not run.outcome().is_empty:
+            _show(run.outcome(), output)
+        raise
+    outcome = run.outcome()
+    _show(outcome, output)
+    if complaint := outcome.complaint():
+        raise LoadNotSustained(f"run {outcome.run}: {complaint}")
+
+
+@asynccontextmanager
+async def _forgetting(subscription: LoadSubscription) -> AsyncIterator[None]:
+    """A subscription without consumers keeps its topic from being trimmed, so a run leaves none."""
+    try:
+        yield
+    finally:
+        if subscription.is_used:
+            await _forget(subscription)
+
+
+async def _forget(subscription: LoadSubscription) -> None:
+    topic, name = subscription.topic, subscription.name
+    try:
+        await subscription.delete()
+    except (SubscriptionUnknown, TopicUnknown):
+        pass  # it was refused, or another client has deleted it
+    except SavaError as error:
+        print_progress(
+            f"sava: subscription {name} of {topic} was not deleted: {error}; "
+            f"`sava subscriptions delete {topic} {name}` does it"
+        )
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    if not low.isdigit() or not (high or low).isdigit():
+        raise typer.BadParameter(f"--size {text!r}: a number of bytes, or two as in 100-2000")
+    sizes = int(low), int(high or low)
+    if not HEADER_BYTES <= sizes[0] <= sizes[1] <= LARGEST:
+        raise typer.BadParameter(
+            f"--size {text}: {HEADER_BYTES} (what a message is recognized by) to {LARGEST}, the lower first"
+        )
+    return sizes
+
+
+# -- showing -----------------------------------------------------------------------
+
+
+def _show(outcome: LoadOutcome, output: BenchOutput) -> None:
+    if outcome.note:
+        print_progress(f"sava: {outcome.note}")
+    if output is BenchOutput.JSON:
+        print_json(outcome.as_dict())
+    elif output is BenchOutput.CSV:
+        row = outcome.flat()
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerows([row.keys(), row.values()])
+        sys.stdout.flush()
+    else:
+        _show_tables(outcome)
+
+
+def _show_tables(outcome: LoadOutcome) -> None:
+    print_table(
+        ("", "COUNT", "FAILED", "SECONDS", "PER_SECOND", "BYTES_PER_SECOND"),
+        [
+            (
+                *(name, f"{flow.count:,}", f"{flow.failed:,}", f"{flow.seconds:.2f}"),
+                "-" if flow.rate is None else f"{flow.rate:,.0f}",
+                "-" if flow.bytes_per_second is None else decimal(int(flow.bytes_per_second)),
+            )
+            for name, flow in outcome.flows.items()
+        ],
+    )
+    timed = {name: flow for name, flow in outcome.flows.items() if flow.latency}
+    if timed:
+        print_line("")
+        _show_latencies(timed)
+    if outcome.count is not None:
+        print_line("")
+        count = outcome.count
+        names = [each.name for each in fields(count)]
+        print_table([name.upper() for name in names], [[f"{getattr(count, name):,}" for name in names]])
+
+
+def _show_latencies(flows: dict[str, Flow]) -> None:
+    columns = list(next(iter(flows.values())).latency)
+    print_table(
+        ("LATENCY_MS", *(name.upper() for name in columns)),
+        [(name, *(f"{flow.latency[column]:,.3f}" for column in columns)) for name, flow in flows.items()],
     )

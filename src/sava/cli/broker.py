@@ -96,6 +96,6 @@ def _given(
 
 def _segments_below(data_dir: Path | None) -> dict[str, Any]:
     """Segments are shared by brokers, so a data directory has them only if nothing says where they are: a
-    broker that did not go by its file would keep history on a disk of its own, and nobody would notice
-    before the disk is gone."""
+    broker that did not go by its file would keep history on a disk of its own, unnoticed until
+    the disk is gone."""
     return {} if data_dir is None else {"storage": {"url": (data_dir.absolute() / "segments").as_uri()}}

@@ -1,4 +1,4 @@
-"""``sava brokers``: who there is, how topics are spread over them, and taking a broker out of service."""
+"""``sava brokers``: which there are, how topics are spread over them, and taking a broker out of service."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli import namespaces
-from sava.cli.broker_names import all_brokers, id_of
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, all_brokers, id_of, run
 from sava.cli.output import (
     Format,
     Output,
@@ -22,9 +22,8 @@ from sava.cli.output import (
 from sava.errors import Outcome, RetryableError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.proto import brokers_pb2 as pb
-from sava.services.admin_client import AdminClient
 
-app = typer.Typer(help="List, drain and balance the brokers.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 DRAIN_TIMEOUT_S = 300
 DRAIN_GRACE_S = 60.0
@@ -93,7 +92,7 @@ def drain(
             "--timeout-seconds",
             min=1,
             metavar="SECONDS",
-            help="After so long no further topic is moved; what remains stays.",
+            help="After this long no further topic is moved; what remains stays.",
         ),
     ] = DRAIN_TIMEOUT_S,
     include: Annotated[
@@ -114,7 +113,7 @@ def drain(
             help="Not the topics of this one. Repeatable.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be moved.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be moved.")] = False,
     output: Output = Format.TABLE,
     broker_id: BrokerId = "",
     admin: AdminOption = DEFAULT_ADMIN,
@@ -178,9 +177,9 @@ def balance(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -
 
 @app.command()
 def rebalance(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be moved.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be moved.")] = False,
     max_moves: Annotated[
-        int, typer.Option("--max-moves", min=0, help="At most so many; 0: as the configuration says.")
+        int, typer.Option("--max-moves", min=0, help="At most this many; 0: as the configuration says.")
     ] = 0,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
@@ -208,7 +207,7 @@ app.command(name="namespaces", hidden=True)(namespaces.list_)
 
 
 async def _follow_drain(client: AdminClient, request: pb.DrainBrokerRequest) -> pb.DrainProgress:
-    """The outcome; what happens until then is told on stderr."""
+    """The outcome; stderr shows what happens until then."""
     timeout = request.timeout_seconds + DRAIN_GRACE_S
     progress: pb.DrainProgress | None = None
     try:
@@ -242,7 +241,7 @@ def _require_all_moved(broker: int, outcome: pb.DrainProgress) -> None:
     names = f" ({', '.join(outcome.failed_topics)})" if outcome.failed_topics else ""
     raise TopicsRemain(
         f"broker {broker} is {outcome.status}: {outcome.succeeded} of {_topics(outcome.total)} moved, "
-        f"{outcome.failed} failed{names}, {outcome.pending} not moved in time; `sava topics describe` tells "
+        f"{outcome.failed} failed{names}, {outcome.pending} not moved in time; `sava topics describe` says "
         "why one was not, and repeating the command tries again"
     )
 

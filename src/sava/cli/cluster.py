@@ -1,4 +1,4 @@
-"""``sava cluster``: found, inspect and change the cluster."""
+"""``sava cluster``: create, inspect and change the cluster."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from typing import Annotated
 
 import typer
 
-from sava.cli.broker_names import MAX_ID, is_id
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
-from sava.cli.interrupts import run_to_end
+from sava.api.recovery import recover
+from sava.cli.connection import (
+    DEFAULT_ADMIN,
+    MAX_ID,
+    AdminOption,
+    auth_from_environment,
+    is_id,
+    run,
+    run_to_end,
+)
 from sava.cli.output import (
     Format,
     Output,
@@ -20,11 +27,10 @@ from sava.cli.output import (
     print_table,
     print_unconfirmed,
 )
-from sava.metadata.lost_quorum import ForceReport, NotConfirmed
+from sava.metadata.bootstrap import ForceReport, NotConfirmed
 from sava.proto import admin_pb2 as pb
-from sava.services.recovery import recover
 
-app = typer.Typer(help="Found, inspect and change the cluster.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 OPERATION_TIMEOUT_S = 40.0
 
@@ -42,7 +48,7 @@ def init(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Found a cluster from running brokers, once. Repeating it with the same list is harmless."""
+    """Create a cluster from running brokers, once. Repeating it with the same list is harmless."""
     request = pb.InitRequest(nodes=[part.strip() for part in nodes.split(",") if part.strip()])
     response = run(
         admin, lambda client: client.call(client.cluster.Init, request, timeout=OPERATION_TIMEOUT_S)
@@ -187,7 +193,7 @@ def force(
     data_dir: Annotated[Path, typer.Option("--data-dir", help="Data directory of the stopped broker.")],
     addr: Address = "",
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do it. Without this, only tell what may be lost.")
+        bool, typer.Option("--yes", help="Do it. Without this, only show what may be lost.")
     ] = False,
 ) -> None:
     """Offline, the last resort after a lost majority: make one survivor a cluster of its own."""

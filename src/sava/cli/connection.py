@@ -1,18 +1,26 @@
-"""How commands reach a broker: the address, and optional certificates, from options or the environment."""
+"""How commands reach brokers: addresses and certificates from options or the environment, how users name a
+broker, work that Ctrl-C ends, and what the command line adds to an error."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Awaitable, Callable
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import typer
 
-from sava.cli.interrupts import run_to_end
-from sava.config import Auth, ConfigInvalid, Tls
-from sava.errors import Outcome, SavaError
-from sava.services.admin_client import AdminClient
+from sava.api.admin_client import AdminClient
+from sava.cli.output import print_unconfirmed
+from sava.config import Auth, ConfigInvalid, TlsSettings
+from sava.errors import CallerError, Outcome, SavaError
+from sava.proto import brokers_pb2 as pb
+
+if TYPE_CHECKING:  # the client takes a third of a second to import, and most commands do without
+    from sava.client import Tls as ClientTls
 
 T = TypeVar("T")
 
@@ -38,12 +46,15 @@ ServiceOption = Annotated[
 ]
 DEFAULT_SERVICE = "http://127.0.0.1:6650"
 
+MAX_ID: Final = (1 << 64) - 1
+_START_ONE: Final = "; `sava up` starts a cluster on this machine, "
+
 TLS_VARIABLES = {
     "SAVA_TLS_CERT": "The certificate that commands show to brokers.",
     "SAVA_TLS_KEY": "Its key.",
     "SAVA_TLS_CA": "The authority that has signed what brokers show.",
 }
-"""Files in PEM. No options: whoever has to give them gives them to every command."""
+"""Files in PEM. No options: a user who needs them needs them for every command."""
 
 
 class PartlyDone(SavaError):
@@ -75,4 +86,85 @@ def auth_from_environment() -> Auth:
             f"{', '.join(given)} set, but not {', '.join(missing)}; mutual TLS needs all three"
         )
     cert, key, ca = (Path(given[name]) for name in TLS_VARIABLES)
-    return Auth(mode="tls", tls=Tls(cert_file=cert, key_file=key, ca_file=ca))
+    return Auth(mode="tls", tls=TlsSettings(cert_file=cert, key_file=key, ca_file=ca))
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """As ``asyncio.run``. Ctrl-C cancels the work, and KeyboardInterrupt is raised when it has ended.
+
+    asyncio's own handling of SIGINT leaves a gap: a signal that comes just before the loop goes to sleep is
+    seen when something else wakes the loop, which may be never in a command that follows a quiet topic. A
+    loop that was told to handle a signal is woken by it whenever it comes."""
+
+    async def interruptible() -> T:
+        if threading.current_thread() is threading.main_thread():
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(interruptible())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def tls_for(service: str) -> ClientTls | None:
+    """For an ``https://`` address: the files that the environment names, as for the admin port."""
+    files = auth_from_environment().tls
+    if files is None or not service.startswith("https://"):
+        return None
+    from sava.client import Tls as ClientTls
+
+    return ClientTls(ca=files.ca_file, cert=files.cert_file, key=files.key_file)
+
+
+# -- how users name a broker ---------------------------------------------------
+
+# Broker ids are long and drawn at random, so any address of a broker does as well.
+
+
+class BrokerNotFound(CallerError):
+    """No broker of the cluster has this address."""
+
+
+def is_id(text: str) -> bool:
+    """Whether it can be one; only the cluster knows whether a broker has it."""
+    return text.isascii() and text.isdecimal() and int(text) <= MAX_ID
+
+
+async def all_brokers(client: AdminClient) -> list[pb.Broker]:
+    """Says so on stderr if no majority has confirmed them."""
+    response = await client.call(client.brokers.ListBrokers, pb.ListBrokersRequest())
+    if response.unconfirmed:
+        print_unconfirmed(response.unconfirmed)
+    return cast(list[pb.Broker], list(response.brokers))
+
+
+async def id_of(client: AdminClient, broker: str) -> int:
+    """Of a broker that is named by its id, or by the address of one of its ports."""
+    if is_id(broker):
+        return int(broker)
+    address = broker.rpartition("//")[2]
+    for known in await all_brokers(client):
+        if address in (known.client_addr, known.admin_addr, known.raft_addr, known.http_addr):
+            return known.broker_id
+    raise BrokerNotFound(f"no broker has the address {address}; `sava brokers list` shows all brokers")
+
+
+# -- errors ----------------------------------------------------------------------
+
+
+def way_out(error: SavaError) -> str:
+    """What the command line adds to an error: what to do, in options and commands that a program that meets
+    the same error does not have; often nothing."""
+    from sava.client.errors import NotReached
+    from sava.peers.error_mapping import BrokerUnreachable
+
+    match error:
+        case BrokerUnreachable() if not error.cause.remedy:
+            return f"{_START_ONE}--admin HOST:PORT or SAVA_ADMIN names another"
+        case NotReached():
+            return f"{_START_ONE}--service URL or SAVA_SERVICE names another"
+        case _:
+            return ""

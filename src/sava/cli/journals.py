@@ -1,5 +1,5 @@
-"""``sava journals``: who holds the journals of brokers, how far they are, and what to do when too few are
-left of those who held one."""
+"""``sava journals``: which disks hold the journals of brokers, how far they are, and how to end a journal of
+which too few copies are left."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Annotated
 
 import typer
 
-from sava.cli.broker_names import id_of, is_id
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.api.admin_client import AdminClient
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, id_of, is_id, run
 from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_table
 from sava.errors import RetryableError
 from sava.proto import journals_pb2 as pb
-from sava.services.admin_client import AdminClient
 
-app = typer.Typer(
-    help="Inspect brokers' journals, and end one that cannot be recovered whole.", no_args_is_help=True
-)
+app = typer.Typer(no_args_is_help=True)
 
 RECOVER_TIMEOUT_S = 120.0
 """All that is there of a journal is read, to tell which messages it holds."""
@@ -117,18 +114,18 @@ def recover(
 
     async def work(client: AdminClient) -> tuple[pb.RecoverJournalResponse, bool]:
         request = pb.RecoverJournalRequest(broker_id=broker, incarnation=number)
-        told = await client.call(client.journals.RecoverJournal, request, timeout=RECOVER_TIMEOUT_S)
+        shown = await client.call(client.journals.RecoverJournal, request, timeout=RECOVER_TIMEOUT_S)
         if not yes:
-            return told, False
-        request.accepted.CopyFrom(told.loss)
+            return shown, False
+        request.accepted.CopyFrom(shown.loss)
         done = await client.call(client.journals.RecoverJournal, request, timeout=RECOVER_TIMEOUT_S)
-        return told, done.accepted
+        return shown, done.accepted
 
-    told, is_done = run(admin, work)
+    shown, is_done = run(admin, work)
     if output is Format.JSON:
-        print_json({**as_dict(told), "accepted": is_done})
+        print_json({**as_dict(shown), "accepted": is_done})
     else:
-        _show_loss(journal, told)
+        _show_loss(journal, shown)
         if is_done:
             print_line(f"given up; journal {journal} ends with what is there")
         elif not yes:
@@ -137,22 +134,22 @@ def recover(
         raise LossChanged(f"journal {journal}: what would be lost has changed meanwhile; nothing was done")
 
 
-def _show_loss(journal: str, told: pb.RecoverJournalResponse) -> None:
-    loss = told.loss
+def _show_loss(journal: str, shown: pb.RecoverJournalResponse) -> None:
+    loss = shown.loss
     silent = ", ".join(loss.silent) or "-"
-    print_line(f"journal {journal} waits for {told.answers_needed} more of these disks: {silent}")
+    print_line(f"journal {journal} waits for {shown.answers_needed} more of these disks: {silent}")
     print_line("")
     print_line("without them would be lost:")
     for part in loss.missing:
         print_line(f"  positions {part.start}..{part.end}: no disk that answers has them intact")
     if loss.HasField("unknown_from"):
-        print_line(f"  whatever was acknowledged from position {loss.unknown_from} on")
+        print_line(f"  all that was acknowledged from position {loss.unknown_from} on")
     if not loss.missing and not loss.HasField("unknown_from"):
         print_line("  nothing; until its messages are in segments, fewer disks have them than were asked for")
     print_line("")
     print_table(
         ("TOPIC", "IN SEGMENTS", "KEPT UP TO", "LOST"),
-        [(each.topic, each.stored, each.kept, _lost(each, loss)) for each in told.topics],
+        [(each.topic, each.stored, each.kept, _lost(each, loss)) for each in shown.topics],
     )
 
 

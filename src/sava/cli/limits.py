@@ -65,7 +65,7 @@ Clear = Annotated[
     typer.Option(
         "--clear",
         metavar="FIELD",
-        help="A limit that is to be as the level above says; may be repeated.",
+        help="Unset a limit so that it is inherited; may be repeated.",
     ),
 ]
 

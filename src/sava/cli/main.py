@@ -1,68 +1,77 @@
-"""The ``sava`` command. Each file beside this one holds one group; this one joins them and turns errors
-into exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage, 130 ended by
-Ctrl-C. Brokers and runners have codes of their own beside these."""
+"""The ``sava`` command. Each file beside this one holds a group or a command; this one imports the one that
+is used, and turns errors into exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong
+usage, 130 ended by Ctrl-C. Brokers and runners have codes of their own beside these."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Final
 
 import typer
 
 import sava
-from sava.cli import (
-    bench,
-    broker,
-    brokers,
-    cluster,
-    consume,
-    doctor,
-    journals,
-    meta,
-    namespaces,
-    pipelines,
-    produce,
-    remotes,
-    replication,
-    schemas,
-    spark,
-    storage,
-    subscriptions,
-    topics,
-    up,
-    wait,
-    writers,
-)
 from sava.cli.output import leave_standard_output, print_error, print_line
 from sava.errors import Outcome, SavaError
 
-COMMANDS: Final[Mapping[str, Callable[..., Any]]] = {
-    "up": up.up,
-    "wait": wait.wait,
-    "broker": broker.broker,
-    "produce": produce.produce,
-    "consume": consume.consume,
-    "doctor": doctor.doctor,
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """A command, or a group of commands, that is imported when it is used."""
+
+    module: str
+    name: str
+    help: str
+
+    def load(self) -> Any:
+        return getattr(import_module(f"sava.cli.{self.module}"), self.name)
+
+
+COMMANDS: Final[Mapping[str, CommandEntry]] = {
+    "up": CommandEntry("up", "up", "Run a cluster on this machine until Ctrl-C or SIGTERM."),
+    "wait": CommandEntry(
+        "up", "wait", "Wait until a cluster can be used: it has a leader, and all of its brokers are there."
+    ),
+    "broker": CommandEntry("broker", "broker", "Run one broker until SIGTERM or Ctrl-C."),
+    "produce": CommandEntry("produce", "produce", "Publish messages to TOPIC."),
+    "consume": CommandEntry("consume", "consume", "Print the messages of TOPIC."),
+    "doctor": CommandEntry("doctor", "doctor", "Check a cluster, and how a client on this machine sees it."),
 }
-GROUPS: Final[Mapping[str, typer.Typer]] = {
-    "cluster": cluster.app,
-    "brokers": brokers.app,
-    "meta": meta.app,
-    "storage": storage.app,
-    "namespaces": namespaces.app,
-    "topics": topics.app,
-    "subscriptions": subscriptions.app,
-    "schemas": schemas.app,
-    "writers": writers.app,
-    "journals": journals.app,
-    "remotes": remotes.app,
-    "replication": replication.app,
-    "spark": spark.app,
-    "pipelines": pipelines.app,
-    "bench": bench.app,
+"""``help``: the beginning of what the command says of itself."""
+GROUPS: Final[Mapping[str, CommandEntry]] = {
+    "cluster": CommandEntry("cluster", "app", "Create, inspect and change the cluster."),
+    "brokers": CommandEntry("brokers", "app", "List, drain and balance the brokers."),
+    "meta": CommandEntry("meta", "app", "Read, write and watch the metadata store."),
+    "storage": CommandEntry("storage", "app", "Look at stored messages, verify and back them up."),
+    "namespaces": CommandEntry("namespaces", "app", "Create, inspect and limit namespaces."),
+    "topics": CommandEntry("topics", "app", "Create, inspect, limit, move and delete topics."),
+    "subscriptions": CommandEntry(
+        "subscriptions", "app", "Create, inspect, move and configure subscriptions."
+    ),
+    "schemas": CommandEntry("schemas", "app", "Register schemas, check them, bind them to topics."),
+    "writers": CommandEntry("writers", "app", "Inspect and forget writers of exactly-once writes."),
+    "journals": CommandEntry(
+        "journals", "app", "Inspect brokers' journals, and end one that cannot be recovered whole."
+    ),
+    "remotes": CommandEntry(
+        "replication", "remotes_app", "Add, test and remove clusters that topics are replicated to."
+    ),
+    "replication": CommandEntry(
+        "replication", "app", "Replicate topics to other clusters, and see how far they are."
+    ),
+    "spark": CommandEntry("pipelines", "spark_app", "Start PySpark on topics: a shell, or a program."),
+    "pipelines": CommandEntry(
+        "pipelines", "app", "Create and run pipelines: work on topics, done with Spark."
+    ),
+    "bench": CommandEntry(
+        "bench",
+        "app",
+        "Put a load on a cluster: rates, latencies, and messages lost, duplicated or reordered.",
+    ),
 }
 
 
@@ -80,9 +89,7 @@ def _options(
     """Options before the command."""
 
 
-def tree(only: str = "") -> typer.Typer:
-    """All commands, or just the one command or group ``only``: Typer prepares every option of every command
-    of a tree before it looks at the first argument, which takes longer than most commands do."""
+def _root() -> typer.Typer:
     root = typer.Typer(
         name="sava",
         help="Sava: publish/subscribe and streaming.",
@@ -91,17 +98,30 @@ def tree(only: str = "") -> typer.Typer:
         add_completion=False,
     )
     root.callback()(_options)
-    is_known = only in COMMANDS or only in GROUPS
-    for name, command in COMMANDS.items():
-        if not is_known or name == only:
-            root.command(name=name)(command)
-    for name, group in GROUPS.items():
-        if not is_known or name == only:
-            root.add_typer(group, name=name)
     return root
 
 
-app = tree()
+def tree(only: str = "") -> typer.Typer:
+    """All commands, or just the one command or group ``only``: Python imports the module of each, and Typer
+    prepares every option of every command of a tree before it looks at the first argument, which both take
+    longer than most commands do."""
+    root = _root()
+    for name, command in COMMANDS.items():
+        if only in ("", name):
+            root.command(name=name)(command.load())
+    for name, group in GROUPS.items():
+        if only in ("", name):
+            root.add_typer(group.load(), name=name, help=group.help)
+    return root
+
+
+def outline() -> typer.Typer:
+    """The names of all commands and groups with their help, for usage errors and ``sava --help``: nothing of
+    them is imported, and none can be called."""
+    root = _root()
+    for name, entry in (*COMMANDS.items(), *GROUPS.items()):
+        root.command(name=name, help=entry.help)(lambda: None)
+    return root
 
 
 EXIT_UNKNOWN = 4
@@ -111,7 +131,7 @@ script that takes this for a failure and repeats it may do it twice."""
 
 def _replace_closed_streams() -> None:
     """By such that fail when they are used. Python has nothing for a standard stream that is closed, which
-    shows as a traceback, or as a success that nobody has seen."""
+    shows as a traceback, or as a success that is not seen."""
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY))
     if sys.stdout is None:
@@ -121,10 +141,12 @@ def _replace_closed_streams() -> None:
 def main() -> None:
     _replace_closed_streams()
     try:
-        tree(sys.argv[1] if len(sys.argv) > 1 else "")()
+        first = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        root = tree(first) if first in COMMANDS or first in GROUPS else outline()
+        root()
     except SavaError as error:
-        # Only here: it knows the errors of clients, which most commands do without.
-        from sava.cli.way_out import way_out
+        # Only here: what reaches a broker takes longer to import than some commands to run.
+        from sava.cli.connection import way_out
 
         print_error(f"{error}{way_out(error)}")
         sys.exit(EXIT_UNKNOWN if error.outcome is Outcome.UNKNOWN else 1)

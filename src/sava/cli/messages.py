@@ -1,8 +1,8 @@
-"""How messages are printed: a line each, as a table for people, as JSON, or the payloads alone.
+"""How commands print messages, and how users write positions in a topic.
 
-A terminal gets no control characters from keys and payloads. What is printed is flushed before it counts as
-printed, so that an ack after it is true.
-"""
+Messages are a line each, as a table for people, as JSON, or the payloads alone. A terminal gets no control
+characters from keys and payloads. What is printed is flushed before it counts as printed, so that an ack
+after it is true."""
 
 from __future__ import annotations
 
@@ -12,14 +12,26 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+import typer
+
 from sava.cli.output import RawFormat, leave_standard_output, text_of
-from sava.cli.positions import instant
+from sava.proto import topics_admin_pb2 as pb
 
 if TYPE_CHECKING:  # it brings Arrow, which those who print something else do not need
     from sava.records import Message
 
+Position = str | int | datetime
+"""``earliest``, ``latest``, an offset, or a publish time."""
+
+POSITION_FORMS: Final = (
+    "earliest, latest, an offset, or a time such as 2026-03-01T12:00 (UTC unless it names a zone)"
+)
+
+_ENDS: Final = ("earliest", "latest")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WIDTH: Final = 100
 """Characters of a value in a table."""
 _WIDTHS: Final = (12, 21, 12, 0)
@@ -105,3 +117,59 @@ def _shown(value: str | None) -> str:
         return "-"
     cut = value if len(value) <= _WIDTH else value[: _WIDTH - 1] + "…"
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut)
+
+
+# -- positions ----------------------------------------------------------------
+
+
+def parse_position(text: str) -> Position:
+    if text in _ENDS:
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return parse_time(text)
+    except typer.BadParameter:
+        raise typer.BadParameter(f"{text!r} is no position: give {POSITION_FORMS}") from None
+
+
+def parse_time(text: str) -> datetime:
+    """Without a zone it is UTC, like every time that Sava prints."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time such as 2026-03-01T12:00") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def chosen_position(*, offset: int | None, time: str | None, earliest: bool, latest: bool) -> Position:
+    """The one of these options that was given."""
+    given: list[Position] = []
+    if offset is not None:
+        given.append(offset)
+    if time is not None:
+        given.append(parse_time(time))
+    given.extend(name for name, is_given in zip(_ENDS, (earliest, latest), strict=True) if is_given)
+    if len(given) != 1:
+        raise typer.BadParameter("give one of --offset, --time, --earliest and --latest")
+    return given[0]
+
+
+def position_message(position: Position) -> pb.StartPosition:
+    match position:
+        case int():
+            return pb.StartPosition(offset=position)
+        case datetime():
+            return pb.StartPosition(publish_time=(position - _EPOCH) // timedelta(microseconds=1))
+        case "earliest":
+            return pb.StartPosition(earliest=True)
+        case _:
+            return pb.StartPosition(latest=True)
+
+
+def instant(microseconds: int) -> str:
+    """ISO 8601 in UTC; as a number what no calendar holds, since producers choose their times."""
+    try:
+        return (_EPOCH + timedelta(microseconds=microseconds)).isoformat().replace("+00:00", "Z")
+    except OverflowError:
+        return str(microseconds)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import (
     Format,
@@ -24,9 +25,8 @@ from sava.cli.output import (
 )
 from sava.errors import CallerError
 from sava.proto import admin_pb2 as pb
-from sava.services.admin_client import AdminClient
 
-app = typer.Typer(help="Read, write and watch the metadata store.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A key, such as /namespaces/default/policy.")]
 Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="A prefix that ends in '/', or a whole key.")]

@@ -13,7 +13,7 @@ from sava.cli.topics import show_topics
 from sava.errors import CallerError
 from sava.proto import topics_admin_pb2 as pb
 
-app = typer.Typer(help="Create, inspect and limit namespaces.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Namespace = Annotated[str, typer.Argument(metavar="NAMESPACE", help="A namespace, such as default.")]
 

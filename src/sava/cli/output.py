@@ -7,14 +7,20 @@ import base64
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:  # it brings what draws a line that changes, which most commands do without
+    from rich.status import Status
 
 
 class _Console(Console):
@@ -55,7 +61,7 @@ Output = Annotated[Format, typer.Option("--output", "-o", help="json or table.")
 
 
 class RawFormat(StrEnum):
-    """Of commands that print what somebody has stored: its bytes alone, too."""
+    """Of commands that print what applications have stored: its bytes alone, too."""
 
     JSON = "json"
     TABLE = "table"
@@ -104,7 +110,7 @@ def print_json_line(value: Any) -> None:
 
 
 def end_without_reader() -> None:
-    """Of a command that would go on for ever, after each time it has printed."""
+    """A command without an end calls this after each time it has printed."""
     if _console.quiet:
         raise SystemExit(0)
 
@@ -140,3 +146,50 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     _console.print(table)
+
+
+# -- progress ----------------------------------------------------------------------
+
+
+QUIET_S: Final = 1.0
+"""What takes no longer is not worth a line about its progress."""
+SHOW_INTERVAL_S: Final = 0.2
+LOG_INTERVAL_S: Final = 5.0
+
+
+class ProgressLine:
+    """A line about how far a command is, on stderr: one that changes on a terminal, else a new one now and
+    then."""
+
+    def __init__(self) -> None:
+        self._console = plain_console(stderr=True)
+        self._status: Status | None = None
+        self._next = time.monotonic() + QUIET_S
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next line would be shown."""
+        return time.monotonic() >= self._next
+
+    def show(self, line: str) -> None:
+        if not self.is_due:
+            return
+        if not self._console.is_terminal:
+            self._console.print(line)
+            self._next = time.monotonic() + LOG_INTERVAL_S
+            return
+        self._next = time.monotonic() + SHOW_INTERVAL_S
+        text = Text(line)  # in a str a Status looks for markup, even if its console does not
+        if self._status is None:
+            self._status = self._console.status(text)
+            self._status.start()
+        self._status.update(text)

@@ -1,9 +1,10 @@
-"""``sava pipelines``: work on topics that runners do with Spark."""
+"""``sava pipelines``: work on topics that runners do with Spark; ``sava spark``: PySpark on topics."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,18 +13,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 from sava import logs
+from sava.api.admin_client import AdminClient
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
 from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_table
 from sava.errors import CallerError, Outcome, RetryableError
+from sava.pipeline.launch import program
 from sava.proto import pipelines_pb2 as pb
-from sava.services.admin_client import AdminClient
 
-app = typer.Typer(help="Create and run pipelines: work on topics, done with Spark.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 DELETE_TIMEOUT_S = 60.0
 POLL_S = 0.2
+DEFAULT_KIND = "custom"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's name.")]
 
@@ -78,13 +82,10 @@ def create(
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Create a pipeline of kind custom. `apply` creates and changes pipelines by files."""
-    # Only here, and below: every other command starts in half the time without what knows the settings.
-    from sava.cli import pipeline_files
-
     settings: dict[str, Any] = {"from": _pairs(from_, "--from"), "to": _pairs(to, "--to")}
     given = {"function": function, "trigger": trigger, "outputMode": output_mode, "checkpoint": checkpoint}
     settings |= {key: value for key, value in given.items() if value}
-    spec = pipeline_files.spec(name, pipeline_files.DEFAULT_KIND, settings)
+    spec = spec_of(name, DEFAULT_KIND, settings)
     request = pb.ApplyPipelineRequest(spec=spec, create_only=True)
     created = run(admin, lambda client: client.call(client.pipelines.ApplyPipeline, request))
     if output is Format.JSON:
@@ -100,9 +101,7 @@ def apply(
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Create the pipelines of FILE, and change those that are different. All are checked before any."""
-    from sava.cli import pipeline_files
-
-    specs = pipeline_files.read(file)
+    specs = read_specs(file)
 
     async def work(client: AdminClient) -> list[tuple[str, pb.Pipeline]]:
         before = {each.spec.name: each for each in await _all(client)}
@@ -194,7 +193,7 @@ def pause(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAUL
 
 @app.command()
 def resume(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Let a paused pipeline go on where it was."""
+    """Let a paused pipeline continue where it was."""
     request = pb.PipelineName(name=name)
     resumed = run(admin, lambda client: client.call(client.pipelines.ResumePipeline, request))
     _done(resumed, f"pipeline {name} is resumed", output)
@@ -281,7 +280,7 @@ def run_(
             min=2,
             max=300,
             metavar="SECONDS",
-            help="After so long without a sign of this runner, another takes over.",
+            help="After this long without a sign of this runner, another takes over.",
         ),
     ] = 10.0,
     stuck_after: Annotated[
@@ -290,7 +289,7 @@ def run_(
             "--stuck-after",
             min=5,
             metavar="SECONDS",
-            help="A query that has work and does nothing for so long is begun again.",
+            help="A query that has work and does nothing for this long is begun again.",
         ),
     ] = 120.0,
     admin: AdminOption = DEFAULT_ADMIN,
@@ -374,3 +373,95 @@ def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
             raise typer.BadParameter(f"{option} {text}: written NAME=VALUE")
         pairs[name] = value
     return pairs
+
+
+# -- files of pipelines ------------------------------------------------------------
+
+# YAML, one document for each:
+#
+#     name: upper
+#     from: {topic: /default/orders, startingOffsets: earliest}
+#     function: shop:upper
+#     to: {topic: /default/shouted}
+#
+# What is neither name nor kind is a setting of the kind.
+
+
+class FileInvalid(CallerError):
+    """A file that does not hold pipelines; says where and why."""
+
+
+def read_specs(file: Path) -> list[pb.PipelineSpec]:
+    """All of them, checked. '-' is standard input. Raises FileInvalid, SettingsInvalid."""
+    shown = "standard input" if str(file) == "-" else str(file)
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text()
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except OSError as error:
+        raise FileInvalid(f"{shown} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FileInvalid(f"{shown} is not YAML: {' '.join(str(error).split())}") from None
+    if not documents:
+        raise FileInvalid(f"{shown} holds no pipeline")
+    found = [
+        _spec_of_document(document, f"{shown}, document {number}")
+        for number, document in enumerate(documents, 1)
+    ]
+    names = [spec.name for spec in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise FileInvalid(f"{shown} has two pipelines of the name {twice[0]}")
+    return found
+
+
+def _spec_of_document(document: Any, where: str) -> pb.PipelineSpec:
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
+        raise FileInvalid(f"{where}: a pipeline is written as settings by name")
+    settings = dict(document)
+    name, kind = settings.pop("name", None), settings.pop("kind", DEFAULT_KIND)
+    if not isinstance(name, str) or not name:
+        raise FileInvalid(f"{where}: the pipeline has no name")
+    return spec_of(name, str(kind), settings)
+
+
+def spec_of(name: str, kind: str, settings: dict[str, Any]) -> pb.PipelineSpec:
+    """Raises SettingsInvalid."""
+    # Only here: the settings of kinds bring parts that other commands do not need.
+    from sava.pipeline.runner import kinds
+
+    kinds.check(name, kind, settings)
+    try:
+        text = json.dumps(settings)
+    except TypeError as error:
+        raise FileInvalid(f"pipeline {name}: {error}; write it as text") from None
+    return pb.PipelineSpec(name=name, kind=kind, settings=text)
+
+
+# -- PySpark with format("sava") in place ------------------------------------------
+
+
+spark_app = typer.Typer(no_args_is_help=True)
+
+PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+Service = Annotated[
+    str,
+    typer.Option(
+        "--service",
+        envvar="SAVA_SERVICE",
+        metavar="HOST:PORT",
+        help='Client address of a broker: what format("sava") uses unless the program names another.',
+    ),
+]
+
+
+@spark_app.command(context_settings=PASS_ON)
+def shell(context: typer.Context, service: Service = "") -> None:
+    """A Python shell with a session in `spark`. All other options are those of pyspark, such as --master and
+    --conf; the default master is local[*]."""
+    program("pyspark", context.args, os.environ, service).become()
+
+
+@spark_app.command(context_settings=PASS_ON)
+def submit(context: typer.Context, service: Service = "") -> None:
+    """Run a program: [OPTIONS] PROGRAM.py [ITS ARGUMENTS]. All other options are those of spark-submit, such
+    as --master and --conf; the default master is local[*]. The exit code is the program's."""
+    program("spark-submit", context.args, os.environ, service).become()

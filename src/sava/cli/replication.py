@@ -1,26 +1,39 @@
-"""``sava replication``: which topics are copied to other clusters, and how far they are."""
+"""``sava replication``: which topics are copied to other clusters, and how far they are; ``sava remotes``:
+those clusters; and ``sava replication verify``, which compares a replica with its source, message by
+message."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
-from sava.cli import positions
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line
-from sava.cli.remotes import ASK_TIMEOUT_S
-from sava.cli.replication_output import show_differences, show_status
-from sava.cli.replication_verify import verify
-from sava.errors import CallerError
+from sava.api.admin_client import AdminClient
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
+from sava.cli.messages import instant, parse_time, position_message
+from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
+from sava.errors import CallerError, RetryableError
+from sava.pipeline.launch import DEFAULT_MASTER, spark_home
+from sava.proto import brokers_pb2
 from sava.proto import replication_pb2 as pb
 
-app = typer.Typer(help="Replicate topics to other clusters, and see how far they are.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from sava.pipeline.cluster import ClusterAccess
+    from sava.pipeline.replicate.verify import PartitionVerdict, VerifyRequest
+
+app = typer.Typer(no_args_is_help=True)
 
 Scope = Annotated[
     str,
     typer.Argument(metavar="SCOPE", help="A namespace (default) or a topic (/default/orders)."),
 ]
+ASK_TIMEOUT_S = 30.0
+"""For commands that wait for another cluster's answers."""
 START = "earliest, latest, or a time such as 2026-03-01T12:00 (UTC unless it names a zone)"
 
 
@@ -109,7 +122,7 @@ def status(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Show how far every partition is at every remote, and what keeps it from going on."""
+    """Show how far every partition is at every remote, and what stops it."""
     request = pb.GetReplicationStatusRequest(topic=topic, remote=remote)
     response = run(admin, lambda client: client.call(client.replication.GetReplicationStatus, request))
     if output is Format.JSON:
@@ -125,14 +138,11 @@ def recreate(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Replicate TOPIC to a remote again where it was deleted, or go on where messages were lost before they
-    were copied. It is created there if replication may do that."""
+    """Replicate TOPIC to a remote again where it was deleted, or continue where messages were lost before
+    they were copied. It is created there if replication may do that."""
     request = pb.RecreateRemoteTopicRequest(topic=topic, remote=remote)
     response = run(admin, lambda client: client.call(client.replication.RecreateRemoteTopic, request))
     print_answer(response, output, f"topic {topic} is replicated to {remote} again")
-
-
-app.command()(verify)
 
 
 def _start(text: str) -> str:
@@ -140,10 +150,10 @@ def _start(text: str) -> str:
     if text in ("earliest", "latest"):
         return text
     try:
-        moment = positions.parse_time(text)
+        moment = parse_time(text)
     except typer.BadParameter:
         raise typer.BadParameter(f"--start {text!r}: give {START}") from None
-    return str(positions.to_message(moment).publish_time)
+    return str(position_message(moment).publish_time)
 
 
 def _show_set(scope: str, response: pb.SetReplicationResponse) -> None:
@@ -155,7 +165,7 @@ def _show_set(scope: str, response: pb.SetReplicationResponse) -> None:
 
 def _show_policy(scope: str, response: pb.GetReplicationResponse) -> None:
     policy = response.policy
-    start = policy.start if not policy.start.isdecimal() else positions.instant(int(policy.start))
+    start = policy.start if not policy.start.isdecimal() else instant(int(policy.start))
     print_line(f"{scope}, as set for {response.from_scope}")
     for name, value in (
         ("remotes", ", ".join(policy.remotes) or "none: it is not replicated"),
@@ -164,3 +174,327 @@ def _show_policy(scope: str, response: pb.GetReplicationResponse) -> None:
         ("subscriptions", ", ".join(policy.subscriptions) or "-"),
     ):
         print_line(f"{name:<15} {value}")
+
+
+# -- sava replication verify -------------------------------------------------------
+# ``sava replication verify``: compare a replica with its source, message by message.
+
+
+UNREACHABLE = "unreachable"
+
+
+class NotReplicated(CallerError):
+    def __init__(self, topic: str, remote: str) -> None:
+        super().__init__(
+            f"topic {topic} is not replicated to {remote}, or nothing of it was copied yet; "
+            f"`sava replication status {topic}` tells more"
+        )
+
+
+class ReplicaDiffers(CallerError):
+    """Messages at the remote are not what they are here."""
+
+
+@app.command()
+def verify(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")],
+    remote: Annotated[str, typer.Option("--remote", metavar="NAME", help="Where the replica is.")],
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="Only what was published at or after this time.")
+    ] = "",
+    master: Annotated[str, typer.Option("--master", metavar="URL", help="Spark's master.")] = DEFAULT_MASTER,
+    output: Annotated[Format, typer.Option("--output", "-o", help="json or table.")] = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Compare what was copied of TOPIC to a remote with what is there, by content, with Spark. Exit code 1 if
+    anything is missing, different, repeated, out of order or too much."""
+    spark_home()  # a user without Spark sees this error, not which of the imports below fails first
+    from sava.pipeline.launch import open_session
+    from sava.pipeline.replicate.verify import verify as compare
+
+    link, status, service = run(admin, lambda client: ask(client, topic, remote))
+    question = question_of(topic, remote, link, status, service, since)
+    spark = open_session("sava replication verify", master)
+    try:
+        verdicts = compare(spark, question)
+    finally:
+        spark.stop()
+    if output is Format.JSON:
+        print_json(msgspec.to_builtins(verdicts))
+    else:
+        _show(verdicts)
+    if wrong := [verdict.partition for verdict in verdicts if not verdict.is_equal]:
+        numbers = ", ".join(map(str, wrong))
+        raise ReplicaDiffers(f"topic {topic} at {remote} is not what it is here: partition {numbers}")
+
+
+async def ask(client: AdminClient, topic: str, remote: str) -> tuple[pb.Link, Any, str]:
+    """The link first: what is reported as copied after that is there."""
+    link = await client.call(client.replication.GetLink, pb.GetLinkRequest(remote=remote))
+    request = pb.GetReplicationStatusRequest(topic=topic, remote=remote)
+    status, brokers = await asyncio.gather(
+        client.call(client.replication.GetReplicationStatus, request),
+        client.call(client.brokers.ListBrokers, brokers_pb2.ListBrokersRequest()),
+    )
+    service = ",".join(each.client_addr for each in brokers.brokers if each.status != UNREACHABLE)
+    return link, status, service
+
+
+def question_of(
+    topic: str, remote: str, link: pb.Link, status: pb.ReplicationStatus, service: str, since: str
+) -> VerifyRequest:
+    """What to compare: from where the copy of each partition begins up to what is reported as copied."""
+    from sava.pipeline.replicate.verify import VerifyRequest, VerifySide
+
+    known = next((each for each in link.topics if each.topic == topic), None)
+    if known is None or not status.topics:
+        raise NotReplicated(topic, remote)
+    source = _access_here(service)
+    begins = dict(enumerate(status.topics[0].begins))
+    ranges = {
+        each.partition: (begins.get(each.partition, 0), each.position)
+        for each in status.topics[0].partitions
+        if each.partition < len(known.remote_topic_ids) and known.remote_topic_ids[each.partition]
+    }
+    if not ranges:
+        raise NotReplicated(topic, remote)
+    question = VerifyRequest(
+        topic=topic,
+        partitioned=known.partition_count > 0,
+        source=VerifySide(
+            access=source,
+            cluster_name=link.cluster_name,
+            cluster_id=link.cluster_id,
+            topic_ids=tuple(known.topic_ids),
+        ),
+        target=VerifySide(
+            access=_access_there(link.remote),
+            cluster_name=link.remote.cluster_name,
+            cluster_id=link.remote.cluster_id,
+            topic_ids=tuple(known.remote_topic_ids),
+        ),
+        ranges=ranges,
+        forward=known.policy.forward,
+    )
+    return msgspec.structs.replace(question, ranges=_since(question, since)) if since else question
+
+
+def _since(question: VerifyRequest, since: str) -> dict[int, tuple[int, int]]:
+    from sava.pipeline.cluster import ClusterClient
+
+    moment = position_message(parse_time(since)).publish_time
+    link = ClusterClient.of(question.source.access)
+    return {
+        partition: (max(begin, link.offset_at(question.name(partition), moment)), end)
+        for partition, (begin, end) in question.ranges.items()
+    }
+
+
+def _access_here(service: str) -> ClusterAccess:
+    from sava.pipeline.cluster import ClusterAccess
+
+    tls = auth_from_environment().tls
+    if tls is None:
+        return ClusterAccess(service)
+    return ClusterAccess(service, ca=str(tls.ca_file or ""), cert=str(tls.cert_file), key=str(tls.key_file))
+
+
+def _access_there(remote: pb.Remote) -> ClusterAccess:
+    from sava.pipeline.cluster import ClusterAccess
+
+    return ClusterAccess(
+        remote.service, token=remote.token, ca=remote.tls_ca, cert=remote.tls_cert, key=remote.tls_key
+    )
+
+
+def _show(verdicts: list[PartitionVerdict]) -> None:
+    print_table(
+        (
+            *("PARTITION", "OFFSETS", "COMPARED", "MISSING", "DIFFERENT"),
+            *("REPEATED", "EXTRA", "OUT_OF_ORDER", "EXPIRED"),
+        ),
+        [
+            (
+                *(each.partition, f"{each.start}..{each.end}", each.compared, each.missing, each.different),
+                *(each.repeated, each.extra, each.out_of_order, each.expired),
+            )
+            for each in verdicts
+        ],
+    )
+    for line in _examples(verdicts):
+        print_line(line)
+
+
+def _examples(verdicts: list[PartitionVerdict]) -> Iterator[str]:
+    for verdict in verdicts:
+        for found in verdict.examples:
+            what = found.what.replace("_", " ")
+            yield f"partition {verdict.partition}: {what}: offset {found.offset} of {found.cluster}"
+
+
+# -- tables ------------------------------------------------------------------------
+
+
+def show_differences(found: Mapping[str, Iterable[pb.Difference]]) -> None:
+    rows = [
+        (remote, each.topic or "-", each.what, each.local or "-", each.remote or "-", each.consequence)
+        for remote, differences in found.items()
+        for each in differences
+    ]
+    if rows:
+        print_table(("REMOTE", "TOPIC", "DIFFERS_IN", "HERE", "THERE", "CONSEQUENCE"), rows)
+    else:
+        print_line("no differences")
+
+
+def show_status(topics: Iterable[pb.LinkTopic]) -> None:
+    """All but the reason fits a terminal of 120 columns."""
+    now_ms = time.time_ns() // 1_000_000
+    print_table(
+        (
+            *("TOPIC", "REMOTE", "PART", "STATE", "POSITION", "END", "BACKLOG", "SECONDS"),
+            *("RATE", "BYTES/S", "RESTARTS", "DISCONNECTED", "REASON"),
+        ),
+        [
+            (
+                *(topic.topic, topic.remote, each.partition if topic.partition_count else "-", each.state),
+                *(each.position, each.end),
+                *(_known(each.backlog, "d"), _known(each.backlog_seconds, ".1f")),
+                *(f"{each.rate:.1f}", _short(each.bytes_rate), each.restarts),
+                f"{topic.disconnected_count} of {len(topic.partitions)}",
+                _reason(each, now_ms),
+            )
+            for topic in topics
+            for each in topic.partitions
+        ],
+    )
+
+
+def _reason(partition: pb.LinkPartition, now_ms: int) -> str:
+    wait_ms = partition.next_retry_ms - now_ms
+    retry = f" (next try in {math.ceil(wait_ms / 1000)} s)" if wait_ms > 0 else ""
+    return f"{partition.reason}{retry}".strip() or "-"
+
+
+def _short(size: float) -> str:
+    for unit in ("", "k", "M"):
+        if size < 1000:
+            return f"{size:.1f}{unit}" if unit else f"{size:.0f}"
+        size /= 1000
+    return f"{size:.1f}G"
+
+
+def _known(value: float, form: str) -> str:
+    return "?" if value < 0 else format(value, form)
+
+
+# -- sava remotes ------------------------------------------------------------------
+# ``sava remotes``: the clusters that this one replicates to.
+
+
+remotes_app = typer.Typer(no_args_is_help=True)
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What the remote is called here, such as west.")]
+FILE = "PEM file on the machines of all brokers and runners"
+
+
+class RemoteSilent(RetryableError):
+    """A remote that was tested did not answer, or not as it should."""
+
+
+class RemoteDiffers(CallerError):
+    """A remote that was tested has not what policies need of it."""
+
+
+@remotes_app.command()
+def add(
+    name: Name,
+    service: Annotated[
+        str,
+        typer.Option("--service", metavar="ADDRESSES", help="Client addresses, with commas between."),
+    ],
+    token: Annotated[
+        str,
+        typer.Option("--token", envvar="SAVA_REMOTE_TOKEN", help="Goes with every call to the remote."),
+    ] = "",
+    tls_ca: Annotated[str, typer.Option("--tls-ca", help=f"Whose signature the remote has: a {FILE}.")] = "",
+    tls_cert: Annotated[str, typer.Option("--tls-cert", help=f"Shown to the remote: a {FILE}.")] = "",
+    tls_key: Annotated[str, typer.Option("--tls-key", help=f"Of --tls-cert: a {FILE}.")] = "",
+    max_rate: Annotated[
+        int, typer.Option("--max-rate", min=0, help="Messages a second, of all topics together; 0: any.")
+    ] = 0,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Add the cluster at ADDRESSES as remote NAME, or give a remote new addresses and all that goes with
+    them. It must answer, and have another cluster_name."""
+    request = pb.Remote(
+        name=name,
+        service=service,
+        token=token,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        max_rate=max_rate,
+    )
+    response = run(
+        admin, lambda client: client.call(client.replication.AddRemote, request, timeout=ASK_TIMEOUT_S)
+    )
+    print_answer(
+        response.remote,
+        output,
+        f"remote {name} is cluster {response.remote.cluster_name} (id {response.remote.cluster_id})",
+    )
+
+
+@remotes_app.command(name="list")
+def list_(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """List the remotes. Tokens are not shown."""
+    response = run(admin, lambda client: client.call(client.replication.ListRemotes, pb.ListRemotesRequest()))
+    if output is Format.JSON:
+        print_json([as_dict(remote) for remote in response.remotes])
+        return
+    print_table(
+        ("NAME", "SERVICE", "CLUSTER", "CLUSTER_ID", "TLS", "MAX_RATE"),
+        [
+            (
+                *(remote.name, remote.service, remote.cluster_name, remote.cluster_id),
+                "yes" if remote.tls_ca or remote.tls_cert or "https://" in remote.service else "-",
+                remote.max_rate or "any",
+            )
+            for remote in response.remotes
+        ],
+    )
+
+
+@remotes_app.command(name="test")
+def try_(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """Ask remote NAME who it is, and show in what it differs from what policies need of it."""
+    request = pb.TestRemoteRequest(name=name)
+    response = run(
+        admin, lambda client: client.call(client.replication.TestRemote, request, timeout=ASK_TIMEOUT_S)
+    )
+    if output is Format.JSON:
+        print_json(as_dict(response))
+    elif response.is_reachable:
+        print_line(
+            f"remote {name} is cluster {response.cluster_name} (id {response.cluster_id}), "
+            f"answered in {response.round_trip_ms:.0f} ms"
+        )
+        show_differences({name: response.differences})
+    if not response.is_reachable:
+        raise RemoteSilent(f"remote {name}: {response.error}")
+    if blocking := [each for each in response.differences if each.blocks]:
+        raise RemoteDiffers(
+            f"remote {name}: messages are not copied because of differences in "
+            f"{', '.join(dict.fromkeys(each.topic or each.what for each in blocking))}"
+        )
+
+
+@remotes_app.command()
+def remove(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+    """Remove remote NAME, and what is remembered of topics there. Refused while a policy names it."""
+    request = pb.RemoveRemoteRequest(name=name)
+    response = run(admin, lambda client: client.call(client.replication.RemoveRemote, request))
+    print_answer(response, output, f"remote {name} removed")

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.cli.messages import instant
 from sava.cli.output import (
     Format,
     Output,
@@ -20,13 +22,11 @@ from sava.cli.output import (
     print_table,
     text_of,
 )
-from sava.cli.positions import instant
 from sava.errors import CallerError
 from sava.proto import danube_schema_pb2 as pb
 from sava.schemas.types import CompatibilityMode, Policy, SchemaType
-from sava.services.admin_client import AdminClient
 
-app = typer.Typer(help="Register schemas, check them, bind them to topics.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Subject = Annotated[
     str, typer.Argument(metavar="SUBJECT", help="The name of a schema, such as orders-value.")

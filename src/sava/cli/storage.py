@@ -1,5 +1,5 @@
 """``sava storage``: what storage holds of topics, whether it is what it says, and that it stays so while
-somebody copies it. Nothing here changes it.
+it is copied. Nothing here changes it.
 
 Two sources. With ``--journal`` the directory of a stopped broker; otherwise the descriptors in the metadata
 store, asked of any broker, and the objects that they describe.
@@ -8,19 +8,43 @@ store, asked of any broker, and the objects that they describe.
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
 
+import msgspec
 import typer
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
-from sava.cli.output import Format, Output, RawFormat, print_json, print_line
+from sava import config as settings
+from sava.api.admin_client import AdminClient
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run, run_to_end
+from sava.cli.messages import Printer, instant
+from sava.cli.output import Format, Output, RawFormat, plain_console, print_json, print_line, print_table
+from sava.config import Auth
+from sava.errors import HostError
+from sava.metadata.commands import KeyValue
+from sava.metadata.store import RangeResult
 from sava.proto import admin_pb2 as pb
-from sava.storage.hold import KEY as HOLD
+from sava.records import RecordBatch
+from sava.storage import inspection
+from sava.storage.catalog import HOLD_KEY as HOLD
+from sava.storage.errors import UnsupportedStore
+from sava.storage.inspection import InspectedTopic, StoppedJournal, TopicView, Verification, open_stopped
+from sava.storage.keys import name_prefix
+from sava.storage.objectstore import ObjectStore
+from sava.storage.types import Segment
 
-app = typer.Typer(help="Look at stored messages, verify and back them up.", no_args_is_help=True)
+T = TypeVar("T")
+
+app = typer.Typer(no_args_is_help=True)
 
 Topic = Annotated[str, typer.Option("--topic", metavar="/NS/TOPIC", help="One topic only.")]
 Url = Annotated[
@@ -61,13 +85,11 @@ def inspect(
     """Show topics with their states and segments (a table of all topics leaves the segments out).
 
     With --url or --config also whether the objects are there, by name and size."""
-    from sava.cli import storage_work as work
-
     if journal is not None:
         _alone(topic=topic, url=url)
-        work.inspect_journal(journal, output)
+        inspect_journal(journal, output)
     else:
-        work.inspect(work.place(config, url, admin), topic, output, with_objects=bool(url or config))
+        show_topics(place(config, url, admin), topic, output, with_objects=bool(url or config))
 
 
 @app.command()
@@ -75,13 +97,11 @@ def verify(
     topic: Topic = "", journal: Journal = None, url: Url = "", config: Config = None, admin: Admin = ""
 ) -> None:
     """Read everything and compare it with what describes it. Exit code 1 if anything is wrong."""
-    from sava.cli import storage_work as work
-
     if journal is not None:
         _alone(topic=topic, url=url)
-        is_sound = work.verify_journal(journal)
+        is_sound = verify_journal(journal)
     else:
-        is_sound = work.verify(work.place(config, url, admin), topic)
+        is_sound = verify_topics(place(config, url, admin), topic)
     if not is_sound:
         raise typer.Exit(1)
 
@@ -103,27 +123,25 @@ def dump(
     output: DumpOutput = RawFormat.JSON,
 ) -> None:
     """Print messages, in order."""
-    from sava.cli import storage_work as work
-
-    wanted = work.Wanted(start, end, limit, output)
+    wanted = DumpRange(start, end, limit, output)
     if journal is None:
-        work.dump(work.place(config, url, admin), topic, wanted)
+        dump_topic(place(config, url, admin), topic, wanted)
         return
     _alone(url=url)
     if not topic.isdigit():
         raise typer.BadParameter("a journal knows topics by their id: see sava storage inspect --journal DIR")
-    work.dump_journal(journal, int(topic), wanted)
+    dump_journal(journal, int(topic), wanted)
 
 
 @app.command()
 def hold(
-    minutes: Annotated[float, typer.Option(min=0.1, help="It ends by itself after so long.")] = 60,
+    minutes: Annotated[float, typer.Option(min=0.1, help="It ends by itself after this long.")] = 60,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Keep all segments as they are, so that metadata and objects can be copied and fit together.
 
-    Retention and the merging of small segments wait; publishing and consuming go on. Repeat it for more
+    Retention and the merging of small segments wait; publishing and consuming continue. Repeat it for more
     time."""
     until_ms = time.time_ns() // 1_000_000 + round(minutes * 60_000)
     request = pb.PutRequest(key=HOLD, value=json.dumps({"until_ms": until_ms}).encode())
@@ -150,3 +168,343 @@ def _alone(**others: str) -> None:
     for name, value in others.items():
         if value:
             raise typer.BadParameter(f"--{name} has no meaning with --journal")
+
+
+class JournalFaulty(HostError):
+    """The journal cannot be read to its end."""
+
+
+# -- where things are ----------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where descriptors and objects are."""
+
+    admin: str
+    auth: Auth
+    url: str
+
+
+def place(config: Path | None, url: str, admin: str) -> Place:
+    """As given, else as the broker of this machine has it from ``config`` and the environment."""
+    loaded = settings.load(config)
+    auth = auth_from_environment()
+    if config is None:
+        return Place(admin or DEFAULT_ADMIN, auth, url or loaded.storage.url)
+    host = loaded.broker.host
+    local = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+    return Place(
+        admin or f"{local}:{loaded.broker.ports.admin}",
+        loaded.auth if auth.mode == "none" else auth,
+        url or loaded.storage.url,
+    )
+
+
+def open_store(url: str) -> ObjectStore:
+    """Raises UnsupportedStore also where opening would make an empty store: it has nothing to look at."""
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        raise UnsupportedStore(f"storage at {url} is in the memory of one broker and cannot be looked at")
+    if parts.scheme == "file" and not Path(unquote(parts.path)).is_dir():
+        raise UnsupportedStore(
+            f"storage at {url} cannot be opened: there is no such directory; give --url, or --config FILE"
+        )
+    return ObjectStore.open(url)
+
+
+class RemoteRecords:
+    """``inspection.Records``, asked of a broker."""
+
+    def __init__(self, client: AdminClient) -> None:
+        self._client = client
+
+    async def range(self, prefix: str, *, limit: int = 0, start_after: str = "") -> RangeResult:
+        request = pb.RangeRequest(prefix=prefix, limit=limit, start_after=start_after)
+        page = await self._client.call(self._client.meta.Range, request)
+        kvs = (
+            KeyValue(kv.key, kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
+            for kv in page.kvs
+        )
+        return RangeResult(tuple(kvs), page.revision, page.more)
+
+
+def _ask(where: Place, work: Callable[[RemoteRecords], Awaitable[T]]) -> T:
+    async def connected() -> T:
+        async with AdminClient(where.admin, where.auth) as client:
+            return await work(RemoteRecords(client))
+
+    return run_to_end(connected())
+
+
+# -- inspect -------------------------------------------------------------------------------------
+
+
+def show_topics(where: Place, topic: str, output: Format, *, with_objects: bool) -> None:
+    store = open_store(where.url) if with_objects else None
+
+    async def look(records: RemoteRecords) -> tuple[list[TopicView], dict[str, int] | None]:
+        if topic:
+            views = [await inspection.known_topic(records, InspectedTopic.parse(topic))]
+        else:
+            found = [await inspection.read_topic(records, name) async for name in inspection.topics(records)]
+            views = [view for view in found if not view.is_empty]
+        return views, None if store is None else await _sizes(store, views)
+
+    views, sizes = _ask(where, look)
+    show_views(views, sizes, output, with_segments=bool(topic))
+
+
+async def _sizes(store: ObjectStore, views: Iterable[TopicView]) -> dict[str, int]:
+    """Of all objects that there are of these topics, by key."""
+    return {info.key: info.size for view in views async for info in store.list(name_prefix(view.name.any_id))}
+
+
+def inspect_journal(path: Path, output: Format) -> None:
+    with open_stopped(path) as journal:
+        faults = journal.scan()
+        show_journal(journal, faults, output)
+    if faults:
+        raise JournalFaulty(f"{path} cannot be read to its end: {faults[-1]}")
+
+
+# -- verify --------------------------------------------------------------------------------------
+
+
+def verify_topics(where: Place, topic: str) -> bool:
+    """Whether all is well; every fault is printed as it is found."""
+    name = InspectedTopic.parse(topic) if topic else None
+    store = open_store(where.url)
+
+    async def check(records: RemoteRecords) -> bool:
+        verification = Verification(records, store, name)
+        total, count = await verification.list_objects(), 0
+        with _progress(total) as (advance, say):
+            async with aclosing(verification.faults(advance)) as faults:
+                async for fault in faults:
+                    count += 1
+                    say(f"{fault.topic.path}: {fault.text}")
+        _summarize(verification, count)
+        return count == 0
+
+    return _ask(where, check)
+
+
+def _summarize(seen: Verification, faults: int) -> None:
+    if seen.unregistered:
+        print_line(
+            f"{seen.unregistered} objects that no descriptor names yet: uploads or merges may be under way"
+        )
+    if seen.foreign:
+        print_line(f"{seen.foreign} objects whose names are not Sava's were left alone")
+    print_line(
+        f"{seen.topics} topics; {seen.segments} segments with {seen.messages} messages "
+        f"({decimal(seen.size)}) are as described; {_problems(faults)}"
+    )
+
+
+def _problems(count: int) -> str:
+    return f"{count or 'no'} {'problem' if count == 1 else 'problems'}"
+
+
+def verify_journal(path: Path) -> bool:
+    with open_stopped(path) as journal:
+        done = 0
+        with _progress(journal.size) as (advance, say):
+
+            def reached(position: int) -> None:
+                nonlocal done
+                advance(position - done)
+                done = position
+
+            faults = journal.scan(reached)
+            for fault in faults:
+                say(f"{path}: {fault}")
+        if journal.torn_bytes:
+            print_line(
+                f"{journal.torn_bytes} bytes at the end were never acknowledged; a start cuts them off"
+            )
+        print_line(
+            f"{journal.file_count} files ({decimal(journal.size)}), {journal.records} records, "
+            f"messages of {len(journal.topics)} topics; {_problems(len(faults))}"
+        )
+    return not faults
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """How to tell that bytes were read, and how to print a line meanwhile. The bar is on stderr, if that is a
+    terminal; a line for the same terminal must be printed through it."""
+    console = plain_console(stderr=True)
+    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=total)
+
+        def say(line: str) -> None:
+            if console.is_terminal and sys.stdout.isatty():
+                console.print(line)
+            else:
+                print_line(line)
+
+        yield (lambda size: progress.advance(task, size)), say
+
+
+# -- dump ----------------------------------------------------------------------------------------
+
+
+class DumpRange(NamedTuple):
+    start: int | None
+    end: int | None
+    limit: int
+    output: RawFormat
+
+
+def dump_topic(where: Place, topic: str, wanted: DumpRange) -> None:
+    name, store = InspectedTopic.parse(topic), open_store(where.url)
+
+    async def print_all(records: RemoteRecords) -> None:
+        view = await inspection.known_topic(records, name)
+        printer = MessagePrinter(wanted.output, wanted.limit)
+        async with aclosing(inspection.read(view, store, wanted.start, wanted.end)) as batches:
+            async for batch in batches:
+                if not printer.take(batch):
+                    return
+
+    _ask(where, print_all)
+
+
+def dump_journal(path: Path, topic_id: int, wanted: DumpRange) -> None:
+    with open_stopped(path) as journal:
+        faults = journal.scan()
+        printer = MessagePrinter(wanted.output, wanted.limit)
+        for batch in journal.read(topic_id, wanted.start, wanted.end):
+            if not printer.take(batch):
+                break
+        if faults:
+            raise JournalFaulty(f"{path} cannot be read to its end: {faults[-1]}")
+
+
+# -- topics and segments -------------------------------------------------------------------------
+
+
+def show_views(
+    found: Sequence[TopicView], sizes: Mapping[str, int] | None, output: Format, *, with_segments: bool
+) -> None:
+    """``sizes``: of the objects that there are; None when they were not listed."""
+    if output is Format.JSON:
+        print_json([_as_json(view, sizes) for view in found])
+        return
+    columns = ("TOPIC", "ID", "START", "END", "SEALED", "EPOCH", "STORAGE_ID", "SEGMENTS", "SIZE")
+    print_table(columns, [_row(view) for view in found])
+    for view in found:
+        if with_segments:
+            _show_segments(view, sizes)
+        for text in view.faults():
+            print_line(f"{view.name.path}: {text}")
+        if sizes is not None and not with_segments:
+            missing = sum(_presence(segment, sizes) != "there" for segment in view.segments)
+            if missing:
+                print_line(f"{view.name.path}: the objects of {missing} segments are not as described")
+
+
+def _row(view: TopicView) -> tuple[object, ...]:
+    state = view.state
+    size = decimal(sum(segment.size for segment in view.segments))
+    if state is None:
+        return (view.name.path, *("-" * 6), len(view.segments), size)
+    is_sealed = "yes" if state.sealed else "no"
+    facts = (state.topic_id, state.start, state.end, is_sealed, state.epoch, state.storage_id)
+    return (view.name.path, *facts, len(view.segments), size)
+
+
+def _show_segments(view: TopicView, sizes: Mapping[str, int] | None) -> None:
+    print_line("")
+    columns = ["START", "END", "SIZE", "ROWS", "CREATED", "EPOCH", *(["OBJECT"] if sizes is not None else [])]
+    rows = [
+        (
+            *(each.start, each.end, each.size, each.end - each.start),
+            *(instant(each.created_ms * 1000), each.epoch),
+            *([_presence(each, sizes)] if sizes is not None else []),
+            each.key,
+        )
+        for each in view.segments
+    ]
+    print_table((*columns, "KEY"), rows)
+
+
+def _presence(segment: Segment, sizes: Mapping[str, int]) -> str:
+    size = sizes.get(segment.key)
+    if size is None:
+        return "missing"
+    return "there" if size == segment.size else f"{size} bytes"
+
+
+def _as_json(view: TopicView, sizes: Mapping[str, int] | None) -> dict[str, Any]:
+    state = msgspec.to_builtins(view.state)
+    if state is not None:
+        state["topic_id"] = str(state["topic_id"])
+    segments = []
+    for each in view.segments:
+        segment = msgspec.to_builtins(each)
+        segment.update(
+            topic_id=str(each.topic_id), rows=each.end - each.start, created=instant(each.created_ms * 1000)
+        )
+        if sizes is not None:
+            segment["object_size"] = sizes.get(each.key)
+        segments.append(segment)
+    return {"topic": view.name.path, "state": state, "segments": segments, "problems": list(view.faults())}
+
+
+def show_journal(found: StoppedJournal, faults: Sequence[str], output: Format) -> None:
+    identity = found.identity
+    if output is Format.JSON:
+        print_json(
+            {
+                "identity": msgspec.to_builtins(identity),
+                "files": found.file_count,
+                "size": found.size,
+                "torn_bytes": found.torn_bytes,
+                "topics": [
+                    {"topic_id": str(each.topic_id), "ranges": each.ranges, "size": each.size}
+                    for each in found.topics
+                ],
+                "problems": list(faults),
+            }
+        )
+        return
+    if identity is not None:
+        print_line(
+            f"journal {identity.storage_id} of {identity.owner}, opened {identity.incarnation} times: "
+            f"{found.file_count} files, {decimal(found.size)}"
+        )
+    rows = [
+        (each.topic_id, ", ".join(f"{first}..{end}" for first, end in each.ranges), decimal(each.size))
+        for each in found.topics
+    ]
+    print_table(("TOPIC_ID", "OFFSETS", "SIZE"), rows)
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+class MessagePrinter:
+    """Prints batches as they come, up to ``limit`` messages (0: all)."""
+
+    def __init__(self, output: RawFormat, limit: int) -> None:
+        self._printer = Printer(output)
+        self._left = limit or None
+
+    def take(self, batch: RecordBatch) -> bool:
+        """Whether more is wanted."""
+        messages = list(islice(batch, self._left))
+        self._printer.show(messages)
+        if self._left is None:
+            return True
+        self._left -= len(messages)
+        return self._left > 0

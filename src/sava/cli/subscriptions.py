@@ -1,4 +1,4 @@
-"""``sava subscriptions``: who reads a topic, how far they are, and what happens to messages that fail."""
+"""``sava subscriptions``: which there are, how far they are, and what happens to messages that fail."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from sava.broker.specs import Backoff, Poison
-from sava.cli import positions
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.cli.messages import (
+    POSITION_FORMS,
+    chosen_position,
+    parse_position,
+    position_message,
+)
 from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
 from sava.proto import topics_admin_pb2 as pb
+from sava.topics.specs import DeadLetterPolicy, RedeliveryBackoff
 
-app = typer.Typer(help="Create, inspect, move and configure subscriptions.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")]
 Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The name of the subscription.")]
@@ -58,7 +63,7 @@ def create(
     subscription: Subscription,
     type_: Annotated[Type, typer.Option("--type", help="How consumers share the messages.")] = Type.SHARED,
     start: Annotated[
-        str, typer.Option("--start", metavar="POSITION", help=f"Where it begins: {positions.FORMS}.")
+        str, typer.Option("--start", metavar="POSITION", help=f"Where it begins: {POSITION_FORMS}.")
     ] = "latest",
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
@@ -68,7 +73,7 @@ def create(
         topic=topic,
         subscription=subscription,
         type=type_.value,
-        start=positions.to_message(positions.parse(start)),
+        start=position_message(parse_position(start)),
     )
     described = run(admin, lambda client: client.call(client.subscriptions.CreateSubscription, request))
     print_answer(
@@ -104,9 +109,9 @@ def seek(
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Move SUBSCRIPTION forward or back. What was acked beyond the new position is delivered again."""
-    position = positions.chosen(offset=offset, time=time, earliest=earliest, latest=latest)
+    position = chosen_position(offset=offset, time=time, earliest=earliest, latest=latest)
     request = pb.SeekSubscriptionRequest(
-        topic=topic, subscription=subscription, position=positions.to_message(position)
+        topic=topic, subscription=subscription, position=position_message(position)
     )
     described = run(admin, lambda client: client.call(client.subscriptions.SeekSubscription, request))
     print_answer(
@@ -127,7 +132,7 @@ def configure(
         typer.Option("--ack-timeout", min=0, metavar="SECONDS", help="Without an ack redeliver; 0: never."),
     ] = None,
     backoff: Annotated[
-        Backoff | None, typer.Option("--backoff", help="How the delay before a redelivery grows.")
+        RedeliveryBackoff | None, typer.Option("--backoff", help="How the delay before a redelivery grows.")
     ] = None,
     base_delay: Annotated[
         float | None,
@@ -137,7 +142,7 @@ def configure(
         float | None, typer.Option("--max-delay", min=0, metavar="SECONDS", help="The longest delay.")
     ] = None,
     poison: Annotated[
-        Poison | None,
+        DeadLetterPolicy | None,
         typer.Option("--poison", help="What happens to a message that failed too often."),
     ] = None,
     dead_letter_topic: Annotated[
@@ -196,14 +201,14 @@ def _show(described: pb.SubscriptionDescription, output: Format) -> None:
         cursor=_cursor(described),
         consumers=", ".join(described.consumers),
         blocked="yes" if described.blocked else "no",
-        blocked_offsets=_stretches(described.blocked_offsets),
+        blocked_offsets=_ranges(described.blocked_offsets),
         **policy,
     )
     for name, value in fields.items():
         print_line(f"{name:<24} {'-' if value in ('', None) else value}")
 
 
-def _stretches(bounds: Sequence[int]) -> str:
+def _ranges(bounds: Sequence[int]) -> str:
     """Each from its first offset to the one behind its last."""
     return ", ".join(f"{start}..{end}" for start, end in zip(bounds[::2], bounds[1::2], strict=True))
 

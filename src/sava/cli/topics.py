@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sava.cli import limits, positions, subscriptions
-from sava.cli.broker_names import id_of
-from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption, run
+from sava.api.admin_client import AdminClient
+from sava.cli import limits, subscriptions
+from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption, id_of, run
+from sava.cli.messages import instant, parse_position, parse_time
 from sava.cli.output import (
     Format,
     Output,
@@ -22,9 +23,8 @@ from sava.cli.output import (
 )
 from sava.errors import CallerError, Outcome, RetryableError
 from sava.proto import topics_admin_pb2 as pb
-from sava.services.admin_client import AdminClient
 
-app = typer.Typer(help="Create, inspect, limit, move and delete topics.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A topic, such as /default/orders.")]
 
@@ -50,10 +50,11 @@ class NotMoved(RetryableError):
 def create(
     name: Name,
     partitions: Annotated[
-        int, typer.Option("--partitions", min=0, help="Spread it over so many partitions; 0: a plain topic.")
+        int,
+        typer.Option("--partitions", min=0, help="Spread it over this many partitions; 0: a plain topic."),
     ] = 0,
     non_reliable: Annotated[
-        bool, typer.Option("--non-reliable", help="Keep nothing: who is not connected gets nothing.")
+        bool, typer.Option("--non-reliable", help="Keep nothing: only connected consumers get messages.")
     ] = False,
     schema: Annotated[
         str, typer.Option("--schema", metavar="SUBJECT", help="The registered subject its messages follow.")
@@ -256,10 +257,11 @@ def peek(
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Print messages that a topic has now. No subscription is touched."""
-    from sava.cli import reading
+    # Only here: other commands start in half the time without the client.
+    from sava.cli import consume
 
-    position = positions.parse(start) if time is None else positions.parse_time(time)
-    reading.peek(service, admin, name, position, limit, output)
+    position = parse_position(start) if time is None else parse_time(time)
+    consume.peek(service, admin, name, position, limit, output)
 
 
 app.command(name="seek")(subscriptions.seek)
@@ -285,7 +287,7 @@ def _show(described: pb.TopicDescription, partitions: list[pb.TopicDescription])
     for name in (*names, "schema_subject", "validation_policy"):
         value = fields[name]
         print_line(f"{name:<17} {'-' if value in ('', '0', None) else value}")
-    print_line(f"{'created':<17} {positions.instant(described.created_ms * 1000)}")
+    print_line(f"{'created':<17} {instant(described.created_ms * 1000)}")
     print_line(f"{'producers':<17} {', '.join(described.producers) or '-'}")
     overridden = [f"{name}={limit}" for name, limit in fields["policy"].items() if limit is not None]
     print_line(f"{'policy':<17} {', '.join(overridden) or '-'}")

@@ -1,4 +1,5 @@
-"""``sava up``: a cluster on this machine, in the foreground, for trying things out."""
+"""``sava up``: a cluster on this machine, in the foreground, for trying things out; and ``sava wait``, until
+a cluster can be used, for scripts and for users who have just started one."""
 
 from __future__ import annotations
 
@@ -7,22 +8,37 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from sava.api.admin_client import AdminClient
 from sava.cli.broker import DEFAULT_DATA_DIR
-from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE
-from sava.cli.output import Format, print_error, print_json_line, print_line, print_progress, print_table
+from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, run
+from sava.cli.output import (
+    Format,
+    Output,
+    ProgressLine,
+    print_error,
+    print_json,
+    print_json_line,
+    print_line,
+    print_progress,
+    print_table,
+)
+from sava.errors import RetryableError
 from sava.local_cluster import (
     FIRST_DELAY_S,
     MOST_RESTARTS,
+    START_TIMEOUT_S,
     LocalBroker,
     LocalCluster,
     LocalClusterFailed,
 )
 from sava.pipeline.launch import find_java, spark_home
+from sava.proto import brokers_pb2 as pb
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRY_NEXT = """\
@@ -170,8 +186,79 @@ def _as_json(broker: LocalBroker) -> dict[str, object]:
 
 
 def _environment(broker: LocalBroker) -> str:
-    """What the commands must be told when the first broker is not where they look."""
+    """The variables that commands need when the first broker is not at the default addresses."""
     service = f"http://{broker.client}"
     if (broker.admin, service) == (DEFAULT_ADMIN, DEFAULT_SERVICE):
         return ""
     return f"  export SAVA_ADMIN={broker.admin} SAVA_SERVICE={service}\n"
+
+
+# -- sava wait ---------------------------------------------------------------------
+
+# All brokers must be there. A cluster works with fewer, but what is created while some are missing is placed
+# on the others, and an operator who restarts brokers one after the other must not stop the next one yet. The
+# command says what is missing while it waits, and again if the time is up: a broker that could not start, and
+# a port that another program has, look alike from here.
+
+CALL_TIMEOUT_S: Final = 3.0
+"""Of one look. A port that listens and never answers is reported before long."""
+POLL_S: Final = 0.2
+UNREACHABLE: Final = "unreachable"
+"""The status of a broker that is a member of the cluster and not there (``brokers.proto``)."""
+
+
+class NotReady(RetryableError):
+    """The time was up before the cluster could be used. The text says what was missing."""
+
+
+def wait(
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", min=0, metavar="SECONDS", help="Give up after this long, with exit code 1."
+        ),
+    ] = START_TIMEOUT_S,
+    output: Output = Format.TABLE,
+    admin: AdminOption = DEFAULT_ADMIN,
+) -> None:
+    """Wait until a cluster can be used: it has a leader, and all of its brokers are there."""
+    with ProgressLine() as progress:
+        brokers = run(admin, lambda client: _until_ready(client, timeout, progress.show))
+    if output is Format.JSON:
+        print_json({"brokers": brokers})
+    else:
+        print_line(f"the cluster at {admin} is ready, with {brokers} broker{'s' if brokers > 1 else ''}")
+
+
+async def _until_ready(client: AdminClient, timeout: float, tell: Callable[[str], None]) -> int:
+    """How many brokers there are."""
+    missing = "no answer yet"
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                try:
+                    answer = await client.call(
+                        client.brokers.ListBrokers, pb.ListBrokersRequest(), timeout=CALL_TIMEOUT_S
+                    )
+                    missing = missing_of(list(answer.brokers))
+                except RetryableError as error:
+                    missing = str(error)
+                if not missing:
+                    return len(answer.brokers)
+                tell(f"waiting for the cluster at {client.target}: {missing}")
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise NotReady(
+            f"the cluster at {client.target} is not ready after {timeout:g} s: {missing}; the output or the "
+            "log of what was started says why, and --admin HOST:PORT or SAVA_ADMIN names another"
+        ) from None
+
+
+def missing_of(brokers: list[pb.Broker]) -> str:
+    """What keeps a cluster from being used, as one of its brokers sees it; empty if nothing does."""
+    if not brokers:
+        return "its broker waits for `sava cluster init`"
+    if not any(broker.is_leader for broker in brokers):
+        return "it has no leader"
+    gone = [broker.raft_addr or str(broker.broker_id) for broker in brokers if broker.status == UNREACHABLE]
+    return f"not there: {', '.join(gone)}" if gone else ""

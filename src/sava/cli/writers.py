@@ -1,4 +1,4 @@
-"""``sava writers``: who writes exactly once, and how far they are."""
+"""``sava writers``: applications that write exactly once, and how far they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
 from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_table
 from sava.proto import writers_pb2 as pb
 
-app = typer.Typer(help="Inspect and forget writers of exactly-once writes.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command(name="list")

@@ -4,24 +4,24 @@
         async with client.producer("/default/orders") as producer:
             offset = await producer.send(b"…", key="k")
 
-``sava.blocking`` has the same names without ``async``. How to use it is in ``docs/client.md``.
+``sava.client.blocking`` has the same names without ``async``. How to use it is in ``docs/client.md``.
 
-==============  =======================================================================================
-``client``      Client: options of everything it makes
-``producer``    Producer: checks (``columns``), routing, back-pressure (``room``), over a lane per partition
-``lane``        one partition's stream: ``pending`` batches, the ``window`` of those in flight
-``consumer``    Consumer: the queue of what was received, over a feed per partition
-``feed``        one partition's stream: deliveries, credits, ``acks``
-``reader``      Reader: a track per partition
-``batch``       messages as received
-``stream``      a gRPC stream, and the route to where it is opened
-``connection``  channels, look-ups, tokens
-==============  =======================================================================================
+====================  =================================================================================
+``client``            Client: options of everything it makes
+``producer``          Producer: checks, routing, back-pressure, over a stream per partition
+``publish_stream``    a producer's stream into one partition: the queue, sending, receipts
+``outgoing``          what a producer has on its way: columns, batches, the window of those in flight
+``consumer``          Consumer: the queue of what was received, over a stream per partition
+``subscribe_stream``  a consumer's stream out of one partition: deliveries, credits, acks
+``reader``            Reader: a stream per partition, without a subscription
+``messages``          codecs, positions, batches as received
+``connection``        channels, calls, look-ups, streams, tokens
+``liveness``          whether a broker that owes an answer is still there
+``blocking``          the same without ``async``, over a ``loop_thread``
+====================  =================================================================================
 """
 
-from sava.client.batch import Batch, TypedMessage
 from sava.client.client import Client
-from sava.client.codec import Codec, SchemaCodec
 from sava.client.connection import Tls
 from sava.client.consumer import Consumer
 from sava.client.errors import (
@@ -36,9 +36,10 @@ from sava.client.errors import (
     Unanswered,
     Unavailable,
 )
+from sava.client.messages import Batch, Codec, SchemaCodec, TypedMessage
+from sava.client.outgoing import UNKNOWN_OFFSET
 from sava.client.producer import Producer, Sent
 from sava.client.reader import Reader
-from sava.client.window import UNKNOWN_OFFSET
 from sava.records import Message
 
 __all__ = [

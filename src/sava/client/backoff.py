@@ -1,7 +1,7 @@
-"""Backoff: how long to wait before the next attempt. Doubles from 50 ms to 2 s, half of it left to chance, so
-that a thousand clients of a broker that comes back do not come back in the same millisecond. A topic that has
-moved is no reason to wait: the first look-up after that goes out at once, and is answered when there is an
-owner."""
+"""ReconnectBackoff: how long to wait before the next attempt. Doubles from 50 ms to 2 s, half of it left to
+chance, so that a thousand clients of a broker that comes back do not come back in the same millisecond. A
+topic that has moved is no reason to wait: the first look-up after that goes out at once, and is
+answered when there is an owner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_S: Final = 0.05
 LONGEST_S: Final = 2.0
 
 
-class Backoff:
+class ReconnectBackoff:
     def __init__(self) -> None:
         self._next = FIRST_S
 

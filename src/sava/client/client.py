@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
-from sava.client.codec import Codec, SchemaCodec, codec_of
 from sava.client.connection import Connection, Tls, Token
 from sava.client.consumer import Consumer, ConsumerOptions, SubscriptionType
-from sava.client.position import End, Start
+from sava.client.messages import Codec, End, SchemaCodec, Start, codec_of
 from sava.client.producer import Producer, ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
 from sava.proto import streams_pb2 as pb
@@ -50,7 +49,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close whatever was made from this client, then the connections."""
+        """Close everything that was made from this client, then the connections."""
         made, self._made = self._made, []
         await asyncio.gather(*(each.close() for each in made if not each.is_closed))
         await self._connection.close()
@@ -85,14 +84,14 @@ class Client:
                             have failed: one that was opened before it ends with ProducerFenced. By default a
                             generated one, which no other producer has.
         reliable            what the topic must be, and becomes if it does not exist: True keeps messages,
-                            False passes them on to whoever listens. None takes either.
-        partitions          create the topic with so many partitions, or add the missing ones.
+                            False passes them on to the consumers that are connected. None takes either.
+        partitions          create the topic with this many partitions, or add the missing ones.
         exclusive           refuse all other producers of the topic.
         linger_ms           how long a message may wait for others to share its batch; 0 sends at once, and
                             what comes while a batch is under way shares the next.
         max_batch_messages, max_batch_bytes
                             a batch that has reached one of them goes without lingering.
-        max_pending         messages without a receipt; ``send`` waits when there are so many.
+        max_pending         messages without a receipt; ``send`` waits when there are this many.
         compression         of batches.
         schema              the subject that the messages follow.
         codec               makes payloads of values.

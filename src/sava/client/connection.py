@@ -1,18 +1,20 @@
-"""Connection: the brokers of a cluster as everything else in the client sees them.
+"""The client's way to the brokers of a cluster: channels, calls, look-ups of topics, and streams.
 
-It has one channel per address, made when first needed. Topics are looked up through any of the addresses that
-the user gave, in turn, and if none of them answers, through brokers that look-ups have named; streams go to
-the broker that serves the topic, and when that cannot be reached, to the one that answered the look-up, which
-forwards. A broker that falls silent is left within a few seconds (``pulse``), and asked last for a while.
-Owned by one event loop.
+``Connection`` has one channel per address, made when first needed. It looks topics up through the addresses
+that the user gave, in turn, and if none of them answers, through brokers that look-ups have named. Streams
+(``open_stream``) go where ``Route`` says: to the broker that serves the topic, and when that cannot be
+reached, to the one that answered the look-up, which forwards. The client leaves a broker that falls silent
+within a few seconds (``liveness``), and asks it last for a while. Owned by one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -20,15 +22,26 @@ from typing import Any, Final, cast
 import grpc
 from grpc import aio
 
-from sava.client.backoff import Backoff
-from sava.client.errors import Closed, Refused, Unanswered, Unavailable, error_of, of_change
-from sava.client.pulse import Options, Pulse
+from sava.client.backoff import ReconnectBackoff
+from sava.client.errors import (
+    ClientError,
+    Closed,
+    Refused,
+    TopicUnknown,
+    Unanswered,
+    Unavailable,
+    error_of,
+    of_change,
+)
+from sava.client.liveness import Liveness, Options, WatchedCall
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import MAX_BATCH_BYTES
-from sava.tasks import cancelled
+from sava.tasks import cancelled, first_write
 
 Token = str | Callable[[], str | Awaitable[str]]
+
+log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S: Final = 10.0
 """For one attempt to open a stream, or one unary call."""
@@ -43,15 +56,21 @@ CHANGES: Final = frozenset(
 """Calls that change something, beside those whose request says ``create``. All of them may be repeated."""
 
 MAX_KNOWN: Final = 32
-"""Addresses that are tried."""
+"""Addresses that the client tries."""
+
+STATUS_S: Final = 1.0
+"""For the status of a stream to arrive after a write has failed."""
+
+LOOK_UP_EVERY_S: Final = 30.0
+"""A topic can grow: how often a client looks for new partitions."""
 
 _MAX_MESSAGE_BYTES: Final = MAX_BATCH_BYTES + (1 << 20)
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    # The backstop behind ``pulse``: a broker that vanished is noticed after 5 + 10 seconds. The timeout needs
-    # both names: by the first alone, gRPC waits a minute for the answer to a ping. It is the longer of the
-    # two because the answer may have to wait for batches on a slow line.
+    # The backstop behind ``liveness``: a broker that vanished is noticed after 5 + 10 seconds. The timeout
+    # needs both names: by the first alone, gRPC waits a minute for the answer to a ping. It is the longer of
+    # the two because the answer may have to wait for batches on a slow line.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
@@ -65,7 +84,7 @@ _OPTIONS: Final = (
 
 _first_user: int | None = None
 """The process that made the first channel. gRPC has threads that do not go with a fork, so it cannot be used
-in a child of that process: calls would wait for ever."""
+in a child of that process: its calls would never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +137,7 @@ class Connection:
         self._token = token
         self._credentials = (tls or Tls()).credentials() if tls is not None or is_https else None
         self._channels: dict[str, aio.Channel] = {}
-        self._pulses: dict[str, Pulse] = {}
+        self._liveness: dict[str, Liveness] = {}
         self._left: dict[asyncio.Task[None], aio.Channel] = {}
         """Connections to brokers that fell silent, until the last call on them has ended."""
         self._known = list(self.targets)
@@ -127,12 +146,12 @@ class Connection:
 
     async def close(self) -> None:
         self._is_closed = True
-        channels, pulses = [*self._channels.values(), *self._left.values()], list(self._pulses.values())
+        channels, liveness = [*self._channels.values(), *self._left.values()], list(self._liveness.values())
         leaving = list(self._left)
         self._channels.clear()
-        self._pulses.clear()
+        self._liveness.clear()
         await cancelled(*leaving)
-        await asyncio.gather(*(pulse.close() for pulse in pulses))
+        await asyncio.gather(*(liveness.close() for liveness in liveness))
         await asyncio.gather(*(channel.close(None) for channel in channels))
 
     def stub(self, target: str, service: Callable[[aio.Channel], Any] = rpc.StreamsStub) -> Any:
@@ -145,10 +164,10 @@ class Connection:
             channel = self._channels[target] = self._open_channel(target, _OPTIONS)
         return service(channel)
 
-    def pulse(self, target: str) -> Pulse:
-        found = self._pulses.get(target)
+    def liveness(self, target: str) -> Liveness:
+        found = self._liveness.get(target)
         if found is None:
-            found = self._pulses[target] = Pulse(target, self._open_channel, self._leave)
+            found = self._liveness[target] = Liveness(target, self._open_channel, self._leave)
         return found
 
     def _open_channel(self, target: str, options: Options) -> aio.Channel:
@@ -161,13 +180,13 @@ class Connection:
         try it until its own keepalive gives up."""
         channel = self._channels.pop(target, None)
         if channel is not None:
-            # Calls that were not given up (nobody watched them) end by that keepalive, with a status.
+            # Calls that were not given up (no one watches them) end by that keepalive, with a status.
             task = asyncio.create_task(channel.close(LEAVE_S))
             self._left[task] = channel
             task.add_done_callback(self._left.pop)
 
     def is_silent(self, target: str) -> bool:
-        return target in self._pulses and self._pulses[target].is_silent
+        return target in self._liveness and self._liveness[target].is_silent
 
     async def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with every call. A token that is a callable is asked each time, since tokens expire."""
@@ -188,13 +207,13 @@ class Connection:
         service: Callable[[aio.Channel], Any] = rpc.StreamsStub,
     ) -> Any:
         """One unary call, one attempt."""
-        loop, pulse, metadata = asyncio.get_running_loop(), self.pulse(target), await self.metadata()
+        loop, liveness, metadata = asyncio.get_running_loop(), self.liveness(target), await self.metadata()
         began = loop.time()
         changes = method in CHANGES or getattr(request, "create", False)
         call = getattr(self.stub(target, service), method)(
             request, timeout=max(timeout, 0.001), metadata=metadata
         )
-        with pulse.watch(call, lambda: True) as waiting:
+        with liveness.watch(call, lambda: True) as waiting:
             try:
                 response = await call
             except aio.AioRpcError as error:
@@ -204,7 +223,7 @@ class Connection:
                     raise
                 unheard = silent(target)
                 raise (Unanswered(str(unheard)) if changes else unheard) from None
-        pulse.answered(loop.time() - began)
+        liveness.answered(loop.time() - began)
         return response
 
     async def ask(
@@ -259,7 +278,7 @@ class Connection:
     ) -> tuple[Any, str]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        backoff = Backoff()
+        backoff = ReconnectBackoff()
         failure = Unavailable(f"no broker was asked within {timeout} s")
         while True:
             for _ in range(len(self._known)):
@@ -279,7 +298,7 @@ class Connection:
                         error = Unanswered(f"{error}; an earlier attempt may have happened", error.code)
                     failure = error
                     if self._known[self._turn] == target:
-                        # Else somebody who failed with it as well has passed it: past both would be past one
+                        # Else another call that failed with it has passed it: past both would be past one
                         # that was not asked, and of two addresses back to this one.
                         self._turn = (self._turn + 1) % len(self._known)
             delay = backoff.delay()
@@ -301,3 +320,163 @@ def _check_not_forked() -> None:
             "this process was forked from one that had used a client, and gRPC does not survive that: "
             "fork before the first use, or start processes by spawning them"
         )
+
+
+# -- streams -----------------------------------------------------------------
+
+
+class ClientStream:
+    """One gRPC stream of a producer, consumer or reader. Errors are the client's types; an end without an
+    error is Unavailable, for none of Sava's streams ends by itself while the client wants it."""
+
+    def __init__(self, call: Any, target: str, waiting: WatchedCall) -> None:
+        """``waiting``: how its broker is watched."""
+        self._call = call
+        self._target = target
+        self._waiting = waiting
+        # Not call.read(): it drops what has arrived once the status is there.
+        self._responses = aiter(call)
+
+    async def write(self, request: Any) -> None:
+        await self._written(self._call.write(request))
+
+    async def _written(self, writing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await writing
+        except aio.AioRpcError as error:
+            raise error_of(error, self._target) from None
+        except asyncio.InvalidStateError:
+            raise self._ended() from None
+        except asyncio.CancelledError:
+            if not self._waiting.was_given_up():
+                raise
+            raise silent(self._target) from None
+
+    async def receive(self) -> Any:
+        try:
+            response = await anext(self._responses)
+        except aio.AioRpcError as error:
+            raise error_of(error, self._target) from None
+        except StopAsyncIteration:
+            raise self._ended() from None
+        except asyncio.CancelledError:
+            if not self._waiting.was_given_up():
+                raise
+            raise silent(self._target) from None
+        self._waiting.liveness.heard()
+        return response
+
+    def _ended(self) -> Unavailable:
+        if self._waiting.is_given_up:
+            return silent(self._target)
+        return Unavailable(f"broker {self._target} has ended the stream")
+
+    async def open(self, request: Any) -> Any:
+        """The answer to the request that opens a stream. Both have one deadline: a request waits for a
+        connection, and a broker that stands still accepts connections."""
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await self._written(first_write(self._call, request))
+                response = await self.receive()
+        except TimeoutError:
+            raise Unavailable(f"broker {self._target} did not answer within {OPEN_TIMEOUT_S} s") from None
+        self._waiting.liveness.answered(asyncio.get_running_loop().time() - began)
+        return response
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class Route:
+    """Where the streams of one topic or partition go: to the broker that serves it, and after a failure
+    wherever a new look-up says."""
+
+    def __init__(self, connection: Connection, topic: str, address: str) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._next = address
+        self._last = ""
+
+    async def find(self) -> str:
+        target = self._next
+        if not target or self._connection.is_silent(target):
+            target = await self._connection.locate(self._topic, but_not=self._last, timeout=OPEN_TIMEOUT_S)
+        self._next, self._last = "", target
+        return target
+
+    def stay(self, target: str) -> None:
+        """The target is good: go there again without a look-up."""
+        self._next = target
+
+
+@asynccontextmanager
+async def open_stream(
+    connection: Connection,
+    method: str,
+    target: str,
+    *request: Any,
+    owes: Callable[[], bool] = lambda: True,
+    service: Callable[[aio.Channel], Any] = rpc.StreamsStub,
+    timeout: float | None = None,
+) -> AsyncIterator[ClientStream]:
+    """``owes``: whether the broker owes this stream an answer now; it ends if a broker that does is
+    silent. ``timeout``: when it ends in any case."""
+    metadata = await connection.metadata()
+    call = getattr(connection.stub(target, service), method)(*request, timeout=timeout, metadata=metadata)
+    try:
+        with connection.liveness(target).watch(call, owes) as waiting:
+            yield ClientStream(call, target, waiting)
+    finally:
+        call.cancel()
+
+
+async def both(reading: Coroutine[Any, Any, None], writing: Coroutine[Any, Any, None]) -> None:
+    """The two directions of a stream, until one fails. Raises its error; that of the reading side, which has
+    the broker's status, if there are two."""
+    read, write = asyncio.create_task(reading), asyncio.create_task(writing)
+    try:
+        await asyncio.wait((read, write), return_when=asyncio.FIRST_COMPLETED)
+        if not read.done():
+            await asyncio.wait((read,), timeout=STATUS_S)
+    finally:
+        await cancelled(read, write)
+    for task in (read, write):
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+    raise Unavailable("the stream was given up")
+
+
+# -- partitions --------------------------------------------------------------
+
+
+async def create_partitions(
+    connection: Connection, topic: str, count: int, delivery: pb.Delivery.ValueType
+) -> pb.LookUpResponse:
+    """The topic with at least ``count`` partitions. Asking for a partition is what creates it."""
+    try:
+        found = await connection.look_up(topic)
+    except TopicUnknown:
+        found = pb.LookUpResponse()
+    if found.partition_count >= count:
+        return found
+    for index in range(found.partition_count, count):
+        await connection.look_up(f"{topic}-part-{index}", create=True, delivery=delivery)
+    return await connection.look_up(topic)
+
+
+async def watch_partitions(
+    connection: Connection,
+    topic: str,
+    known: Callable[[], int],
+    grown: Callable[[Sequence[pb.Partition]], Awaitable[None]],
+) -> None:
+    """Report the partitions that come after the ``known`` number of them. Runs until it is cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_UP_EVERY_S)
+        try:
+            found = (await connection.look_up(topic)).partitions
+            if len(found) > known():
+                await grown(found[known() :])
+        except ClientError as error:
+            log.info("client: could not look up the partitions of %s: %s", topic, error)

@@ -1,4 +1,4 @@
-"""Consumer: what an application receives and acks with, over the feeds of all partitions."""
+"""Consumer: what an application receives and acks with, over the streams of all partitions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Literal, Self
 
-from sava.client.acks import coalesced
-from sava.client.batch import Batch, Range
-from sava.client.codec import Codec
-from sava.client.connection import Connection
+from sava.client.connection import Connection, watch_partitions
 from sava.client.errors import ClientError, Closed, OutcomeUnknown, Refused
-from sava.client.feed import Feed, FeedHooks, FeedOptions
-from sava.client.partitions import watch_partitions
-from sava.client.position import Start, position_of
+from sava.client.messages import Batch, Codec, Range, Start, position_of
+from sava.client.subscribe_stream import ConsumerStreamOptions, SubscribeHooks, SubscribeStream, coalesced
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import Message
@@ -52,8 +48,8 @@ class ConsumerOptions:
             raise Refused("receive_queue is 1 to 1000000 messages")
         position_of(self.start)
 
-    def feed_options(self, queue: int) -> FeedOptions:
-        return FeedOptions(
+    def subscribe_options(self, queue: int) -> ConsumerStreamOptions:
+        return ConsumerStreamOptions(
             subscription=self.subscription,
             consumer=self.name,
             type=_TYPES[self.type],
@@ -65,8 +61,8 @@ class ConsumerOptions:
 
 CLOSE_S: Final = 5.0
 """For acks to be stored when a consumer is closed. A cluster that has lost its majority stores none for as
-long as that is so, and whoever leaves, perhaps because of that, is not to wait for it: acks that are not
-stored cost a delivery, and ``flush`` is for those who want to know."""
+long as that is so, and a consumer that leaves, perhaps because of that, does not wait for it: acks that are
+not stored cost a delivery, and ``flush`` is for applications that want to know."""
 
 
 class Consumer:
@@ -81,11 +77,11 @@ class Consumer:
         self.name = options.name
         self._connection = connection
         self._options = options
-        self._feeds: dict[str, Feed] = {}
-        self._queue: deque[tuple[Feed, Batch]] = deque()
+        self._streams: dict[str, SubscribeStream] = {}
+        self._queue: deque[tuple[SubscribeStream, Batch]] = deque()
         self._arrived = asyncio.Event()
         self._messages: Iterator[Message] = iter(())
-        self._source: Feed | None = None
+        self._source: SubscribeStream | None = None
         """Where the messages being iterated came from."""
         self._error: SavaError | None = Closed(f"the consumer of {topic} is not open")
         self._watch: asyncio.Task[None] | None = None
@@ -98,7 +94,7 @@ class Consumer:
     @property
     def partitions(self) -> Collection[str]:
         """The topics that messages come from: the topic itself, or its partitions."""
-        return self._feeds.keys()
+        return self._streams.keys()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -114,13 +110,13 @@ class Consumer:
         found = await self._connection.look_up(self.topic)
         self._error = None
         try:
-            await self._add_feeds(found.partitions, self._options.start)
+            await self._add_streams(found.partitions, self._options.start)
         except BaseException:
             await self.close(timeout=0)
             raise
         if found.partition_count:
             self._watch = spawn(
-                watch_partitions(self._connection, self.topic, lambda: len(self._feeds), self._add_new),
+                watch_partitions(self._connection, self.topic, lambda: len(self._streams), self._add_new),
                 name=f"sava partitions of {self.topic}",
             )
 
@@ -132,11 +128,11 @@ class Consumer:
         await cancelled(self._watch)
         try:
             async with asyncio.timeout(CLOSE_S if timeout is None else timeout):
-                await asyncio.gather(*(feed.flush() for feed in self._feeds.values()))
+                await asyncio.gather(*(stream.flush() for stream in self._streams.values()))
         except (TimeoutError, SavaError):
             pass  # what is not stored is delivered again
         finally:
-            await asyncio.gather(*(feed.close() for feed in self._feeds.values()))
+            await asyncio.gather(*(stream.close() for stream in self._streams.values()))
             self._queue.clear()
             self._messages = iter(())
             self._arrived.set()
@@ -145,23 +141,23 @@ class Consumer:
         """Partitions that came into being while the consumer ran: their first messages are new to it, even if
         it began with "latest"."""
         start = self._options.start
-        await self._add_feeds(partitions, start if isinstance(start, datetime) else "earliest")
+        await self._add_streams(partitions, start if isinstance(start, datetime) else "earliest")
 
-    async def _add_feeds(self, partitions: Sequence[pb.Partition], start: Start) -> None:
-        share = max(self._options.receive_queue // (len(self._feeds) + len(partitions)), 1)
-        options = self._options.feed_options(share)
-        hooks = FeedHooks(self._deliver, self._drop, self._end)
-        feeds = {
-            partition.topic: Feed(self._connection, partition, position_of(start), options, hooks)
+    async def _add_streams(self, partitions: Sequence[pb.Partition], start: Start) -> None:
+        share = max(self._options.receive_queue // (len(self._streams) + len(partitions)), 1)
+        options = self._options.subscribe_options(share)
+        hooks = SubscribeHooks(self._deliver, self._drop, self._end)
+        streams = {
+            partition.topic: SubscribeStream(self._connection, partition, position_of(start), options, hooks)
             for partition in partitions
         }
-        self._feeds.update(feeds)
+        self._streams.update(streams)
         try:
-            await asyncio.gather(*(feed.opened(self._connection.timeout) for feed in feeds.values()))
+            await asyncio.gather(*(stream.opened(self._connection.timeout) for stream in streams.values()))
         except BaseException:
-            for topic, feed in feeds.items():
-                await feed.close()
-                del self._feeds[topic]
+            for topic, stream in streams.items():
+                await stream.close()
+                del self._streams[topic]
             raise
 
     # -- receiving -----------------------------------------------------------------
@@ -193,30 +189,30 @@ class Consumer:
             return None
         return batch
 
-    async def _next(self, max_messages: int | None = None) -> tuple[Feed, Batch]:
+    async def _next(self, max_messages: int | None = None) -> tuple[SubscribeStream, Batch]:
         while not self._queue:
             if self._error is not None:
                 raise self._error.again() if isinstance(self._error, ClientError) else self._error
             self._arrived.clear()
             await self._arrived.wait()
-        feed, batch = self._queue.popleft()
+        stream, batch = self._queue.popleft()
         if max_messages is not None and len(batch) > max_messages > 0:
             batch, rest = batch.split(max_messages)
-            self._queue.appendleft((feed, rest))
-        feed.consumed(len(batch))
-        return feed, batch
+            self._queue.appendleft((stream, rest))
+        stream.consumed(len(batch))
+        return stream, batch
 
-    def _deliver(self, feed: Feed, batch: Batch) -> None:
-        self._queue.append((feed, batch))
+    def _deliver(self, stream: SubscribeStream, batch: Batch) -> None:
+        self._queue.append((stream, batch))
         self._arrived.set()
 
-    def _drop(self, feed: Feed) -> None:
-        self._queue = deque((source, batch) for source, batch in self._queue if source is not feed)
-        if self._source is feed:
+    def _drop(self, stream: SubscribeStream) -> None:
+        self._queue = deque((source, batch) for source, batch in self._queue if source is not stream)
+        if self._source is stream:
             self._messages = iter(())
 
     def _end(self, error: SavaError) -> None:
-        """One partition cannot go on, so the consumer does not: what it leaves out would go unnoticed."""
+        """One partition has failed, so the consumer ends: messages left out would go unnoticed."""
         if self._error is None:
             self._error = error
         self._arrived.set()
@@ -225,20 +221,20 @@ class Consumer:
 
     async def ack(self, message: Message | Batch) -> None:
         """A message, or all of a batch, is done with. It is sent in the background, see ``flush``."""
-        feed = self._feeds.get(message.topic or "")
-        if feed is None:
+        stream = self._streams.get(message.topic or "")
+        if stream is None:
             raise Refused(f"a message of {message.topic}: this consumer reads {self.topic}")
         if isinstance(message, Batch):
-            feed.ack_ranges(message.ranges)
+            stream.ack_ranges(message.ranges)
         else:
-            feed.ack(_offset(message))
+            stream.ack(_offset(message))
 
     async def ack_many(self, messages: Iterable[Message] | Batch) -> None:
         if isinstance(messages, Batch):
             await self.ack(messages)
             return
         for topic, ranges in _ranges_by_topic(messages).items():
-            self._feed(topic).ack_ranges(ranges)
+            self._stream(topic).ack_ranges(ranges)
 
     async def nack(
         self, message: Message | Batch | Iterable[Message], *, delay_ms: int = 0, reason: str = ""
@@ -249,7 +245,7 @@ class Consumer:
         else:
             by_topic = _ranges_by_topic((message,) if isinstance(message, Message) else message)
         for topic, ranges in by_topic.items():
-            self._feed(topic).nack(ranges, delay_ms, reason)
+            self._stream(topic).nack(ranges, delay_ms, reason)
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns when all acks so far are stored. Raises OutcomeUnknown if no broker confirms that in
@@ -257,15 +253,15 @@ class Consumer:
         seconds = self._connection.timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(seconds):
-                await asyncio.gather(*(feed.flush() for feed in self._feeds.values()))
+                await asyncio.gather(*(stream.flush() for stream in self._streams.values()))
         except TimeoutError:
             raise OutcomeUnknown(
                 f"the acks were not confirmed within {seconds} s; they may be stored, now or later"
             ) from None
 
-    def _feed(self, topic: str) -> Feed:
+    def _stream(self, topic: str) -> SubscribeStream:
         try:
-            return self._feeds[topic]
+            return self._streams[topic]
         except KeyError:
             raise Refused(f"a message of {topic}: this consumer reads {self.topic}") from None
 

@@ -78,7 +78,7 @@ class Unavailable(ClientError, RetryableError):
 
 
 class NotReached(Unavailable):
-    """No connection came about, and nothing is known but gRPC's words for it."""
+    """Could not connect to any broker; only gRPC's words say why."""
 
 
 class Unanswered(Unavailable):
@@ -113,7 +113,7 @@ _BY_CODE: Final[dict[str, type[ClientError]]] = {
     "producer_fenced": ProducerFenced,
     "consumer_replaced": ConsumerReplaced,
     "duplicate_forgotten": DuplicateForgotten,
-    # What follows says that the stream must be opened anew, possibly elsewhere; opening it tells the rest.
+    # What follows says that the stream must be opened again, possibly elsewhere; opening it tells the rest.
     "sequence_gap": Unavailable,
     "outcome_unknown": Unavailable,
     "fenced": Unavailable,

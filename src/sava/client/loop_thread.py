@@ -36,7 +36,7 @@ class LoopThread:
             raise
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """It goes on while the caller does something else."""
+        """It continues while the caller does something else."""
         try:
             self._check_alive()
         except Closed:
@@ -45,7 +45,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
-        """Work that nobody waits for. It runs before whatever is asked of the loop later."""
+        """Work without a caller that waits. It runs before what the loop is asked to do later."""
         self._check_alive()
         self._loop.call_soon_threadsafe(lambda: spawn(work(), name=name))
 
@@ -54,7 +54,7 @@ class LoopThread:
             raise Closed("the client is closed, or the process was forked")
 
     def close(self) -> None:
-        """What is still running is cancelled; whoever waits for it gets Closed."""
+        """What is still running is cancelled; callers that wait for it get Closed."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.create_task, self._end())
             self._thread.join()
@@ -68,9 +68,9 @@ class LoopThread:
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """As asyncio does, but for what gRPC finds too late. gRPC has one queue of events for all loops of a
     process, and whichever loop takes one off hands it to the loop that asked. A stream that was cancelled as
-    its client closed ends a moment later; on a busy machine that loop may be gone by then. Nobody waits for
-    such an event, and other events are not touched: a program would see a stack trace for nothing. gRPC gives
-    it no type of its own."""
+    its client closed ends a moment later; on a busy machine that loop may be gone by then. No caller waits
+    for such an event, and other events are not touched: a program would see a stack trace for nothing. gRPC
+    gives it no type of its own."""
     is_late = isinstance(context.get("exception"), RuntimeError)
     if is_late and "PollerCompletionQueue" in context["message"]:
         return

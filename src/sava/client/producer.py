@@ -1,5 +1,5 @@
 """Producer: what an application sends with. It checks messages, chooses their partition, waits for room, and
-leaves the rest to the lanes."""
+leaves the rest to the streams."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sava.client.codec import Codec, schema_of
-from sava.client.columns import Columns, attributes_size, key_size, payload_of
-from sava.client.connection import Connection
+from sava.client.connection import Connection, create_partitions, watch_partitions
 from sava.client.errors import ClientError, Closed, Refused
-from sava.client.lane import Lane, LaneOptions
-from sava.client.partitions import create_partitions, watch_partitions
-from sava.client.pending import MESSAGE_OVERHEAD, Stamp
-from sava.client.position import microseconds
-from sava.client.room import Room
-from sava.client.routing import partition_of
+from sava.client.messages import Codec, microseconds, schema_of
+from sava.client.outgoing import (
+    MESSAGE_OVERHEAD,
+    Columns,
+    PendingLimit,
+    Stamp,
+    attributes_size,
+    key_size,
+    payload_of,
+)
+from sava.client.publish_stream import PublishOptions, PublishStream
 from sava.proto import streams_pb2 as pb
-from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
-from sava.records import Codec as Compression
+from sava.records import MAX_BATCH_BYTES, MAX_COUNT, Compression, RecordBatch
 from sava.tasks import cancelled, spawn
 
 _COMPRESSION: Final = {None: Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
+_FNV_BASIS: Final = 0xCBF29CE484222325
+_FNV_PRIME: Final = 0x100000001B3
+_FNV_MASK: Final = (1 << 64) - 1
 _DELIVERY: Final = {None: pb.ANY, True: pb.RELIABLE, False: pb.NON_RELIABLE}
 
 
@@ -71,9 +77,9 @@ class ProducerOptions:
     def delivery(self) -> pb.Delivery.ValueType:
         return _DELIVERY[self.reliable]
 
-    def lane_options(self) -> LaneOptions:
+    def stream_options(self) -> PublishOptions:
         schema_id, schema_version = schema_of(self.codec)
-        return LaneOptions(
+        return PublishOptions(
             stamp=Stamp(self.name, _COMPRESSION[self.compression], schema_id, schema_version),
             delivery=self.delivery,
             access_mode=pb.EXCLUSIVE if self.exclusive else pb.SHARED,
@@ -94,10 +100,10 @@ class Producer:
         self.name = options.name
         self._connection = connection
         self._options = options
-        self._lane_options = options.lane_options()
+        self._stream_options = options.stream_options()
         self._codec = options.codec
-        self._room = Room(options.max_pending)
-        self._lanes: list[Lane] = []
+        self._pending = PendingLimit(options.max_pending)
+        self._streams: list[PublishStream] = []
         self._turn = 0
         self._error: ClientError | None = Closed(f"the producer of {topic} is not open")
         self._watch: asyncio.Task[None] | None = None
@@ -110,8 +116,8 @@ class Producer:
     @property
     def degraded(self) -> int:
         """How many of its messages were acknowledged on fewer disks than they should be on, because a broker
-        was alone and its cluster lets it go on (``journal.degraded: allow``)."""
-        return sum(lane.degraded for lane in self._lanes)
+        was alone and its cluster lets it continue (``journal.degraded: allow``)."""
+        return sum(stream.degraded for stream in self._streams)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -131,20 +137,20 @@ class Producer:
         else:
             found = await connection.look_up(self.topic, create=True, delivery=options.delivery)
         try:
-            await self._add_lanes(found.partitions)
+            await self._add_streams(found.partitions)
         except BaseException:
             await self.close(timeout=0)
             raise
         self._error = None
         if found.partition_count:
             self._watch = spawn(
-                watch_partitions(connection, self.topic, lambda: len(self._lanes), self._add_lanes),
+                watch_partitions(connection, self.topic, lambda: len(self._streams), self._add_streams),
                 name=f"sava partitions of {self.topic}",
             )
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Send what is there and wait for its receipts, at most ``timeout`` seconds (by default as long as a
-        message may take); then end. Whatever has no receipt by then fails for those who wait for it."""
+        message may take); then end. What has no receipt by then fails for those who wait for it."""
         self._is_closed = True
         self._error = closed = Closed(f"the producer of {self.topic} is closed")
         await cancelled(self._watch)
@@ -154,35 +160,35 @@ class Producer:
         except TimeoutError:
             pass  # those who wait for their messages learn it
         finally:
-            self._room.fail(closed)
-            await asyncio.gather(*(lane.close() for lane in self._lanes))
+            self._pending.fail(closed)
+            await asyncio.gather(*(stream.close() for stream in self._streams))
 
-    async def _add_lanes(self, partitions: Sequence[pb.Partition]) -> None:
-        """Messages go to the new lanes once all of them are open. The first partition is opened before the
+    async def _add_streams(self, partitions: Sequence[pb.Partition]) -> None:
+        """Messages go to the new streams once all of them are open. The first partition is opened before the
         others: it decides which of two producers of one name is the later one, and they follow it."""
-        lanes: list[Lane] = []
+        streams: list[PublishStream] = []
         try:
-            if not self._lanes:
-                lanes.append(self._lane(partitions[0]))
-                await lanes[0].opened(self._connection.timeout)
+            if not self._streams:
+                streams.append(self._stream(partitions[0]))
+                await streams[0].opened(self._connection.timeout)
                 partitions = partitions[1:]
-            first = (self._lanes or lanes)[0]
+            first = (self._streams or streams)[0]
             if first.error is not None:
                 raise first.error.again()
-            lanes += [self._lane(partition, first.producer_epoch) for partition in partitions]
-            await asyncio.gather(*(lane.opened(self._connection.timeout) for lane in lanes))
+            streams += [self._stream(partition, first.producer_epoch) for partition in partitions]
+            await asyncio.gather(*(stream.opened(self._connection.timeout) for stream in streams))
         except BaseException:
-            await asyncio.gather(*(lane.close() for lane in lanes))
+            await asyncio.gather(*(stream.close() for stream in streams))
             raise
-        self._lanes.extend(lanes)
+        self._streams.extend(streams)
 
-    def _lane(self, partition: pb.Partition, producer_epoch: int = 0) -> Lane:
-        return Lane(
+    def _stream(self, partition: pb.Partition, producer_epoch: int = 0) -> PublishStream:
+        return PublishStream(
             self._connection,
             partition.topic,
             partition.address,
-            self._lane_options,
-            self._room,
+            self._stream_options,
+            self._pending,
             producer_epoch=producer_epoch,
         )
 
@@ -216,14 +222,14 @@ class Producer:
             publish_time = microseconds(publish_time)
         if self._error is not None:
             raise self._error.again()
-        if not self._room.take(1, size):
+        if not self._pending.take(1, size):
             return asyncio.ensure_future(self._send_later(payload, key, attributes, publish_time, size))
-        lanes = self._lanes
-        lane = lanes[0] if len(lanes) == 1 else self._choose(key)
-        if lane.error is None and len(payload) <= lane.largest:
-            return lane.append(payload, key, attributes, publish_time, size)
-        self._room.give_back(1, size)
-        raise lane.refusal(len(payload))
+        streams = self._streams
+        stream = streams[0] if len(streams) == 1 else self._choose(key)
+        if stream.error is None and len(payload) <= stream.largest:
+            return stream.append(payload, key, attributes, publish_time, size)
+        self._pending.give_back(1, size)
+        raise stream.refusal(len(payload))
 
     async def _send_later(
         self,
@@ -234,9 +240,9 @@ class Producer:
         size: int,
     ) -> int:
         """When there is room."""
-        await self._room.wait(1, size, self._options.timeout)
-        lane = self._take_lane(self._choose(key) if self._error is None else None, len(payload), 1, size)
-        return await lane.append(payload, key, attributes, publish_time, size)
+        await self._pending.wait(1, size, self._options.timeout)
+        stream = self._take_stream(self._choose(key) if self._error is None else None, len(payload), 1, size)
+        return await stream.append(payload, key, attributes, publish_time, size)
 
     async def send_many(
         self,
@@ -254,18 +260,18 @@ class Producer:
         columns = Columns.of(payloads, keys, attributes, self._codec)
         time = microseconds(publish_time) if isinstance(publish_time, datetime) else publish_time
         chunks = [
-            (lane, chunk)
-            for lane, group in self._groups(columns)
-            for chunk in group.chunks(self._lane_options.max_messages, self._lane_options.max_bytes)
+            (stream, chunk)
+            for stream, group in self._groups(columns)
+            for chunk in group.chunks(self._stream_options.max_messages, self._stream_options.max_bytes)
         ]
-        parts: list[tuple[Lane, int, asyncio.Future[int]]] = []
+        parts: list[tuple[PublishStream, int, asyncio.Future[int]]] = []
         try:
-            for lane, chunk in chunks:
-                part = await self._send_chunk(lane, chunk, time)
+            for stream, chunk in chunks:
+                part = await self._send_chunk(stream, chunk, time)
                 parts.append(part)
         except BaseException:
             for _, _, future in parts:
-                future.cancel()  # the messages go their way, and nobody asks what became of them
+                future.cancel()  # the messages are still sent, and no caller waits for them
             raise
         results = await asyncio.gather(*(future for _, _, future in parts), return_exceptions=True)
         sent = []
@@ -280,12 +286,12 @@ class Producer:
         For a topic, or partition, that has no partitions itself. Waits for room; the future has the offset of
         the first message when all are durable."""
         self._check()
-        if len(self._lanes) > 1:
+        if len(self._streams) > 1:
             raise Refused(f"{self.topic} is partitioned: a batch goes to one of its partitions")
         count, size = len(records), records.header.length
-        if not self._room.take(count, size):
-            await self._room.wait(count, size, self._options.timeout)
-        return self._take_lane(self._lanes[0], 0, count, size).put(records)
+        if not self._pending.take(count, size):
+            await self._pending.wait(count, size, self._options.timeout)
+        return self._take_stream(self._streams[0], 0, count, size).put(records)
 
     async def flush(self) -> None:
         """Send what is there without lingering, and return when the outcome of all of it is known. Errors go
@@ -294,21 +300,21 @@ class Producer:
         await self._flush()
 
     async def _flush(self) -> None:
-        await asyncio.gather(*(lane.flush() for lane in self._lanes))
+        await asyncio.gather(*(stream.flush() for stream in self._streams))
 
     async def _send_chunk(
-        self, lane: Lane | None, chunk: Columns, publish_time: int | None
-    ) -> tuple[Lane, int, asyncio.Future[int]]:
+        self, stream: PublishStream | None, chunk: Columns, publish_time: int | None
+    ) -> tuple[PublishStream, int, asyncio.Future[int]]:
         count = len(chunk.payloads)
         size = chunk.size + count * MESSAGE_OVERHEAD
-        if not self._room.take(count, size):
+        if not self._pending.take(count, size):
             self._check()
-            await self._room.wait(count, size, self._options.timeout)
-        if lane is None and self._error is None:
-            lane = self._choose(None)
-        lane = self._take_lane(lane, chunk.largest, count, size)
-        future = lane.extend(chunk.payloads, chunk.keys, chunk.attributes, publish_time, size)
-        return lane, count, future
+            await self._pending.wait(count, size, self._options.timeout)
+        if stream is None and self._error is None:
+            stream = self._choose(None)
+        stream = self._take_stream(stream, chunk.largest, count, size)
+        future = stream.extend(chunk.payloads, chunk.keys, chunk.attributes, publish_time, size)
+        return stream, count, future
 
     # -- routing -----------------------------------------------------------------
 
@@ -316,41 +322,58 @@ class Producer:
         if self._error is not None:
             raise self._error.again()
 
-    def _choose(self, key: str | None) -> Lane:
+    def _choose(self, key: str | None) -> PublishStream:
         """A key has its partition. Messages without one fill a batch of one partition, then one of the next:
         full batches are worth more than an even spread within milliseconds. A partition that takes none at
         present is passed over: the open batch there would gather a thousand messages that any other could
         have."""
-        lanes = self._lanes
-        if len(lanes) == 1:
-            return lanes[0]
+        streams = self._streams
+        if len(streams) == 1:
+            return streams[0]
         if key is not None:
-            return lanes[partition_of(key, len(lanes))]
-        lane = lanes[self._turn]
-        if lane.open_batch is None or lane.is_stuck:
-            turns = [(self._turn + step) % len(lanes) for step in range(1, len(lanes) + 1)]
-            self._turn = next((turn for turn in turns if not lanes[turn].is_stuck), turns[0])
-        return lanes[self._turn]
+            return streams[partition_of(key, len(streams))]
+        stream = streams[self._turn]
+        if stream.open_batch is None or stream.is_stuck:
+            turns = [(self._turn + step) % len(streams) for step in range(1, len(streams) + 1)]
+            self._turn = next((turn for turn in turns if not streams[turn].is_stuck), turns[0])
+        return streams[self._turn]
 
-    def _take_lane(self, lane: Lane | None, largest: int, count: int, size: int) -> Lane:
-        """The lane, if it takes messages that have their room; else the room is given back."""
-        if lane is not None and self._error is None and lane.error is None and largest <= lane.largest:
-            return lane
-        self._room.give_back(count, size)
+    def _take_stream(
+        self, stream: PublishStream | None, largest: int, count: int, size: int
+    ) -> PublishStream:
+        """The stream, if it takes messages that have their room; else the room is given back."""
+        if stream is not None and self._error is None and stream.error is None and largest <= stream.largest:
+            return stream
+        self._pending.give_back(count, size)
         self._check()
-        assert lane is not None
-        raise lane.refusal(largest)
+        assert stream is not None
+        raise stream.refusal(largest)
 
-    def _groups(self, columns: Columns) -> list[tuple[Lane | None, Columns]]:
-        """Messages by lane; None for those that may go to any."""
+    def _groups(self, columns: Columns) -> list[tuple[PublishStream | None, Columns]]:
+        """Messages by stream; None for those that may go to any."""
         self._check()
-        if columns.keys is None or len(self._lanes) == 1:
+        if columns.keys is None or len(self._streams) == 1:
             return [(None, columns)]
         rows: dict[int | None, list[int]] = {}
         for row, key in enumerate(columns.keys):
-            index = None if key is None else partition_of(key, len(self._lanes))
+            index = None if key is None else partition_of(key, len(self._streams))
             rows.setdefault(index, []).append(row)
         return [
-            (None if index is None else self._lanes[index], columns.select(chosen))
+            (None if index is None else self._streams[index], columns.select(chosen))
             for index, chosen in rows.items()
         ]
+
+
+@lru_cache(maxsize=1 << 16)
+def fnv1a(key: str) -> int:
+    """FNV-1a, 64 bits, of the key's UTF-8. A byte costs about 0.1 µs here, and keys repeat: hence the
+    memory."""
+    value = _FNV_BASIS
+    for byte in key.encode():
+        value = ((value ^ byte) * _FNV_PRIME) & _FNV_MASK
+    return value
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """Which partition a key belongs to: the same one as for Danube's clients."""
+    return fnv1a(key) % partitions

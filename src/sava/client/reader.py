@@ -1,9 +1,8 @@
 """Reader: the messages of a topic from a position on, without a subscription: nothing is acked or remembered.
 
-Each partition has a track: a task that keeps a stream open and knows the next offset, so that after a break
-it goes on where it was, without a gap and without a repetition. All tracks put what they read into one
-bounded queue.
-"""
+Each partition has a task that keeps a stream open and knows the next offset, so that after a break it
+continues where it was, without a gap and without a repetition. All of them put what they read into one
+bounded queue."""
 
 from __future__ import annotations
 
@@ -15,14 +14,17 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
-from sava.client.backoff import Backoff
-from sava.client.batch import Batch
-from sava.client.codec import Codec
-from sava.client.connection import OPEN_TIMEOUT_S, Connection
+from sava.client.backoff import ReconnectBackoff
+from sava.client.connection import OPEN_TIMEOUT_S, Connection, Route, open_stream, watch_partitions
 from sava.client.errors import ClientError, Closed, Refused, Unavailable
-from sava.client.partitions import watch_partitions
-from sava.client.position import End, Start, microseconds, position_of
-from sava.client.stream import Route, open_stream
+from sava.client.messages import (
+    Batch,
+    Codec,
+    End,
+    Start,
+    microseconds,
+    position_of,
+)
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import Message, RecordBatch
@@ -62,7 +64,7 @@ class Reader:
         self._queue: asyncio.Queue[list[Batch]] = asyncio.Queue(QUEUED_RESPONSES)
         self._batches: Iterator[Batch] = iter(())
         self._messages: Iterator[Message] = iter(())
-        self._tracks: list[asyncio.Task[None]] = []
+        self._streams: list[asyncio.Task[None]] = []
         self._running = 0
         self._error: SavaError | None = Closed(f"the reader of {topic} is not open")
         self._watch: asyncio.Task[None] | None = None
@@ -85,21 +87,21 @@ class Reader:
         """Find the partitions and where to begin. Raises TopicUnknown, Refused, Unavailable."""
         options = self._options
         found = await self._connection.look_up(self.topic)
-        tracks = [_Track(self._connection, partition, options) for partition in found.partitions]
-        await asyncio.gather(*(track.resolve(options.start, options.end) for track in tracks))
+        streams = [_ReadStream(self._connection, partition, options) for partition in found.partitions]
+        await asyncio.gather(*(stream.resolve(options.start, options.end) for stream in streams))
         self._error = None
-        for track in tracks:
-            self._begin(track)
+        for stream in streams:
+            self._begin(stream)
         if found.partition_count and options.end is None:
             self._watch = spawn(
-                watch_partitions(self._connection, self.topic, lambda: len(self._tracks), self._add_new),
+                watch_partitions(self._connection, self.topic, lambda: len(self._streams), self._add_new),
                 name=f"sava partitions of {self.topic}",
             )
 
     async def close(self) -> None:
         self._is_closed = True
         self._error = Closed(f"the reader of {self.topic} is closed")
-        await cancelled(self._watch, *self._tracks)
+        await cancelled(self._watch, *self._streams)
         self._batches, self._messages = iter(()), iter(())
         while not self._queue.empty():
             self._queue.get_nowait()
@@ -108,15 +110,15 @@ class Reader:
     async def _add_new(self, partitions: Sequence[pb.Partition]) -> None:
         start = self._options.start
         for partition in partitions:
-            track = _Track(self._connection, partition, self._options)
-            await track.resolve(start if isinstance(start, datetime) else "earliest", None)
-            self._begin(track)
+            stream = _ReadStream(self._connection, partition, self._options)
+            await stream.resolve(start if isinstance(start, datetime) else "earliest", None)
+            self._begin(stream)
 
-    def _begin(self, track: _Track) -> None:
+    def _begin(self, stream: _ReadStream) -> None:
         self._running += 1
-        task = asyncio.create_task(track.run(self._queue), name=f"sava reader of {track.topic}")
+        task = asyncio.create_task(stream.run(self._queue), name=f"sava reader of {stream.topic}")
         task.add_done_callback(self._ended)
-        self._tracks.append(task)
+        self._streams.append(task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running -= 1
@@ -126,7 +128,7 @@ class Reader:
             self._wake()
 
     def _wake(self) -> None:
-        """Whoever waits for the queue looks again. A full one needs no waking."""
+        """A caller that waits for the queue looks again. A full one needs no waking."""
         if not self._queue.full():
             self._queue.put_nowait([])
 
@@ -161,7 +163,7 @@ class Reader:
 
     async def next_batches(self) -> list[Batch] | None:
         """As they came from the broker, together: about a megabyte, or what there was; None at the end. For
-        whoever pays for each call, such as another thread."""
+        callers that pay for each call, such as another thread."""
         while True:
             if self._queue.empty():
                 if self._is_closed:
@@ -174,16 +176,16 @@ class Reader:
                 return found
 
 
-class _Track:
+class _ReadStream:
     def __init__(self, connection: Connection, partition: pb.Partition, options: ReaderOptions) -> None:
         self.topic = partition.topic
         self._connection = connection
         self._route = Route(connection, partition.topic, partition.address)
         self._options = options
-        self._backoff = Backoff()
+        self._backoff = ReconnectBackoff()
         self._start = pb.Position(earliest=True)
         self._next: int | None = None
-        """The offset to go on with, once it is known."""
+        """The offset to continue with, once it is known."""
         self._end: int | None = None
         self._healthy_at = 0.0
 

@@ -12,17 +12,18 @@ another's   drops what it still has of it                         nothing
 
 Level-triggered: what to do follows from the record as it is and from what is loaded, never from which change
 came last. So a topic is looked at when its record changes, after each job, when this broker is registered
-anew, and every quarter of a minute in any case; whatever was interrupted, at whatever point, is decided anew.
+again, and every quarter of a minute in any case; whatever was interrupted, at whatever point, is decided
+again.
 A job other than taking up (which asks by itself) begins with a linearizable read: a view that is behind must
 not drop what was taken up a moment ago.
 
 Nothing is done while this broker is not registered: others may be taking over.
 
-**Between handing over and sealing.** Once ``hand_over`` has returned, nobody can append under this epoch, and
-the end is known. When the answer to ``seal`` is lost, the record decides: still moving under this epoch, it
-is written again; otherwise it happened, or the controller has taken the move back, and the topic is taken up
-under the next epoch. A broker that dies in between comes back with another incarnation, rolls the move back
-and goes on serving from its journal.
+**Between handing over and sealing.** Once ``hand_over`` has returned, no broker can append under this epoch,
+and the end is known. When the answer to ``seal`` is lost, the record decides: still moving under this epoch,
+it is written again; otherwise it happened, or the controller has taken the move back, and the topic is taken
+up under the next epoch. A broker that dies in between comes back with another incarnation, rolls the move
+back and continues to serve from its journal.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from sava.broker import ownership, specs
-from sava.broker.conditions import unchanged
-from sava.broker.errors import NotOwner, RegistryBusy, TopicUnknown
-from sava.broker.names import TopicName
-from sava.broker.ownership import WrongState
-from sava.broker.specs import OwnershipState, RecordCorrupt, TopicSpec
 from sava.cluster import records
 from sava.cluster.registration import Registrar
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import SavaError
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unfinished
+from sava.metadata.records import RecordCorrupt, unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled, spawn
+from sava.tasks import Backoff, Reconciler, cancelled, spawn
+from sava.topics import ownership, specs
+from sava.topics.errors import NotOwner, RegistryBusy, TopicUnknown
+from sava.topics.names import TopicName
+from sava.topics.ownership import WrongState
+from sava.topics.specs import OwnershipState, TopicSpec
 
 log = logging.getLogger(__name__)
 
 FAILURES: Final = (SavaError, TimeoutError, OSError)
 """Of one topic: logged, and tried again later."""
 OVERTAKEN: Final = (NotOwner, TopicUnknown, WrongState, RegistryBusy)
-"""Somebody has changed the record: what is to be done is decided anew."""
+"""Another broker or a client has changed the record: what is to be done is decided again."""
 PASS_S: Final = 15.0
 CHUNK: Final = 256
 """Topics looked at between two turns of everybody else, in a pass over all of them."""
@@ -108,7 +109,7 @@ class Job(StrEnum):
     LET_GO = "let_go"
 
 
-def decide(entry: Entry, *, broker: int, incarnation: int, epoch: int) -> Job | None:
+def decide(entry: TopicEntry, *, broker: int, incarnation: int, epoch: int) -> Job | None:
     """``epoch``: under which the topic is loaded here; 0: it is not. Of several things to do, the first."""
     record = entry.record
     if record.owner != broker:
@@ -133,13 +134,13 @@ def decide(entry: Entry, *, broker: int, incarnation: int, epoch: int) -> Job | 
 class _Case:
     """A topic that something is being done about, and what must be remembered until it is done."""
 
-    __slots__ = ("failed", "failures", "handed_over", "moving", "pauses", "refused", "task", "woken")
+    __slots__ = ("backoff", "failed", "failures", "handed_over", "moving", "refused", "task", "woken")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.failures = 0
         """In a row, by the topic's own fault: not because the record had changed."""
-        self.pauses = 0
+        self.backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
         self.failed: Job | None = None
         """What is to be tried again after a pause."""
         self.woken = asyncio.Event()
@@ -174,7 +175,8 @@ class Agent:
         self._slots = asyncio.Semaphore(parallel)
         self._slots_for_moves = asyncio.Semaphore(MOVES)
         self._cases: dict[TopicName, _Case] = {}
-        self._pass_due = asyncio.Event()
+        # No failure of a pass is foreseen: it only looks at dictionaries.
+        self._passes = Reconciler("agent", self._pass, period_s=PASS_S, failures=())
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -182,9 +184,8 @@ class Agent:
 
     def start(self, supervisor: Supervisor) -> None:
         self._view.listen(self._changed)
-        self._registrar.listen(self._pass_due.set)
-        self._pass_due.set()
-        self._task = supervisor.essential(self._run(), name="agent")
+        self._registrar.listen(self._passes.wake)
+        self._task = supervisor.essential(self._passes.run(), name="agent")
 
     async def close(self) -> None:
         """What is under way ends where it is; records and journal say where that was."""
@@ -193,20 +194,10 @@ class Agent:
 
     def _changed(self, topics: frozenset[TopicName] | None) -> None:
         if topics is None:
-            self._pass_due.set()
+            self._passes.wake()
         else:
             for name in topics:
                 self._consider(name)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(PASS_S):
-                    await self._pass_due.wait()
-            except TimeoutError:
-                pass
-            self._pass_due.clear()
-            await self._pass()
 
     async def _pass(self) -> None:
         names = self._view.names_of(self._broker) | set(self._topics.loaded)
@@ -228,7 +219,7 @@ class Agent:
             case = self._cases[name] = _Case()
             case.task = spawn(self._tend(name, case), name=f"agent: {name}")
 
-    def _decide(self, name: TopicName, entry: Entry | None) -> Job | None:
+    def _decide(self, name: TopicName, entry: TopicEntry | None) -> Job | None:
         incarnation = self._registrar.incarnation
         if not incarnation:
             return None
@@ -274,9 +265,10 @@ class Agent:
                 await self._try_give_back(name, case, _text(error))
             await self._pause(job, case)
         else:
-            case.failures = case.pauses = 0
+            case.failures = 0
+            case.backoff.reset()
 
-    async def _do(self, job: Job, name: TopicName, entry: Entry | None, case: _Case) -> None:
+    async def _do(self, job: Job, name: TopicName, entry: TopicEntry | None, case: _Case) -> None:
         began = time.monotonic()
         match job:
             case Job.DROP:
@@ -295,11 +287,11 @@ class Agent:
         took = (time.monotonic() - began) * 1000
         log.info("agent: done job=%s topic=%s ms=%.0f", job, name, took)
 
-    def _why_drop(self, entry: Entry | None) -> str:
+    def _why_drop(self, entry: TopicEntry | None) -> str:
         if entry is None:
             return "it does not exist any more"
         owner = entry.record.owner
-        return f"broker {owner} has it now" if owner not in (0, self._broker) else "it is taken up anew"
+        return f"broker {owner} has it now" if owner not in (0, self._broker) else "it is taken up again"
 
     def _note_move(self, name: TopicName, case: _Case) -> None:
         """The time that a hand-over has counts from here, a wait for its turn included."""
@@ -307,7 +299,7 @@ class Agent:
         if record.state is OwnershipState.MOVING and case.moving[0] != record.epoch:
             case.moving = record.epoch, time.monotonic()
 
-    async def _hand_over(self, entry: Entry, case: _Case) -> None:
+    async def _hand_over(self, entry: TopicEntry, case: _Case) -> None:
         name, record = entry.name, entry.record
         if case.handed_over[0] != record.epoch:
             left = case.moving[1] + record.timeout_ms / 1000 - time.monotonic()
@@ -347,8 +339,8 @@ class Agent:
         )
         log.warning("agent: given back topic=%s error=%s", name, error)
 
-    async def _settled_end(self, entry: Entry) -> int | None:
-        """Where another broker would go on; None: somebody's journal may hold what is not in segments."""
+    async def _settled_end(self, entry: TopicEntry) -> int | None:
+        """Where another broker would continue; None: a journal may hold what is not in segments."""
         if not entry.spec.reliable:
             return 0
         key = TopicKey(entry.name.namespace, entry.name.topic, entry.spec.topic_id)
@@ -359,15 +351,9 @@ class Agent:
 
     async def _pause(self, job: Job, case: _Case) -> None:
         """Before the next attempt, unless something else is to be done by then."""
-        delay = min(FIRST_RETRY_S * 2 ** min(case.pauses, 10), LONGEST_RETRY_S)
-        case.pauses += 1
         case.failed = job
         case.woken.clear()
-        try:
-            async with asyncio.timeout(delay):
-                await case.woken.wait()
-        except TimeoutError:
-            pass
+        await case.backoff.pause(case.woken)
         case.failed = None
 
     # -- records -----------------------------------------------------------------------------
@@ -376,16 +362,16 @@ class Agent:
         """What this node knows is from now on not older than this call."""
         await self._store.get(specs.ownership_key(name))
 
-    def _known(self, name: TopicName) -> Entry | None:
+    def _known(self, name: TopicName) -> TopicEntry | None:
         """As this node knows it. None: there is no such topic. Raises RecordCorrupt."""
         local = self._store.local
         kv = local.get(specs.spec_key(name))
         if kv is None or (spec := specs.decode(kv, TopicSpec)).partitions:
             return None
-        return Entry(name, spec, kv.mod_revision, *ownership.known(local, name))
+        return TopicEntry(name, spec, kv.mod_revision, *ownership.known(local, name))
 
-    async def _write(self, step: str, entry: Entry, **changes: Any) -> None:
-        """Raises WrongState or RegistryBusy if it was overtaken: what is to be done is decided anew."""
+    async def _write(self, step: str, entry: TopicEntry, **changes: Any) -> None:
+        """Raises WrongState or RegistryBusy if it was overtaken: what is to be done is decided again."""
         name = entry.name
         record = ownership.after(step, name, entry.record, **changes)
         key = specs.ownership_key(name)
@@ -396,7 +382,7 @@ class Agent:
     # -- for others --------------------------------------------------------------------------
 
     async def released(self, names: Sequence[TopicName]) -> None:
-        """Until nobody has these topics, which are being deleted: their owners have let go of them, or are
+        """Until no broker has these topics, which are being deleted: their owners have let go of them, or are
         not there and hence serve nothing. Raises Unfinished."""
         if not names:
             return

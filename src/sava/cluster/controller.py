@@ -19,24 +19,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
-from sava.broker.names import TopicName
-from sava.cluster import placement
-from sava.cluster.decisions import Writer
+from sava.cluster import planning
 from sava.cluster.drains import Drains, DrainStatus
-from sava.cluster.errors import NotLeader, RebalanceRunning
 from sava.cluster.loads import Loads
 from sava.cluster.moves import Move, Moves, PrepareMove
-from sava.cluster.placement import Placement
-from sava.cluster.planning import ORPHAN_LOOK_S, Plan, Scene, Sightings, is_settled, plan
-from sava.cluster.rebalancing import Balance, Rebalanced
-from sava.cluster.records import BrokerMode, Registration
-from sava.cluster.rounds import Rounds
-from sava.cluster.unserved import Unserved
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.planning import (
+    ORPHAN_LOOK_S,
+    DecisionWriter,
+    Placement,
+    Plan,
+    Scene,
+    Sightings,
+    is_settled,
+    plan,
+)
+from sava.cluster.rebalancer import Balance, Rebalanced, Rebalancer
+from sava.cluster.records import BrokerMode, NotController, RebalanceRunning, Registration
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.config import Config
 from sava.errors import SavaError
 from sava.metadata.errors import Deposed
@@ -46,12 +49,13 @@ from sava.storage.errors import CatalogCorrupt
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled, spawn
+from sava.topics.names import TopicName
 
 log = logging.getLogger(__name__)
 
 FULL_PASS_S: Final = 10.0
 TICK_S: Final = 0.25
-"""How often it looks whether it leads, and whether a drain can go on."""
+"""How often it looks whether it leads, and whether a drain can continue."""
 IDLE_TICK_S: Final = 1.0
 """How often a leader without drains looks whether it still leads; what it writes is fenced in any case."""
 RETRY_S: Final = 0.2
@@ -61,7 +65,7 @@ PART: Final = 1000
 ABANDONED_S: Final = 30.0
 """A deletion that is not over by then is taken for one whose broker has died."""
 UNREADABLE: Final = TopicState(topic_id=0, epoch=0, storage_id="", sealed=False)
-"""Of a record that cannot be read nobody knows that there is nothing more: such a topic stays as it is."""
+"""A record that cannot be read does not say that there is nothing more: such a topic stays as it is."""
 
 T = TypeVar("T")
 
@@ -95,10 +99,10 @@ class Controller:
         self._beside = {"deletions": finish_deletions, "writers": tend_writers}
         """What takes its time, and must not keep topics waiting."""
         self.loads = Loads(interval_s=config.load_manager.load_report_interval_seconds)
-        self._writer = Writer(view, store)
+        self._writer = DecisionWriter(view, store)
         self._moves = Moves(view, store, self._placement, self._state_of, prepare_move)
         self._drains = Drains(view, store, self._move_for_drain, wake=self._wake)
-        self._rounds = Rounds(view, self.loads, config.load_manager, self._move_for_balance)
+        self._rounds = Rebalancer(view, self.loads, config.load_manager, self._move_for_balance)
         self._touched: set[TopicName] = set()
         self._touches_all = True
         self._woken = asyncio.Event()
@@ -127,7 +131,7 @@ class Controller:
         """Orphans, and the revision of the storage state with which each was found to wait: as long as it has
         this one there is nothing to decide. A thousand of them are looked at ten times a second."""
         self._last_placed = 0
-        self._unserved = Unserved()
+        self._unserved = OfflineTopics()
         self._deleting: dict[TopicName, float] = {}
 
     # -- running -----------------------------------------------------------------------------
@@ -150,7 +154,7 @@ class Controller:
     # -- asked for ---------------------------------------------------------------------------
 
     async def move(self, name: TopicName, *, target: int = 0, reason: str, timeout_ms: int) -> Move:
-        """Returns when the topic is served elsewhere, or will not be. Raises NotLeader, TopicUnknown,
+        """Returns when the topic is served elsewhere, or will not be. Raises NotController, TopicUnknown,
         MoveRefused, MovePostponed, WrongState."""
         term = await self._lead_term()
         move = await self._moves.move(name, term=term, target=target, reason=reason, timeout_ms=timeout_ms)
@@ -168,8 +172,8 @@ class Controller:
         return move
 
     async def drain(self, broker: int, mode: BrokerMode) -> AsyncIterator[DrainStatus]:
-        """What it has come to, each time that it changes; the last one is done. The drain goes on if nobody
-        looks. Raises NotLeader, BrokerUnknown, MoveRefused."""
+        """What it has come to, each time that it changes; the last one is done. The drain continues
+        without a reader. Raises NotController, BrokerUnknown, MoveRefused."""
         term = await self._lead_term()
         async for status in self._drains.drain(broker, mode, term=term):
             yield status
@@ -180,16 +184,16 @@ class Controller:
         return self._drains.plan(broker, mode)
 
     async def activate(self, broker: int, reason: str) -> bool:
-        """Whether it was active already. Raises NotLeader, BrokerUnknown."""
+        """Whether it was active already. Raises NotController, BrokerUnknown."""
         return await self._drains.activate(broker, reason, term=await self._lead_term())
 
     def balance(self) -> Balance:
-        """Raises NotLeader: loads are reported to the leader."""
+        """Raises NotController: loads are reported to the leader."""
         self._need_term()
         return self._rounds.balance()
 
     async def rebalance(self, *, dry_run: bool, max_moves: int) -> Rebalanced:
-        """One round, now; ``max_moves`` 0: as many as the configuration allows. Raises NotLeader,
+        """One round, now; ``max_moves`` 0: as many as the configuration allows. Raises NotController,
         RebalanceRunning."""
         await self._lead_term()
         return await self._rounds.run(dry_run=dry_run, max_moves=max_moves)
@@ -210,7 +214,7 @@ class Controller:
     def _need_term(self) -> int:
         term = self._leadership.term()
         if not term:
-            raise NotLeader
+            raise NotController
         return term
 
     async def _lead_term(self) -> int:
@@ -221,7 +225,7 @@ class Controller:
                 while self._passed_term != term and self._leadership.term() == term:
                     await self._first_pass.wait()
         if self._passed_term != term:
-            raise NotLeader
+            raise NotController
         return term
 
     async def _move_for_drain(self, name: TopicName) -> Move:
@@ -279,7 +283,7 @@ class Controller:
             except Deposed:
                 raise
             except (SavaError, TimeoutError) as error:
-                log.warning("controller: cannot go on error=%s: %s", type(error).__name__, error)
+                log.warning("controller pass failed, retrying error=%s: %s", type(error).__name__, error)
                 self._touches_all = True
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -338,7 +342,7 @@ class Controller:
             self._waited_for.pop(name, None)
         return list(touched)
 
-    async def _find_restless(self, names: Sequence[TopicName]) -> list[Entry]:
+    async def _find_restless(self, names: Sequence[TopicName]) -> list[TopicEntry]:
         """Those with which something has to be done, sometime."""
         restless = []
         for part in _parts(names):
@@ -363,7 +367,7 @@ class Controller:
         )
 
     def _placement(self) -> Placement:
-        active = placement.candidates(self._view.brokers, self._store.local)
+        active = planning.candidates(self._view.brokers, self._store.local)
         owned, bound = self._view.counts(), self._moves.bound
         counts = {broker: owned.get(broker, 0) + bound[broker] for broker in active}
         loads = self.loads.by_broker(self._config.load_manager.assignment_strategy, counts)
@@ -373,7 +377,7 @@ class Controller:
         kv = self._store.local.get(keys.state_key(TopicKey(name.namespace, name.topic, 0)))
         return kv.mod_revision if kv is not None else 0
 
-    def _state_of(self, entry: Entry) -> TopicState | None:
+    def _state_of(self, entry: TopicEntry) -> TopicState | None:
         key = TopicKey(entry.name.namespace, entry.name.topic, entry.spec.topic_id)
         try:
             return catalog.known_state(self._store.local, key)
@@ -430,3 +434,43 @@ class Controller:
 
 def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + PART] for start in range(0, len(items), PART))
+
+
+class OfflineTopics:
+    """Topics that no broker serves, and for which the controller can do nothing at the moment: remembered so
+    that each is logged once, and that they can be counted. Owned by the event loop."""
+
+    def __init__(self) -> None:
+        self.orphans: set[TopicName] = set()
+        """They wait until the journal of their owner was recovered, or for the owner to return."""
+        self.unplaced: set[TopicName] = set()
+        """There is no broker for them."""
+
+    def forget(self, name: TopicName) -> None:
+        """It is served, or about to be."""
+        self.orphans.discard(name)
+        self.unplaced.discard(name)
+
+    def keep(self, names: Iterable[TopicName]) -> None:
+        """No others exist."""
+        names = set(names)
+        self.orphans &= names
+        self.unplaced &= names
+
+    def note(self, plan: Plan) -> None:
+        for decision in plan.decisions:
+            self.forget(decision.name)
+        for entry in plan.orphans:
+            if entry.name not in self.orphans:
+                log.warning(
+                    "controller: a topic waits for the journal of its owner, which is gone "
+                    "topic=%s owner=%d epoch=%d",
+                    entry.name,
+                    entry.record.owner,
+                    entry.record.epoch,
+                )
+        for entry in plan.unplaced:
+            if entry.name not in self.unplaced:
+                log.warning("controller: there is no broker for a topic topic=%s", entry.name)
+        self.orphans.update(entry.name for entry in plan.orphans)
+        self.unplaced.update(entry.name for entry in plan.unplaced)

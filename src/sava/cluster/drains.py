@@ -1,8 +1,8 @@
 """Drains: a broker's topics go to others, a few at a time, until it has none.
 
-That a broker is being drained stands in its mode record, and nowhere else: whoever leads sees it there, finds
+That a broker is being drained stands in its mode record, and nowhere else: each leader sees it there, finds
 the topics that the broker still has, and moves them. So a drain survives the leader that was asked for it; a
-new one only begins to count anew, failures and time included. Nothing is assigned to a broker that is not
+new one only begins to count again, failures and time included. Nothing is assigned to a broker that is not
 active, for every assignment has its mode as a condition, and when it has no topics left it is *drained*. If
 it turns out to have some after all (an assignment that was decided before the drain and seen after it), they
 are moved like the others.
@@ -27,20 +27,26 @@ from typing import Final, Literal
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import present, unchanged
-from sava.broker.errors import RegistryBusy
-from sava.broker.names import TopicName
-from sava.broker.specs import OwnershipState
-from sava.cluster import placement, records
-from sava.cluster.errors import BrokerUnknown, MovePostponed, MoveRefused, NotLeader
+from sava.cluster import planning, records
 from sava.cluster.moves import Move
-from sava.cluster.records import BrokerMode, Mode
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.records import (
+    BrokerMode,
+    BrokerUnknown,
+    Mode,
+    MovePostponed,
+    MoveRefused,
+    NotController,
+)
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.metadata.commands import Compare, Put
 from sava.metadata.errors import Deposed
+from sava.metadata.records import present, unchanged
 from sava.metadata.store import MetadataStore
 from sava.tasks import cancelled
+from sava.topics import specs
+from sava.topics.errors import RegistryBusy
+from sava.topics.names import TopicName
+from sava.topics.specs import OwnershipState
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +108,7 @@ class Drain:
         self._todo: deque[TopicName] = deque()
         self._under_way: dict[TopicName, asyncio.Task[None]] = {}
         self._others = 0
-        """Moves of its topics that somebody else began."""
+        """Moves of its topics that were not begun by this drain."""
         self._retries: dict[TopicName, tuple[int, float]] = {}
         """How often a move was tried again, and when the next time is."""
         self._failed: dict[TopicName, str] = {}
@@ -112,7 +118,7 @@ class Drain:
 
     # -- going on ----------------------------------------------------------------------------
 
-    def look(self, owned: Iterable[Entry]) -> None:
+    def look(self, owned: Iterable[TopicEntry]) -> None:
         """What is left to do, from what the broker has now."""
         self.wants_look = False
         scope = [entry for entry in owned if is_about(self.mode, entry)]
@@ -191,7 +197,7 @@ class Drain:
         self._todo.append(name)
 
     async def stop(self, why: Literal["replaced", "deposed"]) -> None:
-        """The moves that are under way go on by themselves."""
+        """The moves that are under way continue by themselves."""
         self.over = why
         await cancelled(*self._under_way.values())
         self.tell()
@@ -228,7 +234,7 @@ class Drain:
         )
 
 
-def is_about(mode: BrokerMode, entry: Entry) -> bool:
+def is_about(mode: BrokerMode, entry: TopicEntry) -> bool:
     """Whether the drain is about the topic. One that is being deleted goes by itself."""
     return mode.takes(entry.name.namespace) and entry.record.state is not OwnershipState.DELETING
 
@@ -252,7 +258,7 @@ class Drains:
         self._clock = clock
         self._drains: dict[int, Drain] = {}
         self._term = 0
-        """In which they go on; 0: they do not."""
+        """In which they continue; 0: they do not."""
 
     @property
     def are_under_way(self) -> bool:
@@ -269,15 +275,15 @@ class Drains:
         return DrainStatus(count, 0, 0, count, topics=topics, mode=mode_now, is_done=True)
 
     async def drain(self, broker: int, mode: BrokerMode, *, term: int) -> AsyncIterator[DrainStatus]:
-        """Each state that it comes to, until it is done; the drain goes on if nobody looks. Raises
-        BrokerUnknown, MoveRefused, NotLeader."""
+        """Each state that it comes to, until it is done; the drain continues without a reader. Raises
+        BrokerUnknown, MoveRefused, NotController."""
         now_ms = time.time_ns() // 1_000_000
         wanted = msgspec.structs.replace(mode, mode=Mode.DRAINING, since_ms=now_ms)
         await self._set_mode(broker, lambda _: (wanted, self._check(broker)), term)
         await self._sync()
         drain = self._drains.get(broker)
         if self._term != term:
-            raise NotLeader
+            raise NotController
         if drain is None or drain.mode != wanted:
             raise RegistryBusy(f"the drain of broker {broker} was called off at once")
         self._wake()
@@ -285,7 +291,7 @@ class Drains:
         while last is None or not last.is_done:
             changed = drain.changed
             if drain.over == "deposed":
-                raise NotLeader
+                raise NotController
             status = drain.status(self._mode_of(drain))
             if status == last:
                 await changed.wait()
@@ -297,7 +303,7 @@ class Drains:
         return self._view.mode(drain.broker).mode
 
     async def activate(self, broker: int, reason: str, *, term: int) -> bool:
-        """Whether it was active already. Raises BrokerUnknown, NotLeader."""
+        """Whether it was active already. Raises BrokerUnknown, NotController."""
 
         def decide(now: BrokerMode | None) -> tuple[BrokerMode, Sequence[Compare]] | None:
             if now is None and broker not in self._view.brokers:
@@ -313,7 +319,7 @@ class Drains:
         """The conditions of a drain: the broker is there, and another that may take its topics."""
         if broker not in self._view.brokers:
             raise BrokerUnknown(broker)
-        active = placement.candidates(self._view.brokers, self._store.local)
+        active = planning.candidates(self._view.brokers, self._store.local)
         other = next((each for each in active.values() if each.broker != broker), None)
         if other is None:
             raise MoveRefused(f"broker {broker} cannot be drained: no other broker is active")
@@ -339,7 +345,7 @@ class Drains:
                     (seen, *conditions), (Put(key, specs.encode(mode)),), fence_term=term
                 )
             except Deposed as error:
-                raise NotLeader from error
+                raise NotController from error
             if result.succeeded:
                 log.info(
                     "cluster: a broker's mode broker=%d mode=%s reason=%s", broker, mode.mode, mode.reason

@@ -10,7 +10,7 @@ The number depends on the strategy, and only compares brokers of one moment with
   being there, 0.3 for each MB/s, 0.3 for each producer and consumer, and 0.2 for 10,000 messages of backlog.
 * ``weighted_load``: each of CPU, memory, MB/s, connections and topics as a part of the largest in the
   cluster, weighted 25, 25, 25, 15 and 10, which makes 100 for a broker that is first in everything. CPU or
-  memory of which somebody has used up 70 % is what runs out first, and gets half of the weight.
+  memory of which a broker has used up 70 % is what runs out first, and gets half of the weight.
 
 A broker without a fresh report counts as what the others' topics weigh on average, times the number of its
 own; without any report the load is the number of topics. Topics that came or went since the report are

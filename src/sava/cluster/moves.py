@@ -3,7 +3,7 @@
 A move is one write, *moving*, in which the target is named and still there. Everything after that happens by
 itself, whether or not anybody looks on: the owner hands the topic over and seals it, or takes the move back;
 the controller assigns it, or rolls it back when the owner had its time; and of an owner that dies on the way
-the controller takes over as of any other. So whoever asked for the move only watches the record, and a leader
+the controller takes over as of any other. So the caller of a move only watches the record, and a leader
 that is deposed meanwhile loses nothing but the sight of it.
 
 Before that write the owner is asked to upload what the topic has in the journal only, while it serves it. So
@@ -19,20 +19,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sava.broker import specs
-from sava.broker.errors import RegistryBusy, TopicUnknown
-from sava.broker.names import TopicName
-from sava.broker.ownership import NOBODY
-from sava.broker.specs import OwnershipState
-from sava.cluster.decisions import Writer, holds
-from sava.cluster.errors import AlreadyMoving, MovePostponed, MoveRefused, NotLeader
-from sava.cluster.placement import Candidate, Placement, store_of
-from sava.cluster.planning import Decision, decide
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.planning import Candidate, Decision, DecisionWriter, Placement, decide, holds, store_of
+from sava.cluster.records import (
+    AlreadyMoving,
+    MovePostponed,
+    MoveRefused,
+    NotController,
+)
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import SavaError
 from sava.metadata.errors import Deposed, OutcomeUnknown
 from sava.metadata.store import MetadataStore
 from sava.storage.types import TopicState
+from sava.topics import specs
+from sava.topics.errors import RegistryBusy, TopicUnknown
+from sava.topics.names import TopicName
+from sava.topics.ownership import NO_OWNER
+from sava.topics.specs import OwnershipState
 
 ATTEMPTS: Final = 16
 SHOWN_S: Final = 2.0
@@ -46,7 +49,7 @@ SINGLE_BROKER: Final = (
 _S = OwnershipState
 
 PrepareMove = Callable[[int, TopicName, float], Awaitable[None]]
-"""Asks a broker to prepare a topic of its own for a move, within so many seconds."""
+"""Asks a broker to prepare a topic of its own for a move, within a number of seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Moves:
         view: ClusterView,
         store: MetadataStore,
         place: Callable[[], Placement],
-        state_of: Callable[[Entry], TopicState | None],
+        state_of: Callable[[TopicEntry], TopicState | None],
         prepare: PrepareMove,
     ) -> None:
         """``state_of``: what storage has of a topic; None: it was never opened."""
@@ -82,7 +85,7 @@ class Moves:
         self._place = place
         self._state_of = state_of
         self._prepare = prepare
-        self._writer = Writer(view, store)
+        self._writer = DecisionWriter(view, store)
         self.bound: Counter[int] = Counter()
         """Topics on their way to each broker. Without them, many moves that begin at once would all choose
         the broker that has the least."""
@@ -90,7 +93,7 @@ class Moves:
     async def move(
         self, name: TopicName, *, term: int, target: int = 0, reason: str, timeout_ms: int
     ) -> Move:
-        """Returns when it is over, one way or the other. Raises NotLeader, TopicUnknown, MoveRefused,
+        """Returns when it is over, one way or the other. Raises NotController, TopicUnknown, MoveRefused,
         MovePostponed, WrongState."""
         await self._make_ready(await self._find(name), target, timeout_ms / 1000)
         for _ in range(ATTEMPTS):
@@ -115,7 +118,7 @@ class Moves:
                     await self._writer.changed(decision)
         raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to move it")
 
-    async def _make_ready(self, entry: Entry, target: int, timeout: float) -> None:
+    async def _make_ready(self, entry: TopicEntry, target: int, timeout: float) -> None:
         """Raises MovePostponed if the owner cannot upload what the topic has; and what refuses the move, so
         that nothing is uploaded for one that cannot be."""
         owner = entry.record.owner
@@ -128,7 +131,7 @@ class Moves:
             reason = str(error) or f"broker {owner} did not answer within {timeout:g} s"
             raise MovePostponed(entry.name, owner, reason) from error
 
-    async def _find(self, name: TopicName) -> Entry:
+    async def _find(self, name: TopicName) -> TopicEntry:
         """A topic that is not in the view may have been created a moment ago."""
         if not self._view.has(name):
             kv = await self._store.get(specs.spec_key(name))
@@ -140,7 +143,7 @@ class Moves:
             raise TopicUnknown(name)
         return entry
 
-    def _choose(self, entry: Entry, target: int) -> Candidate:
+    def _choose(self, entry: TopicEntry, target: int) -> Candidate:
         name, owner, registered = entry.name, entry.record.owner, self._view.brokers
         if not registered.keys() - {owner}:
             raise MoveRefused(SINGLE_BROKER)
@@ -157,7 +160,7 @@ class Moves:
             )
         raise MoveRefused(f"topic {name} cannot leave broker {owner}: no other broker is active")
 
-    def _check_target(self, entry: Entry, target: int, placement: Placement, store_id: str) -> None:
+    def _check_target(self, entry: TopicEntry, target: int, placement: Placement, store_id: str) -> None:
         if target == entry.record.owner:
             raise MoveRefused(f"topic {entry.name} is served by broker {target} already")
         if target not in self._view.brokers:
@@ -178,7 +181,7 @@ class Moves:
         try:
             result = await self._store.txn(decision.compare, (decision.put,), fence_term=term)
         except Deposed as error:
-            raise NotLeader from error
+            raise NotController from error
         except OutcomeUnknown:
             kv = await self._store.get(decision.put.key)
             return kv is not None and kv.value == decision.put.value
@@ -188,7 +191,7 @@ class Moves:
         name, began, seen = decision.name, time.monotonic(), decision.entry
 
         def outcome() -> Move | None:
-            if self._view.held(name).record.owner not in (NOBODY, seen.record.owner):
+            if self._view.held(name).record.owner not in (NO_OWNER, seen.record.owner):
                 arrive()
             now = self._view.entry(name)
             if now is not None and self._is_stranded(now):
@@ -206,8 +209,8 @@ class Moves:
         error = f"not over within {timeout:g} s: the topic is {record.state.value} {record.error}".rstrip()
         return Move(name, seen.record.owner, record.owner, record.epoch, error=error, downtime_ms=downtime_ms)
 
-    def _is_stranded(self, entry: Entry) -> bool:
-        """Its owner has died on the way and nobody else can go on: what it takes up again it keeps, so the
+    def _is_stranded(self, entry: TopicEntry) -> bool:
+        """Its owner has died on the way and no other can continue: what it takes up again it keeps, so the
         move is over."""
         if entry.record.state is not _S.ORPHAN or not entry.spec.reliable:
             return False
@@ -231,7 +234,7 @@ class Moves:
             arrive()
 
 
-def outcome_of(before: Entry, now: Entry | None, *, is_deleting: bool) -> Move | None:
+def outcome_of(before: TopicEntry, now: TopicEntry | None, *, is_deleting: bool) -> Move | None:
     """What has become of a move that began with ``before``; None: it is not over."""
     name, owner = before.name, before.record.owner
     if (

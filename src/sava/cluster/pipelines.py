@@ -1,6 +1,14 @@
 """Pipelines: work that runners do on Spark, as records that anybody may change and one runner at a time acts
 upon.
 
+/pipelines/{name}          PipelineRecord: what is to be done
+/pipelines/{name}/claim    Claim, under the lease of the runner that does it: there as long as the runner is
+/pipelines/{name}/status   PipelineStatus: how far it is, by the runner that did it last
+/runners/{runner}          RunnerRecord, under the runner's lease
+
+The number of a claim is the revision at which it was written: a later claim has a larger one, and no counter
+is needed.
+
 **Who does it.** A runner joins under a lease and claims pipelines under the same lease: when it is not heard
 of any more, all that it had is open to others at once. It knows by its own clock when that can be the
 earliest (a lease lives at least one TTL from the moment at which the last sign of life was *sent*), and has
@@ -9,9 +17,10 @@ stopped everything by then.
 **One lease for all claims of a runner.** With one for each, a runner that dies with a dozen pipelines would
 look like a mass expiry to the leader, which holds such back for another TTL (``sava.metadata.lessor``).
 
-**Deleting** what a runner is at work on must not let another begin a successor of the same name meanwhile:
+**Deleting** a pipeline that a runner works on must not let another begin a successor of the same name
+meanwhile:
 
-    person   deletes    creates anew                    the record is marked instead, and creating is refused
+    person   deletes    creates again                   the record is marked instead, and creating is refused
     runner   ... at work on the old one ...  stops      the release removes it
 
 The mark is written under the lease of the claim, so that it goes with a runner that never comes back.
@@ -20,44 +29,239 @@ The mark is written under the lease of the claim, so that it goes with a runner 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import absent, unchanged
-from sava.broker.names import InvalidName, check_name
-from sava.cluster.pipeline_errors import (
-    PipelineContended,
-    PipelineExists,
-    PipelineForeign,
-    PipelineInvalid,
-    PipelineStopping,
-    PipelineUnknown,
-    RunnerUnknown,
-)
-from sava.cluster.pipeline_records import (
-    PIPELINES,
-    RUNNERS,
-    Claim,
-    Pipeline,
-    PipelineRecord,
-    Runner,
-    RunnerRecord,
-    Status,
-    claim_key,
-    now_ms,
-    pipeline_key,
-    pipeline_of,
-    pipelines_of,
-    runner_key,
-    runners_of,
-    status_key,
-)
-from sava.metadata.commands import Compare, Delete, Operation, Put
+from sava.errors import CallerError, RetryableError
+from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put
 from sava.metadata.errors import LeaseNotFound
-from sava.metadata.store import MetadataStore
+from sava.metadata.records import absent, unchanged
+from sava.metadata.store import LocalView, MetadataStore, RangeResult
+from sava.topics import specs
+from sava.topics.names import InvalidName, check_name
+
+PIPELINES: Final = "/pipelines/"
+RUNNERS: Final = "/runners/"
+UNKNOWN_LAG: Final = -1
+
+
+def pipeline_key(name: str) -> str:
+    return f"{PIPELINES}{name}"
+
+
+def claim_key(name: str) -> str:
+    return f"{PIPELINES}{name}/claim"
+
+
+def status_key(name: str) -> str:
+    return f"{PIPELINES}{name}/status"
+
+
+def runner_key(runner: str) -> str:
+    return f"{RUNNERS}{runner}"
+
+
+class PipelineState(StrEnum):
+    WAITING = "waiting"
+    """For a runner."""
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FAILING = "failing"
+    """It has ended with an error, and is tried again."""
+    STOPPED = "stopped"
+    """By its runner, which has let go of it, or is about to."""
+    DELETING = "deleting"
+    """Gone as soon as its runner has stopped it."""
+
+
+class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    kind: str
+    settings: dict[str, Any] = {}
+    """The kind's own."""
+    made_by: str = ""
+    """Which policy has made it; empty: a person."""
+    is_paused: bool = False
+    is_deleting: bool = False
+    """It is written so, under the lease of the claim, while a runner has it."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    runner: str
+
+
+class RunnerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    kinds: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    """Pipelines that it takes; empty: all."""
+    since_ms: int = 0
+
+
+class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    state: PipelineState = PipelineState.WAITING
+    runner: str = ""
+    claim: int = 0
+    rows: int = 0
+    """Since it was made, by all runners."""
+    rate: float = 0.0
+    lag_messages: int = UNKNOWN_LAG
+    lag_seconds: float = UNKNOWN_LAG
+    last_error: str = ""
+    restarts: int = 0
+    since_ms: int = 0
+    """In this state."""
+    reported_ms: int = 0
+    batch: int = 0
+
+
+class HeldClaim(NamedTuple):
+    """A claim that a runner has."""
+
+    runner: str
+    number: int
+    lease: int
+
+
+class Pipeline(NamedTuple):
+    """As it was read."""
+
+    name: str
+    record: PipelineRecord
+    revision: int
+    """Grows with every change of the record."""
+    claim: HeldClaim | None
+    reported: PipelineStatus
+
+    @property
+    def status(self) -> PipelineStatus:
+        """Without a runner nothing moves, whatever was reported last, and how far behind it is by now is not
+        known."""
+        if self.record.is_deleting:
+            return msgspec.structs.replace(self.reported, state=PipelineState.DELETING)
+        if self.claim is not None and self.reported.claim == self.claim.number:
+            return self.reported
+        state = PipelineState.PAUSED if self.record.is_paused else PipelineState.WAITING
+        if self.claim is not None:
+            state = PipelineState.STARTING
+        return msgspec.structs.replace(
+            self.reported,
+            state=state,
+            runner=self.claim.runner if self.claim is not None else "",
+            claim=self.claim.number if self.claim is not None else 0,
+            rate=0.0,
+            lag_messages=UNKNOWN_LAG,
+            lag_seconds=UNKNOWN_LAG,
+        )
+
+
+class Runner(NamedTuple):
+    """One that is there."""
+
+    name: str
+    record: RunnerRecord
+    claims: int
+
+
+def pipeline_of(local: LocalView, name: str) -> Pipeline | None:
+    """As this node knows it. Raises RecordCorrupt."""
+    kv = local.get(pipeline_key(name))
+    return _pipeline(kv, local.get(claim_key(name)), local.get(status_key(name))) if kv is not None else None
+
+
+def pipelines_of(found: RangeResult) -> list[Pipeline]:
+    """Of everything below PIPELINES, in the order of their names. Raises RecordCorrupt."""
+    by_key = {kv.key: kv for kv in found.kvs}
+    return [
+        _pipeline(kv, by_key.get(claim_key(name)), by_key.get(status_key(name)))
+        for key, kv in sorted(by_key.items())
+        if "/" not in (name := key.removeprefix(PIPELINES))
+    ]
+
+
+def _pipeline(kv: KeyValue, claim: KeyValue | None, status: KeyValue | None) -> Pipeline:
+    held = None
+    if claim is not None:
+        held = HeldClaim(specs.decode(claim, Claim).runner, claim.mod_revision, claim.lease)
+    return Pipeline(
+        name=kv.key.removeprefix(PIPELINES),
+        record=specs.decode(kv, PipelineRecord),
+        revision=kv.mod_revision,
+        claim=held,
+        reported=specs.decode(status, PipelineStatus) if status is not None else PipelineStatus(),
+    )
+
+
+def runners_of(found: RangeResult, pipelines: Sequence[Pipeline]) -> list[Runner]:
+    """Of everything below RUNNERS."""
+    return [
+        Runner(
+            name=(name := kv.key.removeprefix(RUNNERS)),
+            record=specs.decode(kv, RunnerRecord),
+            claims=sum(each.claim is not None and each.claim.runner == name for each in pipelines),
+        )
+        for kv in found.kvs
+    ]
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# -- what is refused, by whose fault it is ----------------------------------------------------
+
+
+class PipelineUnknown(CallerError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no pipeline {name}; `sava pipelines list` shows those that there are")
+        self.name = name
+
+
+class PipelineExists(CallerError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is a pipeline {name} already; `sava pipelines apply` changes it")
+        self.name = name
+
+
+class PipelineInvalid(CallerError):
+    """A pipeline that cannot be; says why."""
+
+
+class PipelineForeign(CallerError):
+    """A policy has made it, and it comes and goes with that policy."""
+
+    def __init__(self, name: str, made_by: str) -> None:
+        maker = f"by {made_by}, and goes when that does not need it any more" if made_by else "by a person"
+        super().__init__(f"pipeline {name} was made {maker}; it can be paused, but not changed or deleted")
+        self.name, self.made_by = name, made_by
+
+
+class PipelineStopping(RetryableError):
+    """It was deleted, and its runner has not stopped it yet."""
+
+    def __init__(self, name: str, runner: str) -> None:
+        super().__init__(
+            f"pipeline {name} was deleted, and runner {runner} is about to stop it; try again in a moment"
+        )
+        self.name, self.runner = name, runner
+
+
+class PipelineContended(RetryableError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the record of pipeline {name} changed whenever it was to be changed; try again")
+        self.name = name
+
+
+class RunnerUnknown(CallerError):
+    """Its lease has ended, or it never had one. Everything that it had claimed is open to others."""
+
+    def __init__(self, runner: str) -> None:
+        super().__init__(f"runner {runner} is not known, or not any more; it has to join (again)")
+        self.runner = runner
+
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +269,13 @@ ATTEMPTS: Final = 8
 MAX_SETTINGS_BYTES: Final = 64 << 10
 MAX_ERROR_CHARACTERS: Final = 2_000
 REWRITE_MS: Final = 10_000
-"""A status that says nothing new is written down again after so long. Idle pipelines, each reporting every
+"""A status that says nothing new is written down again after this. Idle pipelines, each reporting every
 other second, would otherwise keep the log busy."""
 SHORTEST_TTL_MS: Final = 1_000
 LONGEST_TTL_MS: Final = 300_000
 
 
-class Joined(NamedTuple):
+class JoinedRunner(NamedTuple):
     lease: int
     """Another one than before: what the runner had claimed is not its own any more."""
     ttl_ms: int
@@ -183,7 +387,7 @@ class Pipelines:
 
     # -- for runners ---------------------------------------------------------------------------
 
-    async def join(self, runner: str, record: RunnerRecord, *, ttl_ms: int) -> Joined:
+    async def join(self, runner: str, record: RunnerRecord, *, ttl_ms: int) -> JoinedRunner:
         """A sign of life, the first or the next one."""
         check_name(runner, "runner")
         if not SHORTEST_TTL_MS <= ttl_ms <= LONGEST_TTL_MS:
@@ -192,7 +396,7 @@ class Pipelines:
             )
         lease, ttl_ms = await self._renew(runner, record, ttl_ms)
         found = await self._store.range(RUNNERS)
-        return Joined(lease, ttl_ms, runners_of(found, self.known()))
+        return JoinedRunner(lease, ttl_ms, runners_of(found, self.known()))
 
     async def _renew(self, runner: str, record: RunnerRecord, ttl_ms: int) -> tuple[int, int]:
         key = runner_key(runner)
@@ -251,7 +455,7 @@ class Pipelines:
                 return Claimed(True, result.revision, runner)
         raise PipelineContended(name)
 
-    async def report(self, name: str, runner: str, claim: int, status: Status) -> Reported:
+    async def report(self, name: str, runner: str, claim: int, status: PipelineStatus) -> Reported:
         found = await self._read(name)
         if found is None or not _is_held(found, runner, claim):
             return Reported(False, False, 0)
@@ -265,7 +469,7 @@ class Pipelines:
                 return Reported(False, False, 0)
         return Reported(True, is_wanted, found.revision)
 
-    async def release(self, name: str, runner: str, claim: int, status: Status) -> None:
+    async def release(self, name: str, runner: str, claim: int, status: PipelineStatus) -> None:
         """Nothing of it runs any more. Repeating it is harmless."""
         for _ in range(ATTEMPTS):
             found = await self._read(name)
@@ -337,16 +541,16 @@ def _is_held(found: Pipeline, runner: str, claim: int) -> bool:
 
 
 def _holder(found: Pipeline) -> str:
-    return found.claim.runner if found.claim is not None else "nobody"
+    return found.claim.runner if found.claim is not None else "none"
 
 
-def _stamped(status: Status, runner: str, claim: int) -> Status:
+def _stamped(status: PipelineStatus, runner: str, claim: int) -> PipelineStatus:
     error = status.last_error
     if len(error) > MAX_ERROR_CHARACTERS:
         error = f"{error[: MAX_ERROR_CHARACTERS - 1]}…"
     return msgspec.structs.replace(status, runner=runner, claim=claim, last_error=error, reported_ms=now_ms())
 
 
-def _is_news(before: Status, now: Status) -> bool:
+def _is_news(before: PipelineStatus, now: PipelineStatus) -> bool:
     is_same = msgspec.structs.replace(now, reported_ms=before.reported_ms) == before
     return not is_same or abs(now.reported_ms - before.reported_ms) >= REWRITE_MS

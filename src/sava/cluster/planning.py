@@ -1,4 +1,13 @@
-"""Planning: what the controller makes of what it sees. No clock, no store: a moment in, decisions out.
+"""Planning: which broker a topic should go to, and what the controller makes of what it sees. No clock, no
+store: a moment in, decisions out. Only ``DecisionWriter``, at the end, writes them down.
+
+**Placement.** Among the brokers that are there, are active and see the same segments, the topic goes to the
+one with the least load. Loads are estimates, so those within a tenth of the least count as equal; of equals
+the one with the fewest topics gets it, and of those they take turns in the order of their ids. Whatever is
+placed counts from then on: a thousand topics that are placed in one go are spread like a thousand that come
+one by one. A topic does not go back to where it comes from as long as there is another broker.
+
+**Decisions.**
 
 ====================  =============================================================  ==============
 a topic that is       and                                                            gets the step
@@ -9,28 +18,144 @@ moving                its owner had its time and did not finish                 
 orphan                everything of it is in segments                                ``recover``
 ====================  =============================================================  ==============
 
-Everything else is in order, or somebody else's to do. A decision carries the conditions that it rests on: the
-ownership and the topic's record are those that were seen, the broker that gets the topic is still there and
-still active, the owner that is thought to be gone is not there. They are checked where decisions are ordered,
-in the log; what this node sees may be behind and can at worst waste a write.
+Everything else is in order, or another broker's to do. A decision carries the conditions that it rests on:
+the ownership and the topic's record are those that were seen, the broker that gets the topic is still there
+and still active, the owner that is thought to be gone is not there. They are checked where decisions are
+ordered, in the log; what this node sees may be behind and can at worst waste a write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sava.broker import ownership, specs
-from sava.broker.conditions import absent, unchanged
-from sava.broker.names import TopicName
-from sava.broker.specs import Ownership, OwnershipState
 from sava.cluster import records
-from sava.cluster.placement import Placement
-from sava.cluster.records import Registration
-from sava.cluster.view import Entry
-from sava.metadata.commands import Compare, Put
+from sava.cluster.records import BrokerMode, Mode, Registration
+from sava.cluster.view import ClusterView, TopicEntry
+from sava.metadata.commands import Compare, KeyValue, Put, Relation, Target
+from sava.metadata.records import RecordCorrupt, absent, unchanged
+from sava.metadata.store import LocalView, MetadataStore
 from sava.storage.types import TopicState
+from sava.topics import ownership, specs
+from sava.topics.names import TopicName
+from sava.topics.specs import Ownership, OwnershipState
+
+ALMOST_EQUAL: Final = 1.1
+
+
+class Candidate(NamedTuple):
+    """A broker that may get topics, and the conditions under which that is still so."""
+
+    registration: Registration
+    conditions: tuple[Compare, ...]
+
+    @property
+    def broker(self) -> int:
+        return self.registration.broker
+
+    def sees(self, store_id: str) -> bool:
+        """Whether it can read segments that are there; anybody can read none."""
+        return not store_id or self.registration.store_id == store_id
+
+
+def candidates(brokers: Mapping[int, Registration], local: LocalView) -> dict[int, Candidate]:
+    """The active ones, by id. A record and its revision are read together: a condition on a newer revision
+    than that of the mode, or registration, that was looked at would hold for a broker that is being drained,
+    or is about to stop."""
+    found = {}
+    for broker in sorted(brokers):
+        mode, registered = (
+            local.get(records.mode_key(broker)),
+            local.get(records.registration_key(broker)),
+        )
+        registration = _registration(registered)
+        if registration is None or registered is None or (mode is not None and not _is_active(mode)):
+            continue
+        found[broker] = Candidate(
+            registration,
+            (
+                unchanged(records.registration_key(broker), registered.mod_revision),
+                unchanged(records.mode_key(broker), mode.mod_revision if mode is not None else 0),
+            ),
+        )
+    return found
+
+
+def _registration(kv: KeyValue | None) -> Registration | None:
+    """None: it is not there, cannot be read, or says that the broker leaves."""
+    try:
+        found = specs.decode(kv, Registration) if kv is not None else None
+    except RecordCorrupt:
+        return None
+    return found if found is not None and not found.is_leaving else None
+
+
+def _is_active(kv: KeyValue) -> bool:
+    """A mode that cannot be read is not the default one."""
+    try:
+        return specs.decode(kv, BrokerMode).mode is Mode.ACTIVE
+    except RecordCorrupt:
+        return False
+
+
+def store_of(entry: TopicEntry, brokers: Mapping[int, Registration]) -> str:
+    """Which object store a topic that is being served needs; empty: none, or it is not known."""
+    if not entry.spec.reliable:
+        return ""
+    serving = brokers.get(entry.record.owner)
+    return entry.record.store_id or (serving.store_id if serving is not None else "")
+
+
+class Placement:
+    """Counts what it places; good for one moment's brokers and loads."""
+
+    def __init__(
+        self,
+        candidates: Mapping[int, Candidate],
+        counts: Mapping[int, int],
+        loads: Mapping[int, float],
+        *,
+        last: int = 0,
+    ) -> None:
+        self.candidates = candidates
+        self.last = last
+        """Whose turn it was last."""
+        self._counts = {broker: counts.get(broker, 0) for broker in candidates}
+        self._loads = {broker: loads.get(broker, 0.0) for broker in candidates}
+        self._each = sum(self._loads.values()) / max(sum(self._counts.values()), 1) or 1.0
+
+    def choose(
+        self, *, store_id: str = "", target: int = 0, leaves: int = 0, may_return: bool = True
+    ) -> Candidate | None:
+        """None: there is no broker for it. ``target`` gets it if it can; ``leaves`` only if no other can
+        and it ``may_return``."""
+        fitting = [each for each in self.candidates.values() if each.sees(store_id)]
+        others = [each for each in fitting if each.broker != leaves]
+        if not others and may_return:
+            others = fitting
+        wanted = [each for each in others if each.broker == target]
+        if not others:
+            return None
+        chosen = wanted[0] if wanted else self._least(others)
+        self._counts[chosen.broker] += 1
+        self._loads[chosen.broker] += self._each
+        return chosen
+
+    def _least(self, fitting: Iterable[Candidate]) -> Candidate:
+        fitting = list(fitting)
+        least = min(self._loads[each.broker] for each in fitting)
+        chosen = min(
+            (each for each in fitting if self._loads[each.broker] <= least * ALMOST_EQUAL),
+            key=lambda each: (self._counts[each.broker], each.broker <= self.last, each.broker),
+        )
+        self.last = chosen.broker
+        return chosen
+
+
+# -- decisions ---------------------------------------------------------------------------------
 
 FIRST_WAIT_S: Final = 0.2
 LONGEST_WAIT_S: Final = 30.0
@@ -38,7 +163,7 @@ ROLL_BACK_GRACE_S: Final = 10.0
 """Beyond its time, in which the owner of a topic takes a move back by itself."""
 ORPHAN_LOOK_S: Final = 0.1
 """How soon an orphan is looked at again whose journal is being recovered: it is served as soon as its tail is
-in segments, and that is written where nobody watches."""
+in segments, and that is written to a key without a watch."""
 ORPHAN_LONG_S: Final = 60.0
 ORPHAN_LATER_S: Final = 2.0
 """How soon one that has waited long: for a broker that may never come back."""
@@ -49,7 +174,7 @@ _S = OwnershipState
 class Decision(NamedTuple):
     """A step for a topic, and what must hold for it besides that its records are those that were seen."""
 
-    entry: Entry
+    entry: TopicEntry
     step: str
     record: Ownership
     conditions: tuple[Compare, ...] = ()
@@ -75,7 +200,7 @@ class Decision(NamedTuple):
         return Put(specs.ownership_key(self.name), specs.encode(self.record))
 
 
-def decide(entry: Entry, step: str, conditions: tuple[Compare, ...] = (), **changes: object) -> Decision:
+def decide(entry: TopicEntry, step: str, conditions: tuple[Compare, ...] = (), **changes: object) -> Decision:
     """Raises WrongState."""
     return Decision(entry, step, ownership.after(step, entry.name, entry.record, **changes), conditions)
 
@@ -86,7 +211,7 @@ class Sightings:
     def __init__(self) -> None:
         self._seen: dict[TopicName, tuple[int, float]] = {}
 
-    def since(self, entry: Entry, now: float) -> float:
+    def since(self, entry: TopicEntry, now: float) -> float:
         revision, since = self._seen.get(entry.name, (-1, 0.0))
         if revision != entry.revision:
             since = now
@@ -106,7 +231,7 @@ class Scene:
     brokers: Mapping[int, Registration]
     placement: Placement
     sightings: Sightings
-    state_of: Callable[[Entry], TopicState | None]
+    state_of: Callable[[TopicEntry], TopicState | None]
     """What storage has of a topic; None: it was never opened."""
     is_deleting: Callable[[TopicName], bool]
 
@@ -116,18 +241,18 @@ class Plan:
     decisions: list[Decision] = field(default_factory=list)
     waits: dict[TopicName, float] = field(default_factory=dict)
     """Topics to look at again, and when."""
-    unplaced: list[Entry] = field(default_factory=list)
+    unplaced: list[TopicEntry] = field(default_factory=list)
     """There is no broker for them."""
-    orphans: list[Entry] = field(default_factory=list)
+    orphans: list[TopicEntry] = field(default_factory=list)
     """Their ends are not in segments yet: in journals of disks that are gone."""
 
 
-def is_settled(entry: Entry, brokers: Mapping[int, Registration]) -> bool:
+def is_settled(entry: TopicEntry, brokers: Mapping[int, Registration]) -> bool:
     """Most topics are, most of the time."""
     return entry.record.state is _S.ASSIGNED and entry.record.owner in brokers
 
 
-def plan(entries: Iterable[Entry], scene: Scene) -> Plan:
+def plan(entries: Iterable[TopicEntry], scene: Scene) -> Plan:
     plan = Plan()
     for entry in entries:
         match entry.record.state:
@@ -148,7 +273,7 @@ def wait_after(failures: int) -> float:
     return min(FIRST_WAIT_S * 2 ** min(failures - 1, 16), LONGEST_WAIT_S) if failures else 0.0
 
 
-def _assign(entry: Entry, scene: Scene, plan: Plan) -> None:
+def _assign(entry: TopicEntry, scene: Scene, plan: Plan) -> None:
     record = entry.record
     if scene.is_deleting(entry.name):
         return
@@ -177,7 +302,7 @@ def _assign(entry: Entry, scene: Scene, plan: Plan) -> None:
     )
 
 
-def _watch_move(entry: Entry, scene: Scene, plan: Plan) -> None:
+def _watch_move(entry: TopicEntry, scene: Scene, plan: Plan) -> None:
     record = entry.record
     allowed = record.timeout_ms / 1000 + ROLL_BACK_GRACE_S
     due = scene.sightings.since(entry, scene.now) + allowed
@@ -188,7 +313,7 @@ def _watch_move(entry: Entry, scene: Scene, plan: Plan) -> None:
     plan.decisions.append(decide(entry, "roll_back", error=error))
 
 
-def _recover(entry: Entry, scene: Scene, plan: Plan) -> None:
+def _recover(entry: TopicEntry, scene: Scene, plan: Plan) -> None:
     end = 0
     if entry.spec.reliable:
         state = scene.state_of(entry)
@@ -201,3 +326,74 @@ def _recover(entry: Entry, scene: Scene, plan: Plan) -> None:
     plan.decisions.append(
         decide(entry, "recover", end=end, from_broker=entry.record.owner, reason="failover", failures=0)
     )
+
+
+# -- writing decisions down --------------------------------------------------------------------
+#
+# Each decision is a transaction of its own; those of one moment share entries (``metadata.batching``). A
+# topic that changed meanwhile refuses its own and no other: it is decided again, from what it has become.
+
+SHOWN_S: Final = 1.0
+
+
+class DecisionWriter:
+    """Holds nothing between calls."""
+
+    def __init__(self, view: ClusterView, store: MetadataStore) -> None:
+        self._view = view
+        self._store = store
+
+    async def write(self, decisions: Sequence[Decision], *, term: int) -> list[Decision]:
+        """Those that took effect, as soon as the view shows them: the next pass must not decide the
+        same again. Raises Deposed, Unavailable, OutcomeUnknown."""
+        tried = await asyncio.gather(
+            *(self._write(decision, term) for decision in decisions), return_exceptions=True
+        )
+        done = [decision for decision, is_done in zip(decisions, tried, strict=True) if is_done is True]
+        if done:
+            with suppress(TimeoutError):
+                await self.changed(done[-1])
+        for failure in tried:
+            if isinstance(failure, BaseException):
+                raise failure
+        return done
+
+    async def changed(self, decision: Decision) -> None:
+        """Until the view shows the topic differently from what was decided upon. Raises TimeoutError."""
+        seen, name = decision.entry, decision.name
+
+        def is_other() -> bool:
+            entry = self._view.entry(name)
+            return entry is None or (entry.revision, entry.spec_revision) != (
+                seen.revision,
+                seen.spec_revision,
+            )
+
+        await self._view.wait(is_other, timeout=SHOWN_S, about=name)
+
+    async def _write(self, decision: Decision, term: int) -> bool:
+        result = await self._store.txn(decision.compare, (decision.put,), fence_term=term, batched=True)
+        return result.succeeded
+
+
+def holds(local: LocalView, compare: Compare) -> bool:
+    """By what this node knows."""
+    kv = local.get(compare.key)
+    match compare.target:
+        case Target.VERSION:
+            value = kv.version if kv is not None else 0
+        case Target.MOD_REVISION:
+            value = kv.mod_revision if kv is not None else 0
+        case Target.CREATE_REVISION:
+            value = kv.create_revision if kv is not None else 0
+        case Target.LEASE:
+            value = kv.lease if kv is not None else 0
+    match compare.relation:
+        case Relation.EQUAL:
+            return value == compare.operand
+        case Relation.NOT_EQUAL:
+            return value != compare.operand
+        case Relation.LESS:
+            return value < compare.operand
+        case Relation.GREATER:
+            return value > compare.operand

@@ -1,4 +1,4 @@
-"""What the metadata store holds of brokers.
+"""Broker records in the metadata store, and what the controller refuses.
 
 /cluster/register/{broker}    Registration, under the broker's lease: there as long as the broker is
 /cluster/state/{broker}       BrokerMode; absent: active
@@ -10,6 +10,10 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
+
+from sava.errors import CallerError, RetryableError
+from sava.topics.ownership import WrongState
+from sava.topics.specs import Ownership
 
 CLUSTER: Final = "/cluster/"
 REGISTRATIONS: Final = "/cluster/register/"
@@ -62,7 +66,7 @@ class BrokerMode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parallel: int = 8
     """Of a drain: how many topics move at a time."""
     timeout_ms: int = 300_000
-    """Of a drain: after so long no more moves are begun. It stays draining."""
+    """Of a drain: after this no more moves are begun. It stays draining."""
     include: tuple[str, ...] = ()
     """Of a drain: namespaces; empty: all."""
     exclude: tuple[str, ...] = ()
@@ -71,3 +75,63 @@ class BrokerMode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def takes(self, namespace: str) -> bool:
         """Whether the drain is about this namespace."""
         return namespace not in self.exclude and (not self.include or namespace in self.include)
+
+
+# -- what the controller refuses, by whose fault it is ---------------------------------------
+
+
+class NotController(RetryableError):
+    """Only the leader decides who serves what. ``leader`` is its node id, 0 if not known."""
+
+    def __init__(self, leader: int = 0) -> None:
+        where = f"broker {leader} leads" if leader else "it is not known who leads at the moment"
+        super().__init__(f"this broker does not lead the cluster; {where}")
+        self.leader = leader
+
+
+class BrokerUnknown(CallerError):
+    def __init__(self, broker: int) -> None:
+        super().__init__(f"broker {broker} is not registered; `sava brokers list` shows those that are")
+        self.broker = broker
+
+
+class MoveRefused(CallerError):
+    """The topic cannot go there, or not anywhere; says why."""
+
+
+class MovePostponed(RetryableError):
+    """The owner cannot hand the topic over at present, and serves it. Move it when the reason is gone."""
+
+    def __init__(self, topic: object, broker: int, reason: str) -> None:
+        super().__init__(f"topic {topic} stays with broker {broker} for now: {reason}")
+        self.topic, self.broker, self.reason = str(topic), broker, reason
+
+
+class AlreadyMoving(WrongState):
+    """The topic is on its way already; says from where to where, and why."""
+
+    def __init__(self, topic: object, record: Ownership) -> None:
+        super().__init__(topic, "move", record.state)
+        target = f"broker {record.target}" if record.target else "any other"
+        self.args = (
+            f"topic {topic} is moving already, from broker {record.owner} to {target} ({record.reason})",
+        )
+
+
+class RebalanceRunning(RetryableError):
+    def __init__(self) -> None:
+        super().__init__("a round of rebalancing is under way; ask again when it is over")
+
+
+class LedgerUnknown(CallerError):
+    def __init__(self, journal: object) -> None:
+        super().__init__(f"there is no journal {journal}; `sava journals list` shows those that are known")
+        self.journal = str(journal)
+
+
+class NothingToAbandon(CallerError):
+    """The journal does not wait for anybody, so that nothing has to be given up."""
+
+    def __init__(self, journal: object, why: str) -> None:
+        super().__init__(f"nothing of journal {journal} has to be given up: {why}")
+        self.journal = str(journal)

@@ -1,9 +1,9 @@
 """Registrar: being there. A lease in the metadata store, and what happens when it is lost.
 
-The others take a broker for gone when its lease has ended; the broker itself must not go on serving by then.
+The others take a broker for gone when its lease has ended; the broker itself must not serve any more by then.
 It cannot be told (what cut it off from the store is what ends the lease), so it goes by its own clock: the
 lease lives at least one TTL from the moment at which the last keep-alive that was answered was *sent*, and
-for nothing beyond that is there any proof. The monotonic clock goes on while the process stands still, so a
+for nothing beyond that is there any proof. The monotonic clock continues while the process stands still, so a
 broker that was stopped for a minute knows it as soon as it looks, and it looks before it acts:
 ``incarnation`` is 0 from the deadline on, whether or not the task that renews it had its turn.
 
@@ -24,15 +24,15 @@ The leader may end a lease early, when the members agree that its broker is gone
 is there after all sees its registration vanish in its own copy of the metadata (``look``), and does not wait
 for its next renewal to find out.
 
-A lost lease is not renewed: the broker drops what it serves and registers anew under the next one. The lease
-is the broker's *incarnation*: topics that an earlier life took up are told apart by it.
+A lost lease is not renewed: the broker drops what it serves and registers again under the next one. The lease
+is the broker's *incarnation*, which tells apart the topics that an earlier process took up.
 
 A broker that is asked to stop says so in its registration first (``leave``). From then on it gets no topics,
 for every assignment has its registration as a condition; its topics go to others, and so do the journals that
 it mirrors. The lease is revoked when that is over.
 
 A registration that is still there from the life before (the process died and is back within a TTL) is
-replaced in one transaction, so that nobody sees the broker gone in between. It is known to be the same
+replaced in one transaction, so that no other sees the broker gone in between. It is known to be the same
 broker's former life because a data directory has one process at a time.
 """
 
@@ -41,22 +41,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import unchanged
 from sava.cluster import records
 from sava.cluster.records import Registration
 from sava.errors import SavaError
 from sava.metadata.commands import Put
-from sava.metadata.errors import LeaseNotFound, Unavailable
+from sava.metadata.errors import Deposed, LeaseNotFound, Unavailable
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
+from sava.metadata.suspicion import Note
+from sava.raft.types import NodeId
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
+from sava.tasks import Backoff, cancelled, set_within
+from sava.topics import specs
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ CALL_S: Final = 5.0
 LEAVE_S: Final = 2.0
 """For saying so. A broker that cannot stops all the same."""
 REVOKE_S: Final = 2.0
-"""At the end: whoever cannot revoke a lease lets it expire."""
+"""At the end: a broker that cannot revoke its lease lets it expire."""
 
 
 class Registrar:
@@ -112,11 +114,11 @@ class Registrar:
         return self.incarnation != 0
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Called each time that this broker is there anew. It must return at once."""
+        """Called each time that this broker is registered. It must return at once."""
         self._listeners.append(listener)
 
     def renew(self, reason: str) -> None:
-        """Give this registration up, as if it were lost, and register anew."""
+        """Give this registration up, as if it were lost, and register again."""
         self._given_up = reason
         self._gives_up.set()
 
@@ -194,7 +196,7 @@ class Registrar:
     # -- registering -------------------------------------------------------------------------
 
     async def _register(self) -> None:
-        delay, reason = FIRST_RETRY_S, ""
+        backoff, reason = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S), ""
         while True:
             try:
                 await self._try_register()
@@ -203,8 +205,7 @@ class Registrar:
                 if str(error) != reason:
                     reason = str(error)
                     log.info("cluster: not registered yet error=%s: %s", type(error).__name__, reason)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, LONGEST_RETRY_S)
+                await backoff.pause()
         log.info("cluster: this broker is registered broker=%d incarnation=%d", self._broker, self._lease)
         for listener in self._listeners:
             listener()
@@ -245,10 +246,8 @@ class Registrar:
         ttl, interval = self._ttl_ms / 1000, self._ttl_ms / 4000
         sent, reason = self._deadline - ttl, ""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, min(sent + interval, self._deadline) - time.monotonic())):
-                    await self._gives_up.wait()
-            if self._gives_up.is_set():
+            left = max(0.0, min(sent + interval, self._deadline) - time.monotonic())
+            if await set_within(left, self._gives_up):
                 return self._given_up
             sent = time.monotonic()
             if sent >= self._deadline:
@@ -273,3 +272,67 @@ class Registrar:
                     log.info("cluster: the registration is renewed again broker=%d", self._broker)
                 reason = ""
                 self._deadline = sent + ttl
+
+
+# -- eviction: the leader ends the lease of a broker that the members agree is gone ------------
+#
+# It is the one action that follows from a suspicion (``sava.metadata.suspicion``). Everything after it is
+# driven by the absence of the registration, as after a lease that has run out: topics become orphans, the
+# journal is fenced and recovered, other brokers take the topics up.
+#
+# One write ends the lease. It names the lease that the suspect had when the doubt began, so a broker that has
+# registered again keeps its new one; and it names the term, so a leader that was deposed meanwhile, and whose
+# evidence may be old, changes nothing. A write that fails is not repeated here: while the evidence lasts, the
+# suspicion is confirmed again after two seconds, and the lease runs out in any case.
+
+WRITE_S: Final = 2.0
+
+
+class Evictor:
+    """Owned by the event loop."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._confirmed: dict[NodeId, Note] = {}
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.evictions: Counter[str] = Counter()
+        """Leases ended, by the sign that led to it."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        self._task = supervisor.repeated(self._run, name="evictions")
+
+    async def close(self) -> None:
+        await cancelled(self._task)
+
+    def confirmed(self, note: Note) -> None:
+        self._confirmed[note.node] = note
+        self._woken.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            confirmed, self._confirmed = self._confirmed, {}
+            for note in confirmed.values():
+                await self._evict(note)
+
+    async def _evict(self, note: Note) -> None:
+        sign = note.sign.name.lower()
+        # Before the write: if its outcome is unknown and it was applied, no later line tells of the eviction.
+        log.warning(
+            "cluster: evicting broker=%d incarnation=%d sign=%s silent_ms=%d",
+            *(note.node, note.lease, sign, note.silent_ms),
+        )
+        try:
+            await self._store.revoke_lease(note.lease, fence_term=note.term, timeout=WRITE_S)
+        except (LeaseNotFound, Deposed) as error:
+            log.info("cluster: not evicted broker=%d incarnation=%d error=%s", note.node, note.lease, error)
+        except (SavaError, TimeoutError) as error:
+            log.warning(
+                "cluster: eviction failed broker=%d incarnation=%d error=%s: %s",
+                *(note.node, note.lease, type(error).__name__, error),
+            )
+        else:
+            self.evictions[sign] += 1
+            log.info("cluster: evicted broker=%d incarnation=%d", note.node, note.lease)

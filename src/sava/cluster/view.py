@@ -1,12 +1,13 @@
-"""ClusterView: brokers, topics and owners as this node knows them, kept up to date by one watch.
+"""ClusterView: brokers, topics and owners as this node knows them, kept up to date by one watch. TopicRouter:
+the owner of a topic, as soon as it has one.
 
-What the store holds of topics and brokers is read once and then followed event by event, so that whoever
-looks at ten thousand topics looks at dictionaries. The view is never ahead of the node and usually some
+The view reads once what the store holds of topics and brokers, and then follows it event by event: a reader
+that looks at ten thousand topics looks at dictionaries. The view is never ahead of the node and usually some
 milliseconds behind the cluster; whatever is decided from it is written on the condition that the records are
-still those that were seen. A watch that falls too far behind begins anew with everything (``Compacted``).
+still those that were seen. A watch that falls too far behind begins again with everything (``Compacted``).
 
-Listeners are told the topics whose records changed (None: any may have). They run in the watch's task, one
-after another, and must return at once.
+Listeners get the topics whose records changed (None: any may have). They run in the watch's task, one after
+another, and must return at once.
 """
 
 from __future__ import annotations
@@ -18,23 +19,27 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sava.broker import ownership, specs
-from sava.broker.names import TopicName
-from sava.broker.ownership import Held
-from sava.broker.specs import Ownership, RecordCorrupt, TopicSpec
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode, Registration
-from sava.errors import SavaError
+from sava.errors import RetryableError, SavaError
 from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Compacted
-from sava.metadata.store import MetadataStore, Watch
+from sava.metadata.records import RecordCorrupt
+from sava.metadata.store import MetadataStore
+from sava.metadata.watch import Watch
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
+from sava.topics import ownership, specs
+from sava.topics.errors import TopicMismatch, TopicUnknown
+from sava.topics.names import TopicName
+from sava.topics.ownership import KnownOwnership
+from sava.topics.registry import Registry
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.2
-UNASSIGNED: Final = Held(ownership.UNASSIGNED, 0)
+UNASSIGNED: Final = KnownOwnership(ownership.UNASSIGNED, 0)
 PREFIXES: Final = (specs.TOPICS, records.CLUSTER)
 UNREADABLE: Final = BrokerMode(mode=Mode.DRAINED, reason="its record cannot be read")
 """A mode that is not known is not the default one: such a broker keeps what it has, and gets nothing."""
@@ -44,7 +49,7 @@ T = TypeVar("T")
 Listener = Callable[[frozenset[TopicName] | None], None]
 
 
-class Entry(NamedTuple):
+class TopicEntry(NamedTuple):
     """A topic that messages can be in: a plain one, or a partition."""
 
     name: TopicName
@@ -61,7 +66,7 @@ class ClusterView:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._specs: dict[TopicName, tuple[TopicSpec, int]] = {}
-        self._owned: dict[TopicName, Held] = {}
+        self._owned: dict[TopicName, KnownOwnership] = {}
         self._brokers: dict[int, Registration] = {}
         self._modes: dict[int, BrokerMode] = {}
         self._replicated: dict[TopicName, KeyValue] = {}
@@ -102,10 +107,12 @@ class ClusterView:
             try:
                 await self._follow()
             except Compacted:
-                log.info("cluster: the view fell behind and begins anew")
+                log.info("cluster: the view fell behind, reading everything again")
                 continue
             except (SavaError, TimeoutError) as error:
-                log.warning("cluster: the view cannot follow error=%s: %s", type(error).__name__, error)
+                log.warning(
+                    "cluster: the view cannot follow, retrying error=%s: %s", type(error).__name__, error
+                )
             # Also when the watches have ended without an error: the store is being closed.
             await asyncio.sleep(RETRY_S)
 
@@ -164,7 +171,9 @@ class ClusterView:
             case ["", "topics", namespace, topic, "ownership"]:
                 name = TopicName(namespace, topic)
                 record = self._decode(key, kv, Ownership)
-                self._own(name, None if record is None or kv is None else Held(record, kv.mod_revision))
+                self._own(
+                    name, None if record is None or kv is None else KnownOwnership(record, kv.mod_revision)
+                )
                 return name
             case ["", "topics", namespace, topic, "replication"]:
                 name = TopicName(namespace, topic)
@@ -190,7 +199,7 @@ class ClusterView:
     def _decode(self, key: str, kv: KeyValue | None, kind: type[T]) -> T | None:
         """None: it is gone, or cannot be read, which is remembered. One record that cannot be read is no
         reason to know nothing of the others, and a topic's is not an absent one: it has no entry, and so
-        nobody does anything with it."""
+        no broker does anything with it."""
         if kv is None:
             self._corrupt.pop(key, None)
             return None
@@ -203,7 +212,7 @@ class ClusterView:
         self._corrupt.pop(key, None)
         return record
 
-    def _own(self, name: TopicName, held: Held | None) -> None:
+    def _own(self, name: TopicName, held: KnownOwnership | None) -> None:
         older = self._owned.pop(name, None)
         if older is not None:
             names = self._by_owner[older.record.owner]
@@ -245,7 +254,7 @@ class ClusterView:
         """Whether it is a topic that messages can be in, and not being deleted."""
         return self.entry(name) is not None and not self.is_deleting(name)
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[TopicEntry]:
         """All topics that messages can be in, those included that are being deleted. Copy before an await."""
         return (entry for name in self._specs if (entry := self.entry(name)) is not None)
 
@@ -253,14 +262,14 @@ class ClusterView:
         """All topics, partitioned ones included."""
         return list(self._specs)
 
-    def entry(self, name: TopicName) -> Entry | None:
+    def entry(self, name: TopicName) -> TopicEntry | None:
         """None: there is no such topic, or it is partitioned and its partitions have what it would have, or
         its record cannot be read (see ``fault``)."""
         known = self._specs.get(name)
         if known is None or known[0].partitions or (self._corrupt and self.fault(name)):
             return None
         record, revision = self._owned.get(name, UNASSIGNED)
-        return Entry(name, known[0], known[1], record, revision)
+        return TopicEntry(name, known[0], known[1], record, revision)
 
     def spec(self, name: TopicName) -> TopicSpec | None:
         """Also of a partitioned topic. None: there is none, it is being deleted, or its record cannot
@@ -273,7 +282,7 @@ class ClusterView:
         """The replication policies of topics that have their own."""
         return MappingProxyType(self._replicated)
 
-    def held(self, name: TopicName) -> Held:
+    def held(self, name: TopicName) -> KnownOwnership:
         """Who has it, whether or not there is such a topic."""
         return self._owned.get(name, UNASSIGNED)
 
@@ -295,7 +304,7 @@ class ClusterView:
         """As ``owned_by``, without looking at each."""
         return set(self._by_owner.get(broker, ()))
 
-    def owned_by(self, broker: int) -> list[Entry]:
+    def owned_by(self, broker: int) -> list[TopicEntry]:
         """What names it as the owner, in whatever state."""
         names = self._by_owner.get(broker, ())
         return [entry for name in names if (entry := self.entry(name)) is not None]
@@ -304,3 +313,109 @@ class ClusterView:
         """Topics of each broker that is registered or owns any."""
         owners = {broker: len(names) for broker, names in self._by_owner.items() if broker}
         return dict.fromkeys(self._brokers, 0) | owners
+
+
+# -- the owner of a topic ---------------------------------------------------------------------
+#
+# The answer for a topic that is served is two dictionary lookups. While no broker has it (it moves, its
+# broker has just died, it was created a moment ago) the caller waits, bounded, instead of being sent away:
+# moves end in less time than clients take to come back.
+
+WAIT_S: Final = 3600.0
+"""The caller's own bound is what ends a wait."""
+
+
+class NotServed(RetryableError):
+    """No broker has the topic; says why."""
+
+    def __init__(self, topic: object, reason: str) -> None:
+        super().__init__(f"topic {topic} is not served: {reason}")
+        self.topic, self.reason = str(topic), reason
+
+
+class TopicRouter:
+    """Owned by the event loop."""
+
+    def __init__(self, view: ClusterView, registry: Registry) -> None:
+        self._view = view
+        self._registry = registry
+
+    def registration(self, broker: int) -> Registration | None:
+        return self._view.brokers.get(broker)
+
+    def current(self, name: TopicName) -> int:
+        """The broker that has the topic, without waiting; 0: none."""
+        record, _ = self._view.held(name)
+        is_served = record.state is OwnershipState.ASSIGNED and record.owner in self._view.brokers
+        return record.owner if is_served else 0
+
+    async def owner(self, name: TopicName, *, timeout: float = 5.0, but_not: int = 0) -> int:
+        """The broker that has the topic, which may be this one; waits for it.
+
+        ``but_not`` is one that was asked and does not have it, or could not be reached: it is the answer
+        again as soon as its record or registration has changed, or else when the time is over (for then it
+        has it, as far as anybody knows; a caller that only met a view behind its own gives little time).
+
+        Raises TopicUnknown, TopicMismatch (partitioned: ask for its partitions), NotServed."""
+        found = self.current(name)
+        if found and found != but_not:
+            return found
+        refused = self._mark(name, but_not)
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._answers(name, but_not, refused):
+                    await self._wait(name, lambda: self._answers(name, but_not, refused))
+        except TimeoutError:
+            if not self.current(name):
+                raise NotServed(name, self._reason(name)) from None
+        return self.current(name)
+
+    async def _wait(self, name: TopicName, condition: Callable[[], bool]) -> None:
+        """For an answer, or for the topic to come or go."""
+        await self._check_exists(name)
+        was_seen = self._view.has(name)
+        await self._view.wait(
+            lambda: condition() or self._view.has(name) != was_seen, timeout=WAIT_S, about=name
+        )
+
+    def _answers(self, name: TopicName, but_not: int, refused: tuple[int, int]) -> bool:
+        found = self.current(name)
+        return found != 0 and (found != but_not or self._mark(name, but_not) != refused)
+
+    def _mark(self, name: TopicName, broker: int) -> tuple[int, int]:
+        """What must change before this broker is asked again."""
+        registration = self.registration(broker)
+        return self._view.held(name).revision, registration.incarnation if registration is not None else 0
+
+    async def _check_exists(self, name: TopicName) -> None:
+        """What the view does not know may be new: the store is asked, so that only what does not exist is
+        called unknown."""
+        if self._view.has(name):
+            return
+        spec = await self._registry.get(name)
+        if spec is None:
+            raise TopicUnknown(name)
+        if spec.partitions:
+            raise TopicMismatch(
+                f"topic {name} is partitioned; use one of its partitions, for example {name.partition(0)}"
+            )
+
+    def _reason(self, name: TopicName) -> str:
+        record = self._view.held(name).record
+        if fault := self._view.fault(name):
+            return fault
+        match record.state:
+            case OwnershipState.ASSIGNED:
+                return f"its broker {record.owner} is gone"
+            case OwnershipState.MOVING:
+                return f"broker {record.owner} is handing it over"
+            case OwnershipState.ORPHAN:
+                return (
+                    f"its broker {record.owner} is gone, and its journal is not recovered yet; if that "
+                    "lasts, `sava journals list` tells for what it waits"
+                )
+            case OwnershipState.DELETING:
+                return "it is being deleted"
+        if not self._view.active:
+            return "no broker is active"
+        return f"no broker has taken it up yet{f' ({record.error})' if record.error else ''}"

@@ -1,16 +1,16 @@
 """Writers: batches of messages for any number of topics, published whole and once.
 
-    1 stage     whoever has a part puts it into the object store                       nobody sees anything
-    2 check     each topic says whether it would take its part                         nobody sees anything
+    1 stage     the writer puts each part into the object store                        no reader sees anything
+    2 check     each topic says whether it would take its part                         no reader sees anything
     3 decide    one compare-and-swap of the writer's record names the batch            ◀── the one moment
     4 publish   the owner of each topic appends what it finds staged
     5 mark      the record says published; what was staged is removed
 
-Up to 3 nothing has happened. From 3 on it will: whoever comes to a record that is decided and not published
-goes on with 4, be it the broker that decided, the one that a repeated commit comes to, the next commit of the
-writer, or the leader, which looks for such records every few seconds. What they publish is what the record
-names, and topics recognise what they have (``sava.broker.staged``), so it does not matter how many do it or
-how often.
+Up to 3 nothing has happened. From 3 on it will: every broker that comes to a record that is decided and not
+published continues with 4, be it the broker that decided, the one that a repeated commit comes to, the next
+commit of the writer, or the leader, which looks for such records every few seconds. What they publish is what
+the record names, and topics recognise what they have (``sava.topics.staged``), so it does not matter how many
+do it or how often.
 
 **One at a time.** A batch is decided when the one before it is published, and not before. So a topic that has
 seen a later one of a writer has all of the earlier ones, and one number per writer is all that it must
@@ -28,10 +28,10 @@ at them and the decision they might be:
     broker   looks: the parts are there                    … stalls …                      decides
     leader                              they are old and unnamed: removed
 
-Whoever sweeps therefore first writes down, under the key SWEEP, up to when it sweeps, then reads the records,
-and then removes. A decision is conditional on that key being what it was when the parts were found to be
-younger. Either the sweep sees the decision, or the decision is refused. All these times are the object
-store's: no broker's clock has a part in it.
+The sweep therefore first writes down, under the key SWEEP, up to when it sweeps, then reads the records, and
+then removes. A decision is conditional on that key being what it was when the parts were found to be younger.
+Either the sweep sees the decision, or the decision is refused. All these times are the object store's: no
+broker's clock has a part in it.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import unchanged
-from sava.broker.names import TopicName, check_name
-from sava.broker.single_flight import SingleFlight
-from sava.cluster import commits
-from sava.cluster.commits import Commit
-from sava.cluster.errors import StagedLost, WriterBusy, WriterContended, WriterUnknown
+from sava.cluster import writer_records
 from sava.cluster.writer_records import (
     SWEEP,
     WRITERS,
-    Held,
+    Commit,
+    HeldWriter,
+    StagedLost,
+    WriterBusy,
+    WriterContended,
     WriterRecord,
+    WriterUnknown,
     held,
     now_ms,
     swept_until,
@@ -64,12 +63,15 @@ from sava.cluster.writer_records import (
 from sava.errors import SavaError
 from sava.metadata.commands import Delete, Put
 from sava.metadata.errors import OutcomeUnknown, Unavailable
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage import staging
 from sava.storage.errors import ObjectMissing, StagedExpired, StagedInvalid
 from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.staging import Manifest, Part, Section
-from sava.tasks import cancelled, spawn, spread
+from sava.tasks import SingleFlight, cancelled, spawn, spread
+from sava.topics import specs
+from sava.topics.names import TopicName, check_name
 
 log = logging.getLogger(__name__)
 
@@ -93,14 +95,14 @@ class StagedTopics(Protocol):
         ...
 
 
-class Published(NamedTuple):
+class PublishedPart(NamedTuple):
     topic: str
     messages: int
 
 
-class Committed(NamedTuple):
+class CommitResult(NamedTuple):
     decided_now: bool
-    published: Sequence[Published]
+    published: Sequence[PublishedPart]
     """Empty if that was long ago."""
 
 
@@ -121,7 +123,7 @@ class Writers:
         self._topics = topics
         self.usable_s = expiry_s / 2
         """Parts that were staged longer ago are refused: what is about to be swept is not decided upon."""
-        self._finishing: SingleFlight[tuple[str, str], Sequence[Published]] = SingleFlight()
+        self._finishing: SingleFlight[tuple[str, str], Sequence[PublishedPart]] = SingleFlight()
         self._tidying: set[asyncio.Task[None]] = set()
 
         # For metrics.
@@ -136,21 +138,21 @@ class Writers:
 
     # -- committing ------------------------------------------------------------------------------
 
-    async def commit(self, commit: Commit) -> Committed:
+    async def commit(self, commit: Commit) -> CommitResult:
         """Until the batch is published. Repeating it is safe. Raises WriterFenced, WriterReused,
         BatchOutOfOrder, StagedExpired, StagedInvalid and what a topic refuses its part with: nothing is
         published then. Any other error leaves open whether it is decided; a batch that is will be
         published."""
-        commits.check(commit)
+        writer_records.check_commit(commit)
         for _ in range(ATTEMPTS):
             known = await self._held(commit.writer)
             record = known.record
             if record is not None:
-                commits.check_run(record, commit)
+                writer_records.check_run(record, commit)
                 if commit.batch <= record.batch:
-                    commits.check_repeated(record, commit)
+                    writer_records.check_repeated(record, commit)
                     if await self._follow(known, record, commit.run):
-                        return Committed(False, await self._published(record, commit))
+                        return CommitResult(False, await self._published(record, commit))
                     continue
                 if not record.is_published:
                     await self.finish(commit.writer, record.manifest)
@@ -158,25 +160,25 @@ class Writers:
             decided = await self._decide(commit, known)
             if decided is not None:
                 manifest = decided.record.manifest
-                return Committed(True, await self.finish(commit.writer, manifest, decided))
+                return CommitResult(True, await self.finish(commit.writer, manifest, decided))
         raise WriterContended(commit.writer)
 
-    async def _follow(self, known: Held, record: WriterRecord, run: str) -> bool:
+    async def _follow(self, known: HeldWriter, record: WriterRecord, run: str) -> bool:
         """Take the writer over from an earlier run, if there is one. False: the record has changed."""
         followed = record.followed_by(run)
         return followed is record or await self._write(known, followed)
 
-    async def _published(self, record: WriterRecord, commit: Commit) -> Sequence[Published]:
+    async def _published(self, record: WriterRecord, commit: Commit) -> Sequence[PublishedPart]:
         if commit.batch < record.batch or record.is_published:
             return ()
         return await self.finish(commit.writer, record.manifest)
 
-    async def _decide(self, commit: Commit, known: Held) -> _Decided | None:
-        """None: it was another's turn, or nobody knows."""
+    async def _decide(self, commit: Commit, known: HeldWriter) -> _Decided | None:
+        """None: it was another's turn, or the outcome is unknown."""
         swept = swept_until(await self._store.get(SWEEP))
         await self._check_fresh(commit, swept.moment_ms)
         manifest = Manifest(writer=commit.writer, batch=commit.batch, parts=await self._check_topics(commit))
-        record = commits.next_record(commit, known.record, manifest)
+        record = writer_records.next_record(commit, known.record, manifest)
         await staging.put_manifest(self._objects, record.manifest, manifest)
         key = writer_key(commit.writer)
         conditions = (
@@ -232,16 +234,16 @@ class Writers:
 
     async def finish(
         self, writer: str, manifest: str, decided: _Decided | None = None
-    ) -> Sequence[Published]:
-        """Publish what was decided, if that is not done; what it was, empty if somebody else has done it.
-        Goes on if the caller does not. Raises what stands in the way.
+    ) -> Sequence[PublishedPart]:
+        """Publish what was decided, if that is not done; what it was, empty if another broker has done it.
+        Continues if the caller does not. Raises what stands in the way.
 
         A decision is known by its manifest, which no other has. The ordinals of a writer that was forgotten
-        begin anew, and whoever is late must not take the new one's first batch for the one that it has
+        begin again, and a late broker must not take the new one's first batch for the one that it has
         published itself."""
         return await self._finishing.run((writer, manifest), lambda: self._finish(writer, manifest, decided))
 
-    async def _finish(self, writer: str, key: str, decided: _Decided | None) -> Sequence[Published]:
+    async def _finish(self, writer: str, key: str, decided: _Decided | None) -> Sequence[PublishedPart]:
         try:
             if decided is None:
                 decided = await self._load(writer, key)
@@ -257,11 +259,11 @@ class Writers:
                 failure = StagedLost(f"a decided batch of writer {writer} cannot be published: {error}")
             await self._note(writer, key, error=str(failure))
             raise failure from error
-        await self._mark(Held(writer, decided.record, decided.revision), decided.record)
+        await self._mark(HeldWriter(writer, decided.record, decided.revision), decided.record)
         self.published += 1
         self.messages += decided.record.messages
         self._tidy(self._remove([*decided.manifest.keys, decided.record.manifest]))
-        return [Published(part.topic, part.messages) for part in decided.manifest.parts]
+        return [PublishedPart(part.topic, part.messages) for part in decided.manifest.parts]
 
     async def _load(self, writer: str, key: str) -> _Decided | None:
         """None: there is nothing left to do."""
@@ -292,7 +294,7 @@ class Writers:
                 await self._note(writer, record.manifest, done=done)
             raise failures[0]
 
-    async def _mark(self, known: Held, record: WriterRecord) -> None:
+    async def _mark(self, known: HeldWriter, record: WriterRecord) -> None:
         """The batch is published."""
         for _ in range(ATTEMPTS):
             marked = msgspec.structs.replace(record, is_published=True, done=(), error="")
@@ -305,7 +307,8 @@ class Writers:
         raise WriterContended(known.writer)
 
     async def _note(self, writer: str, key: str, *, done: Iterable[str] = (), error: str = "") -> None:
-        """How far it has come, for those who go on and those who look. If it cannot be written, it is not."""
+        """How far it has come, for those who continue and those who look. If it cannot be written, it is
+        not."""
         with suppress(SavaError, TimeoutError):
             known = await self._held(writer)
             record = known.record
@@ -348,11 +351,12 @@ class Writers:
 
     # -- records and objects ---------------------------------------------------------------------
 
-    async def _held(self, writer: str) -> Held:
+    async def _held(self, writer: str) -> HeldWriter:
         return held(writer, await self._store.get(writer_key(writer)))
 
-    async def _write(self, known: Held, record: WriterRecord) -> bool:
-        """False: it is not what was known any more, or nobody knows. Whoever reads it again finds out."""
+    async def _write(self, known: HeldWriter, record: WriterRecord) -> bool:
+        """False: it is not what was known any more, or the outcome is unknown. Reading it again shows
+        which."""
         key = writer_key(known.writer)
         put = Put(key, specs.encode(record))
         with suppress(OutcomeUnknown):

@@ -2,16 +2,13 @@
 what to do about it.
 
 ================  =====================================================================================
-``findings``      what is said: how bad, about what, why, and the way out
-``reach``         one address: whether anybody answers there, and until when its certificate holds
 ``observation``   everything that is looked at, gathered at one time, and what moves at two
-``cluster``       judgements about brokers: addresses, leader, terms, modes, clocks, versions, disks
-``contents``      judgements about what they keep: topics, subscriptions, object store
-``journals``      judgements about journals of brokers that are gone
-``pipelines``     judgements about pipelines that nobody runs, and topics that are not copied
-``clients``       judgements about what a client sees
-``signs``         judgements about what brokers say of themselves in metrics
+``brokers``       judgements about brokers: addresses, leader, terms, clocks, versions, disks, metrics,
+clients
+``contents``      judgements about what they keep and do: store, topics, subscriptions, journals, pipelines
+``findings``      what is said: how bad, about what, why, and the way out
+``visit``         these together: look, judge, report
 ================  =====================================================================================
 
-Gathering judges nothing, and judging asks nobody: a judgement is a function from an observation to findings.
-"""
+Gathering judges nothing, and judging asks no broker: a judgement is a function from an observation to
+findings."""

@@ -1,15 +1,18 @@
-"""Judgements about what brokers keep: topics that nobody serves, subscriptions that do not get on, the object
-store behind all of them."""
+"""Judgements about what brokers keep and do: the object store, topics without a broker, subscriptions without
+progress, journals that cannot be recovered, pipelines without a runner, topics that are not replicated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from sava.doctor import journals
+from sava.cluster.pipelines import PipelineState
 from sava.doctor.findings import ORDER, Finding, Level, error, note, warning
 from sava.doctor.observation import MAX_TOPICS, Observation
-from sava.proto import topics_admin_pb2 as pb
+from sava.ledger.protocol import Fragment, StorageId
+from sava.ledger.protocol.record import recovery_quorum, suffices
+from sava.proto import journals_pb2, pipelines_pb2, topics_admin_pb2
+from sava.replication.matrix import CONNECTED, LinkState
 
 MAX_NAMED: Final = 20
 """Findings of one kind."""
@@ -88,16 +91,18 @@ def _unserved(seen: Observation) -> Iterator[Finding]:
         if finding is not None:
             said.setdefault(finding, []).append(topic.name)
     for (level, check, text, remedy), names in said.items():
-        subject = names[0] if len(names) == 1 else f"{len(names)} topics, such as {names[0]}"
+        subject = names[0] if len(names) == 1 else f"{len(names)} topics (for example {names[0]})"
         yield Finding(level, check, subject, text, remedy)
 
 
-def _unserved_topic(seen: Observation, topic: pb.TopicSummary) -> tuple[Level, str, str, str] | None:
+def _unserved_topic(
+    seen: Observation, topic: topics_admin_pb2.TopicSummary
+) -> tuple[Level, str, str, str] | None:
     """How bad, of which check, what, and the way out."""
     first, second = seen.first.get(topic.name), seen.second.get(topic.name)
     reason = f": {second.reason}" if second is not None and second.reason else ""
     if topic.state == "orphan":
-        text = f"the owner, broker {topic.broker_id}, is gone, and nobody has taken over yet{reason}"
+        text = f"the owner, broker {topic.broker_id}, is gone, and no broker has taken over yet{reason}"
         return Level.ERROR, "orphaned tails", text, _way_on(seen, topic.broker_id)
     if topic.state == "unassigned" or (topic.state == "sealed" and not _has_takers(seen)):
         remedy = "activate a broker (`sava brokers activate`), or start one more"
@@ -119,28 +124,30 @@ def _has_takers(seen: Observation) -> bool:
 
 def _way_on(seen: Observation, owner: int) -> str:
     """For a topic whose owner is gone: what was in no segment is on the mirrors of the owner's journal."""
-    for journal in journals.waiting(seen):
+    for journal in waiting(seen):
         if journal.broker_id == owner:
             return (
-                f"its last messages are in journal {journals.name_of(journal)}, which waits for disks that "
+                f"its last messages are in journal {name_of(journal)}, which waits for disks that "
                 f"are gone: start broker {owner} or one of its mirrors again, with its disk; if they are "
-                f"lost for good, {journals.give_up(journal)}"
+                f"lost for good, {give_up(journal)}"
             )
     for journal in seen.journals:
         if journal.broker_id == owner and journal.error:
             return (
-                f"what was in no segment yet is in journal {journals.name_of(journal)}, and cannot be "
-                f"stored: {journal.error}; mend that, and it goes on elsewhere by itself"
+                f"what was in no segment yet is in journal {name_of(journal)}, and cannot be "
+                f"stored: {journal.error}; mend that, and the topic continues on another broker by itself"
             )
     if any(broker.store is not None and not broker.store.reachable for broker in seen.brokers):
-        return "mend the object store first: what was in no segment yet has to be stored before it goes on"
+        return "mend the object store first: the topic continues when all that was in no segment is stored"
     return (
-        "wait some seconds: it goes on elsewhere as soon as its owner's journal is recovered from the "
+        "wait some seconds: another broker takes over once the owner's journal is recovered from the "
         f"mirrors; if it stays so, `sava journals list` shows what becomes of the journals of {owner}"
     )
 
 
-def _stays(first: pb.TopicDescription | None, second: pb.TopicDescription | None) -> bool:
+def _stays(
+    first: topics_admin_pb2.TopicDescription | None, second: topics_admin_pb2.TopicDescription | None
+) -> bool:
     return (
         first is not None
         and second is not None
@@ -157,7 +164,7 @@ def check_subscriptions(seen: Observation) -> Iterator[Finding]:
         yield note(
             "subscriptions",
             "cluster",
-            f"not known for {len(missed)} of {len(wanted)} topics, such as {missed[0]}: nobody tells",
+            f"no status for {len(missed)} of {len(wanted)} topics (for example {missed[0]})",
         )
     yield from _bounded(
         list(_lags(seen)), "subscriptions", "`sava subscriptions list TOPIC` shows their state"
@@ -173,7 +180,10 @@ def _lags(seen: Observation) -> Iterator[Finding]:
 
 
 def _lag(
-    topic: str, before: pb.SubscriptionDescription | None, now: pb.SubscriptionDescription, waited_s: float
+    topic: str,
+    before: topics_admin_pb2.SubscriptionDescription | None,
+    now: topics_admin_pb2.SubscriptionDescription,
+    waited_s: float,
 ) -> Iterator[Finding]:
     subject = f"{now.subscription} of {topic}"
     if now.error:
@@ -182,7 +192,7 @@ def _lag(
             subject,
             f"has failed: {now.error}",
             "mend what the error names (`sava storage verify` finds objects that are missing or damaged); "
-            "it is tried again by itself, and told of until a consumer gets messages",
+            "it is tried again by itself, and reported until a consumer gets messages",
         )
     elif now.blocked:
         yield error(
@@ -213,10 +223,166 @@ def _lag(
         )
 
 
-def _again(before: pb.SubscriptionDescription, now: pb.SubscriptionDescription) -> str:
-    """What came back meanwhile tells those that fail from those that are slow."""
+def _again(
+    before: topics_admin_pb2.SubscriptionDescription, now: topics_admin_pb2.SubscriptionDescription
+) -> str:
+    """What came back meanwhile: consumers that fail, rather than slow ones."""
     if (late := now.timed_out - before.timed_out) > 0:
         return f"; {late} came back because their ack timeout was over"
     if (again := now.redelivered - before.redelivered) > 0:
         return f"; {again} were given back and delivered again"
     return ""
+
+
+# -- journals ----------------------------------------------------------------
+
+# The cluster recovers the journal of a broker that is gone from the disks that hold it. With too few of them
+# it does not know how far the journal goes, and its topics wait for an operator.
+
+
+def name_of(journal: journals_pb2.Journal) -> str:
+    """As `sava journals list` writes it."""
+    return f"{journal.broker_id}/{journal.incarnation}"
+
+
+def waiting(seen: Observation) -> Iterator[journals_pb2.Journal]:
+    """Those that cannot be recovered, or read, with the disks that are there."""
+    for journal in seen.journals:
+        if journal.state == "closed" and not any(
+            member.broker_id for member in journal.members if member.is_owner or member.is_holder
+        ):
+            yield journal
+        # While it is recovered no broker writes it, even if its broker is back with the disk.
+        is_written = journal.state == "open" and any(
+            member.is_owner and member.broker_id for member in journal.members
+        )
+        if journal.state != "closed" and not is_written and journal.fragments:
+            present = {StorageId(member.storage_id) for member in journal.members if member.broker_id}
+            if not suffices(_end_of(journal), present):
+                yield journal
+
+
+def check_journals(seen: Observation) -> Iterator[Finding]:
+    if seen.journals_error:
+        yield note("journals", "cluster", f"not known: journals cannot be listed: {seen.journals_error}")
+    for journal in waiting(seen):
+        if journal.state == "closed":
+            yield _without_copies(journal)
+            continue
+        end = _end_of(journal)
+        silent = [
+            member.storage_id[:8]
+            for member in journal.members
+            if not member.broker_id and member.storage_id in end.members
+        ]
+        present = len(end.members) - len(silent)
+        yield error(
+            "journals",
+            f"journal {name_of(journal)}",
+            f"its broker is or was gone, and of the {len(end.members)} disks that hold its end {present} are "
+            f"there (not {', '.join(silent)}): what was acknowledged last is unknown, and topics whose "
+            "last messages are in it wait",
+            f"start brokers with these disks again, until {recovery_quorum(end)} are there; if the disks are "
+            f"lost for good, {give_up(journal)}",
+        )
+
+
+def _without_copies(journal: journals_pb2.Journal) -> Finding:
+    held = [member.storage_id[:8] for member in journal.members if member.is_owner or member.is_holder]
+    return error(
+        "journals",
+        f"journal {name_of(journal)}",
+        f"it is closed, and none of the disks that hold all of it is there ({', '.join(held)}): topics whose "
+        "last messages are in it and in no segment wait",
+        f"start a broker with one of these disks again; if they are lost for good, {give_up(journal)}",
+    )
+
+
+def give_up(journal: journals_pb2.Journal) -> str:
+    return (
+        f"`sava journals recover {name_of(journal)}` shows what would be lost, and gives it up with --yes; "
+        "then the topics continue"
+    )
+
+
+def _end_of(journal: journals_pb2.Journal) -> Fragment:
+    """Only who holds the end knows how far it goes."""
+    last = journal.fragments[-1]
+    return Fragment(last.start, tuple(map(StorageId, last.storage_ids)), last.ack_quorum)
+
+
+# -- pipelines and replication ------------------------------------------------
+
+RUNNER: Final = "start one: `sava pipelines run`, or another beside those that run"
+STATUS: Final = "`sava replication status` shows all of them"
+REMEDIES: Final[dict[str, str]] = {
+    LinkState.WAITING_RUNNER: RUNNER,
+    LinkState.PAUSED: "`sava pipelines resume replicate-{remote}`",
+    LinkState.STARTING: "wait some seconds; if it lasts, look into the log of its runner",
+    LinkState.REMOTE_DELETED: "`sava replication recreate {topic} --remote {remote}`, or clear the policy",
+    LinkState.DATA_LOSS: "`sava replication recreate {topic} --remote {remote}` continues with what is left",
+    LinkState.UNREACHABLE: (
+        "`sava remotes test {remote}` says whether brokers reach it; so must the machine of the runner"
+    ),
+    LinkState.SOURCE_UNREACHABLE: "see what is said of topics; the runner must reach all brokers",
+    LinkState.DENIED: "give the token of the remote the permission (`sava remotes add {remote} --token …`)",
+}
+"""By state; where there is none, the reason says it."""
+LEVELS: Final[dict[str, Level]] = {LinkState.STARTING: Level.NOTE, LinkState.PAUSED: Level.WARNING}
+"""By intention, or soon over; everything else is an error."""
+
+
+def check_pipelines(seen: Observation) -> Iterator[Finding]:
+    if seen.pipelines_error:
+        yield note("pipelines", "cluster", f"not known: {seen.pipelines_error}")
+    for pipeline in seen.pipelines:
+        name, status = pipeline.spec.name, pipeline.status
+        if status.state == PipelineState.FAILING:
+            yield error(
+                "pipelines",
+                name,
+                f"fails, and is begun again by itself (so far {status.restarts} times): {status.last_error}",
+                "mend what the error names; the log of its runner says more",
+            )
+        elif status.state == PipelineState.WAITING and not _is_link(pipeline):
+            yield error("pipelines", name, "no runner has it", RUNNER)
+
+
+def _is_link(pipeline: pipelines_pb2.Pipeline) -> bool:
+    """A pipeline that copies a topic; what is not copied is said of the topic."""
+    return bool(pipeline.spec.made_by)
+
+
+def check_replication(seen: Observation) -> Iterator[Finding]:
+    """Partitions for the same reason are one finding: a remote that is gone is gone for all of them."""
+    if seen.links_error:
+        yield note("replication", "cluster", f"not known: {seen.links_error}")
+    stopped: dict[tuple[str, str, str], list[str]] = {}
+    for topic in seen.links:
+        for partition in topic.partitions:
+            if partition.state not in CONNECTED:
+                cause = topic.remote, partition.state, partition.reason
+                stopped.setdefault(cause, []).append(topic.topic)
+    for (remote, state, reason), topics in stopped.items():
+        why = f": {reason}" if reason else ""
+        yield Finding(
+            LEVELS.get(state, Level.ERROR),
+            "replication",
+            f"{topics[0]} to {remote}" if len(set(topics)) == 1 else f"{len(set(topics))} topics to {remote}",
+            f"{_partitions(len(topics))} not copied ({state}){why}",
+            REMEDIES.get(state, STATUS).format(remote=remote, topic=topics[0]),
+        )
+    for topic in seen.links:
+        names = sorted({name for each in topic.partitions for name in each.unsynced_subscriptions})
+        if names:
+            yield Finding(
+                Level.WARNING,
+                "replication",
+                f"{topic.topic} to {topic.remote}",
+                f"positions of subscriptions are not copied: {', '.join(names)}",
+                STATUS,
+            )
+
+
+def _partitions(count: int) -> str:
+    return "1 partition is" if count == 1 else f"{count} partitions are"

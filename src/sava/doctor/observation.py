@@ -4,6 +4,7 @@ that does not answer is the very thing that is looked for."""
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -12,12 +13,14 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from sava.api.admin_client import AdminClient
 from sava.client import Refused, Tls
 from sava.client.connection import Connection
 from sava.client.errors import ClientError, Denied
 from sava.config import Auth
-from sava.doctor.reach import Contact, contact, fetch
 from sava.errors import SavaError
+from sava.peers import tls
+from sava.peers.error_mapping import BrokerUnreachable
 from sava.proto import (
     admin_pb2,
     brokers_pb2,
@@ -29,13 +32,13 @@ from sava.proto import (
     topics_admin_pb2,
 )
 from sava.proto.replica_pb2_grpc import ReplicaStub
-from sava.services import security
-from sava.services.admin_client import AdminClient
-from sava.services.faults import NotReached
 
 CALL_S: Final = 5.0
 PROBE_S: Final = 20.0
 """An object store has its own deadlines, several in a row."""
+CONTACT_S: Final = 3.0
+PAGE_S: Final = 10.0
+"""A broker with thousands of topics has a page of megabytes, and writes it beside its other work."""
 PARALLEL: Final = 16
 MAX_TOPICS: Final = 500
 """That are described one by one; of the others only the state is known."""
@@ -48,6 +51,19 @@ ALPN: Final = ("h2",)
 T = TypeVar("T")
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 """Of a page of metrics: labels and value, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contact:
+    """One address as a client sees it: whether a process answers there, and with which certificate."""
+
+    use: str
+    """client, admin, raft or http."""
+    address: str
+    error: str = ""
+    """Why no connection was made; empty: one was."""
+    expires: float | None = None
+    """When the certificate shown there ends, in seconds since 1970; None: none was shown."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +104,7 @@ class Greeting:
     error: str = ""
     """Why no broker did; empty: one did."""
     is_stranger: bool = False
-    """Somebody answers who does not know what was asked."""
+    """A process answers that does not know what was asked."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,7 +130,7 @@ class Observation:
     pipelines_error: str = ""
     service: str = ""
     is_service_given: bool = False
-    """By whoever asks; otherwise it is each broker's own address."""
+    """By the user; otherwise it is each broker's own address."""
     greetings: dict[str, Greeting] = field(default_factory=dict)
     """By address of the service."""
     look_ups: dict[str, str | list[tuple[str, str]]] = field(default_factory=dict)
@@ -122,7 +138,7 @@ class Observation:
 
     @property
     def has_leader(self) -> bool:
-        """Whether somebody knows one."""
+        """Whether any broker knows one."""
         return any(broker.status is not None and broker.status.leader_id for broker in self.brokers)
 
 
@@ -133,7 +149,7 @@ class Access:
     admin: str
     auth: Auth
     service: str = ""
-    """Where clients are told to go; empty: each broker's own address will do."""
+    """Where clients connect; empty: each broker's own address will do."""
     tls: Tls | None = None
 
 
@@ -153,7 +169,7 @@ class Looking:
                 seen.asked = await client.status(timeout=CALL_S)
                 request = brokers_pb2.ListBrokersRequest()
                 listed = (await client.call(client.brokers.ListBrokers, request, timeout=CALL_S)).brokers
-            except NotReached as error:
+            except BrokerUnreachable as error:
                 seen.asked_error, seen.asked_remedy = error.cause.text, error.cause.remedy
                 return seen
             except SavaError as error:
@@ -175,7 +191,7 @@ class Looking:
 
     async def _visit(self, broker: BrokerSeen) -> None:
         listed = broker.listed
-        context = security.client_context(self._access.auth)
+        context = tls.client_context(self._access.auth)
         if context is not None:
             context.set_alpn_protocols(ALPN)
         addresses = {
@@ -323,7 +339,7 @@ async def _greeted(connection: Connection, target: str) -> Greeting:
             "Hello", replica_pb2.HelloRequest(), target=target, timeout=CALL_S, service=ReplicaStub
         )
     except ClientError as error:
-        # A broker that refuses says why by a code; only somebody else does not know the question.
+        # A broker that refuses says why by a code; only another program does not know the question.
         is_stranger = isinstance(error, Refused) and not isinstance(error, Denied) and not error.code
         return Greeting(error=str(error), is_stranger=is_stranger)
     return Greeting(cluster_id=hello.cluster_id, cluster_name=hello.cluster_name)
@@ -335,3 +351,62 @@ def parsed(page: str) -> Samples:
         for sample in family.samples:
             found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
     return found
+
+
+# -- one address ---------------------------------------------------------------
+
+
+async def contact(use: str, address: str, context: ssl.SSLContext | None) -> Contact:
+    """Open a connection and close it again."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return Contact(use=use, address=address, error="not written HOST:PORT")
+    try:
+        async with asyncio.timeout(CONTACT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+    except TimeoutError:
+        return Contact(use=use, address=address, error=f"no answer within {CONTACT_S:g} s")
+    except ssl.SSLError as error:
+        return Contact(use=use, address=address, error=f"TLS: {_tls_reason(error)}")
+    except OSError as error:
+        return Contact(use=use, address=address, error=_reason(error))
+    try:
+        return Contact(use=use, address=address, expires=_expiry(writer.get_extra_info("peercert")))
+    finally:
+        writer.close()
+
+
+async def fetch(address: str, path: str) -> str:
+    """The body of a page. Raises OSError, TimeoutError."""
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(PAGE_S):
+        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+            answer = await reader.read(-1)
+        finally:
+            writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = head.partition(b"\r\n")[0].decode("latin-1")
+    if " 200 " not in status:
+        raise OSError(f"{path} was answered with {status!r}")
+    return body.decode()
+
+
+def days_left(expires: float) -> float:
+    return (expires - time.time()) / 86400
+
+
+def _expiry(certificate: Any) -> float | None:
+    return ssl.cert_time_to_seconds(certificate["notAfter"]) if certificate else None
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return error.reason or str(error)
+
+
+def _reason(error: OSError) -> str:
+    """asyncio's own text names the address once more, and twice when a name has two."""
+    return error.strerror if error.strerror and "Connect call" not in error.strerror else "connection refused"

@@ -1,4 +1,4 @@
-"""A visit: look, judge, and tell, the worst first."""
+"""A visit: look, judge, and report, the worst first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from sava.doctor import clients, cluster, contents, journals, pipelines, signs
+from sava.doctor import brokers, contents
 from sava.doctor.findings import ORDER, Finding, Level, error, note
 from sava.doctor.observation import Access, BrokerSeen, Looking, Observation
 
@@ -20,26 +20,26 @@ FROM_BROKERS: Final[dict[str, Callable[[BrokerSeen], bool]]] = {
     "object store": lambda broker: broker.store is not None,
     "metrics": lambda broker: bool(broker.metrics),
 }
-"""What each broker has to be asked for: whether this one has told it."""
+"""What each broker has to be asked for: whether this one has answered."""
 
 
 def judgements(min_free: float) -> dict[str, Judgement]:
     return {
-        "reachability": cluster.check_reachability,
-        "leader and terms": cluster.check_consensus,
-        "clocks": cluster.check_clocks,
-        "modes": cluster.check_modes,
-        "versions": cluster.check_versions,
-        "disks": partial(cluster.check_disks, min_free=min_free),
-        "certificates": cluster.check_certificates,
+        "reachability": brokers.check_reachability,
+        "leader and terms": brokers.check_consensus,
+        "clocks": brokers.check_clocks,
+        "modes": brokers.check_modes,
+        "versions": brokers.check_versions,
+        "disks": partial(brokers.check_disks, min_free=min_free),
+        "certificates": brokers.check_certificates,
         "object store": contents.check_store,
         "topics": contents.check_topics,
-        "journals": journals.check_journals,
+        "journals": contents.check_journals,
         "subscriptions": contents.check_subscriptions,
-        "pipelines": pipelines.check_pipelines,
-        "replication": pipelines.check_replication,
-        "clients": clients.check_clients,
-        "metrics": signs.check_signs,
+        "pipelines": contents.check_pipelines,
+        "replication": contents.check_replication,
+        "clients": brokers.check_clients,
+        "metrics": brokers.check_metrics,
     }
 
 
@@ -54,7 +54,7 @@ def judged(seen: Observation, *, min_free: float) -> list[Finding]:
             )
         ]
     if seen.asked is not None and not seen.asked.cluster_id:
-        return list(cluster.check_consensus(seen))
+        return list(brokers.check_consensus(seen))
     found: list[Finding] = []
     for name, judge in judgements(min_free).items():
         found += list(judge(seen)) or [_nothing_found(name, seen)]
@@ -62,13 +62,13 @@ def judged(seen: Observation, *, min_free: float) -> list[Finding]:
 
 
 def _nothing_found(name: str, seen: Observation) -> Finding:
-    """Where nobody could look, nobody knows whether anything is wrong."""
-    brokers = len(seen.brokers)
-    looked = sum(map(FROM_BROKERS[name], seen.brokers)) if name in FROM_BROKERS else brokers
+    """A broker that could not be asked is unknown, not well."""
+    total = len(seen.brokers)
+    looked = sum(map(FROM_BROKERS[name], seen.brokers)) if name in FROM_BROKERS else total
     if not looked:
         return note(name, "cluster", "not known: no broker could be asked")
-    if looked < brokers:
-        text = f"nothing is wrong with the {looked} of {brokers} brokers that could be asked"
+    if looked < total:
+        text = f"nothing is wrong with the {looked} of {total} brokers that could be asked"
         return Finding(Level.OK, name, "cluster", text)
     return Finding(Level.OK, name, "cluster", "nothing is wrong")
 

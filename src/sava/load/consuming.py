@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from sava.api.admin_client import AdminClient
 from sava.client import Batch, Client, Consumer
 from sava.client.consumer import SubscriptionType
 from sava.errors import RetryableError, SavaError
@@ -19,7 +20,6 @@ from sava.load.figures import Meter
 from sava.load.payload import PayloadKind
 from sava.load.tally import DeliveryTally, Owed
 from sava.proto import topics_admin_pb2 as pb
-from sava.services.admin_client import AdminClient
 
 
 class TopicUnserved(RetryableError):

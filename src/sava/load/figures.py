@@ -173,7 +173,7 @@ class LoadOutcome:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was done, or tried in vain."""
+        """Nothing was done, and nothing failed."""
         return not any(flow.count or flow.failed for flow in self.flows.values())
 
     def complaint(self) -> str:
@@ -212,7 +212,7 @@ class Meter:
     """A flow while it runs. Owned by one event loop."""
 
     MAX_ERRORS = 20
-    """Kinds of failures that are told apart."""
+    """Kinds of failures that are counted apart."""
 
     def __init__(self) -> None:
         self.count = 0

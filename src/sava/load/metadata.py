@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from sava.api.admin_client import AdminClient
 from sava.errors import Outcome, RetryableError, SavaError
 from sava.load.figures import Meter
 from sava.load.producing import LoadPace
 from sava.metadata.errors import OutcomeUnknown
+from sava.peers.error_mapping import BrokerUnreachable
 from sava.proto import admin_pb2 as pb
-from sava.services.admin_client import AdminClient
-from sava.services.faults import NotReached
 
 PREFIX: Final = "/bench/"
 MAX_KEYS: Final = 10_000
@@ -146,7 +146,7 @@ class Callers:
     async def _write(self, method: Any, request: Any) -> None:
         try:
             await self._client.call(method, request)
-        except NotReached:
+        except BrokerUnreachable:
             raise
         except (RetryableError, OutcomeUnknown, asyncio.CancelledError):
             self._may_have_written = True  # the outcome is unknown

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
+from sava.api.admin_client import AdminClient
 from sava.client import Client
 from sava.load.consuming import Consumption, LoadSubscription, Receivers, Silent
 from sava.load.figures import LoadOutcome, Meter
 from sava.load.metadata import Callers, MetadataCalls
 from sava.load.producing import Production, produce
 from sava.load.tally import DeliveryTally
-from sava.services.admin_client import AdminClient
 
 TELL_S: Final = 0.2
 
@@ -28,7 +28,7 @@ class LoadProgress(Protocol):
     def is_due(self) -> bool:
         """Whether the next line would be shown."""
 
-    def tell(self, line: str) -> None: ...
+    def show(self, line: str) -> None: ...
 
 
 class LoadRun(Protocol):
@@ -186,7 +186,7 @@ async def _telling(progress: LoadProgress, line: Callable[[float], str], meter: 
             await asyncio.sleep(TELL_S)
             if progress.is_due:
                 now = time.perf_counter()
-                progress.tell(line((meter.count - count) / (now - at)))
+                progress.show(line((meter.count - count) / (now - at)))
                 at, count = now, meter.count
 
     task = asyncio.create_task(tell(), name="bench: telling")

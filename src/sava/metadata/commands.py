@@ -115,7 +115,7 @@ class Txn(msgspec.Struct, frozen=True, array_like=True, tag=10):
     otherwise: tuple[Operation, ...] = ()
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=18):
+class TxnBatch(msgspec.Struct, frozen=True, array_like=True, tag=18):
     """Many transactions in one log entry, in order, under one revision. Each takes effect as a whole or not
     at all by its own comparisons: one that is refused does not hold up the others. They hold puts and deletes
     only and have no ``otherwise``, because the result does not carry what operations return: a session
@@ -169,7 +169,7 @@ class SetVersion(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 Command = (
     Txn
-    | Batch
+    | TxnBatch
     | LeaseGrant
     | LeaseRevoke
     | LeaseExpire
@@ -245,7 +245,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=13):
     revision: int
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=14):
+class CommandRefused(msgspec.Struct, frozen=True, array_like=True, tag=14):
     """The command was applied and had no effect, for the reason named by ``code`` (see
     ``metadata.errors``)."""
 
@@ -259,10 +259,10 @@ class BatchResult(msgspec.Struct, frozen=True, array_like=True, tag=15):
 
     revision: int
     """The store's revision after the batch; that of every key that it changed."""
-    outcomes: tuple[bool | Refused, ...]
+    outcomes: tuple[bool | CommandRefused, ...]
 
 
-Result = TxnResult | BatchResult | LeaseResult | SessionResult | Done | Refused
+Result = TxnResult | BatchResult | LeaseResult | SessionResult | Done | CommandRefused
 
 
 # -- encoding ------------------------------------------------------------------------------------------------

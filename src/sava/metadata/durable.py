@@ -6,7 +6,7 @@ Three kinds of records, and the state of a node is the fold over them:
 * ``BATCH``: one output of the core: term and vote, truncation, entries, an installed snapshot. It is *one*
   record because its parts must not be torn apart. Were the term a record of its own, behind the entries,
 
-      entries of term 5 durable · power cut · restart in term 4 · vote for somebody else in term 5
+      entries of term 5 durable · power cut · restart in term 4 · vote for another node in term 5
 
   would let two leaders of term 5 exist (openraft documents the loss of a committed entry from such a
   reordering). Within a record the order is: term and vote, installed snapshot or truncation, entries.
@@ -46,7 +46,7 @@ class RecordKind(IntEnum):
     CHECKPOINT = 3
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class DurableBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hard_state: HardState | None
     truncate_from: int | None
     entries: Sequence[Entry]
@@ -78,7 +78,7 @@ class LogState(msgspec.Struct, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_bootstrap = msgspec.msgpack.Decoder(Bootstrap).decode
-_decode_batch = msgspec.msgpack.Decoder(Batch).decode
+_decode_batch = msgspec.msgpack.Decoder(DurableBatch).decode
 _decode_part = msgspec.msgpack.Decoder(CheckpointPart).decode
 
 
@@ -97,13 +97,17 @@ def has_durable_part(output: Output) -> bool:
 
 def batch_records(output: Output) -> list[tuple[int, Buffers]]:
     """One record, unless the entries exceed ``MAX_RECORD_BYTES``. Then the first one still carries term, vote
-    and truncation, and a crash after it leaves a shorter log, which nobody was told about."""
+    and truncation, and a crash after it leaves a shorter log, which no node has heard of."""
     hard_state, truncate_from, install = output.hard_state, output.truncate_from, output.install
     if len(output.entries) < 2:
-        return [(RecordKind.BATCH, [_encode(Batch(hard_state, truncate_from, output.entries, install))])]
+        return [
+            (RecordKind.BATCH, [_encode(DurableBatch(hard_state, truncate_from, output.entries, install))])
+        ]
     records: list[tuple[int, Buffers]] = []
     for entries in _pieces(output.entries):
-        records.append((RecordKind.BATCH, [_encode(Batch(hard_state, truncate_from, entries, install))]))
+        records.append(
+            (RecordKind.BATCH, [_encode(DurableBatch(hard_state, truncate_from, entries, install))])
+        )
         hard_state = truncate_from = install = None
     return records
 
@@ -176,7 +180,7 @@ class _Fold:
     def end(self) -> int:
         return self.first + len(self.entries)
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: DurableBatch) -> None:
         # A truncation is judged by the commit of the batches before: the hard state beside it may count
         # what has replaced the cut entries already (a slow disk; 11..14 cut, 11..13 of the next leader
         # appended and committed, all in one batch; tests/sim seed 86).

@@ -16,7 +16,7 @@ class InvalidRequest(CallerError):
 
 
 class LeaseNotFound(CallerError):
-    """The lease expired or was revoked; what it held is gone. Grant a new one and register anew."""
+    """The lease expired or was revoked; what it held is gone. Grant a new one and register again."""
 
     code: ClassVar[str] = "lease_not_found"
 

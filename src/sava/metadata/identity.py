@@ -4,21 +4,21 @@
     <data>/raft/          the log; its header names its owner, ``node-<id>``
     <data>/snapshots/     snapshot files
 
-A vote binds a node id for ever. A node that comes back under its old id without its log has forgotten its
-votes and its entries, and could elect a second leader in a term or help to overwrite what was committed; two
-processes on copies of one directory could do so even without a crash. Hence id and log must be found
-together or not at all, and nothing is guessed:
+A vote binds a node id without limit of time. A node that comes back under its old id without its log has
+forgotten its votes and its entries, and could elect a second leader in a term or help to overwrite what was
+committed; two processes on copies of one directory could do so even without a crash. Hence id and log must be
+found together or not at all, and nothing is guessed:
 
     node_id   log of       start
-    missing   nobody       a new node
+    missing   no node      a new node
     X         X            as X
-    X         nobody       refused: the disk was lost, or node_id was copied
+    X         no node      refused: the disk was lost, or node_id was copied
     missing   anybody      refused: node_id was lost
     X         Y            refused (ForeignLog): directories were mixed
 
 The first start writes the id as ``node_id.new``, creates the log in its name, and then renames the file. A
-crash in between leaves ``node_id.new``, from which the next start goes on; nobody has seen the id before the
-rename.
+crash in between leaves ``node_id.new``, from which the next start continues; no other node has seen the id
+before the rename.
 """
 
 from __future__ import annotations

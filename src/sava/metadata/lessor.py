@@ -5,7 +5,7 @@ Nothing here is replicated and no wall clock is read. Deadlines by wall clock le
 expire every broker at once, a cluster-wide failover for nothing. A new leader does not know when a
 holder was last heard, so it gives every lease its full TTL and a grace again: a lease may end late, never
 early. The same holds after any time without a quorum: a leader cut off from the others must not conclude that
-*they* are dead, so ``quorum_lost`` begins every TTL anew.
+*they* are dead, so ``quorum_lost`` begins every TTL again.
 
 A keep-alive is an update of leader memory, not a log entry: with thousands of holders the log would consist
 of little else. Only a keep-alive that meets an expiry already proposed must go through the log

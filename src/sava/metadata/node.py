@@ -32,10 +32,8 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import sava
 from sava.errors import SavaError
-from sava.metadata.barrier import ReadBarrier
 from sava.metadata.bootstrap import check_voters
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable, Unfinished
-from sava.metadata.failures import error_of
 from sava.metadata.identity import NodeState, open_state
 from sava.metadata.peer import (
     Bootstrap,
@@ -43,19 +41,21 @@ from sava.metadata.peer import (
     Doubt,
     Envelope,
     Failed,
+    LeaderRequest,
+    NodeInfo,
     Opinion,
     Propose,
+    ReadIndex,
     Reply,
-    Request,
+    Transport,
+    error_of,
 )
 from sava.metadata.replica.replica import Replica, ReplicaConfig, ReplicaStatus
-from sava.metadata.saver import BackgroundSaver
+from sava.metadata.snapshots import BackgroundSaver
 from sava.metadata.suspicion import Note, Sign, Suspicion
-from sava.metadata.transport import NodeInfo, Transport
-from sava.raft.errors import InvariantError
 from sava.raft.output import Status
-from sava.raft.types import NodeId, SnapshotMeta
-from sava.wal.local_disk import LocalDisk
+from sava.raft.types import InvariantError, NodeId, SnapshotMeta
+from sava.wal.disk import LocalDisk
 from sava.wal.log import Buffers, Log, LogOptions
 from sava.wal.writer import Writer
 
@@ -111,7 +111,7 @@ class NodeOptions:
 
 
 class RaftNode:
-    """Implements ``metadata.transport.Inbound``. Owned by the event loop that opened it."""
+    """Implements ``metadata.peer.Inbound``. Owned by the event loop that opened it."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class RaftNode:
         """By address: the error that was logged last."""
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self.failed: asyncio.Future[BaseException] = self._loop.create_future()
-        """Resolves with the error after which this node must not go on."""
+        """Resolves with the error after which this node must stop."""
         self._writer = _MeasuredWriter(Writer(state.log, deliver=self._from_writer), observer)
         self._saver = BackgroundSaver(state.snapshots, observer.snapshot)
         self.replica = Replica(
@@ -196,7 +196,7 @@ class RaftNode:
             )
         return self._bootstrap.cluster
 
-    async def ask(self, request: Request, *, timeout: float) -> Reply:
+    async def ask(self, request: LeaderRequest, *, timeout: float) -> Reply:
         """The reply to ``request``, from wherever the leader is. Raises what the reply says went wrong."""
         self.require_cluster()
         if self._is_stopped:
@@ -254,7 +254,7 @@ class RaftNode:
         self._state.release()
 
     def fail(self, error: BaseException) -> None:
-        """This node cannot go on. One line says why; whoever runs the process ends it."""
+        """Report that this node must stop. One line says why; the process that runs the node ends."""
         if self._is_stopped:
             return
         self._stop()
@@ -331,12 +331,12 @@ class RaftNode:
 
     # -- the loop ----------------------------------------------------------------------------------------
 
-    def _submit(self, request: Request, done: Callable[[Reply], None], deadline_ms: int) -> int:
+    def _submit(self, request: LeaderRequest, done: Callable[[Reply], None], deadline_ms: int) -> int:
         ticket = self.replica.ask(request, done, deadline_ms=deadline_ms)
         self._wake()
         return ticket
 
-    def _submit_until(self, request: Request, done: Callable[[Reply], None], deadline: float) -> None:
+    def _submit_until(self, request: LeaderRequest, done: Callable[[Reply], None], deadline: float) -> None:
         left = deadline - self._loop.time()
         self._submit(request, done, _now_ms() + max(int(left * 1000), 0))
 
@@ -495,8 +495,8 @@ async def open_node(
 ) -> RaftNode:
     """Open ``data_dir`` (created when missing) and start the node on the running loop. Raises HostError.
 
-    The log is read on another thread: that takes seconds for a long one on a slow disk, and a broker that is
-    told to stop meanwhile must hear of it. If the start is cancelled, what was opened is closed when the
+    The log is read on another thread: that takes seconds for a long one on a slow disk, and a broker that has
+    to stop meanwhile must hear of it. If the start is cancelled, what was opened is closed when the
     thread is done; otherwise the lock of the directory would last as long as the process."""
 
     def give_up(opening: asyncio.Future[NodeState]) -> None:
@@ -537,3 +537,69 @@ def resolve(future: asyncio.Future[T], value: T) -> None:
 
 def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
+
+
+# -- reads ---------------------------------------------------------------------------------------------------
+
+
+Submit = Callable[[LeaderRequest, Callable[[Reply], None], float], object]
+"""Ask the replica; the last argument is the deadline on the loop's clock."""
+
+
+class ReadBarrier:
+    """Many linearizable reads, one round to the majority.
+
+    A read may share a round only if the round began after the read was asked for; otherwise it could miss a
+    write acknowledged in between. So at most one round is under way, everybody who asks meanwhile waits for
+    the next, and that one serves them all. Under load a round therefore serves as many reads as arrived
+    during the one before it, and a lone read waits for no other.
+
+    Owned by the event loop.
+    """
+
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
+        self._waiting: list[tuple[float, asyncio.Future[None]]] = []
+        self._under_way = False
+
+    async def wait(self, timeout: float) -> None:
+        """Return once this node has applied everything that was acknowledged before the call."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((loop.time() + timeout, future))
+        if not self._under_way:
+            self._under_way = True
+            # One pass later, so that all who ask in this pass are served by the same round.
+            loop.call_soon(self._begin)
+        try:
+            async with asyncio.timeout(timeout):
+                await future
+        except TimeoutError:
+            raise Unavailable(
+                f"no majority confirmed the read within {timeout:g} s; more than half of the voters that "
+                "`sava cluster status` lists must run and reach each other"
+            ) from None
+
+    def _begin(self) -> None:
+        readers = [(deadline, future) for deadline, future in self._waiting if not future.done()]
+        self._waiting = []
+        if not readers:
+            self._under_way = False
+            return
+        futures = [future for _, future in readers]
+        self._submit(
+            ReadIndex(), lambda reply: self._end(futures, reply), max(deadline for deadline, _ in readers)
+        )
+
+    def _end(self, futures: list[asyncio.Future[None]], reply: Reply) -> None:
+        for future in futures:
+            if future.done():
+                continue
+            if isinstance(reply, Failed):
+                future.set_exception(error_of(reply))
+            else:
+                future.set_result(None)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._begin)
+        else:
+            self._under_way = False

@@ -3,16 +3,22 @@
 Every message travels in an ``Envelope`` that names the cluster, both ends and the sender's life. A node
 drops what is not meant for it, counts it, and never lets a message from another cluster, another node with a
 copied directory, or an earlier life of a peer reach the core.
+
+``Transport`` carries the envelopes. A node calls it to reach others, and it calls the node (``Inbound``) with
+what others sent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import msgspec
 
 from sava.errors import Outcome, SavaError
-from sava.metadata.commands import Command, Result
-from sava.raft.codec import check_message
-from sava.raft.errors import MalformedMessage
+from sava.metadata import errors
+from sava.metadata.commands import Command, CommandRefused, Result
+from sava.metadata.errors import Compacted, LeaseNotFound, OutcomeUnknown
 from sava.raft.messages import (
     Append,
     AppendReply,
@@ -23,14 +29,27 @@ from sava.raft.messages import (
     TimeoutNow,
     VoteReply,
     VoteRequest,
+    check_message,
 )
-from sava.raft.types import Membership, MembershipChange, NodeId
+from sava.raft.types import (
+    Busy,
+    MalformedMessage,
+    Membership,
+    MembershipBusy,
+    MembershipChange,
+    MembershipRefused,
+    NodeId,
+    NotLeader,
+    TransferRefused,
+    Transferring,
+)
+from sava.wal.errors import DiskFull
 
 # -- requests that only the leader answers ---------------------------------------------------------------
 
 
 class Propose(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The leader stamps the time; whoever forwards must not."""
+    """The leader stamps the time; a node that forwards must not."""
 
     command: Command
     session: int = 0
@@ -59,11 +78,11 @@ class TransferLeadership(msgspec.Struct, frozen=True, array_like=True, tag=5):
     to: NodeId
 
 
-Request = Propose | ReadIndex | KeepAlive | ChangeMembership | TransferLeadership
+LeaderRequest = Propose | ReadIndex | KeepAlive | ChangeMembership | TransferLeadership
 
 
 class Committed(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """``index``: whoever has applied it sees the effect (a forwarder waits for that before it answers its
+    """``index``: a node that has applied it sees the effect (a forwarder waits for that before it answers its
     caller)."""
 
     index: int
@@ -87,8 +106,8 @@ class Transferred(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """``maybe_applied`` False: refused before it was appended, definitely without effect. True: nobody knows
-    yet."""
+    """``maybe_applied`` False: refused before it was appended, definitely without effect. True: the
+    outcome is not known yet."""
 
     code: str
     message: str
@@ -106,10 +125,10 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """A request forwarded by a node that does not lead; one hop, never forwarded again."""
 
     ticket: int
-    request: Request
+    request: LeaderRequest
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, tag=21):
+class LeaderAnswer(msgspec.Struct, frozen=True, array_like=True, tag=21):
     ticket: int
     reply: Reply
 
@@ -151,7 +170,7 @@ PeerMessage = (
     | SnapshotChunk
     | SnapshotReply
     | Ask
-    | Answer
+    | LeaderAnswer
     | Conflict
     | Ping
     | Doubt
@@ -174,7 +193,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
-    """What a pristine node is told once. ``membership`` holds the founding voters, or is empty for a node
+    """What a pristine node receives once. ``membership`` holds the founding voters, or is empty for a node
     that joins a running cluster and learns the membership from its log. The cluster id is derived from the
     founding node ids, so that repeating ``init`` — even twice at the same time — names the same cluster."""
 
@@ -200,10 +219,147 @@ def decode_envelope(data: bytes) -> Envelope:
     """Raises MalformedEnvelope, also for a message of Raft's that no core would send."""
     try:
         envelope = _decoder.decode(data)
-        if not isinstance(envelope.message, Ask | Answer | Conflict | Ping | Doubt | Opinion):
+        if not isinstance(envelope.message, Ask | LeaderAnswer | Conflict | Ping | Doubt | Opinion):
             check_message(envelope.message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedEnvelope(f"not an envelope: {error}") from error
     except MalformedMessage as error:
         raise MalformedEnvelope(str(error)) from error
     return envelope
+
+
+# -- errors by name ------------------------------------------------------------------------------------------
+#
+# Every error that may leave a node has a stable code, and each code leads back to the error.
+#
+# A request may fail on another node, or inside an applied command (``CommandRefused``); either way its caller
+# gets the type that would have been raised here. Unknown codes, from a newer node, become the base class:
+# never a guess.
+
+
+INTERNAL = "internal"
+
+_BY_TEXT: dict[str, type[SavaError]] = {
+    **{
+        kind.code: kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, SavaError) and hasattr(kind, "code")
+    },
+    "busy": Busy,
+    "membership_busy": MembershipBusy,
+    "membership_refused": MembershipRefused,
+    "transfer_refused": TransferRefused,
+    "disk_full": DiskFull,
+}
+"""Errors that are made from their text."""
+
+_CODES: dict[type[SavaError], str] = {
+    **{kind: code for code, kind in _BY_TEXT.items()},
+    NotLeader: "not_leader",
+    Transferring: "transferring",
+}
+
+
+def code_of(error: SavaError) -> str:
+    return next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), INTERNAL)
+
+
+def detail_of(error: SavaError) -> int:
+    """The number that belongs to the error, 0 when it has none."""
+    match error:
+        case LeaseNotFound():
+            return error.lease
+        case Compacted():
+            return error.floor
+        case NotLeader():
+            return error.leader
+        case Transferring():
+            return error.target
+        case _:
+            return 0
+
+
+def error_from(code: str, message: str, detail: int = 0) -> SavaError:
+    match code:
+        case LeaseNotFound.code:
+            return LeaseNotFound(detail)
+        case Compacted.code:
+            return Compacted(detail)
+        case "not_leader":
+            return NotLeader(NodeId(detail))
+        case "transferring":
+            return Transferring(NodeId(detail))
+        case _:
+            return _BY_TEXT.get(code, SavaError)(message)
+
+
+def error_of(reply: Failed | CommandRefused) -> SavaError:
+    if isinstance(reply, Failed) and reply.maybe_applied:
+        return OutcomeUnknown(reply.message)
+    return error_from(reply.code, reply.message, reply.detail)
+
+
+# -- transport -----------------------------------------------------------------------------------------------
+
+
+class NodeInfo(msgspec.Struct, frozen=True):
+    """What a node tells about itself to any peer that asks on its Raft port."""
+
+    node: NodeId
+    cluster: str
+    """Empty: waiting for initialization."""
+    address: str
+    founders: tuple[NodeId, ...]
+    """The voters named at ``init`` (empty when pristine or joined later)."""
+    version: str
+    seeds: tuple[str, ...] = ()
+    """Addresses of the nodes that are to form a cluster by themselves, this one among them or not."""
+    cluster_name: str = ""
+    """As configured, for people; seeds compare it before they become one cluster."""
+
+
+class Inbound(Protocol):
+    """What a transport needs from the node it serves. All of it is called on the node's event loop."""
+
+    def info(self) -> NodeInfo: ...
+
+    def receive(self, envelopes: Sequence[Envelope]) -> None: ...
+
+    def unreachable(self, peer: NodeId) -> None:
+        """Something sent to ``peer`` was certainly not delivered."""
+        ...
+
+    def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
+        """A connection to ``peer`` broke, or could not be made; ``is_refused``: its machine answered that no
+        process listens."""
+        ...
+
+    async def bind(self, bootstrap: Bootstrap) -> None:
+        """Raises IdentityConflict."""
+        ...
+
+
+class Transport(Protocol):
+    def attach(self, inbound: Inbound) -> None:
+        """Called once, before anything is sent or received."""
+        ...
+
+    def send(self, address: str, envelopes: Sequence[Envelope]) -> None:
+        """Queue for delivery, in order; never blocks. A bounded queue per peer drops the newest when full.
+        Votes and heartbeats travel apart from appends and snapshot chunks, so that bulk cannot starve
+        them."""
+        ...
+
+    async def identify(self, address: str, *, timeout: float) -> NodeInfo:
+        """Raises Unavailable naming the address."""
+        ...
+
+    async def bootstrap(self, address: str, bootstrap: Bootstrap, *, timeout: float) -> None:
+        """Raises IdentityConflict or Unavailable."""
+        ...
+
+    def dropped(self) -> dict[str, int]:
+        """Messages not sent, by reason."""
+        ...
+
+    async def close(self) -> None: ...

@@ -20,17 +20,22 @@ the log writer's. They meet only in the table of complete files, whose single op
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import struct
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import google_crc32c
 import msgspec
 
 from sava.errors import HostError
 from sava.metadata.errors import SnapshotCorrupt
+from sava.metadata.machine.state_machine import FrozenState
 from sava.raft.types import SnapshotMeta
+from sava.tasks import cancelled
 from sava.wal.disk import Disk, File
 
 _MAGIC = b"SAVASNAP"
@@ -114,8 +119,8 @@ class SnapshotStore:
         return self._reading[1].read(_payload_offset(meta) + offset, length)
 
     def load(self, meta: SnapshotMeta) -> Iterator[bytes]:
-        """The payload piece by piece. Raises SnapshotCorrupt, at the latest after the last piece: whoever
-        builds something from the pieces must not use it before the end."""
+        """The payload piece by piece. Raises SnapshotCorrupt, at the latest after the last piece: a caller
+        that builds something from the pieces must not use it before the end."""
         name = file_name(meta)
         file = self._disk.open(name)
         try:
@@ -308,3 +313,91 @@ def _payload_offset(meta: SnapshotMeta) -> int:
 
 def _crc(head: bytes, body: bytes) -> int:
     return int(google_crc32c.extend(google_crc32c.extend(0, head), body))
+
+
+# -- saving in the background --------------------------------------------------------------------------------
+
+
+SLICE_S = 0.001
+PAUSE_S = 0.004
+"""Between two slices: a fifth of the loop's time at most goes into a snapshot."""
+FLUSH_BYTES = 1 << 20
+"""Encoded bytes held before they are handed to the thread, and synced."""
+
+Done = Callable[[SnapshotMeta | BaseException], None]
+
+
+class BackgroundSaver:
+    """Writes an image of the state to disk while the node continues to work.
+
+    Two resources must not be held: the event loop, which owns the state, and the log writer's thread, which
+    every write waits for. So the image is encoded on the loop in slices of about a millisecond, and the bytes
+    are hashed, written and synced on a thread of its own. Freezing made the image immune to later changes;
+    nothing is locked.
+
+    Two more are shared whether we like it or not: the processor and the filesystem. All nodes count the same
+    entries, so all of them snapshot at the same time, and a log's sync waits for whatever the filesystem has
+    to write before it. A snapshot is never urgent: pauses between the slices leave most of the time
+    to others, and the file is synced piece by piece, so that no log waits behind all of it.
+
+    ``replica.SnapshotSaver``. Owned by the event loop.
+    """
+
+    def __init__(self, store: SnapshotStore, saved: Callable[[float, int], None]) -> None:
+        """``saved`` receives how long each snapshot took and how large it is."""
+        self._store = store
+        self._saved = saved
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sava-snapshot")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def save(self, base: SnapshotMeta, frozen: FrozenState, done: Done) -> None:
+        task = asyncio.get_running_loop().create_task(self._save(base, frozen, done))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        await cancelled(*self._tasks)
+        # Not on the loop: a disk that hangs would stop it, and with it every limit for stopping.
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _save(self, base: SnapshotMeta, frozen: FrozenState, done: Done) -> None:
+        loop = asyncio.get_running_loop()
+        started = time.perf_counter()
+        try:
+            builder = await loop.run_in_executor(self._thread, self._store.build, base)
+            try:
+                await self._write(builder, frozen)
+                meta = await loop.run_in_executor(self._thread, builder.finish)
+            except BaseException:
+                await asyncio.shield(loop.run_in_executor(self._thread, builder.abort))
+                raise
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the replica decides what each means)
+            done(error)
+            return
+        self._saved(time.perf_counter() - started, meta.size)
+        done(meta)
+
+    async def _write(self, builder: SnapshotBuilder, frozen: FrozenState) -> None:
+        loop = asyncio.get_running_loop()
+        held: list[bytes] = []
+        size = 0
+        slice_end = time.perf_counter() + SLICE_S
+        for chunk in frozen.chunks():
+            held.append(chunk)
+            size += len(chunk)
+            if time.perf_counter() < slice_end:
+                continue
+            if size >= FLUSH_BYTES:
+                await loop.run_in_executor(self._thread, _write_all, builder, held)
+                held, size = [], 0
+            await asyncio.sleep(PAUSE_S)
+            slice_end = time.perf_counter() + SLICE_S
+        await loop.run_in_executor(self._thread, _write_all, builder, held)
+
+
+def _write_all(builder: SnapshotBuilder, chunks: Sequence[bytes]) -> None:
+    for chunk in chunks:
+        builder.write(chunk)
+    builder.flush()

@@ -83,7 +83,7 @@ INCONCLUSIVE_MS: Final = 100
 """Before the members are asked again when too few of them could say anything."""
 REFUTED_MS: Final = 1_000
 CONFIRMED_MS: Final = 2_000
-"""Before a confirmed suspicion is told again, in case that the lease could not be ended."""
+"""How long before a confirmed suspicion is reported again, in case that the lease could not be ended."""
 
 
 class Sign(IntEnum):

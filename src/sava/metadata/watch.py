@@ -3,14 +3,14 @@
 The hub is not replicated and not in the snapshot. It holds a ring of recent revisions, bounded by
 number and bytes, so that a watcher can begin in the past: a range read at revision R followed by
 ``watch(prefix, from_revision=R + 1)`` misses nothing that was written in between. What has left the
-ring is answered by ``Compacted``, as is a watcher whose queue overflows: it is told, once and by
+ring is answered by ``Compacted``, as is a watcher whose queue overflows: it learns, once and by
 type, that there is a gap. A silent gap is what made Danube's brokers miss assignments.
 
 All events of one revision travel in one batch and are never split. Watchers are found through the
 prefixes of an event's key, one lookup per '/', so the cost of an event does not depend on the number of
 watchers that it does not concern; watchers have ids, so two on the same prefix are two.
 
-Owned by one thread (the one that applies). ``HubWatch`` is the thin asyncio face.
+Owned by one thread (the one that applies). ``Watch`` is the thin asyncio face.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from sava.metadata.commands import Event
 from sava.metadata.errors import Compacted
 from sava.metadata.machine.limits import DEFAULT_LIMITS, check_key_or_prefix
-from sava.metadata.store import WatchBatch
 
 _EVENT_OVERHEAD = 200
 """Rough bytes of an event without its key and values; keeps a flood of tiny events inside the byte bounds."""
@@ -48,7 +47,15 @@ class _Revision:
     size: int
 
 
-class Subscription:
+@dataclass(frozen=True, slots=True)
+class WatchBatch:
+    """All events of one revision that match, sorted by key; never split."""
+
+    revision: int
+    events: tuple[Event, ...]
+
+
+class Watcher:
     """One watcher: a bounded queue of batches, without asyncio. ``on_ready`` is called whenever ``take`` has
     something new to say."""
 
@@ -81,7 +88,7 @@ class Subscription:
 
     def take(self) -> WatchBatch | None:
         """The next batch, or None when there is none (yet, or any more: see ``closed``). Raises Compacted
-        after a gap; the subscription has then ended and says the same again."""
+        after a gap; the watcher has then ended and says the same again."""
         if self._gap is not None:
             raise Compacted(self._gap)
         if self._replay:
@@ -133,7 +140,7 @@ class WatchHub:
         self._history: deque[_Revision] = deque()
         self._history_bytes = 0
         self._next_id = 1
-        self._by_prefix: dict[str, dict[int, Subscription]] = {}
+        self._by_prefix: dict[str, dict[int, Watcher]] = {}
         self._closed = False
         self.gaps = 0
         """Watchers that were ended by ``Compacted`` so far."""
@@ -164,23 +171,24 @@ class WatchHub:
         if self._by_prefix:
             self._deliver(revision, events)
 
-    def watch(self, prefix: str, from_revision: int = 0) -> Subscription:
+    def watch(self, prefix: str, from_revision: int = 0) -> Watcher:
         """``prefix`` ends in '/' or is a whole key; 0 = from now on; a revision of the future waits for it.
         Raises Compacted."""
         check_key_or_prefix(prefix, DEFAULT_LIMITS)
         start = from_revision or self._revision + 1
         if start < self._floor:
             raise Compacted(self._floor)
-        subscription = Subscription(self, self._next_id, prefix, start, self._replay(prefix, start))
+        watcher = Watcher(self, self._next_id, prefix, start, self._replay(prefix, start))
         self._next_id += 1
-        self._by_prefix.setdefault(prefix, {})[subscription.id] = subscription
+        self._by_prefix.setdefault(prefix, {})[watcher.id] = watcher
         if self._closed:
-            subscription.close()
-        return subscription
+            watcher.close()
+        return watcher
 
     def reset(self, revision: int) -> None:
-        """A snapshot was installed: the events up to ``revision`` never passed here. Whoever needed one of
-        them gets Compacted; a watcher of the future, and everyone when nothing was skipped, goes on."""
+        """A snapshot was installed: the events up to ``revision`` never passed here. A watcher that
+        needed one of them gets Compacted; a watcher of the future, and everyone when nothing was skipped,
+        continues."""
         skipped = revision != self._revision
         went_back = revision < self._revision
         self._revision = revision
@@ -188,23 +196,23 @@ class WatchHub:
         self._history.clear()
         self._history_bytes = 0
         if skipped:
-            for subscription in self._subscriptions():
-                if went_back or subscription.from_revision <= revision:
-                    self._end_at_gap(subscription)
+            for watcher in self._watchers():
+                if went_back or watcher.from_revision <= revision:
+                    self._end_at_gap(watcher)
 
     def close(self) -> None:
         """Ends every watch, also those begun later: the node stops."""
         self._closed = True
-        for subscription in self._subscriptions():
-            subscription.close()
+        for watcher in self._watchers():
+            watcher.close()
 
-    def forget(self, subscription: Subscription) -> None:
-        group = self._by_prefix.get(subscription.prefix)
-        if group is not None and group.pop(subscription.id, None) is not None and not group:
-            del self._by_prefix[subscription.prefix]
+    def forget(self, watcher: Watcher) -> None:
+        group = self._by_prefix.get(watcher.prefix)
+        if group is not None and group.pop(watcher.id, None) is not None and not group:
+            del self._by_prefix[watcher.prefix]
 
-    def _subscriptions(self) -> list[Subscription]:
-        return [subscription for group in self._by_prefix.values() for subscription in group.values()]
+    def _watchers(self) -> list[Watcher]:
+        return [watcher for group in self._by_prefix.values() for watcher in group.values()]
 
     def _deliver(self, revision: int, events: tuple[Event, ...]) -> None:
         """One batch per watched prefix, shared by its watchers."""
@@ -216,16 +224,14 @@ class WatchHub:
         for prefix, matching in found.items():
             batch = WatchBatch(revision, tuple(matching))
             size = sum(map(_size, matching))
-            for subscription in tuple(self._by_prefix.get(prefix, {}).values()):
-                if revision >= subscription.from_revision and not subscription.offer(
-                    batch, size, self._limits
-                ):
-                    self._end_at_gap(subscription)
+            for watcher in tuple(self._by_prefix.get(prefix, {}).values()):
+                if revision >= watcher.from_revision and not watcher.offer(batch, size, self._limits):
+                    self._end_at_gap(watcher)
 
-    def _end_at_gap(self, subscription: Subscription) -> None:
+    def _end_at_gap(self, watcher: Watcher) -> None:
         self.gaps += 1
-        self.forget(subscription)
-        subscription.end_at_gap(self._revision + 1)
+        self.forget(watcher)
+        watcher.end_at_gap(self._revision + 1)
 
     def _remember(self, entry: _Revision) -> None:
         history, limits = self._history, self._limits
@@ -249,22 +255,25 @@ class WatchHub:
         return replay
 
 
-class HubWatch:
-    """``Watch`` over a subscription, for one consumer on the hub's own event loop."""
+class Watch:
+    """A watcher to iterate over, for one consumer on the hub's own event loop.
 
-    __slots__ = ("_subscription", "_waiter")
+    Batches have strictly growing revisions, without gaps. Raises ``Compacted`` when this watcher fell too far
+    behind or the node installed a snapshot: read the range again and watch from its revision + 1."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
+    __slots__ = ("_waiter", "_watcher")
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
         self._waiter: asyncio.Future[None] | None = None
-        subscription.on_ready = self._on_ready
+        watcher.on_ready = self._on_ready
 
     def __aiter__(self) -> AsyncIterator[WatchBatch]:
         return self
 
     async def __anext__(self) -> WatchBatch:
-        while (batch := self._subscription.take()) is None:
-            if self._subscription.closed:
+        while (batch := self._watcher.take()) is None:
+            if self._watcher.closed:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -275,7 +284,7 @@ class HubWatch:
 
     def close(self) -> None:
         """Ends the iteration, also one that is waiting."""
-        self._subscription.close()
+        self._watcher.close()
 
     def _on_ready(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from sava.client.backoff import Backoff
+from sava.client.backoff import ReconnectBackoff
 from sava.client.connection import OPEN_TIMEOUT_S, Connection
 from sava.client.errors import ClientError, Unanswered, Unavailable
 from sava.proto import (
@@ -74,7 +74,7 @@ class PartitionOwner:
         loop = asyncio.get_running_loop()
         timeout = self._connection.timeout
         deadline = loop.time() + timeout
-        backoff = Backoff()
+        backoff = ReconnectBackoff()
         while True:
             left = deadline - loop.time()
             try:

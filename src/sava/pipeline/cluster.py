@@ -22,10 +22,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sava.client.batch import Batch
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
 from sava.client.errors import ClientError, Closed, Refused, Timeout
 from sava.client.loop_thread import LoopThread
+from sava.client.messages import Batch
 from sava.client.producer import Producer, ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
 from sava.pipeline import several

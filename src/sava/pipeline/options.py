@@ -26,7 +26,7 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from sava.client.errors import Refused
-from sava.client.position import microseconds
+from sava.client.messages import microseconds
 from sava.errors import CallerError
 from sava.pipeline.cluster import ClusterAccess
 

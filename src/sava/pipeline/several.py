@@ -1,6 +1,6 @@
 """Several: a little of each of many partitions, by one call to each broker that has some of them.
 
-As ``sava.services.several`` has it. What a broker does not answer, refuses or does not have is for the caller
+As ``sava.api.replica`` has it. What a broker does not answer, refuses or does not have is for the caller
 to try one by one, by the calls that wait, find out where a partition is by now, and say what is wrong.
 
 Owned by the event loop of ``ClusterCalls``.
@@ -177,10 +177,10 @@ async def _responses(
         call = getattr(connection.stub(target, rpc.ReplicaStub), method)(
             request, timeout=max(timeout, 0.001), metadata=metadata
         )
-        with connection.pulse(target).watch(call, lambda: True) as waiting:
+        with connection.liveness(target).watch(call, lambda: True) as waiting:
             try:
                 async for response in call:
-                    waiting.pulse.heard()
+                    waiting.liveness.heard()
                     yield response
             except asyncio.CancelledError:
                 if not waiting.was_given_up():

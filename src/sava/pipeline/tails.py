@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from sava.client.backoff import Backoff
+from sava.client.backoff import ReconnectBackoff
 from sava.client.connection import OPEN_TIMEOUT_S
 from sava.client.errors import Unavailable
 from sava.pipeline import several
@@ -59,7 +59,7 @@ class _WatchedEnd:
         """None while it is unknown."""
         self.asked_at = 0.0
         self.task: asyncio.Task[None] | None = None
-        self._backoff = Backoff()
+        self._backoff = ReconnectBackoff()
 
     @property
     def is_standing(self) -> bool:

@@ -1,20 +1,7 @@
 """Consensus without I/O: ``RaftCore`` and the values that go in and out of it (theory of operation in
 ``core``)."""
 
-from sava.raft.codec import check_message, decode_membership, encode_membership
-from sava.raft.config import CoreConfig
 from sava.raft.core import RaftCore
-from sava.raft.errors import (
-    Busy,
-    InvariantError,
-    LearnerLagging,
-    MalformedMessage,
-    MembershipBusy,
-    MembershipRefused,
-    NotLeader,
-    TransferRefused,
-    Transferring,
-)
 from sava.raft.messages import (
     Append,
     AppendReply,
@@ -26,6 +13,9 @@ from sava.raft.messages import (
     TimeoutNow,
     VoteReply,
     VoteRequest,
+    check_message,
+    decode_membership,
+    encode_membership,
 )
 from sava.raft.output import (
     Checkpoint,
@@ -40,14 +30,24 @@ from sava.raft.output import (
 )
 from sava.raft.types import (
     NO_NODE,
+    Busy,
+    CoreConfig,
     Entry,
     EntryKind,
     HardState,
+    InvariantError,
+    LearnerLagging,
+    MalformedMessage,
     Membership,
+    MembershipBusy,
     MembershipChange,
+    MembershipRefused,
     NodeId,
+    NotLeader,
     RandomSource,
     SnapshotMeta,
+    TransferRefused,
+    Transferring,
 )
 
 __all__ = [

@@ -36,7 +36,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sava.raft.config import CoreConfig
 from sava.raft.election import (
     admit_higher_term,
     answer_lower_term,
@@ -48,7 +47,6 @@ from sava.raft.election import (
     on_vote_request,
     tick_election,
 )
-from sava.raft.errors import Busy, InvariantError, NotLeader, Transferring
 from sava.raft.following import on_append, on_heartbeat, on_snapshot
 from sava.raft.leading import (
     acknowledge_self,
@@ -83,10 +81,11 @@ from sava.raft.output import (
     Status,
 )
 from sava.raft.reconfigure import change_membership
-from sava.raft.replication import append_payloads, flush_appends
-from sava.raft.snapshot import (
+from sava.raft.replication import (
     abandon_install,
+    append_payloads,
     finish_install,
+    flush_appends,
     on_snapshot_reply,
     peer_unreachable,
     snapshot_failed,
@@ -95,12 +94,17 @@ from sava.raft.snapshot import (
 from sava.raft.state import CoreState, Outbox
 from sava.raft.types import (
     NO_NODE,
+    Busy,
+    CoreConfig,
     HardState,
+    InvariantError,
     Membership,
     MembershipChange,
     NodeId,
+    NotLeader,
     RandomSource,
     SnapshotMeta,
+    Transferring,
 )
 
 __all__ = [
@@ -354,7 +358,7 @@ class RaftCore:
 
     def install_failed(self, number: int) -> None:
         """The received snapshot of output ``number`` did not verify; nothing was changed on disk. Ask for it
-        anew."""
+        again."""
         if self._state.install_number == number:
             abandon_install(self._state)
 

@@ -3,7 +3,7 @@
 Three things keep a healthy group from being disturbed. *Pre-vote*: a candidate first asks whether it could
 win, which changes nothing anywhere. *Stickiness*: a node that hears a leader does not even answer. The
 *hatch*: a node whose term has run ahead anyway answers that leader with its term, so that the leader steps
-down once and the node is not locked out for ever.
+down once and the node is not locked out for good.
 
 A leader whose process is gone is not waited for. A follower that has evidence of it forgets the leader, which
 ends its stickiness, and campaigns after a short random wait. Pre-vote is the confirmation: voters that still
@@ -23,7 +23,7 @@ from sava.raft.messages import (
     VoteRequest,
 )
 from sava.raft.output import Role
-from sava.raft.quorum import Tally, count_votes
+from sava.raft.progress import Tally, count_votes
 from sava.raft.reconfigure import open_term
 from sava.raft.replication import payload_size
 from sava.raft.state import CoreState

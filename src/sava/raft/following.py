@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sava.raft.errors import InvariantError
 from sava.raft.messages import Append, AppendReply, Heartbeat, HeartbeatReply, SnapshotChunk
 from sava.raft.output import Role
-from sava.raft.snapshot import on_snapshot_chunk
+from sava.raft.replication import on_snapshot_chunk
 from sava.raft.state import CoreState
-from sava.raft.types import NO_NODE, Entry, NodeId
+from sava.raft.types import NO_NODE, Entry, InvariantError, NodeId
 
 __all__ = ["on_append", "on_heartbeat", "on_snapshot"]
 

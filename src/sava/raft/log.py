@@ -22,8 +22,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from sava.raft.errors import InvariantError
-from sava.raft.types import Entry, SnapshotMeta
+from sava.raft.types import Entry, InvariantError, SnapshotMeta
 
 __all__ = ["RaftLog"]
 

@@ -6,7 +6,7 @@ Rules, after Ongaro's thesis (chapter 4):
   truncated away, the one before it is in force again: ``History`` is the stack that makes this a pop.
 * Every change of the voter set goes through a joint configuration. Entering sets ``outgoing`` to the old
   voters; leaving clears it. Leaving applies *no* change to the new half: re-applying the original one could
-  keep a group joint for ever (openraft before 2025-04).
+  keep a group joint for good (openraft before 2025-04).
 * A change of learners alone is one plain entry: it moves no majority.
 """
 
@@ -16,8 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
 
-from sava.raft.errors import InvariantError, MembershipRefused
-from sava.raft.types import Membership, MembershipChange, NodeId
+from sava.raft.types import InvariantError, Membership, MembershipChange, MembershipRefused, NodeId
 
 __all__ = ["History", "apply_change", "enter_joint", "find_flaw", "leave_joint", "with_learners"]
 

@@ -14,16 +14,22 @@ single-server changes).
 
 from __future__ import annotations
 
-from sava.raft.codec import encode_membership
-from sava.raft.errors import LearnerLagging, MembershipBusy, MembershipRefused, NotLeader
 from sava.raft.membership import apply_change, leave_joint
-from sava.raft.messages import Append, TimeoutNow
+from sava.raft.messages import Append, TimeoutNow, encode_membership
 from sava.raft.output import Role
-from sava.raft.progress import ProgressState
-from sava.raft.quorum import has_majority
+from sava.raft.progress import ProgressState, has_majority
 from sava.raft.replication import append_entry, flush_appends
 from sava.raft.state import CoreState
-from sava.raft.types import NO_NODE, EntryKind, Membership, MembershipChange
+from sava.raft.types import (
+    NO_NODE,
+    EntryKind,
+    LearnerLagging,
+    Membership,
+    MembershipBusy,
+    MembershipChange,
+    MembershipRefused,
+    NotLeader,
+)
 
 __all__ = ["after_commit", "change_membership", "check_learners", "has_committed_own_term", "open_term"]
 

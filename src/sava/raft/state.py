@@ -8,19 +8,27 @@ concern each; ``core.RaftCore`` only dispatches to them. Imports go one way:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
-from sava.raft.codec import decode_membership
-from sava.raft.config import CoreConfig
 from sava.raft.log import RaftLog
 from sava.raft.membership import History
-from sava.raft.messages import Message
+from sava.raft.messages import Message, decode_membership
 from sava.raft.output import ChunkSend, ChunkWrite, ReadReady, Recovered, Role
 from sava.raft.progress import Inflights, Progress
-from sava.raft.reads import ReadQueue
-from sava.raft.types import NO_NODE, Entry, EntryKind, Membership, NodeId, RandomSource, SnapshotMeta
+from sava.raft.types import (
+    NO_NODE,
+    Busy,
+    CoreConfig,
+    Entry,
+    EntryKind,
+    Membership,
+    NodeId,
+    RandomSource,
+    SnapshotMeta,
+)
 
-__all__ = ["CoreState", "Incoming", "Outbox"]
+__all__ = ["CoreState", "Incoming", "Outbox", "ReadQueue"]
 
 
 class Outbox:
@@ -118,7 +126,7 @@ class CoreState:
         self.heartbeat_elapsed = 0
         self.election_timeout = 0
         self.hurried_timeout = 0
-        """After so many ticks a follower campaigns whose leader's process is gone; 0: it has the whole
+        """The ticks after which a follower campaigns whose leader's process is gone; 0: it has the whole
         timeout."""
 
         self.progress: dict[NodeId, Progress] = {}
@@ -166,7 +174,7 @@ class CoreState:
 
         The configuration in force counts, and so does each before it back to the one that is known to be
         committed. {1,2} becomes {2}; leader 1 appends C_new and loses its office before 2 has it. 2 cannot
-        win against 1's longer log, so the group stands still for ever unless 1, outside its own newest
+        win against 1's longer log, so the group stands still for good unless 1, outside its own newest
         configuration, campaigns once more (thesis §4.2.2). With a snapshot half installed, the log that would
         back the candidacy is about to vanish.
         """
@@ -272,3 +280,70 @@ class CoreState:
         self.transfer_elapsed = 0
         self.disk_elapsed = 0
         self.heartbeat_elapsed = 0
+
+
+# -- linearizable reads --------------------------------------------------------------------------------------
+
+
+class ReadQueue:
+    """Linearizable reads without a log entry: ReadIndex.
+
+    A read may be answered by any state that has applied what was committed when the read arrived, provided
+    this node was still the leader *at some moment after it arrived*. That moment is proved by a round of
+    heartbeats sent after the arrival and answered by a quorum.
+
+    * The number of the round is private to the leader and only grows. etcd let the caller's token name the
+      round; a retry with the same token could then be confirmed by a late answer to the first attempt
+      (etcd#20418).
+    * Before the leader has committed an entry of its own term it does not know what is committed (etcd#7331):
+      such reads wait, in bounded number.
+    * All reads that arrive between two polls share one round.
+
+    A lease would save the round trip, and be a bet on clocks. Correctness rests on none here.
+    """
+
+    __slots__ = ("_capacity", "_confirming", "_waiting")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._waiting: list[int] = []
+        """Tokens that arrived before an entry of this term was committed."""
+        self._confirming: deque[tuple[int, ReadReady]] = deque()
+        """(round that must be confirmed, answer), rounds never falling."""
+
+    def check_room(self) -> None:
+        if len(self._waiting) + len(self._confirming) >= self._capacity:
+            raise Busy(f"{self._capacity} reads are pending")
+
+    def wait_for_commit(self, token: int) -> None:
+        self._waiting.append(token)
+
+    def confirm_later(self, token: int, index: int, round_: int) -> None:
+        self._confirming.append((round_, ReadReady(token, index)))
+
+    def term_is_committed(self, index: int, round_: int) -> None:
+        """The leader now knows what is committed: the waiting reads may start."""
+        for token in self._waiting:
+            self.confirm_later(token, index, round_)
+        self._waiting.clear()
+
+    @property
+    def wanted_round(self) -> int:
+        """The highest round that some read waits for; 0 when none does."""
+        return self._confirming[-1][0] if self._confirming else 0
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def confirmed(self, round_: int) -> list[ReadReady]:
+        ready = []
+        while self._confirming and self._confirming[0][0] <= round_:
+            ready.append(self._confirming.popleft()[1])
+        return ready
+
+    def fail_all(self) -> list[int]:
+        tokens = [read.token for _, read in self._confirming] + self._waiting
+        self._confirming.clear()
+        self._waiting.clear()
+        return tokens

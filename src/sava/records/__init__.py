@@ -33,7 +33,7 @@ from sava.records.header import (
     MAX_COUNT,
     PREFIX_BYTES,
     UNASSIGNED,
-    Codec,
+    Compression,
     Header,
     peek_header,
 )
@@ -50,7 +50,7 @@ __all__ = [
     "BatchCorrupt",
     "BatchTooLarge",
     "BatchUnassigned",
-    "Codec",
+    "Compression",
     "Header",
     "InvalidMessage",
     "Message",

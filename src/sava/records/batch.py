@@ -36,7 +36,7 @@ from sava.records.header import (
     PREFIX_BYTES,
     UNASSIGNED,
     Buffer,
-    Codec,
+    Compression,
     Header,
     check_header,
     peek_header,
@@ -82,7 +82,7 @@ class RecordBatch:
         producer: str | Sequence[str | None] | None = None,
         producer_id: int = 0,
         base_sequence: int = 0,
-        codec: Codec = Codec.NONE,
+        codec: Compression = Compression.NONE,
     ) -> RecordBatch:
         """A batch from one sequence per column; a single value stands for one that all messages have
         (the ``producer``'s name, usually). Producer id 0 is no producer: such a batch has no part in
@@ -97,7 +97,7 @@ class RecordBatch:
             and schema_id is None
             and schema_version is None
             and origins is None
-            and codec is Codec.NONE
+            and codec is Compression.NONE
         ):
             made = single.encode(
                 payloads[0],
@@ -127,7 +127,7 @@ class RecordBatch:
         *,
         producer_id: int = 0,
         base_sequence: int = 0,
-        codec: Codec = Codec.NONE,
+        codec: Compression = Compression.NONE,
     ) -> RecordBatch:
         """A batch from messages; their ``offset`` and ``topic`` are not part of it."""
         attributes = [message.attributes for message in messages]
@@ -153,7 +153,7 @@ class RecordBatch:
         publish_time: int | None = None,
         producer_id: int = 0,
         base_sequence: int = 0,
-        codec: Codec = Codec.NONE,
+        codec: Compression = Compression.NONE,
     ) -> RecordBatch:
         """A batch from the rows of a ``pa.RecordBatch`` with columns named as in STORED_COLUMNS.
 
@@ -163,7 +163,7 @@ class RecordBatch:
         return cls._of(encode_arrow(rows, publish_time=publish_time), producer_id, base_sequence, codec)
 
     @classmethod
-    def _of(cls, body: EncodedBody, producer_id: int, base_sequence: int, codec: Codec) -> RecordBatch:
+    def _of(cls, body: EncodedBody, producer_id: int, base_sequence: int, codec: Compression) -> RecordBatch:
         header, data = assemble(
             body, producer_id=producer_id, base_sequence=base_sequence, codec=codec, place=BatchPlace()
         )
@@ -399,7 +399,7 @@ class RecordBatch:
 
     def _body(self) -> Any:
         body = pa.py_buffer(self._data).slice(HEADER_BYTES)
-        if self._header.codec is not Codec.NONE:
+        if self._header.codec is not Compression.NONE:
             return decompress(self._header.codec, body, self._header.body_size)
         if body.address % 8:
             # Arrow's kernels may assume that numbers are aligned. A batch in a buffer of its own always is.

@@ -14,20 +14,20 @@ from typing import Any
 import pyarrow as pa
 
 from sava.records.errors import BatchCorrupt
-from sava.records.header import Codec
+from sava.records.header import Compression
 
 
-def compress(codec: Codec, body: bytes) -> bytes:
-    if codec is Codec.NONE:
+def compress(codec: Compression, body: bytes) -> bytes:
+    if codec is Compression.NONE:
         return body
     compressed: bytes = pa.Codec(codec.name.lower()).compress(body, asbytes=True)
     return compressed
 
 
-def decompress(codec: Codec, body: Any, size: int) -> Any:
+def decompress(codec: Compression, body: Any, size: int) -> Any:
     """A pa.Buffer of exactly ``size`` bytes. Raises BatchCorrupt."""
     try:
-        if codec is Codec.ZSTD:
+        if codec is Compression.ZSTD:
             return pa.Codec("zstd").decompress(body, decompressed_size=size)
         with pa.CompressedInputStream(pa.BufferReader(body), "lz4") as stream:
             plain = stream.read_buffer(size)

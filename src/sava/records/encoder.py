@@ -36,7 +36,7 @@ from sava.records.header import (
     INT64_END,
     MAX_BATCH_BYTES,
     UNASSIGNED,
-    Codec,
+    Compression,
     Header,
     check_sizes,
 )
@@ -118,7 +118,7 @@ def encode_columns(columns: Sequence[Column], count: int) -> EncodedBody:
 
 
 def assemble(
-    body: EncodedBody, *, producer_id: int, base_sequence: int, codec: Codec, place: BatchPlace
+    body: EncodedBody, *, producer_id: int, base_sequence: int, codec: Compression, place: BatchPlace
 ) -> tuple[Header, bytes]:
     """The batch's bytes, copied once from where the columns' buffers are."""
     count = body.rows
@@ -127,7 +127,7 @@ def assemble(
     parts, body_size, layout = _parts(body)
     check_sizes(count, HEADER_BYTES, body_size)
     length = HEADER_BYTES + body_size
-    if codec is not Codec.NONE:
+    if codec is not Compression.NONE:
         parts = [compress(codec, b"".join(parts))]
         length = HEADER_BYTES + len(parts[0])
         check_sizes(count, length, body_size)

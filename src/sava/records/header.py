@@ -45,7 +45,7 @@ _LAYOUT_END: Final = 1 << 18
 INT64_END: Final = 1 << 63
 
 
-class Codec(IntEnum):
+class Compression(IntEnum):
     """How the body is compressed."""
 
     NONE = 0
@@ -53,7 +53,7 @@ class Codec(IntEnum):
     ZSTD = 2
 
 
-_CODECS: Final = tuple(Codec)
+_CODECS: Final = tuple(Compression)
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +66,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     base_offset: int
     count: int
     body_size: int
-    codec: Codec
+    codec: Compression
     layout: int
     producer_id: int
     base_sequence: int
@@ -152,7 +152,7 @@ def check_header(header: Header) -> None:
     """Raise unless sizes are within the limits, numbers within their ranges, and none contradicts another."""
     check_sizes(header.count, header.length, header.body_size)
     body_bytes = header.length - HEADER_BYTES
-    if body_bytes < 0 or (header.codec is Codec.NONE and body_bytes != header.body_size):
+    if body_bytes < 0 or (header.codec is Compression.NONE and body_bytes != header.body_size):
         raise BatchCorrupt(f"a length of {header.length} does not go with a body of {header.body_size}")
     if header.min_publish_time > header.max_publish_time:
         raise BatchCorrupt("the earliest publish time is after the latest")

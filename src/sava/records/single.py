@@ -19,7 +19,7 @@ from typing import Final
 import google_crc32c
 
 from sava.records.columns import PAYLOAD, PRODUCER, PUBLISH_TIME, Encoding
-from sava.records.header import HEADER_BYTES, INT64_END, UNASSIGNED, Codec, Header
+from sava.records.header import HEADER_BYTES, INT64_END, UNASSIGNED, Compression, Header
 
 SMALL: Final = 16 << 10
 """Bytes of payload up to which copies cost less than what avoids them."""
@@ -57,7 +57,7 @@ def encode(
         UNASSIGNED,
         1,
         body_size,
-        Codec.NONE,
+        Compression.NONE,
         _NAMED,
         producer_id,
         base_sequence,
@@ -84,7 +84,7 @@ def _producer_column(producer: str) -> bytes | None:
 
 def is_sound(data: bytes | memoryview, header: Header) -> bool:
     """Whether this is a batch of one plain message, and its body is right. No: ask the decoder."""
-    if header.count != 1 or header.codec is not Codec.NONE or header.layout not in (_NAMED, _UNNAMED):
+    if header.count != 1 or header.codec is not Compression.NONE or header.layout not in (_NAMED, _UNNAMED):
         return False
     try:
         first, size = _OFFSETS.unpack_from(data, HEADER_BYTES)
@@ -107,7 +107,7 @@ def is_sound(data: bytes | memoryview, header: Header) -> bool:
 
 def is_of(data: bytes | memoryview, header: Header, producer: str) -> bool:
     """Whether a sound batch names this producer. No: it names another, or has more than one message."""
-    if header.count != 1 or header.codec is not Codec.NONE or header.layout != _NAMED:
+    if header.count != 1 or header.codec is not Compression.NONE or header.layout != _NAMED:
         return False
     _, size = _OFFSETS.unpack_from(data, HEADER_BYTES)
     return data[_end_of(HEADER_BYTES, size) + 8 :] == _producer_column(producer)

@@ -2,9 +2,9 @@
 
 A pass compares what policies ask for with what is written down, and writes down the difference: a record for
 each topic and remote, and one pipeline for each remote that any topic needs. It acts on states and not on
-events, so a policy that is set while nobody leads, a topic that is created by a client, and a remote that is
-removed all come to the same. Nothing of it touches the remote: whatever is created there is created by
-whoever copies, after comparing.
+events, so a policy that is set while no broker leads, a topic that is created by a client, and a remote that
+is removed all come to the same. Nothing of it touches the remote: the runner that copies creates what is
+missing there, after comparing.
 
 **Where copying starts.** By default with the oldest message. A policy that starts at the latest means the
 ends of the partitions at the moment when it came into force, which are asked for once and written down: a
@@ -12,7 +12,7 @@ runner that started later and took the ends then would leave out what came in be
 that was created after the policy is copied from its first message.
 
 **Growth.** The record has the number of partitions with which the topic came under the policy. More than that
-now means that somebody has added some here, which is to be done there as well; fewer there from the beginning
+now means that partitions were added here, which is to be done there as well; fewer there from the beginning
 means that the two are different, which is for people to decide.
 """
 
@@ -25,23 +25,21 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import unchanged
-from sava.broker.names import TopicName
-from sava.broker.position import EARLIEST, Position
-from sava.broker.specs import TopicSpec
 from sava.cluster.controller import Leadership
-from sava.cluster.errors import NotLeader
-from sava.cluster.pipeline_errors import PipelineForeign, PipelineStopping, PipelineUnknown
-from sava.cluster.pipelines import Pipelines
+from sava.cluster.pipelines import PipelineForeign, Pipelines, PipelineStopping, PipelineUnknown
+from sava.cluster.records import NotController
 from sava.cluster.view import ClusterView
 from sava.metadata.commands import Compare, Delete, Operation, Put
+from sava.metadata.records import unchanged
 from sava.metadata.store import MetadataStore
 from sava.replication import policies, records, remotes
-from sava.replication.cursors import Cursor, LinkCursors, first_position
-from sava.replication.matrix import Known
-from sava.replication.policies import Held, Scope
+from sava.replication.matrix import KnownThere
+from sava.replication.policies import Scope, ScopedPolicy
 from sava.replication.records import LATEST, LinkRecord, PolicyRecord, RemoteRecord
+from sava.replication.slots import ReplicationSlot, ReplicationSlots, first_position
+from sava.topics import specs
+from sava.topics.names import TopicName
+from sava.topics.specs import EARLIEST, Position, TopicSpec
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ class LinkName(NamedTuple):
     topic: TopicName
 
 
-class Wanted(NamedTuple):
+class WantedTopic(NamedTuple):
     """A topic that a policy asks to copy to a remote."""
 
     spec: TopicSpec
@@ -83,7 +81,7 @@ class Wanted(NamedTuple):
         return max(1, self.spec.partitions)
 
 
-class Written(NamedTuple):
+class WrittenLink(NamedTuple):
     record: LinkRecord
     revision: int
 
@@ -92,7 +90,7 @@ class LinkTopic(NamedTuple):
     """A topic that is copied to a remote, as it is written down."""
 
     name: LinkName
-    wanted: Wanted
+    wanted: WantedTopic
     record: LinkRecord
 
     @property
@@ -108,18 +106,18 @@ class LinkTopic(NamedTuple):
         return known + (0,) * (self.wanted.width - len(known)) if known else ()
 
     def first(self, number: int) -> Position:
-        """Before what is not copied of the partition of this number. If some of it was copied before, that
-        goes on wherever it was, which the remote knows."""
+        """Before what is not copied of the partition of this number. If some of it was copied before, it
+        continues where it was, which the remote knows."""
         if self.record.remote_topic_ids:
             return EARLIEST
         offsets = self.start_offsets
         return first_position(self.wanted.policy.start, offsets[number] if offsets else None)
 
     @property
-    def cursors(self) -> list[tuple[Cursor, Position]]:
+    def cursors(self) -> list[tuple[ReplicationSlot, Position]]:
         """What keeps messages for it, and from where on if none of it is copied."""
         return [
-            (Cursor(self.name.remote, member), self.first(number))
+            (ReplicationSlot(self.name.remote, member), self.first(number))
             for number, member in enumerate(self.members)
         ]
 
@@ -152,7 +150,7 @@ class Links:
         pipelines: Pipelines,
         leadership: Leadership,
         extents: Extents,
-        cursors: LinkCursors,
+        cursors: ReplicationSlots,
     ) -> None:
         self._view = view
         self._store = store
@@ -168,23 +166,23 @@ class Links:
 
     @property
     def term(self) -> int:
-        """Raises NotLeader."""
+        """Raises NotController."""
         term = self._leadership.term()
         if not term or not self._view.is_ready:
-            raise NotLeader
+            raise NotController
         return term
 
     def remotes(self) -> dict[str, RemoteRecord]:
         return remotes.known(self._store.local)
 
-    def wanted(self) -> dict[LinkName, Wanted]:
-        """Raises RecordCorrupt: of a policy that cannot be read nobody knows what it wants, so everything
+    def wanted(self) -> dict[LinkName, WantedTopic]:
+        """Raises RecordCorrupt: of a policy that cannot be read it is not known what it wants, so everything
         stays as it is."""
         of_namespaces, of_topics = policies.of_namespaces(self._store.local), self._of_topics()
         if not of_namespaces and not of_topics:
             return {}
         known = self.remotes()
-        found: dict[LinkName, Wanted] = {}
+        found: dict[LinkName, WantedTopic] = {}
         for name in self._view.names():
             held = of_topics.get(name) or of_namespaces.get(name.namespace)
             if held is None or not held.policy.remotes or name.head != name:
@@ -203,38 +201,38 @@ class Links:
             if name in written and _is_of(written[name].record, wanted)
         ]
 
-    def written(self) -> dict[LinkName, Written]:
+    def written(self) -> dict[LinkName, WrittenLink]:
         """Raises RecordCorrupt."""
         found = {}
         for kv in self._store.local.range(records.LINKS).kvs:
             match records.link_of_key(kv.key):
                 case (remote, topic, False):
                     record = specs.decode(kv, LinkRecord)
-                    found[LinkName(remote, topic)] = Written(record, kv.mod_revision)
+                    found[LinkName(remote, topic)] = WrittenLink(record, kv.mod_revision)
         return found
 
-    def known(self, remote: str) -> dict[TopicName, Known]:
+    def known(self, remote: str) -> dict[TopicName, KnownThere]:
         """What is remembered of topics at a remote, also of those that no policy asks for at present. Raises
         RecordCorrupt."""
         found = {}
         for name, (record, _) in self.written().items():
             spec = self._view.spec(name.topic)
             if name.remote == remote and spec is not None and spec.topic_id == record.topic_id:
-                found[name.topic] = Known(
+                found[name.topic] = KnownThere(
                     topic_ids=record.remote_topic_ids,
                     is_tombstone=record.is_tombstone,
                     is_grown=record.is_wanted and spec.partitions > record.base_partitions,
                 )
         return found
 
-    def _of_topics(self) -> dict[TopicName, Held]:
+    def _of_topics(self) -> dict[TopicName, ScopedPolicy]:
         return {
-            name: Held(specs.decode(kv, PolicyRecord), Scope(name.namespace, name), kv.mod_revision)
+            name: ScopedPolicy(specs.decode(kv, PolicyRecord), Scope(name.namespace, name), kv.mod_revision)
             for name, kv in self._view.replicated.items()
             if self._view.spec(name) is not None
         }
 
-    def _wanted(self, name: TopicName, held: Held) -> Wanted | None:
+    def _wanted(self, name: TopicName, held: ScopedPolicy) -> WantedTopic | None:
         """None: it is not there, or keeps no messages that could be copied."""
         spec = self._view.spec(name)
         if spec is None or not spec.reliable:
@@ -243,7 +241,7 @@ class Links:
         if any(part is None for part in parts):
             return None  # its record cannot be read
         ids = tuple(part.topic_id for part in parts if part is not None)
-        return Wanted(spec, held.policy, held.revision, ids)
+        return WantedTopic(spec, held.policy, held.revision, ids)
 
     def _is_uncertain(self, name: TopicName) -> bool:
         """Whether there is a record of it that cannot be read. Then it is not known to be gone, either."""
@@ -254,7 +252,7 @@ class Links:
     # -- writing down ------------------------------------------------------------------------
 
     async def settle(self) -> bool:
-        """One pass; whether there is nothing left to do. Raises NotLeader, and what keeps it from going
+        """One pass; whether there is nothing left to do. Raises NotController, and what keeps it from going
         on."""
         async with self._passing:
             term = self.term
@@ -284,7 +282,7 @@ class Links:
             is_heard = self._heard.get(name, 0) >= record.generation
             if await self._cursors.rewind(topic.cursors) and is_heard:
                 done = msgspec.structs.replace(record, rewound=record.generation)
-                await self._write([_put(name, done, Written(record, revision))], term)
+                await self._write([_put(name, done, WrittenLink(record, revision))], term)
 
         written = self.written()
         self._heard = {name: each for name, each in self._heard.items() if name in written}
@@ -301,7 +299,7 @@ class Links:
         self._heard[name] = generation
 
     async def _remove_cursors(
-        self, wanted: Mapping[LinkName, Wanted], written: Mapping[LinkName, Written]
+        self, wanted: Mapping[LinkName, WantedTopic], written: Mapping[LinkName, WrittenLink]
     ) -> bool:
         return await self._cursors.remove(
             cursor for name in written if name not in wanted for cursor in self._cursors_of(name)
@@ -315,12 +313,16 @@ class Links:
             if name.remote == remote and any(map(self._cursors.exists, self._cursors_of(name)))
         ]
 
-    def _cursors_of(self, name: LinkName) -> list[Cursor]:
+    def _cursors_of(self, name: LinkName) -> list[ReplicationSlot]:
         spec = self._view.spec(name.topic)
-        return [Cursor(name.remote, each) for each in members(name.topic, spec)] if spec is not None else []
+        return (
+            [ReplicationSlot(name.remote, each) for each in members(name.topic, spec)]
+            if spec is not None
+            else []
+        )
 
     async def _changes(
-        self, wanted: Mapping[LinkName, Wanted], written: Mapping[LinkName, Written]
+        self, wanted: Mapping[LinkName, WantedTopic], written: Mapping[LinkName, WrittenLink]
     ) -> tuple[list[tuple[Compare, tuple[Operation, ...]]], bool]:
         changes: list[tuple[Compare, tuple[Operation, ...]]] = []
         is_done = True
@@ -345,17 +347,17 @@ class Links:
                 log.info("replication: forgotten topic=%s remote=%s", name.topic, name.remote)
                 changes.append(_delete(name, left))
             elif left.record.is_wanted:
-                log.info("replication: no more wanted topic=%s remote=%s", name.topic, name.remote)
+                log.info("replication: no longer wanted topic=%s remote=%s", name.topic, name.remote)
                 record = msgspec.structs.replace(left.record, is_wanted=False, start_offsets=())
                 changes.append(_put(name, record, left))
         return changes, is_done
 
     async def _ends(
-        self, wanted: Mapping[LinkName, Wanted], written: Mapping[LinkName, Written]
+        self, wanted: Mapping[LinkName, WantedTopic], written: Mapping[LinkName, WrittenLink]
     ) -> Mapping[TopicName, Extent]:
-        """Of the topics of which somebody has to know, all asked for at once."""
+        """Of the topics whose ends are needed, all asked for at once."""
 
-        def has_offsets(name: LinkName, each: Wanted) -> bool:
+        def has_offsets(name: LinkName, each: WantedTopic) -> bool:
             before = written.get(name)
             return before is not None and _is_of(before.record, each) and bool(before.record.start_offsets)
 
@@ -368,7 +370,11 @@ class Links:
         return await self._extents(names) if names else {}
 
     def _renewed(
-        self, name: LinkName, wanted: Wanted, before: Written | None, ends: Mapping[TopicName, Extent]
+        self,
+        name: LinkName,
+        wanted: WantedTopic,
+        before: WrittenLink | None,
+        ends: Mapping[TopicName, Extent],
     ) -> LinkRecord:
         record = LinkRecord(topic_id=wanted.spec.topic_id, is_wanted=False)
         if before is not None and _is_of(before.record, wanted):
@@ -385,7 +391,7 @@ class Links:
         return msgspec.structs.replace(record, start_offsets=offsets)
 
     def _latest(
-        self, name: TopicName, wanted: Wanted, ends: Mapping[TopicName, Extent], *, is_new: bool
+        self, name: TopicName, wanted: WantedTopic, ends: Mapping[TopicName, Extent], *, is_new: bool
     ) -> tuple[int, ...]:
         """Nothing: it is not known at present."""
         kv = self._store.local.get(specs.spec_key(name))
@@ -419,7 +425,7 @@ class Links:
         return is_done
 
     def check_pipelines(self, needed: Iterable[str]) -> None:
-        """Raises PipelineForeign if somebody else has a pipeline of a name that is needed."""
+        """Raises PipelineForeign if a person or another policy has a pipeline of a name that is needed."""
         names = set(map(pipeline_name, needed))
         for pipeline in self._pipelines.known():
             if pipeline.name in names and pipeline.record.made_by != MADE_BY:
@@ -432,11 +438,13 @@ class Links:
             return  # somebody else was faster
 
 
-def _is_of(record: LinkRecord, wanted: Wanted) -> bool:
+def _is_of(record: LinkRecord, wanted: WantedTopic) -> bool:
     return record.topic_id == wanted.spec.topic_id
 
 
-def _put(name: LinkName, record: LinkRecord, before: Written | None) -> tuple[Compare, tuple[Operation, ...]]:
+def _put(
+    name: LinkName, record: LinkRecord, before: WrittenLink | None
+) -> tuple[Compare, tuple[Operation, ...]]:
     key = records.link_key(*name)
     operations: tuple[Operation, ...] = (Put(key, specs.encode(record)),)
     if before is not None and before.record.topic_id != record.topic_id:
@@ -444,7 +452,7 @@ def _put(name: LinkName, record: LinkRecord, before: Written | None) -> tuple[Co
     return unchanged(key, before.revision if before is not None else 0), operations
 
 
-def _delete(name: LinkName, before: Written) -> tuple[Compare, tuple[Operation, ...]]:
+def _delete(name: LinkName, before: WrittenLink) -> tuple[Compare, tuple[Operation, ...]]:
     key = records.link_key(*name)
     return unchanged(key, before.revision), (Delete(key), Delete(records.report_key(*name)))
 

@@ -4,14 +4,15 @@ First the two are put in relation (``relate``), then a table says what is done a
 (``RULES``), once for each mismatch policy. The policies differ where PIP-370 calls its own text disputed: by
 ``pip370`` a partition is copied into the one of the same number if there is one; by ``strict``, as Pulsar
 does it since 4.2, nothing is copied unless both have the same partitions. Neither ever changes the number of
-partitions of a topic that is there, except after somebody has grown the topic here: that grows it there too,
+partitions of a topic that is there, except after the topic was grown here: that grows it there too,
 as it always did.
 
 Whether replication may create topics is asked in one case only: there is none. Creating is not the end of it:
-somebody else may have been faster, with another number of partitions. So what is there after creating is put
+another may have been faster, with another number of partitions. So what is there after creating is put
 in relation again, and nothing is copied before the two agree.
 
-Pure, and without anything else of Sava in it: whoever copies decides by the same table as whoever checks.
+Pure, and without anything else of Sava in it: the runner that copies decides by the same table as the
+leader that checks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Mismatch(StrEnum):
     STRICT = "strict"
 
 
-class State(StrEnum):
+class LinkState(StrEnum):
     """Of one partition and one remote."""
 
     STARTING = "starting"
@@ -37,7 +38,7 @@ class State(StrEnum):
     """All is copied, and nothing comes."""
     PAUSED = "paused"
     WAITING_RUNNER = "waiting_runner"
-    """Nobody has reported of it for a while."""
+    """No runner has reported of it for a while."""
     WAITING_REMOTE_TOPIC = "waiting_remote_topic"
     PARTITION_MISMATCH = "partition_mismatch"
     REMOTE_DELETED = "remote_deleted"
@@ -51,8 +52,8 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-CONNECTED: Final = frozenset((State.ACTIVE, State.IDLE))
-"""In these messages are copied as they come; in all others they wait, and somebody may have to act."""
+CONNECTED: Final = frozenset((LinkState.ACTIVE, LinkState.IDLE))
+"""In these messages are copied as they come; in all others they wait, and an operator may have to act."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +83,14 @@ class There:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownThere:
     """What was remembered of the topic there."""
 
     topic_ids: tuple[int, ...] = ()
     """When it was last seen."""
     is_tombstone: bool = False
     is_grown: bool = False
-    """Somebody has added partitions here while it was replicated, and they were not seen there yet."""
+    """Partitions were added here while it was replicated, and they were not seen there yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +102,21 @@ class Settings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     create: int | None = None
-    """Create the topic there with so many partitions (0: a plain one), then put them in relation again."""
+    """Create the topic there with this number of partitions (0: a plain one), then put them in relation
+    again."""
     grow: int = 0
     """As ``create``, of a topic that is there and has fewer."""
     copied: tuple[int, ...]
     """Partitions to copy, each into the one of the same number."""
     disconnected: int
     """Partitions that are not copied."""
-    state: State
+    state: LinkState
     """Of those; ``starting`` if there are none."""
     reason: str = ""
     """Why, and what to do about it; empty: all are copied."""
 
 
-class Relation(Enum):
+class TopicRelation(Enum):
     DELETED = "seen there before, and now it is gone, or another one"
     NO_NAMESPACE = "the namespace is not there"
     ABSENT = "not there, and may be created"
@@ -138,36 +140,36 @@ class Do(Enum):
     GROW = 4
 
 
-RULES: Final[Mapping[Relation, Mapping[Mismatch, Do]]] = MappingProxyType(
+RULES: Final[Mapping[TopicRelation, Mapping[Mismatch, Do]]] = MappingProxyType(
     {
         relation: MappingProxyType({Mismatch.PIP370: pip370, Mismatch.STRICT: strict})
         for relation, pip370, strict in (
-            (Relation.DELETED, Do.HOLD, Do.HOLD),
-            (Relation.NO_NAMESPACE, Do.HOLD, Do.HOLD),
-            (Relation.ABSENT, Do.CREATE, Do.CREATE),
-            (Relation.AWAITED, Do.HOLD, Do.HOLD),
-            (Relation.OTHER_KIND, Do.HOLD, Do.HOLD),
-            (Relation.SAME, Do.COPY_ALL, Do.COPY_ALL),
-            (Relation.GROWN, Do.GROW, Do.GROW),
-            (Relation.FEWER, Do.COPY_COMMON, Do.HOLD),
-            (Relation.MORE, Do.COPY_ALL, Do.HOLD),
-            (Relation.HOLES, Do.COPY_COMMON, Do.HOLD),
-            (Relation.PLAIN_THERE, Do.HOLD, Do.HOLD),
-            (Relation.PLAIN_HERE, Do.HOLD, Do.HOLD),
+            (TopicRelation.DELETED, Do.HOLD, Do.HOLD),
+            (TopicRelation.NO_NAMESPACE, Do.HOLD, Do.HOLD),
+            (TopicRelation.ABSENT, Do.CREATE, Do.CREATE),
+            (TopicRelation.AWAITED, Do.HOLD, Do.HOLD),
+            (TopicRelation.OTHER_KIND, Do.HOLD, Do.HOLD),
+            (TopicRelation.SAME, Do.COPY_ALL, Do.COPY_ALL),
+            (TopicRelation.GROWN, Do.GROW, Do.GROW),
+            (TopicRelation.FEWER, Do.COPY_COMMON, Do.HOLD),
+            (TopicRelation.MORE, Do.COPY_ALL, Do.HOLD),
+            (TopicRelation.HOLES, Do.COPY_COMMON, Do.HOLD),
+            (TopicRelation.PLAIN_THERE, Do.HOLD, Do.HOLD),
+            (TopicRelation.PLAIN_HERE, Do.HOLD, Do.HOLD),
         )
     }
 )
 """What is done, by PIP-370 and strictly."""
 
 _STATES: Final = {
-    Relation.DELETED: State.REMOTE_DELETED,
-    Relation.NO_NAMESPACE: State.WAITING_REMOTE_TOPIC,
-    Relation.AWAITED: State.WAITING_REMOTE_TOPIC,
+    TopicRelation.DELETED: LinkState.REMOTE_DELETED,
+    TopicRelation.NO_NAMESPACE: LinkState.WAITING_REMOTE_TOPIC,
+    TopicRelation.AWAITED: LinkState.WAITING_REMOTE_TOPIC,
 }
 """Of partitions that are held; all other relations are mismatches."""
 
 
-def decide(here: Here, there: There, settings: Settings, known: Known = Known()) -> Verdict:  # noqa: B008 (frozen)
+def decide(here: Here, there: There, settings: Settings, known: KnownThere = KnownThere()) -> Verdict:  # noqa: B008 (frozen)
     relation = relate(here, there, settings, known)
     done = RULES[relation][settings.mismatch]
     copied = _copied(done, here, there)
@@ -177,36 +179,36 @@ def decide(here: Here, there: There, settings: Settings, known: Known = Known())
         grow=here.partitions if done is Do.GROW else 0,
         copied=copied,
         disconnected=len(held),
-        state=_STATES.get(relation, State.PARTITION_MISMATCH) if held else State.STARTING,
+        state=_STATES.get(relation, LinkState.PARTITION_MISMATCH) if held else LinkState.STARTING,
         reason=_reason(relation, here, there, settings, held) if held else "",
     )
 
 
-def unanswered(here: Here, state: State, reason: str) -> Verdict:
+def unanswered(here: Here, state: LinkState, reason: str) -> Verdict:
     """Of a remote that did not say what there is: it cannot be reached, or denies it. Nothing is known, so
     nothing is created and nothing copied."""
     return Verdict(copied=(), disconnected=len(here.numbers), state=state, reason=reason)
 
 
-def relate(here: Here, there: There, settings: Settings, known: Known) -> Relation:
+def relate(here: Here, there: There, settings: Settings, known: KnownThere) -> TopicRelation:
     if known.is_tombstone or was_deleted(known, there):
-        return Relation.DELETED
+        return TopicRelation.DELETED
     if not there.exists:
         if not there.namespace_exists:
-            return Relation.NO_NAMESPACE
-        return Relation.ABSENT if settings.may_create else Relation.AWAITED
+            return TopicRelation.NO_NAMESPACE
+        return TopicRelation.ABSENT if settings.may_create else TopicRelation.AWAITED
     if here.reliable != there.reliable:
-        return Relation.OTHER_KIND
+        return TopicRelation.OTHER_KIND
     if bool(here.partitions) != bool(there.partitions):
-        return Relation.PLAIN_HERE if there.partitions else Relation.PLAIN_THERE
+        return TopicRelation.PLAIN_HERE if there.partitions else TopicRelation.PLAIN_THERE
     if there.missing:
-        return Relation.HOLES
+        return TopicRelation.HOLES
     if there.partitions < here.partitions:
-        return Relation.GROWN if known.is_grown else Relation.FEWER
-    return Relation.MORE if there.partitions > here.partitions else Relation.SAME
+        return TopicRelation.GROWN if known.is_grown else TopicRelation.FEWER
+    return TopicRelation.MORE if there.partitions > here.partitions else TopicRelation.SAME
 
 
-def was_deleted(known: Known, there: There) -> bool:
+def was_deleted(known: KnownThere, there: There) -> bool:
     """A topic that was there has gone, or one of the same name has taken its place."""
     if not known.topic_ids:
         return False
@@ -224,32 +226,34 @@ def _copied(done: Do, here: Here, there: There) -> tuple[int, ...]:
     return here.numbers
 
 
-def _reason(relation: Relation, here: Here, there: There, settings: Settings, held: tuple[int, ...]) -> str:
+def _reason(
+    relation: TopicRelation, here: Here, there: There, settings: Settings, held: tuple[int, ...]
+) -> str:
     topic, remote = here.topic, there.remote
     create = f"sava topics create {topic}" + (f" --partitions {here.partitions}" if here.partitions else "")
     match relation:
-        case Relation.DELETED:
+        case TopicRelation.DELETED:
             return (
                 f"topic {topic} was deleted at {remote} since it was last copied; it is neither created nor "
                 f"copied there again until `sava replication recreate {topic} --remote {remote}`"
             )
-        case Relation.NO_NAMESPACE:
+        case TopicRelation.NO_NAMESPACE:
             namespace = topic.split("/")[1]
             return (
                 f"namespace {namespace} does not exist at {remote}; create it there with "
                 f"`sava namespaces create {namespace}`"
             )
-        case Relation.AWAITED:
+        case TopicRelation.AWAITED:
             return (
                 f"topic {topic} does not exist at {remote}, and replication may not create it "
                 f"(replication.create_topic_to_remote_cluster); create it there with `{create}`"
             )
-        case Relation.OTHER_KIND:
+        case TopicRelation.OTHER_KIND:
             return (
                 f"topic {topic} is {kind(here.reliable)} here and {kind(there.reliable)} at {remote}; "
                 f"delete it there, or replicate another topic"
             )
-        case Relation.PLAIN_THERE | Relation.PLAIN_HERE:
+        case TopicRelation.PLAIN_THERE | TopicRelation.PLAIN_HERE:
             return (
                 f"topic {topic} has {spread(here.partitions)} here and {spread(there.partitions)} at "
                 f"{remote}; one cannot become the other: delete it at {remote} and create it with `{create}`"

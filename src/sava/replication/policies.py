@@ -2,9 +2,9 @@
 
 A namespace has a policy, or none; a topic may have one of its own, which holds instead of the namespace's, as
 a whole. A policy without remotes switches replication off. So the answer for a topic is always in one record,
-and nobody has to add anything up to know it.
+and no levels have to be added up to know it.
 
-Setting a policy creates nothing anywhere. What it asks for is found out by whoever looks at the records
+Setting a policy creates nothing anywhere. What it asks for follows from the records
 (``links``).
 """
 
@@ -12,16 +12,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sava.broker import specs
-from sava.broker.conditions import present, unchanged
-from sava.broker.errors import NamespaceUnknown
-from sava.broker.names import TopicName, check_name, check_unreserved
-from sava.broker.registry import Registry
 from sava.metadata.commands import Compare, Delete, Put
+from sava.metadata.records import present, unchanged
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
-from sava.replication.errors import PolicyInvalid, RemoteUnknown, ReplicationBusy
-from sava.replication.records import EARLIEST, LATEST, PolicyRecord
+from sava.replication.records import (
+    EARLIEST,
+    LATEST,
+    PolicyInvalid,
+    PolicyRecord,
+    RemoteUnknown,
+    ReplicationBusy,
+)
+from sava.topics import specs
+from sava.topics.errors import NamespaceUnknown
+from sava.topics.names import TopicName, check_name, check_unreserved
+from sava.topics.registry import Registry
 
 ATTEMPTS = 8
 
@@ -54,7 +60,7 @@ class Scope(NamedTuple):
         return self.namespace if self.topic is None else str(self.topic)
 
 
-class Held(NamedTuple):
+class ScopedPolicy(NamedTuple):
     """A policy, where it is set, and since which revision of the store."""
 
     policy: PolicyRecord
@@ -84,7 +90,7 @@ def check(policy: PolicyRecord) -> PolicyRecord:
     )
 
 
-class Policies:
+class ReplicationPolicies:
     """Holds nothing between calls."""
 
     def __init__(self, store: MetadataStore) -> None:
@@ -133,7 +139,7 @@ class Policies:
                 return
         raise ReplicationBusy(f"{scope} changed under {ATTEMPTS} attempts to clear its replication policy")
 
-    async def get(self, scope: Scope) -> Held | None:
+    async def get(self, scope: Scope) -> ScopedPolicy | None:
         """The one that holds. Raises NamespaceUnknown, TopicUnknown."""
         await self.exists(scope)  # linearizable: from here on this node knows as much
         if scope.topic is not None:
@@ -141,24 +147,24 @@ class Policies:
         return _held(self._store.local, scope)
 
 
-def effective(local: LocalView, topic: TopicName) -> Held | None:
+def effective(local: LocalView, topic: TopicName) -> ScopedPolicy | None:
     """The most specific policy, as this node knows it. Raises RecordCorrupt."""
     return _held(local, Scope(topic.namespace, topic)) or _held(local, Scope(topic.namespace))
 
 
-def _held(local: LocalView, scope: Scope) -> Held | None:
+def _held(local: LocalView, scope: Scope) -> ScopedPolicy | None:
     kv = local.get(scope.key)
-    return None if kv is None else Held(specs.decode(kv, PolicyRecord), scope, kv.mod_revision)
+    return None if kv is None else ScopedPolicy(specs.decode(kv, PolicyRecord), scope, kv.mod_revision)
 
 
-def of_namespaces(local: LocalView) -> dict[str, Held]:
+def of_namespaces(local: LocalView) -> dict[str, ScopedPolicy]:
     """Raises RecordCorrupt."""
     found = {}
     for kv in local.range(specs.NAMESPACES).kvs:
         match kv.key.split("/"):
             case ["", "namespaces", namespace, records.REPLICATION]:
                 policy = specs.decode(kv, PolicyRecord)
-                found[namespace] = Held(policy, Scope(namespace), kv.mod_revision)
+                found[namespace] = ScopedPolicy(policy, Scope(namespace), kv.mod_revision)
     return found
 
 

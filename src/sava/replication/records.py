@@ -14,12 +14,14 @@ switched off and on again. It goes with the topic, and with the remote.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.names import TopicName
+from sava.errors import CallerError, RetryableError
+from sava.topics import specs
+from sava.topics.names import TopicName
 
 REMOTES: Final = "/cluster/remotes/"
 LINKS: Final = "/replication/"
@@ -65,7 +67,7 @@ class RemoteRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cluster_name: str
     """By its own word when it was added. Messages carry the names of the clusters that they have been in."""
     cluster_id: str
-    """A cluster that was founded anew has another, and knows nothing of what was copied before."""
+    """A cluster that was initialised again has another, and knows nothing of what was copied before."""
     added_ms: int = 0
 
 
@@ -91,7 +93,7 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it came under a policy."""
     base_partitions: int = 0
     """Partitions here when it came under a policy, or when the remote was last seen to have as many. More
-    than that now: somebody has added some, and they are to be added there too."""
+    than that now: some were added, and they are to be added there too."""
     start_offsets: tuple[int, ...] = ()
     """Of a policy that starts at the latest: the ends of the partitions when it came into force."""
     remote_topic_ids: tuple[int, ...] = ()
@@ -100,9 +102,9 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the copy of each partition begins, in offsets here; 0 also while that is not known. Policies may
     say something else by now: they are about what was never copied."""
     is_tombstone: bool = False
-    """It was deleted there: neither created nor copied until somebody asks for it."""
+    """It was deleted there: neither created nor copied until an operator asks for it."""
     generation: int = 0
-    """Grows when somebody has asked for that. What a runner says that has not heard of it yet does not
+    """Grows when an operator has asked for that. What a runner says that has not heard of it yet does not
     count."""
     rewound: int = 0
     """The generation for which everything that is to be copied again is kept again."""
@@ -151,3 +153,55 @@ def link_of_key(key: str) -> tuple[str, TopicName, bool] | None:
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+# -- what replication refuses, by whose fault it is -------------------------------------------
+
+
+class RemoteUnknown(CallerError):
+    def __init__(self, remote: str) -> None:
+        super().__init__(
+            f"there is no remote {remote}; `sava remotes list` shows those that are known, `sava remotes "
+            "add` adds one"
+        )
+        self.remote = remote
+
+
+class RemoteRefused(CallerError):
+    """A cluster that cannot be a remote of this one; says why."""
+
+
+class RemoteInUse(CallerError):
+    def __init__(self, remote: str, scopes: Sequence[str]) -> None:
+        shown = ", ".join(scopes[:5]) + (", …" if len(scopes) > 5 else "")
+        super().__init__(
+            f"remote {remote} is used by the policy of {shown}; set another with `sava replication set`, or "
+            "`sava replication clear` it"
+        )
+        self.remote = remote
+
+
+class RemoteUnreachable(RetryableError):
+    """The remote gave no answer."""
+
+
+class RemoteDenied(CallerError):
+    """The remote does not let this cluster in, or not do that."""
+
+
+class PolicyInvalid(CallerError):
+    """A policy that cannot be one; says which part of it, and why."""
+
+
+class LinkUnknown(CallerError):
+    def __init__(self, topic: object, remote: str = "") -> None:
+        """Without a remote: to none."""
+        where = f"replicated to {remote}" if remote else "replicated"
+        super().__init__(
+            f"topic {topic} is not {where}, or does not exist; `sava replication status` shows what is "
+            "replicated"
+        )
+
+
+class ReplicationBusy(RetryableError):
+    """A record changed under every attempt to change it."""

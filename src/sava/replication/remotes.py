@@ -3,8 +3,8 @@
 A remote is added by its address, and says itself who it is. Two things about that are remembered and not
 taken from anybody else. Its *name* travels with messages, as the list of clusters that they have been in, by
 which loops are found: two clusters of one name would each take the other's messages for its own and drop
-them, so they are refused here, before anything is copied. Its *id* tells a cluster from one that was founded
-anew in its place, with none of what was copied before.
+them, so they are refused here, before anything is copied. Its *id* tells a cluster from one that was
+initialised in its place, with none of what was copied before.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from sava.broker import specs
-from sava.broker.conditions import absent, unchanged
-from sava.broker.names import InvalidName, check_name
 from sava.metadata.commands import Delete, DeletePrefix, Put
+from sava.metadata.records import absent, unchanged
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
-from sava.replication.errors import (
+from sava.replication.matrix import There
+from sava.replication.records import (
     RemoteDenied,
     RemoteInUse,
+    RemoteRecord,
     RemoteRefused,
     RemoteUnknown,
     RemoteUnreachable,
     ReplicationBusy,
 )
-from sava.replication.matrix import There
-from sava.replication.records import RemoteRecord
+from sava.topics import specs
+from sava.topics.names import InvalidName, check_name
 
 ATTEMPTS: Final = 8
 MAX_NAME_BYTES: Final = 100
 """Leaves room for what pipelines are called after it."""
 
 
-class Identity(NamedTuple):
+class ClusterIdentity(NamedTuple):
     """Who a cluster is, by its own word."""
 
     cluster_name: str
@@ -54,25 +54,25 @@ class Shape(NamedTuple):
 
 
 class RemoteCalls(Protocol):
-    """What is asked of a remote (``sava.services.remotes``). All raise RemoteUnreachable, RemoteDenied,
+    """What is asked of a remote (``sava.api.remotes``). All raise RemoteUnreachable, RemoteDenied,
     RemoteRefused."""
 
-    async def hello(self, remote: RemoteRecord) -> Identity: ...
+    async def hello(self, remote: RemoteRecord) -> ClusterIdentity: ...
 
     async def describe(self, name: str, remote: RemoteRecord, topics: Sequence[str]) -> list[Shape]:
         """In the order of ``topics``; ``name`` is what the remote is called here."""
         ...
 
 
-class Answer(NamedTuple):
-    identity: Identity
+class RemoteAnswer(NamedTuple):
+    identity: ClusterIdentity
     round_trip_ms: float
 
 
 class Remotes:
     """Holds nothing between calls. ``own`` says who this cluster is."""
 
-    def __init__(self, store: MetadataStore, calls: RemoteCalls, own: Callable[[], Identity]) -> None:
+    def __init__(self, store: MetadataStore, calls: RemoteCalls, own: Callable[[], ClusterIdentity]) -> None:
         self._store = store
         self.calls = calls
         self.own = own
@@ -90,10 +90,10 @@ class Remotes:
             raise RemoteUnknown(name)
         return specs.decode(kv, RemoteRecord)
 
-    async def ask(self, remote: RemoteRecord) -> Answer:
+    async def ask(self, remote: RemoteRecord) -> RemoteAnswer:
         began = time.monotonic()
         identity = await self.calls.hello(remote)
-        return Answer(identity, (time.monotonic() - began) * 1000)
+        return RemoteAnswer(identity, (time.monotonic() - began) * 1000)
 
     # -- changing ----------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Remotes:
                 return added
         raise ReplicationBusy(f"remote {name} changed under {ATTEMPTS} attempts to change it")
 
-    def _check_names(self, name: str, identity: Identity) -> None:
+    def _check_names(self, name: str, identity: ClusterIdentity) -> None:
         own = self.own()
         if identity.cluster_id == own.cluster_id:
             raise RemoteRefused(f"remote {name}: the addresses are those of this cluster itself")
@@ -171,7 +171,7 @@ def known(local: LocalView) -> dict[str, RemoteRecord]:
     return {kv.key.removeprefix(records.REMOTES): specs.decode(kv, RemoteRecord) for kv in found}
 
 
-def _check_other(name: str, identity: Identity, others: dict[str, RemoteRecord]) -> None:
+def _check_other(name: str, identity: ClusterIdentity, others: dict[str, RemoteRecord]) -> None:
     """Raises RemoteRefused if the cluster is known under another name, or another under this one."""
     for other, record in others.items():
         is_same_cluster = record.cluster_id == identity.cluster_id

@@ -1,28 +1,214 @@
-"""Status: how far every topic is at every remote, and what keeps it from going on.
+"""Reports of runners, and the status of every topic at every remote.
 
-What nobody reports is not taken for well. A partition whose link nobody has, or of which no runner was heard
-for a while, counts as disconnected, with the rate 0 and a backlog that goes on growing: its end is asked from
-the broker that has it (``look``), not from the runner that is gone. Until that was asked, a backlog of 0 that
-was reported is one that is not known; and so is the age of what no report had a time for.
+**Reports.** Every report counts at once, in the leader's memory. Not every one is written down, or a hundred
+idle topics would keep the metadata store busy: what is new about a state is, and progress every few seconds.
+A new leader begins with what was written down, and gives runners the usual time to be heard of again before
+it takes them for gone.
+
+What a report says of the topic at the remote is written down before the report is answered, since everything
+depends on it: which topic it was, so that another one of the same name is recognised, that it was deleted, so
+that it is not created again, and where the copy begins, which nothing else tells.
+
+**Status.** A partition without a report is not taken for well. If no runner has its link, or its runner was
+not heard for a while, it counts as disconnected, with the rate 0 and a backlog that keeps growing: its end
+is asked from the broker that has it (``look``), not from the runner that is gone. Until that was asked, a
+backlog of 0 that was reported is one that is not known; and so is the age of what no report had a time
+for.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.broker.names import TopicName
-from sava.cluster.pipeline_records import Pipeline
-from sava.cluster.pipeline_records import State as PipelineState
-from sava.cluster.pipelines import Pipelines
+from sava.cluster.pipelines import Pipeline, Pipelines, PipelineState
+from sava.metadata.commands import Put
+from sava.metadata.records import present, unchanged
+from sava.metadata.store import MetadataStore
 from sava.replication import records
-from sava.replication.links import Extent, Extents, Links, LinkTopic, pipeline_name
-from sava.replication.matrix import CONNECTED, State
-from sava.replication.records import LATEST, PartitionReport, ReportRecord
-from sava.replication.reports import Reports
+from sava.replication.links import Extent, Extents, LinkName, Links, LinkTopic, pipeline_name
+from sava.replication.matrix import CONNECTED, LinkState
+from sava.replication.records import (
+    LATEST,
+    LinkRecord,
+    LinkUnknown,
+    PartitionReport,
+    ReplicationBusy,
+    ReportRecord,
+)
+from sava.topics import specs
+from sava.topics.names import TopicName
+
+STALE_MS: Final = 30_000
+"""What was not reported for longer than this is not known to continue."""
+REWRITE_MS: Final = 10_000
+BATCH: Final = 100
+ATTEMPTS: Final = 8
+MAX_REASON: Final = 1_000
+"""Characters of a reason that are kept."""
+
+
+class TopicReport(NamedTuple):
+    """What a runner says of one topic."""
+
+    topic_ids: tuple[int, ...]
+    """Of the topic here, as the runner knows it."""
+    generation: int
+    remote_topic_ids: tuple[int, ...]
+    is_tombstone: bool
+    begins: tuple[int, ...]
+    partitions: tuple[PartitionReport, ...]
+
+
+class Reports:
+    """Owned by the event loop."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._latest: dict[LinkName, ReportRecord] = {}
+        self._written: dict[LinkName, ReportRecord] = {}
+        self.leading_since_ms = 0
+        """Before that reports went to another leader."""
+
+    def begin(self) -> None:
+        """This node leads from now on."""
+        self._latest.clear()
+        self._written.clear()
+        self.leading_since_ms = records.now_ms()
+
+    def get(self, name: LinkName) -> ReportRecord | None:
+        """The last one. Raises RecordCorrupt."""
+        found = self._latest.get(name)
+        kv = self._store.local.get(records.report_key(*name)) if found is None else None
+        if kv is not None:
+            found = self._latest[name] = self._written[name] = specs.decode(kv, ReportRecord)
+        return found
+
+    def forget(self, names: Iterable[LinkName]) -> None:
+        """All but these."""
+        kept = set(names)
+        for known in (self._latest, self._written):
+            for name in [name for name in known if name not in kept]:
+                del known[name]
+
+    def is_stale(self, report: ReportRecord, now_ms: int) -> bool:
+        return now_ms - max(report.reported_ms, self.leading_since_ms) > STALE_MS
+
+    # -- taking ------------------------------------------------------------------------------
+
+    async def take(
+        self, runner: str, told: Mapping[LinkName, TopicReport], topics: Mapping[LinkName, LinkTopic]
+    ) -> None:
+        """Of ``topics``, which are those that are wanted; what is said of others, or of topics that were
+        created again since the runner looked, is no news of these."""
+        now = records.now_ms()
+        changed: list[tuple[LinkName, ReportRecord]] = []
+        for name, each in told.items():
+            topic = topics.get(name)
+            if topic is None or not _is_about(each, topic):
+                continue
+            await self._remember(name, each, topic)
+            partitions = tuple(_stamped(_shortened(told), now) for told in each.partitions)
+            report = ReportRecord(runner=runner, reported_ms=now, partitions=partitions)
+            self.get(name)  # what was written down, if this node has not looked yet
+            self._latest[name] = report
+            if _is_news(self._written.get(name), report):
+                changed.append((name, report))
+        for start in range(0, len(changed), BATCH):
+            await self._write(changed[start : start + BATCH])
+
+    async def _write(self, changed: list[tuple[LinkName, ReportRecord]]) -> None:
+        """If all of them are still wanted; otherwise the next report tries again, without those that are
+        not."""
+        conditions = [present(records.link_key(*name)) for name, _ in changed]
+        puts = [Put(records.report_key(*name), specs.encode(report)) for name, report in changed]
+        if (await self._store.txn(conditions, puts)).succeeded:
+            self._written.update(changed)
+
+    async def _remember(self, name: LinkName, told: TopicReport, topic: LinkTopic) -> None:
+        def change(record: LinkRecord) -> LinkRecord:
+            if told.generation != record.generation or record.topic_id != topic.record.topic_id:
+                return record
+            ids = told.remote_topic_ids or record.remote_topic_ids
+            partitions = topic.wanted.spec.partitions
+            has_all = len(ids) >= partitions and all(ids[:partitions])
+            return msgspec.structs.replace(
+                record,
+                remote_topic_ids=ids,
+                is_tombstone=record.is_tombstone or told.is_tombstone,
+                begins=told.begins or record.begins,
+                base_partitions=partitions if has_all and told.remote_topic_ids else record.base_partitions,
+            )
+
+        if change(topic.record) != topic.record:
+            with suppress(LinkUnknown):  # the topic was deleted just now
+                await _change(self._store, name, change)
+
+    # -- asked for ---------------------------------------------------------------------------
+
+    async def recreate(self, name: LinkName) -> None:
+        """Forget what was known of the topic at the remote, and that it was deleted. Raises LinkUnknown."""
+
+        def change(record: LinkRecord) -> LinkRecord:
+            return msgspec.structs.replace(
+                record, remote_topic_ids=(), is_tombstone=False, generation=record.generation + 1
+            )
+
+        await _change(self._store, name, change)
+
+
+async def _change(store: MetadataStore, name: LinkName, change: Callable[[LinkRecord], LinkRecord]) -> None:
+    """Raises LinkUnknown, ReplicationBusy."""
+    key = records.link_key(*name)
+    for _ in range(ATTEMPTS):
+        kv = await store.get(key)
+        if kv is None:
+            raise LinkUnknown(name.topic, name.remote)
+        put = Put(key, specs.encode(change(specs.decode(kv, LinkRecord))))
+        if (await store.txn((unchanged(key, kv.mod_revision),), (put,))).succeeded:
+            return
+    raise ReplicationBusy(f"topic {name.topic} and remote {name.remote} changed under {ATTEMPTS} attempts")
+
+
+def _is_about(told: TopicReport, topic: LinkTopic) -> bool:
+    """It may know of fewer partitions than there are by now."""
+    return told.topic_ids == topic.wanted.topic_ids[: len(told.topic_ids)]
+
+
+def _is_news(written: ReportRecord | None, report: ReportRecord) -> bool:
+    if written is None or _states(written) != _states(report):
+        return True
+    is_due = abs(report.reported_ms - written.reported_ms) >= REWRITE_MS
+    return is_due and _progress(written) != _progress(report)
+
+
+def _progress(report: ReportRecord) -> tuple[str, list[PartitionReport]]:
+    return report.runner, [msgspec.structs.replace(each, end_ms=0) for each in report.partitions]
+
+
+def _states(report: ReportRecord) -> list[tuple[object, ...]]:
+    """What the next runner must know, whenever this one ends."""
+    return [
+        (each.partition, each.state, each.reason, each.was_seen, each.rewound_from)
+        for each in report.partitions
+    ]
+
+
+def _stamped(report: PartitionReport, now_ms: int) -> PartitionReport:
+    return msgspec.structs.replace(report, end_ms=report.end_ms or now_ms)
+
+
+def _shortened(report: PartitionReport) -> PartitionReport:
+    if len(report.reason) <= MAX_REASON:
+        return report
+    return msgspec.structs.replace(report, reason=f"{report.reason[: MAX_REASON - 1]}…")
+
+
+# -- status ------------------------------------------------------------------------------------
 
 UNKNOWN: Final = -1
 LOOK_S: Final = 5.0
@@ -36,7 +222,7 @@ class PartitionStatus(NamedTuple):
     end: int
     """Of the source; at least what is known of it."""
     backlog: int
-    """Messages; UNKNOWN, or at most so many if it was never copied and starts at a time."""
+    """Messages; UNKNOWN, or an upper bound if it was never copied and starts at a time."""
     backlog_s: float
     """Age of the oldest message that is not copied; UNKNOWN. Of one that only the broker has seen, at
     most."""
@@ -94,32 +280,37 @@ class Statuses:
         for number, name in enumerate(topic.members):
             last = told.get(number)
             silent = stale or (
-                None if last is not None else (State.STARTING, "its runner has not said anything of it yet")
+                None
+                if last is not None
+                else (LinkState.STARTING, "its runner has not said anything of it yet")
             )
             partitions.append(self._partition(topic, number, name, last, report, silent, now))
         return TopicStatus(topic, partitions)
 
     def _why_silent(
         self, topic: LinkTopic, report: ReportRecord | None, pipeline: Pipeline | None, now: int
-    ) -> tuple[State, str] | None:
+    ) -> tuple[LinkState, str] | None:
         """The state in place of the one that was reported; None: the report holds."""
         name = pipeline_name(topic.name.remote)
         if pipeline is not None and pipeline.record.is_paused:
-            return State.PAUSED, f"pipeline {name} is paused; `sava pipelines resume {name}` goes on"
+            return LinkState.PAUSED, f"pipeline {name} is paused; `sava pipelines resume {name}` continues it"
         if not topic.is_ready:
-            return State.STARTING, "where to start is not known yet: not all its partitions are served"
+            return LinkState.STARTING, "where to start is not known yet: not all its partitions are served"
         if pipeline is None or pipeline.claim is None:
-            return State.WAITING_RUNNER, f"no runner has pipeline {name}; start one: `sava pipelines run`"
+            return LinkState.WAITING_RUNNER, f"no runner has pipeline {name}; start one: `sava pipelines run`"
         if pipeline.status.state is PipelineState.FAILING:
             failed = f"pipeline {name} has failed, and is begun again by itself: {pipeline.status.last_error}"
-            return State.FAILED, failed
+            return LinkState.FAILED, failed
         runner = pipeline.claim.runner
         if report is None or report.runner != runner:
-            return State.STARTING, f"runner {runner} has pipeline {name}, and has not said anything of it yet"
+            return (
+                LinkState.STARTING,
+                f"runner {runner} has pipeline {name}, and has not said anything of it yet",
+            )
         if self._reports.is_stale(report, now):
             ago = (now - report.reported_ms) // 1000
             return (
-                State.WAITING_RUNNER,
+                LinkState.WAITING_RUNNER,
                 f"runner {runner} has pipeline {name}, and was last heard {ago} s ago; if it does not come "
                 "back, start another: `sava pipelines run`",
             )
@@ -132,7 +323,7 @@ class Statuses:
         name: TopicName,
         last: PartitionReport | None,
         report: ReportRecord | None,
-        silent: tuple[State, str] | None,
+        silent: tuple[LinkState, str] | None,
         now: int,
     ) -> PartitionStatus:
         looked = self._looked.get(name, NEVER)
@@ -148,7 +339,7 @@ class Statuses:
             since = last.end_ms or report.reported_ms
             if silent is not None and not backlog and looked.found_ms < since:
                 backlog = UNKNOWN  # nobody looks for what may have come since then
-        shown = last or PartitionReport(partition=number, state=State.STARTING, position=position or 0)
+        shown = last or PartitionReport(partition=number, state=LinkState.STARTING, position=position or 0)
         if silent is not None:
             shown = _silenced(shown, *silent)
         return PartitionStatus(
@@ -197,8 +388,8 @@ class Statuses:
             self._looked[name] = Looked(found, now, now_ms) if found is not None else before._replace(at=now)
 
 
-def _silenced(report: PartitionReport, state: State, reason: str) -> PartitionReport:
-    """Nobody copies it, whatever was said last."""
+def _silenced(report: PartitionReport, state: LinkState, reason: str) -> PartitionReport:
+    """No runner copies it, whatever was said last."""
     return msgspec.structs.replace(
         report, state=state, reason=reason, next_retry_ms=0, rate=0.0, bytes_rate=0.0
     )

@@ -1,11 +1,11 @@
 """Broker: the parts of one broker, started in order and stopped in reverse.
 
-Order matters twice. At start the Raft port opens before the others, so that whoever can ask this broker for
-something can also reach its peers through it; and it registers last, when everything that others may send it
-is open. A broker that is asked to stop hands its topics and its leadership over first (``leave``). At the end
-topics are closed and the registration is given up while everything still works, then leadership is handed
-over, then callers are turned away, then the node closes its log. The whole end is bounded; a broker that
-hangs while stopping is killed by whatever runs it, and that must not be the normal case.
+Order matters twice. At start the Raft port opens before the others, so that a caller who can ask this broker
+for something can also reach its peers through it; and it registers last, when everything that others may
+send it is open. A broker that is asked to stop hands its topics and its leadership over first (``leave``).
+At the end topics are closed and the registration is given up while everything still works, then leadership
+is handed over, then callers are turned away, then the node closes its log. The whole end is bounded; a
+broker that hangs while stopping is killed by whatever runs it, and that must not be the normal case.
 """
 
 from __future__ import annotations
@@ -18,24 +18,22 @@ from typing import Final
 from grpc import aio
 
 from sava import logs
-from sava.broker.topics import Topics
+from sava.api.http import HttpServer
+from sava.api.metrics.broker import BrokerMetrics
 from sava.config import Config
 from sava.errors import HostError
 from sava.metadata.bootstrap import SeedBootstrap
 from sava.metadata.machine.state_machine import Limits
 from sava.metadata.node import NodeOptions, RaftNode, open_node
-from sava.metadata.raft_store import RaftStore
 from sava.metadata.replica.replica import ReplicaConfig
-from sava.raft.config import CoreConfig
-from sava.server.addresses import raft_address
-from sava.server.parts import HANDOVER_S, Parts, open_parts
+from sava.peers.raft_listener import RaftListener
+from sava.peers.raft_transport import TcpTransport
+from sava.raft.types import CoreConfig
+from sava.server.assembly import HANDOVER_S, BrokerParts, raft_address
 from sava.server.ports import open_admin_port, open_client_port
-from sava.services.http import HttpServer
-from sava.services.metrics import Metrics
-from sava.services.raft_listener import RaftListener
-from sava.services.raft_transport import TcpTransport
 from sava.supervisor import Supervisor
 from sava.tasks import Stops, stopped_within
+from sava.topics.served import ServedTopics
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +64,14 @@ class Broker:
         cancels calls which have just arrived, and to a client of Danube a cancelled call is an error that it
         hands to its application; a connection that breaks is one that it heals from."""
         self._client_port: aio.Server | None = None
-        """Held until the end: a gRPC server that nobody holds stops, and cancels its calls."""
-        self.metrics = Metrics()
+        """Held until the end: a gRPC server without a reference stops, and cancels its calls."""
+        self.metrics = BrokerMetrics()
         self.supervisor = Supervisor()
         self.node: RaftNode
-        self.parts: Parts
+        self.parts: BrokerParts
 
     @property
-    def topics(self) -> Topics:
+    def topics(self) -> ServedTopics:
         return self.parts.topics
 
     async def start(self) -> None:
@@ -103,10 +101,9 @@ class Broker:
         raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
         await raft.start()
         self._stops.add("raft port", raft.stop)
-        self.parts = parts = await open_parts(
-            config, node, RaftStore(node), metrics, self._stops, self.supervisor
-        )
-        raft.journals = parts.mirrored.session
+        self.parts = parts = BrokerParts(config, node, metrics, self.supervisor, self._stops)
+        await parts.open()
+        raft.ledgers = parts.mirrored.session
         logs.set_epochs(parts.epoch_of)
         self._client_port = await open_client_port(config, parts)
         self._stops.add("client port", self._stop_client_port)
@@ -133,7 +130,7 @@ class Broker:
             self.supervisor.end(f"{type(error).__name__}: {error}")
 
     async def leave(self) -> None:
-        """Hand topics and leadership over before ``close``, for a stop that somebody asked for. May be
+        """Hand topics and leadership over before ``close``, for a stop on request. May be
         cancelled at any point: what is left goes to others as after a failure."""
         await self.parts.leave()
 

@@ -7,7 +7,19 @@ from typing import Final
 
 from grpc import aio
 
+from sava.api import danube
+from sava.api.admin.brokers import BrokersService
+from sava.api.admin.cluster import ClusterService, DoctorService, MetaService
+from sava.api.admin.journals import JournalsService
+from sava.api.admin.pipelines import PipelinesService
+from sava.api.admin.replication import ReplicationService
+from sava.api.admin.topics import NamespacesService, SubscriptionsService, TopicsService
+from sava.api.replica import ReplicaService
+from sava.api.streams import StreamsService
+from sava.api.writers import WritersService
 from sava.config import Config
+from sava.peers import tls
+from sava.peers.channels import PINGS_ALLOWED
 from sava.proto import (
     admin_pb2_grpc,
     brokers_pb2_grpc,
@@ -20,31 +32,16 @@ from sava.proto import (
     writers_pb2_grpc,
 )
 from sava.records import MAX_BATCH_BYTES
-from sava.server.addresses import broker_url
-from sava.server.parts import Parts
-from sava.services import danube, security
-from sava.services.brokers_admin import BrokersService
-from sava.services.cluster_admin import ClusterService
-from sava.services.examination import DoctorService
-from sava.services.journals_admin import JournalsService
-from sava.services.meta_admin import MetaService
-from sava.services.peers import PINGS_ALLOWED
-from sava.services.pipelines_admin import PipelinesService
-from sava.services.replica import ReplicaService
-from sava.services.replication_admin import ReplicationService
-from sava.services.streams import StreamsService
-from sava.services.subscriptions_admin import SubscriptionsService
-from sava.services.topics_admin import NamespacesService, TopicsService
-from sava.services.writers import WritersService
+from sava.server.assembly import BrokerParts, broker_url
 
 MESSAGE_OVERHEAD: Final = 1 << 20
 """What a request has besides its batch."""
-ADMIN_OPTIONS: Final[security.Options] = (
+ADMIN_OPTIONS: Final[tls.Options] = (
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
     # A caller that is gone without a word would leave its connection for ever. Not as soon as on the client
-    # port: nobody waits for its place, and a command that somebody has suspended for a moment should go on.
+    # port: no caller waits for its place, and a command that a user has suspended for a moment should go on.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
@@ -54,9 +51,9 @@ ADMIN_OPTIONS: Final[security.Options] = (
 )
 MAX_PENDING: Final = 20_000
 """Calls that have arrived and that no handler has begun with yet. From a thousand on gRPC would cancel some
-of them by lot, and published clients take CANCELLED for final: so many may come at once when a topic that was
-on the move is served again, each from somebody who waited for it."""
-CLIENT_OPTIONS: Final[security.Options] = (
+of them by lot, and published clients take CANCELLED for final: as many may come at once when a topic that was
+on the move is served again, each from a client that waited for it."""
+CLIENT_OPTIONS: Final[tls.Options] = (
     ("grpc.max_send_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
     ("grpc.max_receive_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
     ("grpc.so_reuseport", 0),
@@ -66,29 +63,29 @@ CLIENT_OPTIONS: Final[security.Options] = (
 )
 
 
-async def open_client_port(config: Config, parts: Parts) -> aio.Server:
+async def open_client_port(config: Config, parts: BrokerParts) -> aio.Server:
     return await _listen(
         config, config.broker.ports.client, CLIENT_OPTIONS, lambda server: _add_client_services(server, parts)
     )
 
 
-async def open_admin_port(config: Config, parts: Parts) -> aio.Server:
+async def open_admin_port(config: Config, parts: BrokerParts) -> aio.Server:
     return await _listen(
         config, config.broker.ports.admin, ADMIN_OPTIONS, lambda server: _add_admin_services(server, parts)
     )
 
 
 async def _listen(
-    config: Config, port: int, options: security.Options, add_services: Callable[[aio.Server], None]
+    config: Config, port: int, options: tls.Options, add_services: Callable[[aio.Server], None]
 ) -> aio.Server:
     server = aio.server(options=options)
     add_services(server)
-    security.listen(server, f"{config.broker.host}:{port}", config.auth)
+    tls.listen(server, f"{config.broker.host}:{port}", config.auth)
     await server.start()
     return server
 
 
-def _add_client_services(server: aio.Server, parts: Parts) -> None:
+def _add_client_services(server: aio.Server, parts: BrokerParts) -> None:
     streams = StreamsService(
         parts.topics,
         schemas=parts.schemas,
@@ -116,17 +113,17 @@ def _add_client_services(server: aio.Server, parts: Parts) -> None:
     )
 
 
-def _writers(parts: Parts) -> WritersService:
+def _writers(parts: BrokerParts) -> WritersService:
     return WritersService(parts.writers, parts.staged, store_url=parts.config.storage.url)
 
 
-def _doctor(parts: Parts) -> DoctorService:
+def _doctor(parts: BrokerParts) -> DoctorService:
     return DoctorService(
         parts.config, parts.disks, parts.storage, parts.readiness, broker=parts.topics.broker
     )
 
 
-def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
+def _add_admin_services(plain: aio.Server, parts: BrokerParts) -> None:
     server = parts.forwarder.serving(plain, "admin")
     cluster = ClusterService(parts.node, parts.view, parts.config.cluster_name)
     admin_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
@@ -144,7 +141,7 @@ def _add_admin_services(plain: aio.Server, parts: Parts) -> None:
         parts.journals,
         parts.failover,
         parts.losses,
-        parts.neighbours,
+        parts.live_brokers,
         parts.forwarder,
         lambda: parts.mirrored.owned,
     )

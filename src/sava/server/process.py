@@ -19,8 +19,8 @@ import uvloop
 
 from sava.config import Config
 from sava.errors import SavaError
-from sava.metadata.operations import ClusterOperations
-from sava.server.addresses import raft_address
+from sava.metadata.store import ClusterOperations
+from sava.server.assembly import raft_address
 from sava.server.broker import Broker
 from sava.tasks import cancelled
 
@@ -100,7 +100,7 @@ def end_at_last(code: int) -> None:
 
 
 async def _leave(broker: Broker, hurry: asyncio.Event, timeout: float) -> None:
-    """Until topics are handed over, or somebody is in a hurry. However it goes, the broker stops next."""
+    """Until topics are handed over, or a second signal comes. However it goes, the broker stops next."""
     leaving, hurried = asyncio.create_task(broker.leave()), asyncio.create_task(hurry.wait())
     await asyncio.wait((leaving, hurried), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     if leaving.done() and (error := leaving.exception()) is not None:
@@ -154,7 +154,7 @@ async def _announce(broker: Broker, config: Config, *, standalone: bool) -> None
 
 
 def _tell_where_others_look(broker: Broker, config: Config) -> None:
-    """A node that was started at another address than it was added with hears from nobody, and silence says
+    """A node that was started at another address than it was added with hears from no other, and silence says
     nothing of the reason. Two names of one machine differ as well, and do no harm."""
     members = ClusterOperations(broker.node).membership()
     known, own = members.address(broker.node.info().node), raft_address(config)

@@ -4,48 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sava.broker.names import TopicName
-from sava.broker.position import Position
-from sava.broker.topic import Topic
+from sava.api.admin.descriptions import Partitions, start_message
+from sava.api.admin.topics import SERVICE
+from sava.api.remotes import RemoteClusters
 from sava.cluster.controller import Leadership
 from sava.cluster.pipelines import Pipelines
 from sava.config import Config
 from sava.errors import SavaError
 from sava.metadata.node import RaftNode
 from sava.metadata.store import MetadataStore
+from sava.peers.partition_calls import PARALLEL
 from sava.proto import topics_admin_pb2 as pb
-from sava.replication.control import Control
-from sava.replication.cursors import LinkCursors
+from sava.replication.control import Control, ReplicationMaintenance
 from sava.replication.links import Extent, Links
 from sava.replication.matrix import Mismatch, Settings
-from sava.replication.remotes import Identity, Remotes
-from sava.replication.reports import Reports
-from sava.replication.status import Statuses
-from sava.replication.tending import Tending
-from sava.services.owners import PARALLEL
-from sava.services.remotes import RemoteClusters
-from sava.services.subscriptions_admin import SERVICE
-from sava.services.topic_descriptions import start_message
-from sava.services.topic_parts import TopicParts
+from sava.replication.remotes import ClusterIdentity, Remotes
+from sava.replication.slots import ReplicationSlots
+from sava.replication.status import Reports, Statuses
 from sava.tasks import spread
+from sava.topics.names import TopicName
+from sava.topics.specs import Position
+from sava.topics.topic import Topic
 
 
 def open_replication(
     config: Config,
     node: RaftNode,
     store: MetadataStore,
-    topics: TopicParts,
+    topics: Partitions,
     pipelines: Pipelines,
     leadership: Leadership,
-) -> tuple[Control, Tending]:
+) -> tuple[Control, ReplicationMaintenance]:
     async def extents(names: Sequence[TopicName]) -> Mapping[TopicName, Extent]:
         return await _extents(topics, names)
 
-    def own() -> Identity:
-        return Identity(config.cluster_name, node.status.cluster)
+    def own() -> ClusterIdentity:
+        return ClusterIdentity(config.cluster_name, node.status.cluster)
 
     view = topics.view
-    cursors = LinkCursors(store, OwnersPins(topics))
+    cursors = ReplicationSlots(store, OwnersPins(topics))
     links = Links(view, store, pipelines, leadership, extents, cursors)
     reports = Reports(store)
     statuses = Statuses(links, reports, pipelines, extents)
@@ -61,13 +58,13 @@ def open_replication(
             mismatch=Mismatch(config.replication.partition_mismatch_policy),
         ),
     )
-    return control, Tending(view, links, reports, statuses, leadership)
+    return control, ReplicationMaintenance(view, links, reports, statuses, leadership)
 
 
 class OwnersPins:
     """``Pins``: each by the owner of its topic."""
 
-    def __init__(self, topics: TopicParts) -> None:
+    def __init__(self, topics: Partitions) -> None:
         self._topics = topics
 
     async def pin(self, topic: TopicName, cursor: str, start: Position) -> None:
@@ -101,14 +98,14 @@ class OwnersPins:
         )
 
 
-async def _extents(topics: TopicParts, names: Sequence[TopicName]) -> dict[TopicName, Extent]:
-    """Of those whose end somebody knows for certain: of the others it is asked again later."""
+async def _extents(topics: Partitions, names: Sequence[TopicName]) -> dict[TopicName, Extent]:
+    """Of those whose end their owners know for certain: of the others it is asked again later."""
 
     async def extent(name: TopicName) -> Extent | None:
         try:
             (described,) = await topics.describe([name])
         except SavaError:
-            return None  # deleted meanwhile, or nobody can say anything of it
+            return None  # deleted meanwhile, or no broker can say anything of it
         if not described.HasField("next_offset"):
             return None
         return Extent(described.start_offset, described.next_offset)

@@ -15,17 +15,22 @@ from types import MappingProxyType
 
 from sava.errors import RetryableError
 from sava.metadata.store import MetadataStore
-from sava.storage import deleted, hold, retention
 from sava.storage.cache import BatchCache
-from sava.storage.catalog import Catalog
+from sava.storage.catalog import Catalog, TenureGuard, is_held
 from sava.storage.errors import Fenced
-from sava.storage.expiry_clock import ExpiryClock
-from sava.storage.guard import Guard
 from sava.storage.journal import Journal, JournalOptions
-from sava.storage.leftovers import needless, topic_states
+from sava.storage.maintenance import ExpiryClock
 from sava.storage.objectstore import ObjectStore
+from sava.storage.orphans import (
+    SweptObjects,
+    delete_topic,
+    needless,
+    note_deleted,
+    sweep_deleted,
+    topic_states,
+)
 from sava.storage.segment import SegmentReader
-from sava.storage.topic_log import Parts, Status, TopicLog
+from sava.storage.topic_log import LogDependencies, LogStatus, TopicLog
 from sava.storage.types import TopicKey, TopicState
 from sava.storage.uploader import Uploader, UploadOptions
 from sava.supervisor import Supervisor
@@ -59,7 +64,7 @@ class BrokerStorage:
         self._journal = journal
         self.uploader = Uploader(store, journal, options.upload, supervisor)
         self.expiry_clock = ExpiryClock(store)
-        self._parts = Parts(
+        self._parts = LogDependencies(
             journal=journal,
             cache=BatchCache(options.cache_bytes),
             uploader=self.uploader,
@@ -108,25 +113,27 @@ class BrokerStorage:
     @property
     def topics(self) -> Mapping[int, TopicLog]:
         """The open topics by id."""
-        return MappingProxyType({key: log for key, log in self._topics.items() if log.status is Status.OPEN})
+        return MappingProxyType(
+            {key: log for key, log in self._topics.items() if log.status is LogStatus.OPEN}
+        )
 
     @property
     def leftovers(self) -> list[int]:
         """Topics that are not open here and of which the journal holds messages. They keep the journal from
-        being trimmed until they are opened, let go (``release_leftovers``), or discarded by somebody who
+        being trimmed until they are opened, let go (``release_leftovers``), or discarded by a caller that
         knows that they are gone."""
         return [topic_id for topic_id in self._journal.topic_ids if not self._is_in_use(topic_id)]
 
     async def is_held(self) -> bool:
         """Whether segments are to stay as they are (see ``hold``)."""
-        return await hold.is_on(self._metadata, now_ms=await self.expiry_clock.now_ms())
+        return await is_held(self._metadata, now_ms=await self.expiry_clock.now_ms())
 
     def _is_in_use(self, topic_id: int) -> bool:
         log = self._topics.get(topic_id)
-        is_open = log is not None and log.status in (Status.OPEN, Status.SEALING)
+        is_open = log is not None and log.status in (LogStatus.OPEN, LogStatus.SEALING)
         return is_open or topic_id in self._busy
 
-    async def open_topic(self, topic: TopicKey, *, epoch: int, guard: Guard | None = None) -> TopicLog:
+    async def open_topic(self, topic: TopicKey, *, epoch: int, guard: TenureGuard | None = None) -> TopicLog:
         """Take the topic over under this epoch, for as long as ``guard`` holds. An older opening of it here
         ends first: its in-flight appends resolve before anybody counts where the journal ends. Waits until
         the journal has a life. Raises as ``TopicLog.open``, and TopicBusy."""
@@ -191,13 +198,13 @@ class BrokerStorage:
         """Remove everything that storage has of a deleted topic; returns how many objects went. Can be
         repeated. What is on its way to the object store may still arrive: see ``sweep_deleted``."""
         await self.discard(topic.topic_id)
-        await deleted.note(self._metadata, topic, now_ms=time.time_ns() // 1_000_000)
-        return await retention.delete_topic(Catalog(self._metadata, topic), self._parts.store)
+        await note_deleted(self._metadata, topic, now_ms=time.time_ns() // 1_000_000)
+        return await delete_topic(Catalog(self._metadata, topic), self._parts.store)
 
-    async def sweep_deleted(self) -> deleted.Swept:
+    async def sweep_deleted(self) -> SweptObjects:
         """Remove the objects of deleted topics that came after their deletion."""
         now_ms = await self.expiry_clock.now_ms()
-        return await deleted.sweep(self._metadata, self._parts.store, now_ms=now_ms)
+        return await sweep_deleted(self._metadata, self._parts.store, now_ms=now_ms)
 
     async def close(self) -> None:
         """Stop accepting, resolve what is in flight, leave the rest in the journal."""

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections import deque
 from typing import Final
 
-from sava.records import Codec, RecordBatch
+from sava.records import Compression, RecordBatch
 from sava.storage.errors import DataGap
 
 _OBJECT_BYTES: Final = 512
@@ -78,16 +78,17 @@ class RecentBatches:
 
     def put(self, batch: RecordBatch) -> None:
         """The next batch of the topic."""
-        if self._bases and batch.base_offset != self._end:
-            raise DataGap(f"offset {batch.base_offset} follows {self._end} in the cache")
         header = batch.header
+        base_offset = header.base_offset
+        if self._bases and base_offset != self._end:
+            raise DataGap(f"offset {base_offset} follows {self._end} in the cache")
         # A compressed batch keeps its columns once somebody has looked at them.
-        columns = 0 if header.codec is Codec.NONE else header.body_size
+        columns = 0 if header.codec is Compression.NONE else header.body_size
         size = header.length + columns + _OBJECT_BYTES
-        self._bases.append(batch.base_offset)
+        self._bases.append(base_offset)
         self._batches.append(batch)
         self._sizes.append(size)
-        self._end = batch.next_offset
+        self._end = header.next_offset
         self._cache.added(self, size)
 
     def get(self, offset: int) -> RecordBatch | None:

@@ -8,12 +8,12 @@ that writes the state record, on the condition that it is still the one that was
 So two changes never cross. An owner that was replaced finds an epoch above its own; two registrations cannot
 overlap or leave a gap, since each must begin at the ``end`` that the same transaction moves; and descriptors
 are there exactly for ``start .. end``, at every revision. Who may claim an epoch is decided elsewhere: an
-owner that has a ``Guard`` writes nothing once that decision was changed, even if nobody has claimed the topic
-since.
+owner that has a ``TenureGuard`` writes nothing once that decision was changed, even if no broker has claimed
+the topic since.
 
 **Unknown outcomes.** When the answer to a transaction is lost, the state is read again and the change is
-decided anew: if it took effect, the state says so and the change is done; if not, it is tried again under the
-same condition, and of the two transactions at most one can succeed. When the state cannot be read either,
+decided again: if it took effect, the state says so and the change is done; if not, it is tried again under
+the same condition, and of the two transactions at most one can succeed. When the state cannot be read either,
 ``OutcomeUnknown`` is what the caller gets, not the harmless error of the second read. Every change can be
 repeated by the caller in the same way.
 
@@ -26,20 +26,32 @@ gets ``TopicGone``.
 
 Values are JSON: ``sava meta get`` shows an operator in trouble what is there, and a record is read far more
 rarely than it would matter. Numbers are exact to 64 bits.
+
+**Hold.** While a backup copies the object store, no segment is replaced or dropped.
+
+A backup has the metadata of one moment, and objects that are copied one after the other, for hours perhaps:
+
+    backup   metadata: segments 0..8 are a, b, c
+    broker   merges them into m, deletes a, b, c
+    backup   copies the objects: there is no a, and nothing says that m has its messages
+
+The record of a hold is a condition of every transaction that would replace or drop descriptors, so that
+none succeeds once it is there. What is published meanwhile is uploaded as ever: the copy has it or not, and
+the metadata of before does not name it. A hold ends by itself, since the one who asked for it may be gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from sava.errors import RetryableError
 from sava.metadata.commands import Compare, Delete, Operation, Put, Relation, Target
 from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
 from sava.metadata.store import LocalView, MetadataStore
-from sava.storage import hold, keys
-from sava.storage.chains import with_later_chains
+from sava.storage import keys
 from sava.storage.errors import (
     CatalogBusy,
     CatalogCorrupt,
@@ -52,9 +64,9 @@ from sava.storage.errors import (
     TopicGone,
     TopicSealed,
 )
-from sava.storage.guard import Guard
-from sava.storage.producer_epochs import Ask, EpochTable, Granted, grant
-from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
+from sava.storage.producers import EpochRequest, Granted, grant
+from sava.storage.source_positions import with_later_chains
+from sava.storage.types import EpochTable, OriginMark, ProducerState, Segment, TopicKey, TopicState
 
 T = TypeVar("T")
 
@@ -69,7 +81,7 @@ STEP: Final = 200
 """Descriptors removed in one transaction, below the store's limit of operations."""
 
 
-class Held(NamedTuple):
+class StateRecord(NamedTuple):
     """The state record as it was read; ``revision`` 0 and no state when there is none."""
 
     state: TopicState | None
@@ -83,11 +95,25 @@ class Change(NamedTuple):
     operations: tuple[Operation, ...] = ()
 
 
+class TenureGuard(Protocol):
+    """Of one owner's time with a topic."""
+
+    @property
+    def holds(self) -> Compare:
+        """The condition that it has not ended; asked again for each transaction."""
+        ...
+
+    async def still_holds(self) -> bool:
+        """Asked when a transaction was refused: False if it has ended for good; True if it continues,
+        under whatever ``holds`` is now. Raises the error that keeps it from being known."""
+        ...
+
+
 class Catalog:
     """One topic's descriptors and state. Holds nothing between calls, so any number of them may exist for a
     topic."""
 
-    def __init__(self, metadata: MetadataStore, topic: TopicKey, guard: Guard | None = None) -> None:
+    def __init__(self, metadata: MetadataStore, topic: TopicKey, guard: TenureGuard | None = None) -> None:
         self.topic = keys.check_topic(topic)
         self._metadata = metadata
         self._guard = guard
@@ -120,19 +146,19 @@ class Catalog:
         It is believed only if the state names this journal: a broker that had the topic long ago still has a
         tail of it, and not the last one.
 
-        A topic of which nothing exists beyond ``end`` is at rest from the start: an owner that dies before
+        A topic of which nothing exists beyond ``end`` is clean from the start: an owner that dies before
         its first message leaves nothing that anybody must wait for.
 
         Raises Fenced (a newer epoch), EpochTaken, TopicSealed (this epoch is over already), TailElsewhere
         (not settled and the tail is on another disk). Repeating the same claim succeeds."""
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = held.state
             if state is None:
                 topic_id = self.topic.topic_id
                 return Change(
                     TopicState(
-                        topic_id=topic_id, epoch=epoch, storage_id=storage_id, sealed=False, at_rest=True
+                        topic_id=topic_id, epoch=epoch, storage_id=storage_id, sealed=False, is_clean=True
                     )
                 )
             self._check_id(state)
@@ -147,7 +173,7 @@ class Catalog:
                 )
             return Change(
                 msgspec.structs.replace(
-                    state, epoch=epoch, storage_id=storage_id, sealed=False, at_rest=state.is_settled
+                    state, epoch=epoch, storage_id=storage_id, sealed=False, is_clean=state.is_settled
                 )
             )
 
@@ -181,7 +207,7 @@ class Catalog:
             raise ValueError(f"a segment of another topic or epoch, or without messages: {segment}")
         key = keys.segment_key(self.topic, segment.start)
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = self._own(held, epoch)
             if segment.start < state.end:
                 await self._check_registered(segment)
@@ -197,7 +223,7 @@ class Catalog:
                 end=segment.end,
                 producers=with_later_chains(producers, state.producers),
                 origins=tuple(origins),
-                at_rest=False,
+                is_clean=False,
                 sealed=seals,
             )
             return Change(moved, (Put(key, msgspec.json.encode(segment)),))
@@ -212,7 +238,7 @@ class Catalog:
             raise ValueError(f"{merged} is no segment of epoch {epoch} for {parts[0]} to {parts[-1]}")
         first, *others = (keys.segment_key(self.topic, part.start) for part in parts)
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = self._own(held, epoch)
             # What the state says and what is found now are of one moment if the transaction succeeds.
             if await self._is_registered(merged):
@@ -249,7 +275,7 @@ class Catalog:
         """Nothing exists beyond ``end``, which must be the registered end. Repeating succeeds. Raises Fenced,
         DataGap."""
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             return self._sealed(self._own(held, epoch), end, producers, origins)
 
         return await self._change(decide)
@@ -271,7 +297,7 @@ class Catalog:
             msgspec.structs.replace(
                 state,
                 sealed=True,
-                at_rest=False,
+                is_clean=False,
                 producers=with_later_chains(producers, state.producers),
                 origins=tuple(origins),
             )
@@ -283,7 +309,7 @@ class Catalog:
         """What is known of producers and origins as of the registered end, if that is still ``end``;
         otherwise nothing is changed. Repeating succeeds. Raises Fenced."""
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = self._own(held, epoch)
             noted = msgspec.structs.replace(state, producers=tuple(producers), origins=tuple(origins))
             return state if state.end != end or state.sealed or noted == state else Change(noted)
@@ -291,13 +317,13 @@ class Catalog:
         return await self._change(decide)
 
     async def grant_epochs(
-        self, *, epoch: int, asks: Sequence[Ask], in_use: Callable[[], Collection[int]]
+        self, *, epoch: int, asks: Sequence[EpochRequest], in_use: Callable[[], Collection[int]]
     ) -> Granted:
         """Open producers, in the order of ``asks`` (see ``producer_epochs``). Repeating gives higher numbers
-        to opens, so that a number of unknown outcome is nobody's. Raises Fenced, TopicSealed."""
+        to opens, so that no producer has a number of unknown outcome. Raises Fenced, TopicSealed."""
         granted = Granted(EpochTable(), ())
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             nonlocal granted
             state = self._own(held, epoch)
             if state.sealed:
@@ -310,27 +336,27 @@ class Catalog:
         await self._change(decide)
         return granted
 
-    async def rest(self, *, epoch: int) -> TopicState:
-        """Nothing exists beyond the registered end, and nothing will before ``wake``: the caller sees to
-        both. Repeating succeeds. Raises Fenced."""
+    async def mark_clean(self, *, epoch: int) -> TopicState:
+        """Nothing exists beyond the registered end, and nothing will before ``mark_dirty``: the caller sees
+        to both. Repeating succeeds. Raises Fenced."""
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = self._own(held, epoch)
-            return state if state.is_settled else Change(msgspec.structs.replace(state, at_rest=True))
+            return state if state.is_settled else Change(msgspec.structs.replace(state, is_clean=True))
 
         return await self._change(decide)
 
-    async def wake(self, *, epoch: int) -> TopicState:
+    async def mark_dirty(self, *, epoch: int) -> TopicState:
         """Messages may follow. Raises Fenced, TopicSealed.
 
-        Writes, whatever the record says: a ``rest`` of which nobody knows the outcome may still be on its
-        way, and finds the record changed then."""
+        Writes, whatever the record says: a ``mark_clean`` of unknown outcome may still be on its way, and
+        finds the record changed then."""
 
-        async def decide(held: Held) -> TopicState | Change:
+        async def decide(held: StateRecord) -> TopicState | Change:
             state = self._own(held, epoch)
             if state.sealed:
                 raise TopicSealed(f"topic {self.topic.path}: epoch {epoch} is sealed at {state.end}")
-            return Change(msgspec.structs.replace(state, at_rest=False))
+            return Change(msgspec.structs.replace(state, is_clean=False))
 
         return await self._change(decide)
 
@@ -342,7 +368,7 @@ class Catalog:
         never finds a descriptor without its object for long, and a crash in between leaves an orphan, not a
         hole). Raises Fenced, StorageHeld."""
 
-        def choose(held: Held, segments: list[Segment]) -> list[Segment]:
+        def choose(held: StateRecord, segments: list[Segment]) -> list[Segment]:
             self._own(held, epoch)
             return [segment for segment in segments if segment.end <= before]
 
@@ -350,7 +376,7 @@ class Catalog:
 
     async def delete_all(self) -> list[Segment]:
         """The topic is deleted: all descriptors and the state, in bounded steps, each of which leaves a
-        catalog without gaps. Repeating it goes on where it stopped (what was removed before is not returned
+        catalog without gaps. A repetition continues where it stopped (what was removed before is not returned
         again: see ``orphans``)."""
         return await self._erase(self.topic.topic_id)
 
@@ -361,7 +387,7 @@ class Catalog:
             await self._erase(state.topic_id)
 
     async def _erase(self, topic_id: int) -> list[Segment]:
-        def choose(held: Held, segments: list[Segment]) -> list[Segment] | None:
+        def choose(held: StateRecord, segments: list[Segment]) -> list[Segment] | None:
             if held.state is None or held.state.topic_id != topic_id:
                 return None
             return segments
@@ -370,7 +396,7 @@ class Catalog:
 
     async def _remove(
         self,
-        choose: Callable[[Held, list[Segment]], list[Segment] | None],
+        choose: Callable[[StateRecord, list[Segment]], list[Segment] | None],
         *,
         with_state: bool,
         unless_held: bool = False,
@@ -399,7 +425,7 @@ class Catalog:
         raise unknown or self._busy()
 
     async def _remove_in_steps(
-        self, held: Held, chosen: list[Segment], *, with_state: bool, unless_held: bool
+        self, held: StateRecord, chosen: list[Segment], *, with_state: bool, unless_held: bool
     ) -> int | None:
         """Stops at the first step that is refused; returns the revision of the state that it found."""
         state, revision = held
@@ -423,7 +449,7 @@ class Catalog:
     # -- the way of every change ---------------------------------------------------------------
 
     async def _change(
-        self, decide: Callable[[Held], Awaitable[TopicState | Change]], *, unless_held: bool = False
+        self, decide: Callable[[StateRecord], Awaitable[TopicState | Change]], *, unless_held: bool = False
     ) -> TopicState:
         """``decide`` sees the state and returns it when there is nothing (more) to do, or what to change, or
         raises."""
@@ -458,7 +484,7 @@ class Catalog:
         """That the state is the one that was read, its owner the owner, and that segments may go."""
         unchanged = Compare(self._state_key, Target.MOD_REVISION, Relation.EQUAL, revision)
         owned = () if self._guard is None else (self._guard.holds,)
-        return (unchanged, *owned, hold.IS_NONE) if unless_held else (unchanged, *owned)
+        return (unchanged, *owned, NOT_HELD) if unless_held else (unchanged, *owned)
 
     async def _check_others(self, unless_held: bool) -> None:
         """A transaction was refused although the state is as it was read, so another condition did not hold.
@@ -467,14 +493,14 @@ class Catalog:
         if self._guard is not None and not await self._guard.still_holds():
             raise Fenced(self.topic.path, 0, 0, "it has another owner by now")
         if unless_held:
-            await hold.check(self._metadata)
+            await check_not_held(self._metadata)
 
     def _busy(self) -> CatalogBusy:
         return CatalogBusy(
             f"topic {self.topic.path}: its state changed under {ATTEMPTS} attempts to change it"
         )
 
-    def _own(self, held: Held, epoch: int) -> TopicState:
+    def _own(self, held: StateRecord, epoch: int) -> TopicState:
         """The state, if the owner of ``epoch`` may change it."""
         if held.state is None:
             raise TopicGone(self.topic.path, self.topic.topic_id, None)
@@ -493,13 +519,13 @@ class Catalog:
 
     # -- reading records -----------------------------------------------------------------------
 
-    async def _read(self) -> Held:
+    async def _read(self) -> StateRecord:
         kv = await self._metadata.get(self._state_key)
         if kv is None:
-            return Held(None, 0)
-        return Held(decode_record(kv.key, kv.value, TopicState), kv.mod_revision)
+            return StateRecord(None, 0)
+        return StateRecord(decode_record(kv.key, kv.value, TopicState), kv.mod_revision)
 
-    async def _read_all(self) -> tuple[Held, list[Segment]]:
+    async def _read_all(self) -> tuple[StateRecord, list[Segment]]:
         """State and descriptors, as they were together.
 
         They are under one prefix, so that one read of one revision gives both. A topic with many segments
@@ -515,8 +541,8 @@ class Catalog:
                 break
         raise DataGap(f"topic {self.topic.path}: {problem}")
 
-    async def _read_pages(self) -> tuple[Held, list[Segment], bool]:
-        held, segments, after, pages = Held(None, 0), [], "", 0
+    async def _read_pages(self) -> tuple[StateRecord, list[Segment], bool]:
+        held, segments, after, pages = StateRecord(None, 0), [], "", 0
         more = True
         while more:
             page = await self._metadata.range(keys.topic_prefix(self.topic), limit=PAGE, start_after=after)
@@ -524,7 +550,7 @@ class Catalog:
             for kv in page.kvs:
                 after = kv.key
                 if kv.key == self._state_key:
-                    held = Held(decode_record(kv.key, kv.value, TopicState), kv.mod_revision)
+                    held = StateRecord(decode_record(kv.key, kv.value, TopicState), kv.mod_revision)
                 elif kv.key.startswith(keys.segments_prefix(self.topic)):
                     segments.append(self._decode_segment(kv.key, kv.value))
         if held.state is not None:
@@ -574,3 +600,44 @@ def decode_record(key: str, value: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CatalogCorrupt(f"the record {key} cannot be read: {error}") from error
+
+
+# -- holding segments ---------------------------------------------------------------------------
+
+
+HOLD_KEY: Final = "/storage/hold"
+NOT_HELD: Final = Compare(HOLD_KEY, Target.VERSION, Relation.EQUAL, 0)
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    until_ms: int
+
+
+class StorageHeld(RetryableError):
+    """Nothing was changed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "segments are held, so that the object store can be copied; `sava storage release` ends it"
+        )
+
+
+async def check_not_held(metadata: MetadataStore) -> None:
+    """Raises StorageHeld."""
+    if await metadata.get(HOLD_KEY) is not None:
+        raise StorageHeld
+
+
+async def is_held(metadata: MetadataStore, *, now_ms: int) -> bool:
+    """Ends one whose time is over."""
+    kv = await metadata.get(HOLD_KEY)
+    if kv is None:
+        return False
+    try:
+        is_over = msgspec.json.decode(kv.value, type=Hold).until_ms <= now_ms
+    except msgspec.DecodeError:
+        is_over = False  # somebody wants something; unknown is not over
+    if is_over:
+        unchanged = Compare(HOLD_KEY, Target.MOD_REVISION, Relation.EQUAL, kv.mod_revision)
+        await metadata.txn((unchanged,), (Delete(HOLD_KEY),))
+    return not is_over

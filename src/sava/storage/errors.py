@@ -7,7 +7,7 @@ from sava.wal.errors import LogClosed
 
 
 class Fenced(CallerError):
-    """A newer owner has the topic. Whoever gets this stops serving it; nothing was written."""
+    """A newer owner has the topic. The broker that gets this stops serving it; nothing was written."""
 
     def __init__(self, topic: str, epoch: int, current: int, reason: str = "") -> None:
         reason = reason or f"epoch {epoch} is over, the current one is {current}"
@@ -25,7 +25,7 @@ class EpochTaken(Fenced):
 
 
 class TopicGone(Fenced):
-    """The topic was deleted (and perhaps created anew, under another id) since this owner claimed it."""
+    """The topic was deleted (and perhaps created again, under another id) since this owner claimed it."""
 
     def __init__(self, topic: str, topic_id: int, current_id: int | None) -> None:
         now = "nothing has its name" if current_id is None else f"its name belongs to topic id {current_id}"
@@ -34,8 +34,8 @@ class TopicGone(Fenced):
 
 
 class TopicSealed(CallerError):
-    """The owner of this epoch has sealed the topic. A seal is final for its epoch: whoever goes on needs the
-    next one."""
+    """The owner of this epoch has sealed the topic. A seal is final for its epoch: the next owner
+    needs the next epoch."""
 
 
 class ClosedUncommitted(LogClosed):
@@ -50,13 +50,14 @@ class NotClaimed(CallerError):
 
 
 class TailElsewhere(RetryableError):
-    """The topic is neither sealed nor at rest, and its last messages are in the journal of another disk.
+    """The topic is neither sealed nor clean, and its last messages are in the journal of another disk.
     Starting without them would lose and renumber messages, so the topic waits for that journal (or for an
     operator)."""
 
 
-class WakeFailed(RetryableError):
-    """The topic is at rest and could not be woken, so nothing can be appended to it at the moment."""
+class MarkDirtyFailed(RetryableError):
+    """The topic is marked clean and the mark could not be removed, so nothing can be appended to it
+    at the moment."""
 
 
 class OffsetOutOfRange(CallerError):
@@ -67,7 +68,7 @@ class OffsetOutOfRange(CallerError):
         self.offset, self.start, self.end = offset, start, end
 
 
-class InvalidName(CallerError):
+class InvalidStorageName(CallerError):
     """A namespace or topic name, or a key made of them, that storage does not accept."""
 
 

@@ -1,8 +1,8 @@
 """Inspection: what storage holds of topics, and whether it is what its descriptors say, seen from outside.
 
 For operators and tools beside a running cluster: everything here reads, nothing is opened, claimed or
-repaired. Brokers refuse to go on at the first thing that is wrong; here the first must not hide the others,
-so records are read one by one and what is wrong is told in words (``Fault``), not raised.
+repaired. A broker stops at the first thing that is wrong; here the first must not hide the others,
+so records are read one by one and what is wrong becomes a ``Fault`` with a text, not an exception.
 
 The cluster works on while it is looked at, so what looks wrong may only be new:
 
@@ -19,21 +19,35 @@ The cluster works on while it is looked at, so what looks wrong may only be new:
                                   merge has replaced is looked at again a moment later.
 
 Memory: the names of the objects in question, the records of one topic, and a few row groups.
+
+**Journals.** The journal of a stopped broker, read without changing a byte of its directory.
+
+Opening a journal changes it: a torn tail is cut, the incarnation rises, remains are removed. An operator who
+looks at the disk of a broker that does not start must leave it as it is, so the same recovery
+(``wal.recovery``) and the same replay (``journal``) run here on a directory that can only be read. They say
+what the next start will find, or why it will refuse.
+
+The directory is locked as long as it is looked at: shared, so that several may look, against which a broker
+that is started meanwhile finds it in use.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
+from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple, Protocol
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
-from sava.errors import CallerError
+from sava.errors import CallerError, HostError
 from sava.metadata.commands import KeyValue
 from sava.metadata.store import RangeResult
 from sava.records import RecordBatch
@@ -43,19 +57,25 @@ from sava.storage.errors import (
     CatalogBusy,
     CatalogCorrupt,
     DataGap,
-    InvalidName,
+    InvalidStorageName,
     ObjectMissing,
     SegmentCorrupt,
 )
+from sava.storage.journal_index import BATCH, JournalIndex, JournalReplay
 from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.orphans import GRACE_MS, can_be_registered
 from sava.storage.segment import SegmentReader
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.tasks import cancelled
+from sava.wal import DirectoryLocked, FileMissing, Identity, Record
+from sava.wal.disk import LOCK_FILE, LocalFile
+from sava.wal.format import FormatVersion, file_start, read_header
+from sava.wal.reader import WalReader
+from sava.wal.recovery import recover
 
 OBJECTS: Final = "topics"
 _BEHIND: Final = "\U0010ffff"
-"""Sorts behind everything that a key may go on with."""
+"""Sorts behind every possible rest of a key."""
 _PAGE: Final = 1000
 _ATTEMPTS: Final = 16
 _PARALLEL: Final = 4
@@ -66,7 +86,7 @@ _MERGE_S: Final = 1.0
 message is only there any more."""
 
 
-class Records(Protocol):
+class RecordReader(Protocol):
     """As much of a MetadataStore as is needed to look; linearizable."""
 
     async def range(self, prefix: str, *, limit: int = 0, start_after: str = "") -> RangeResult: ...
@@ -75,7 +95,7 @@ class Records(Protocol):
 class UnknownTopic(CallerError):
     """Storage knows no topic of this name."""
 
-    def __init__(self, name: TopicName) -> None:
+    def __init__(self, name: InspectedTopic) -> None:
         super().__init__(
             f"storage knows no topic {name.path}; `sava storage inspect` lists those that it knows"
         )
@@ -85,16 +105,16 @@ class NotInSegments(CallerError):
     """Offsets that are elsewhere, or nowhere."""
 
 
-class TopicName(NamedTuple):
+class InspectedTopic(NamedTuple):
     namespace: str
     name: str
 
     @classmethod
-    def parse(cls, path: str) -> TopicName:
-        """From ``/namespace/topic``. Raises InvalidName."""
+    def parse(cls, path: str) -> InspectedTopic:
+        """From ``/namespace/topic``. Raises InvalidStorageName."""
         parts = path.split("/")
         if len(parts) != 3 or parts[0]:
-            raise InvalidName(f"{path!a} is not the name of a topic: write /namespace/topic")
+            raise InvalidStorageName(f"{path!a} is not the name of a topic: write /namespace/topic")
         keys.check_topic(TopicKey(parts[1], parts[2], 0))
         return cls(parts[1], parts[2])
 
@@ -111,7 +131,7 @@ class TopicName(NamedTuple):
 class TopicView(msgspec.Struct, frozen=True, kw_only=True):
     """The records of a topic as they were at one revision."""
 
-    name: TopicName
+    name: InspectedTopic
     state: TopicState | None
     segments: tuple[Segment, ...]
     """In the order of their keys."""
@@ -158,14 +178,14 @@ class TopicView(msgspec.Struct, frozen=True, kw_only=True):
 class Fault(NamedTuple):
     """Something that is wrong with a topic, in words."""
 
-    topic: TopicName
+    topic: InspectedTopic
     text: str
 
 
 # -- reading records ---------------------------------------------------------------------------
 
 
-async def topics(records: Records) -> AsyncIterator[TopicName]:
+async def topics(records: RecordReader) -> AsyncIterator[InspectedTopic]:
     """All topics that have records, in order. From each, one key is read to get to the next."""
     after = ""
     while True:
@@ -176,12 +196,12 @@ async def topics(records: Records) -> AsyncIterator[TopicName]:
         namespace, _, rest = after.removeprefix(keys.TOPICS).partition("/")
         name, slash, _ = rest.partition("/")
         if slash:
-            found = TopicName(namespace, name)
+            found = InspectedTopic(namespace, name)
             yield found
             after = keys.topic_prefix(found.any_id) + _BEHIND
 
 
-async def known_topic(records: Records, name: TopicName) -> TopicView:
+async def known_topic(records: RecordReader, name: InspectedTopic) -> TopicView:
     """As ``read_topic``. Raises UnknownTopic."""
     view = await read_topic(records, name)
     if view.is_empty:
@@ -189,7 +209,7 @@ async def known_topic(records: Records, name: TopicName) -> TopicView:
     return view
 
 
-async def read_topic(records: Records, name: TopicName) -> TopicView:
+async def read_topic(records: RecordReader, name: InspectedTopic) -> TopicView:
     """State and descriptors as they were together; empty if there are none. Raises CatalogBusy."""
     state_key = keys.state_key(name.any_id)
     for _ in range(_ATTEMPTS):
@@ -200,7 +220,7 @@ async def read_topic(records: Records, name: TopicName) -> TopicView:
     raise CatalogBusy(f"topic {name.path}: its records changed under {_ATTEMPTS} attempts to read them")
 
 
-async def _read_pages(records: Records, prefix: str) -> list[KeyValue]:
+async def _read_pages(records: RecordReader, prefix: str) -> list[KeyValue]:
     kvs: list[KeyValue] = []
     while True:
         page = await records.range(prefix, limit=_PAGE, start_after=kvs[-1].key if kvs else "")
@@ -213,7 +233,7 @@ def _revision(kvs: Sequence[KeyValue], key: str) -> int:
     return next((kv.mod_revision for kv in kvs if kv.key == key), 0)
 
 
-def _view(name: TopicName, kvs: Sequence[KeyValue]) -> TopicView:
+def _view(name: InspectedTopic, kvs: Sequence[KeyValue]) -> TopicView:
     state, segments, unreadable = None, [], []
     for kv in kvs:
         try:
@@ -261,7 +281,7 @@ async def read(
         )
 
 
-def _where(name: TopicName, state: TopicState, start: int, end: int) -> str:
+def _where(name: InspectedTopic, state: TopicState, start: int, end: int) -> str:
     text = (
         f"topic {name.path}: offsets {start}..{end} were asked for, segments hold {state.start}..{state.end}"
     )
@@ -280,12 +300,14 @@ class Verification:
     """One pass over one topic or all: ``list_objects`` first, then ``faults``; what was seen is counted on
     the way."""
 
-    def __init__(self, records: Records, store: ObjectStore, topic: TopicName | None = None) -> None:
+    def __init__(
+        self, records: RecordReader, store: ObjectStore, topic: InspectedTopic | None = None
+    ) -> None:
         self._records = records
         self._store = store
         self._topic = topic
         self._reader = SegmentReader(store, footer_cache_bytes=0)
-        self._listed: dict[TopicName, list[tuple[keys.ObjectName, ObjectInfo]]] = defaultdict(list)
+        self._listed: dict[InspectedTopic, list[tuple[keys.ObjectName, ObjectInfo]]] = defaultdict(list)
         self.topics = self.segments = self.messages = self.size = 0
         self.unregistered = 0
         """Objects that no descriptor names yet: uploads and merges that may be under way."""
@@ -302,7 +324,7 @@ class Verification:
             if name is None:
                 self.foreign += 1
             else:
-                self._listed[TopicName(name.topic.namespace, name.topic.name)].append((name, info))
+                self._listed[InspectedTopic(name.topic.namespace, name.topic.name)].append((name, info))
         return size
 
     async def faults(self, advance: Callable[[int], None]) -> AsyncGenerator[Fault, None]:
@@ -326,7 +348,7 @@ class Verification:
             async for text in self._orphans(name, None):
                 yield Fault(name, text)
 
-    async def _names(self) -> AsyncIterator[TopicName]:
+    async def _names(self) -> AsyncIterator[InspectedTopic]:
         if self._topic is not None:
             yield self._topic
             return
@@ -354,7 +376,7 @@ class Verification:
         finally:
             await cancelled(*(task for _, task in ahead))
 
-    async def _verify(self, name: TopicName, segment: Segment) -> str:
+    async def _verify(self, name: InspectedTopic, segment: Segment) -> str:
         """What is wrong, in words."""
         try:
             await self._reader.verify(segment)
@@ -368,7 +390,7 @@ class Verification:
         self.size += segment.size
         return ""
 
-    async def _orphans(self, name: TopicName, view: TopicView | None) -> AsyncIterator[str]:
+    async def _orphans(self, name: InspectedTopic, view: TopicView | None) -> AsyncIterator[str]:
         left: list[ObjectInfo] = []
         young_from_ms = time.time_ns() // 1_000_000 - GRACE_MS
         for object_name, info in self._listed.pop(name, ()):
@@ -394,3 +416,203 @@ class Verification:
         except ObjectMissing:
             return False
         return True
+
+
+# -- journals of stopped brokers -------------------------------------------------------------------
+
+
+_READ_BYTES: Final = 1 << 20
+
+
+class NoJournal(CallerError):
+    """The directory holds no journal."""
+
+
+class NotInJournal(CallerError):
+    """Offsets that this journal does not hold."""
+
+
+class TopicFrames(NamedTuple):
+    """What the journal holds of a topic and has not released."""
+
+    topic_id: int
+    ranges: list[tuple[int, int]]
+    size: int
+
+
+class _ReadOnlyDirectory:
+    """A ``wal.Disk`` of which only the log files are seen and nothing can be changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def path(self) -> str:
+        return str(self._path)
+
+    def list(self) -> list[str]:
+        try:
+            return sorted(each.name for each in self._path.iterdir() if each.name.startswith("log-"))
+        except OSError as error:
+            raise NoJournal(f"{self._path}: cannot list: {error.strerror}") from error
+
+    def open(self, name: str, *, create: bool = False) -> LocalFile:
+        if create:
+            self._refuse()
+        path = self._path / name
+        try:
+            return LocalFile(path, os.open(path, os.O_RDONLY))
+        except FileNotFoundError as error:
+            raise FileMissing(f"{path}: cannot open: {error.strerror}") from error
+        except OSError as error:
+            raise HostError(f"{path}: cannot open: {error.strerror}") from error
+
+    def _refuse(self) -> NoReturn:
+        raise HostError(f"{self._path} is only looked at, and cannot be changed")
+
+    def rename(self, old: str, new: str) -> None:
+        self._refuse()
+
+    def remove(self, name: str) -> None:
+        self._refuse()
+
+    def sync_dir(self) -> None:
+        self._refuse()
+
+    def directory(self, name: str) -> NoReturn:
+        self._refuse()
+
+    def lock(self) -> None:
+        self._refuse()
+
+    def unlock(self) -> None:
+        self._refuse()
+
+
+class StoppedJournal:
+    """Made by ``open_stopped``, ``scan`` first. Owned by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._disk = _ReadOnlyDirectory(path)
+        self._files = [name for name in self._disk.list() if file_start(name) is not None]
+        if not self._files:
+            raise NoJournal(f"{path} holds no journal: give the directory that storage.journal_dir names")
+        self._first = file_start(self._files[0]) or 0
+        self._found = JournalReplay()
+        self.identity = self._first_identity()
+        """None: there is no intact header; ``scan`` says why."""
+        self.size = sum((path / name).stat().st_size for name in self._files)
+        self.torn_bytes = 0
+        """At the end, never acknowledged: the next start cuts them off."""
+        self.records = 0
+
+    def _first_identity(self) -> Identity | None:
+        file = self._disk.open(self._files[0])
+        try:
+            return read_header(file, self._first)
+        except FormatVersion:
+            return None
+        finally:
+            file.close()
+
+    @property
+    def file_count(self) -> int:
+        return len(self._files)
+
+    def scan(self, advance: Callable[[int], None] = lambda done: None) -> list[str]:
+        """Read all of it, each record by its checksum and each batch by its own; what is wrong, in words. The
+        last of them may be what keeps a broker from starting: nothing behind it was read. ``advance``
+        receives how many bytes were read so far."""
+        faults: list[str] = []
+        try:
+            recovered = recover(
+                self._disk,
+                owner="" if self.identity is None else self.identity.owner,
+                replay=partial(self._take, faults, advance),
+            )
+        except HostError as error:
+            return [*faults, str(error)]
+        assert recovered is not None
+        recovered.file.close()
+        self.identity, self.torn_bytes = recovered.identity, recovered.torn_bytes
+        return faults
+
+    def _take(self, faults: list[str], advance: Callable[[int], None], record: Record) -> None:
+        self.records += 1
+        if record.kind == BATCH:
+            try:
+                RecordBatch.parse(record.payload).verify()
+            except CallerError as error:
+                faults.append(f"the batch at position {record.position}: {error}")
+                return
+        self._found.take(record)
+        advance(record.position - self._first)
+
+    @property
+    def topics(self) -> list[TopicFrames]:
+        held = self._found.holdings
+        return [
+            TopicFrames(topic_id, index.ranges, index.bytes_from(0))
+            for topic_id in sorted(held.topic_ids)
+            if (index := held.index(topic_id))
+        ]
+
+    def read(self, topic_id: int, start: int | None, end: int | None = None) -> Iterator[RecordBatch]:
+        """Batches that cover exactly ``start .. end``: by default from the first that is held, and to the end
+        of the stretch without a gap. Raises NotInJournal."""
+        index = self._found.holdings.index(topic_id)
+        position = index.start if start is None else start
+        stop = next((stop for first, stop in index.ranges if first <= position < stop), None)
+        if stop is None or (end is not None and not position <= end <= stop):
+            held = ", ".join(f"{first}..{stop}" for first, stop in index.ranges) or "nothing"
+            wanted = f"{position}..{'' if end is None else end}"
+            raise NotInJournal(
+                f"{self._disk.path}: offsets {wanted} of topic id {topic_id} were asked for, "
+                f"and it holds {held}; `sava storage inspect --journal` lists what there is"
+            )
+        return self._stretch(index, position, stop if end is None else end)
+
+    def _stretch(self, index: JournalIndex, position: int, end: int) -> Iterator[RecordBatch]:
+        assert self.identity is not None
+        reader = WalReader(self._disk, storage_id=self.identity.storage_id)
+        try:
+            while position < end:
+                spans = index.spans(position, _READ_BYTES)
+                for record in reader.read([(span.position, span.length) for span in spans]):
+                    if position >= end:
+                        break
+                    batch = RecordBatch.parse(record.payload).slice(position, end)
+                    position = batch.next_offset
+                    yield batch
+        finally:
+            reader.close()
+
+
+@contextmanager
+def open_stopped(path: Path) -> Iterator[StoppedJournal]:
+    """Raises DirectoryLocked while a broker runs on the directory, NoJournal."""
+    with _locked(path):
+        yield StoppedJournal(path)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """A directory without a lock file was never opened (a copy, say): no broker can be working on it."""
+    try:
+        fd = os.open(path / LOCK_FILE, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        yield
+        return
+    except OSError as error:
+        raise HostError(f"{path / LOCK_FILE}: cannot open: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise DirectoryLocked(
+            f"{path} is in use by a running broker: stop it, or leave out --journal to look at segments"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(fd)

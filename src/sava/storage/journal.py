@@ -4,7 +4,7 @@ A sync costs the same for one batch as for a thousand, so all topics write into 
 whatever came in since the last (``wal.Writer``). A frame is a record batch with its broker-assigned part:
 topic id, epoch, base offset. With the position and the incarnation that ``wal`` puts into each record, and
 the storage id that seals it, a copy of these bytes on another disk names everything it is. Beside frames
-there are notes on what of them is released or disowned (``replay``).
+there are notes on what of them is released or disowned (``JournalReplay``).
 
 **No frame behind a refused one.** The writer tries a refused group one by one, so that on a nearly full disk
 a small batch passes where a large one did not. For one topic that makes a hole:
@@ -13,25 +13,29 @@ a small batch passes where a large one did not. For one topic that makes a hole:
     b (offsets 20..21, small)   written, synced
 
 b cannot be acknowledged (10..20 do not exist) and must not stay: the offsets 10.. are given out again, and at
-the next start two frames would claim offset 20. So the log behind this journal (``ordered_log``) refuses
+the next start two frames would claim offset 20. So the log behind this journal (``OrderedLog``) refuses
 *everything* after the first refusal, until the journal has seen it; appends that come meanwhile are refused
-at the door (``answering``), and the writer's queue is empty when it opens again. Whoever was in flight behind
-the refused one failed with it, in order, and starts again from the durable end.
+at the door (``commit_queue``), and the writer's queue is empty when it opens again. Appends in flight behind
+the refused one failed with it, in order, and their topics start again from the durable end.
 
 **Disowned.** A topic may be sealed without this broker's last frames (an operator gave them up). If this
 broker gets the topic back, those frames hold offsets that others have used since. They are disowned, durably,
 *before* the claim: between claim and note a crash would leave a topic that is ours and a tail that is not.
 
 **Released.** Without a note, frames of topics that moved away would come back into the index at each start
-and hold the log for ever, since nobody opens these topics here. The note need not be durable at once: losing
-it costs space, nothing else.
+and hold the log without limit, since this broker does not open these topics. The note need not be durable at
+once: losing it costs space, nothing else.
 
 **Committed.** A frame is answered for when it is durable here and, in a journal that others mirror, on enough
-of their disks (``commitment``). Such a journal accepts nothing before its first life has begun, and nothing
+of their disks (``commit_queue``). Such a journal accepts nothing before its first life has begun, and nothing
 between two lives.
 
 Failures: a full disk refuses appends (retryable) and serves reads; the next append after room was made
 succeeds. A failed write or sync is final: ``fail`` is called once, and the process must stop.
+
+**Admission.** Who waits for room in the journal, in the order in which they came.
+
+**Reading.** A journal's frames, read back by a few threads while another one writes.
 """
 
 from __future__ import annotations
@@ -39,23 +43,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from sava.records import Header, RecordBatch
-from sava.storage.answering import Answering, resolve
-from sava.storage.commitment import Commitment
+from sava.storage.commit_queue import AckQuorum, CommitQueue, OrderedLog, QueuedRecord, resolve
 from sava.storage.errors import Fenced
-from sava.storage.frame_reader import FrameReader
-from sava.storage.journal_index import FrameDamaged, JournalCorrupt, JournalIndex
-from sava.storage.ordered_log import OrderedLog, open_log
+from sava.storage.journal_index import (
+    BATCH,
+    DISOWNED,
+    NOTE,
+    RELEASED,
+    FrameDamaged,
+    JournalCorrupt,
+    JournalIndex,
+    JournalReplay,
+    Span,
+)
 from sava.storage.producers import ProducerTable
-from sava.storage.replay import BATCH, DISOWNED, NOTE, RELEASED, Replay
-from sava.storage.room import Room
-from sava.wal import Disk, Done, Identity, LogClosed, LogOptions, Tap
+from sava.wal import Disk, Done, Identity, Log, LogClosed, LogOptions, Record, Tap
 from sava.wal.errors import LogCorrupt, PositionOutside
 from sava.wal.format import record_bytes
+from sava.wal.reader import WalReader
 from sava.wal.writer import Observe
 
 _log = logging.getLogger(__name__)
@@ -82,7 +97,7 @@ class Journal:
         self,
         disk: Disk,
         log: OrderedLog,
-        found: Replay,
+        found: JournalReplay,
         *,
         options: JournalOptions,
         is_mirrored: bool,
@@ -97,16 +112,19 @@ class Journal:
         self._floor = self._lowest_needed()
         self._trimmed_to = 0
         self._reserved = 0
-        self._room = Room(self._fits)
-        self._reader = FrameReader(disk, storage_id=log.identity.storage_id, threads=options.read_threads)
+        self._admission = Admission(self._fits)
+        self._reader = JournalFrameReader(
+            disk, storage_id=log.identity.storage_id, threads=options.read_threads
+        )
         self._log = log
         """Of the writer's thread alone."""
-        self._answering = Answering(
+        self._queue = CommitQueue(
             log,
             is_mirrored=is_mirrored,
             observe=options.observe,
+            answer=self._complete,
             moved=self._moved,
-            answered=self._room.wake,
+            answered=self._admission.wake,
             fail=fail,
         )
 
@@ -121,10 +139,10 @@ class Journal:
         is_mirrored: bool = False,
         fail: Callable[[BaseException], None],
     ) -> Journal:
-        """Lock, recover, scan. ``void``: see ``Replay``. ``is_mirrored``: nothing is accepted before
+        """Lock, recover, scan. ``void``: see ``JournalReplay``. ``is_mirrored``: nothing is accepted before
         ``begin_life``. Raises what ``Log.open`` raises, and JournalCorrupt. If the caller is cancelled, the
         scan is broken off and the lock is free when this ends."""
-        found = Replay(void)
+        found = JournalReplay(void)
         log = await open_log(
             disk,
             owner=broker,
@@ -150,23 +168,24 @@ class Journal:
 
     @property
     def held_bytes(self) -> int:
-        """From the oldest frame that somebody needs to the end."""
+        """Bytes from the oldest frame that a topic needs to the end."""
         return self._end - self._floor
 
     @property
     def is_pressed(self) -> bool:
         """Half full: what holds the log is to be uploaded whatever its size and age."""
-        return self.held_bytes * 2 > self._options.max_held_bytes
+        return (self._end - self._floor) * 2 > self._options.max_held_bytes
 
     @property
     def syncs(self) -> int:
         """Groups that became durable, for figures."""
-        return self._answering.syncs
+        return self._queue.syncs
 
     @property
     def is_degraded(self) -> bool:
         """Asked when a frame is answered for: it is on fewer disks than it should be."""
-        return self._answering.is_degraded
+        quorum = self._queue.quorum
+        return quorum is not None and quorum.is_degraded
 
     @property
     def topic_ids(self) -> list[int]:
@@ -189,37 +208,36 @@ class Journal:
     async def reserve(self, size: int) -> None:
         """Wait until there is room for a batch of this size, first come first served. What follows it
         without an await in between is in the order of these calls."""
-        await self._room.reserve(size)
+        await self._admission.reserve(size)
 
     def has_room(self, size: int) -> bool:
         """Whether ``reserve`` would return at once."""
-        return self._room.has(size)
+        return self._admission.has(size)
 
     def _fits(self, size: int) -> bool:
-        if not self._answering.is_open:
+        if self._queue.refusal is not None:
             return True  # to be refused at once
-        is_full = self._reserved > 0 and self._reserved + size > self._options.max_in_flight_bytes
-        return not is_full and self.held_bytes + self._reserved <= self._options.max_held_bytes
+        reserved, options = self._reserved, self._options
+        is_full = reserved > 0 and reserved + size > options.max_in_flight_bytes
+        return not is_full and self._end - self._floor + reserved <= options.max_held_bytes
 
     def append(self, batch: RecordBatch, done: Done) -> None:
         """Queue an assigned batch. ``done`` is called on the event loop, in the order of the calls, with None
         when the batch is committed and in the index.
 
         Raises Fenced, DiskFull, NotCommittable, LogClosed or the failure of the disk, with nothing queued."""
-        header = batch.header
-        self._answering.check_open()
+        header, queue = batch.header, self._queue
+        if queue.refusal is not None:
+            raise queue.refusal
         current = self._epochs.get(header.topic_id, 0)
         if header.epoch < current:
             raise Fenced(f"id {header.topic_id}", header.epoch, current)
-        self._answering.check()
-        self._queue(batch, done)
+        queue.check()
+        self._enqueue(batch, header, done)
 
-    def _queue(self, batch: RecordBatch, done: Done) -> None:
-        header = batch.header
-        positions: list[int] = []
+    def _enqueue(self, batch: RecordBatch, header: Header, done: Done) -> None:
         size = record_bytes(header.length)
-        finish = partial(self._complete, header, positions, size, done)
-        self._answering.put(BATCH, batch.buffers, size, positions, finish)
+        self._queue.put(BATCH, batch.buffers, QueuedRecord(size, done, header))
         self._reserved += size
 
     def _moved(self, position: int) -> None:
@@ -231,85 +249,86 @@ class Journal:
             if not self._holdings:
                 self._raise_floor()
 
-    def _complete(
-        self, header: Header, positions: list[int], size: int, done: Done, outcome: BaseException | None
-    ) -> None:
-        self._reserved -= size
-        if outcome is None:
-            try:
-                self._holdings.add(header, positions[0])
-            except JournalCorrupt as error:
-                outcome = error
-                self._answering.failed(error)
-            self._end = positions[0] + size
-        done(outcome)
+    def _complete(self, record: QueuedRecord, outcome: BaseException | None) -> None:
+        """The answer to a record: a committed frame goes into the index before its caller learns of it."""
+        if record.header is not None:
+            self._reserved -= record.size
+            if outcome is None:
+                position = record.positions[0]
+                try:
+                    self._holdings.add(record.header, position)
+                except JournalCorrupt as error:
+                    outcome = error
+                    self._queue.failed(error)
+                self._end = position + record.size
+        record.done(outcome)
 
     # -- lives -------------------------------------------------------------------------------
 
     @property
     def is_alive(self) -> bool:
         """Whether topics can be opened."""
-        return self._answering.is_alive
+        return self._queue.is_alive
 
     async def has_life(self) -> None:
         """Until topics can be opened. Raises what ``fail_waiting`` was told, also to those who come after it,
         until a life is expected again."""
-        await self._answering.has_life()
+        await self._queue.has_life()
 
     def expect_life(self) -> None:
         """One is about to begin: it may be waited for."""
-        self._answering.expect_life()
+        self._queue.expect_life()
 
     def fail_waiting(self, why: BaseException) -> None:
         """The life that is waited for will not be."""
-        self._answering.fail_waiting(why)
+        self._queue.fail_waiting(why)
 
-    async def begin_life(self, commitment: Commitment, adopted: Sequence[RecordBatch] = ()) -> None:
+    async def begin_life(self, quorum: AckQuorum, adopted: Sequence[RecordBatch] = ()) -> None:
         """From now on frames are accepted, and answered for when they are committed. ``adopted``: frames that
         are history, and that this disk had lost before they were durable here. They come first."""
-        self._answering.begin_life(commitment)
+        self._queue.begin_life(quorum)
         for batch in adopted:
             await self._adopt(batch)
-        self._answering.live()
+        self._queue.live()
 
     async def _adopt(self, batch: RecordBatch) -> None:
         header, index = batch.header, self.index(batch.header.topic_id)
         if index and (header.epoch < index.epoch or header.next_offset <= index.ranges[-1][1]):
             return  # it was adopted before
         future: asyncio.Future[None] = self.loop.create_future()
-        self._queue(batch, partial(resolve, future))
+        self._enqueue(batch, header, partial(resolve, future))
         await future
         self._holdings.follow(header)
 
     def committed(self, position: int) -> None:
-        """The commitment has moved to this position."""
-        self._answering.committed(position)
+        """The quorum has moved to this position."""
+        self._queue.committed(position)
 
     def end_life(self, why: BaseException) -> None:
         """What is in flight, and what comes until the next life, fails with this. Topics that are open may
-        not go on in the next: whether what they had in flight is history is not known here."""
-        self._answering.end_life(why)
+        not continue in the next: whether what they had in flight is history is not known here."""
+        self._queue.end_life(why)
         self._epochs = {topic_id: epoch + 1 for topic_id, epoch in self._epochs.items()}
 
     async def replay(self, void: Sequence[tuple[int, int]]) -> None:
-        """Between two lives, while no topic is open: find out anew what the journal holds."""
-        found = Replay(void)
-        await self._answering.scan(found.take)
+        """Between two lives, while no topic is open: find out again what the journal holds."""
+        found = JournalReplay(void)
+        await self._queue.scan(found.take)
         self._holdings = found.holdings
         self._end = await self.drained()
         self._floor = self._lowest_needed()
 
     async def set_tap(self, tap: Tap | None) -> int:
         """From the position that this returns on, the tap is handed everything; all before it is durable."""
-        return await self._answering.set_tap(tap)
+        return await self._queue.set_tap(tap)
 
     async def drained(self) -> int:
         """The end of the log, when everything queued so far is durable."""
-        return await self._answering.drained()
+        return await self._queue.drained()
 
     async def first(self) -> int:
         """Where what the log still holds begins: files are trimmed as a whole, and the newest never is."""
-        return await self._answering.first()
+        return await self._queue.first()
 
     # -- topics ------------------------------------------------------------------------------
 
@@ -321,7 +340,8 @@ class Journal:
         """What is held of the topic from the offset on is not its history; committed on return."""
         if all(end <= offset for _, end in self.index(topic_id).ranges):
             return
-        self._answering.check_open()
+        if self._queue.refusal is not None:
+            raise self._queue.refusal
         _log.warning("journal: what it holds is given up topic_id=%d from=%d", topic_id, offset)
         future: asyncio.Future[None] = self.loop.create_future()
         self._note(DISOWNED, topic_id, offset, partial(resolve, future))
@@ -332,29 +352,30 @@ class Journal:
     def release(self, topic_id: int, below: int) -> None:
         """What is held of the topic below the offset is in registered segments: it need not be kept here."""
         index = self.index(topic_id)
-        if not index or index.start >= below or self._answering.is_closed or self._answering.failure:
+        if not index or index.start >= below or self._queue.is_closed or self._queue.failure:
             return
         self._holdings.drop_before(topic_id, below)
         self._note(RELEASED, topic_id, below, _ignore)
         self._raise_floor()
 
     def _note(self, kind: int, topic_id: int, offset: int, done: Done) -> None:
-        self._answering.put(kind, [NOTE.pack(topic_id, offset)], record_bytes(NOTE.size), [], done)
+        record = QueuedRecord(record_bytes(NOTE.size), done)
+        self._queue.put(kind, [NOTE.pack(topic_id, offset)], record)
 
     def _raise_floor(self) -> None:
-        """Trim what nobody needs any more."""
+        """Trim what no topic needs any more."""
         floor = self._lowest_needed()
         if floor > self._floor:
             self._floor = floor
             self.trim()
-            self._room.wake()
+            self._admission.wake()
 
     def trim(self) -> None:
-        """Remove the files that nobody needs, as far as the commitment allows."""
-        floor = self._answering.trimmable(self._floor)
-        if floor > self._trimmed_to and not self._answering.is_closed:
+        """Remove the files that no topic needs, as far as the quorum allows."""
+        floor = self._queue.trimmable(self._floor)
+        if floor > self._trimmed_to and not self._queue.is_closed:
             self._trimmed_to = floor
-            self._answering.trim(floor, partial(self._trimmed, floor))
+            self._queue.trim(floor, partial(self._trimmed, floor))
 
     def _lowest_needed(self) -> int:
         """Frames in flight lie behind ``_end``, so a log of which nothing is needed may go up to there."""
@@ -363,8 +384,8 @@ class Journal:
 
     def _trimmed(self, floor: int, outcome: BaseException | None) -> None:
         if outcome is not None:
-            self._answering.failed(outcome)
-        elif not self._answering.is_closed:
+            self._queue.failed(outcome)
+        elif not self._queue.is_closed:
             self._reader.forget(floor)
 
     # -- reading -----------------------------------------------------------------------------
@@ -376,7 +397,7 @@ class Journal:
         spans = self.index(topic_id).spans(offset, max_bytes)
         if not spans:
             return []
-        if self._answering.is_closed:
+        if self._queue.is_closed:
             raise LogClosed("the journal is closed")
         try:
             return await self._reader.read(topic_id, spans)
@@ -397,13 +418,132 @@ class Journal:
 
     async def close(self) -> None:
         """Finish what is queued, then close the files. Appends that wait are refused."""
-        if self._answering.is_closed:
+        if self._queue.is_closed:
             return
         try:
-            await self._answering.close()
+            await self._queue.close()
         finally:
             self._reader.close()
 
 
 def _ignore(_: BaseException | None) -> None:
     """A note whose loss costs space, nothing else."""
+
+
+# -- admission -------------------------------------------------------------------------------------
+
+
+class Admission:
+    """Owned by the event loop."""
+
+    def __init__(self, fits: Callable[[int], bool]) -> None:
+        """``fits``: whether a batch of this size may be appended now."""
+        self._fits = fits
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def has(self, size: int) -> bool:
+        """Whether ``reserve`` would return at once."""
+        return not self._waiting and self._fits(size)
+
+    async def reserve(self, size: int) -> None:
+        """Wait until there is room.
+
+        A waiter stays in the queue until it runs again. If it left when woken, a caller that comes between
+        the waking and the running would go first, and a producer's second batch would overtake its first."""
+        if self.has(size):
+            return
+        waiter = (size, self._loop.create_future())
+        self._waiting.append(waiter)
+        try:
+            self.wake()
+            await waiter[1]
+        finally:
+            self._waiting.remove(waiter)
+            # After this turn: the caller takes its room first.
+            self._loop.call_soon(self.wake)
+
+    def wake(self) -> None:
+        """There may be room: let the first one look."""
+        if self._waiting:
+            size, future = self._waiting[0]
+            if not future.done() and self._fits(size):
+                future.set_result(None)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+class JournalFrameReader:
+    """Owned by the event loop."""
+
+    def __init__(self, disk: Disk, *, storage_id: str, threads: int) -> None:
+        self._reader = WalReader(disk, storage_id=storage_id)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="sava-journal-read")
+
+    async def read(self, topic_id: int, spans: Sequence[Span]) -> list[RecordBatch]:
+        """Raises PositionOutside (it was trimmed away), JournalCorrupt, LogCorrupt."""
+        wanted = [(span.position, span.length) for span in spans]
+        loop = asyncio.get_running_loop()
+        records = await loop.run_in_executor(self._threads, self._reader.read, wanted)
+        return [_batch_at(span, record, topic_id) for span, record in zip(spans, records, strict=True)]
+
+    def forget(self, floor: int) -> None:
+        """Files before the position are gone."""
+        self._threads.submit(self._reader.forget, floor)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        self._reader.close()
+
+
+def _batch_at(span: Span, record: Record, topic_id: int) -> RecordBatch:
+    batch = RecordBatch.parse(record.payload)
+    if record.kind != BATCH or batch.header.topic_id != topic_id or batch.base_offset != span.base_offset:
+        raise JournalCorrupt(f"the frame at {span.position} is not offset {span.base_offset} of {topic_id}")
+    return batch
+
+
+# -- opening ---------------------------------------------------------------------------------------
+
+
+async def open_log(disk: Disk, *, owner: str, options: LogOptions, found: JournalReplay) -> OrderedLog:
+    """Raises what ``Log.open`` raises. If the caller is cancelled, the scan is broken off and the lock is
+    free when this ends."""
+    opening = asyncio.get_running_loop().run_in_executor(
+        None,
+        partial(
+            OrderedLog.open,
+            disk,
+            owner=owner,
+            new_storage_id=lambda: uuid.uuid4().hex,
+            options=options,
+            replay=found.take,
+        ),
+    )
+    try:
+        log = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        found.is_unwanted = True
+        await _abandon(opening)
+        raise
+    assert isinstance(log, OrderedLog)
+    return log
+
+
+async def _abandon(opening: asyncio.Future[Log]) -> None:
+    """Wait for a thread that cannot be interrupted, and undo what it has done. A second cancellation
+    meanwhile is served by the one that is under way."""
+    loop = asyncio.get_running_loop()
+    await _settled(opening)
+    if opening.exception() is None:
+        closing = loop.run_in_executor(None, opening.result().close)
+        await _settled(closing)
+        if (failure := closing.exception()) is not None:
+            _log.warning("the journal that was opened after its caller left could not be closed: %s", failure)
+
+
+async def _settled(future: asyncio.Future[Any]) -> None:
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([future])

@@ -13,17 +13,32 @@ begins when this broker gets the topic again, perhaps after others had it:
 Runs rise in epoch and in offset. Anything else in the journal is a broken promise (JournalCorrupt), because
 the journal writes no frame behind one that it refused, and disowns what a seal has cut off before it takes
 the topic again (see ``journal``).
+
+**Holdings.** What a journal holds of each topic, by the headers of its frames: where they are, and what they
+tell of the topic's producers. In memory, and found again by a scan (``replay``).
+
+**Replay.** What a scan of the journal's records says of its topics.
+
+A frame is a record batch with its broker-assigned part, or one of two notes:
+
+    kind       payload                what it says
+    BATCH      record batch           these messages are part of the topic
+    RELEASED   topic id, offset       what stands before this record, below the offset, is in segments
+    DISOWNED   topic id, offset       what stands before this record, from the offset on, is not history
 """
 
 from __future__ import annotations
 
+import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
-from sava.errors import HostError
-from sava.records import Header
+from sava.errors import CallerError, HostError
+from sava.records import Header, peek_header
+from sava.storage.producers import ProducerTable
+from sava.wal import LogClosed, Record
 
 
 class JournalCorrupt(HostError):
@@ -185,3 +200,132 @@ class JournalIndex:
             if run.end > offset:
                 run.cut(0, max(0, bisect_right(run.bases, offset) - 1))
         self._runs = [run for run in self._runs if run.bases]
+
+
+# -- all topics ------------------------------------------------------------------------------------
+
+
+class Holdings:
+    """Owned by one thread at a time: that of a scan, then that of the journal's event loop."""
+
+    def __init__(self) -> None:
+        self._topics: dict[int, JournalIndex] = {}
+        """None of them is empty."""
+        self._producers: dict[int, ProducerTable] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._topics)
+
+    @property
+    def topic_ids(self) -> list[int]:
+        return list(self._topics)
+
+    def index(self, topic_id: int) -> JournalIndex:
+        """Not to be changed."""
+        return self._topics.get(topic_id) or JournalIndex()
+
+    @property
+    def lowest_position(self) -> int | None:
+        """The position of the first frame that a topic needs."""
+        return min(
+            (position for index in self._topics.values() if (position := index.lowest_position) is not None),
+            default=None,
+        )
+
+    # -- frames ------------------------------------------------------------------------------
+
+    def add(self, header: Header, position: int) -> None:
+        """Raises JournalCorrupt."""
+        index = self._topics.get(header.topic_id)
+        if index is not None:
+            index.add(header, position)
+        else:
+            index = JournalIndex()
+            index.add(header, position)
+            self._topics[header.topic_id] = index
+
+    def drop_before(self, topic_id: int, offset: int) -> None:
+        """What is below the offset is in registered segments."""
+        index = self._topics.get(topic_id)
+        if index is not None:
+            index.drop_before(offset)
+            self._let_go(topic_id, index)
+
+    def drop_from(self, topic_id: int, offset: int) -> None:
+        """What is held from the offset on is not history, and neither is what it told of producers."""
+        index = self._topics.get(topic_id)
+        if index is not None:
+            index.drop_from(offset)
+            self._producers.pop(topic_id, None)
+            self._let_go(topic_id, index)
+
+    def _let_go(self, topic_id: int, index: JournalIndex) -> None:
+        if not index:
+            del self._topics[topic_id]
+            self._producers.pop(topic_id, None)
+
+    # -- producers ---------------------------------------------------------------------------
+
+    def follow(self, header: Header) -> None:
+        """Of a topic that is not open."""
+        table = self._producers.get(header.topic_id)
+        if table is None:
+            table = self._producers[header.topic_id] = ProducerTable()
+        table.follow(header)
+
+    def take_producers(self, topic_id: int) -> ProducerTable:
+        """What the frames of a topic that is not open tell of its producers."""
+        return self._producers.pop(topic_id, None) or ProducerTable()
+
+    def keep_producers(self, topic_id: int, table: ProducerTable) -> None:
+        """The topic is closed: keep this for the next opening, which cannot learn it from the headers of
+        frames without reading them again."""
+        if topic_id in self._topics:
+            self._producers[topic_id] = table
+
+
+# -- found by a scan -------------------------------------------------------------------------------
+
+
+BATCH: Final = 1
+RELEASED: Final = 2
+DISOWNED: Final = 3
+
+NOTE: Final = struct.Struct("<qq")
+
+
+def unpack_note(payload: bytes) -> tuple[int, int]:
+    """Topic id and offset of a RELEASED or DISOWNED record."""
+    topic_id, offset = NOTE.unpack(payload)
+    return topic_id, offset
+
+
+class JournalReplay:
+    """What the recovery scan finds. Only headers are looked at: ``wal`` has checked the bytes."""
+
+    def __init__(self, void: Sequence[tuple[int, int]] = ()) -> None:
+        """``void``: from where to where the log holds frames that were never acknowledged, and are not
+        history: the end of their life of the journal was decided without them."""
+        self.void = void
+        self.holdings = Holdings()
+        self.is_unwanted = False
+        """Set by the event loop: no caller waits for the scan any more."""
+
+    def take(self, record: Record) -> None:
+        if self.is_unwanted:
+            raise LogClosed("no caller waits for the journal any more")
+        if record.kind == BATCH:
+            if any(start <= record.position < end for start, end in self.void):
+                return
+            try:
+                header = peek_header(record.payload)
+            except CallerError as error:  # no client is to blame for what stands in our own journal
+                raise JournalCorrupt(f"the frame at {record.position}: {error}") from error
+            self.holdings.add(header, record.position)
+            self.holdings.follow(header)
+        elif record.kind == RELEASED:
+            self.holdings.drop_before(*unpack_note(record.payload))
+        elif record.kind == DISOWNED:
+            self.holdings.drop_from(*unpack_note(record.payload))
+        else:
+            raise JournalCorrupt(f"the frame at {record.position} is of a kind unknown here: {record.kind}")

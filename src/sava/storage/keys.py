@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from sava.storage.errors import InvalidName
+from sava.storage.errors import InvalidStorageName
 from sava.storage.types import TopicKey
 
 TOPICS: Final = "/storage/topics/"
@@ -33,14 +33,14 @@ _OBJECT: Final = re.compile(r"topics/([^/]+)/([^/]+)/(\d+)/(\d{20})-(\d{20})-(\d
 
 
 def check_topic(topic: TopicKey) -> TopicKey:
-    """Raise InvalidName unless both names are usable; the topic itself."""
+    """Raise InvalidStorageName unless both names are usable; the topic itself."""
     for name in (topic.namespace, topic.name):
         if not _NAME.fullmatch(name) or len(name.encode()) > MAX_NAME_BYTES:
-            raise InvalidName(
+            raise InvalidStorageName(
                 f"{name!a} cannot be a name: letters, digits, '_', '-' and '.' (not first) can be used"
             )
     if topic.topic_id < 0:
-        raise InvalidName(f"topic id {topic.topic_id} of {topic.path}")
+        raise InvalidStorageName(f"topic id {topic.topic_id} of {topic.path}")
     return topic
 
 

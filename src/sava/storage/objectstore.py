@@ -17,7 +17,7 @@ here:
 
   Reporting ``ObjectExists`` would make the caller throw away its own upload. So after an attempt of unknown
   outcome a refusal is followed by a look at the object: the same bytes are success. Without such an attempt a
-  refusal is a refusal, even if the bytes are equal: somebody else wrote them.
+  refusal is a refusal, even if the bytes are equal: another writer wrote them.
 
 * **Durable files.** obstore writes a file and links it to its name, without any sync. The journal is trimmed
   on the strength of an upload, so here a ``file://`` object is synced with its directories before ``put_new``
@@ -27,18 +27,43 @@ here:
 
 Objects are written in one request, never in parts: obstore drops the put-if-absent condition for multipart
 uploads. The limit for one request is 5 GB on S3, far above a segment.
+
+**Backends.** From a storage URL to the obstore store that serves it.
+
+``Backend`` is the part of obstore that Sava uses; tests put a faulty one in its place.
+
+**StoreIdentity.** Whether two brokers see the same segments.
+
+A URL does not tell: ``file:///var/lib/sava`` is another directory on each machine unless it is shared, and
+one bucket has many endpoints. So the store itself says who it is, in an object that the first broker writes
+and no broker ever changes.
+
+**Probe.** Whether an object store does what Sava relies on, found out by doing it.
+
+``probe`` looks at everything, for an operator. ``check_writable`` asks one thing, before a topic is moved:
+whether the store takes a write now.
+
+A store that lets a second put of the same object through looks healthy until two brokers write one: then
+the later silently wins. So the probe writes an object twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import time
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from obstore.exceptions import (
@@ -49,9 +74,140 @@ from obstore.exceptions import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
+from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
-from sava.storage.backends import Backend, open_backend, sync_path
-from sava.storage.errors import ObjectExists, ObjectMissing, ObjectStoreUnavailable, ObjectTruncated
+from sava.errors import SavaError
+from sava.storage.errors import (
+    ObjectExists,
+    ObjectMissing,
+    ObjectStoreUnavailable,
+    ObjectTruncated,
+    UnsupportedStore,
+)
+
+_CLIENT: Final = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(hours=1)}
+"""Calls are timed by ``ObjectStore``, which knows how much they move; obstore's own limit must not come
+first."""
+_NO_RETRY: Final = {"max_retries": 0, "retry_timeout": timedelta(0)}
+
+
+class Body(Protocol):
+    """Bytes in obstore's memory."""
+
+    def __len__(self) -> int: ...
+
+    def to_bytes(self) -> bytes: ...
+
+
+class Answer(Protocol):
+    @property
+    def meta(self) -> Any: ...
+
+    async def bytes_async(self) -> Body: ...
+
+
+class Backend(Protocol):
+    """What an obstore store does, with obstore's errors (FileNotFoundError for an object that is not
+    there)."""
+
+    async def put_async(
+        self,
+        path: str,
+        file: bytes | memoryview | Sequence[bytes],
+        *,
+        mode: Literal["create"],
+        use_multipart: bool,
+    ) -> Any: ...
+
+    async def get_async(self, path: str) -> Answer: ...
+
+    async def get_ranges_async(
+        self, path: str, *, starts: Sequence[int], ends: Sequence[int], coalesce: int
+    ) -> Sequence[Body]: ...
+
+    async def head_async(self, path: str) -> Any: ...
+
+    def list(self, prefix: str, *, chunk_size: int) -> AsyncIterable[Sequence[Any]]: ...
+
+    async def delete_async(self, paths: Sequence[str]) -> None: ...
+
+
+def open_backend(url: str, options: Mapping[str, str]) -> tuple[Backend, Path | None]:
+    """The store that ``url`` names, and for ``file://`` the directory that it writes to. Raises
+    UnsupportedStore."""
+    scheme = urlsplit(url).scheme
+    try:
+        if scheme == "file":
+            return _open_directory(url)
+        if scheme == "memory":
+            return MemoryStore(), None
+        if scheme in _CLOUDS:
+            return _open_cloud(scheme, url, options), None
+    except (BaseError, ValueError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UnsupportedStore(f"storage at {url} cannot be opened: {reason}") from error
+    raise UnsupportedStore(
+        f"storage at {url} cannot be opened: the URL must begin with file:///, memory://, {'://, '.join(_CLOUDS)}://"
+    )
+
+
+_CLOUDS: Final[Mapping[str, Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
+
+
+def _open_directory(url: str) -> tuple[Backend, Path]:
+    parts = urlsplit(url)
+    root = Path(unquote(parts.path))
+    if parts.netloc not in ("", "localhost") or not root.is_absolute() or parts.query or parts.fragment:
+        raise ValueError("a directory is named by file:// and its absolute path")
+    missing = [place for place in (root, *root.parents) if not place.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync_path(place.parent)
+    return LocalStore(root), root
+
+
+def sync_path(path: Path) -> None:
+    """Make a file's content, or a directory's names, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_cloud(scheme: str, url: str, options: Mapping[str, str]) -> Backend:
+    client: dict[str, Any] = dict(_CLIENT)
+    if scheme == "s3" and (_is_loopback(_s3_endpoint(options)) or _may_be_plain()):
+        client["allow_http"] = True
+    backend: Backend = _CLOUDS[scheme].from_url(
+        url, config=dict(options), client_options=client, retry_config=dict(_NO_RETRY)
+    )
+    return backend
+
+
+def _s3_endpoint(options: Mapping[str, str]) -> str:
+    given = [options.get(name) for name in ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")]
+    given += [os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")]
+    return next(filter(None, given), "")
+
+
+def _may_be_plain() -> bool:
+    """obstore heeds the variable only where it is given no client options, and Sava gives it timeouts."""
+    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1", "yes", "on", "t", "y")
+
+
+def _is_loopback(endpoint: str) -> bool:
+    """Whether plain HTTP is harmless: to any other host it would show messages and credentials to the
+    network, and must be asked for (AWS_ALLOW_HTTP)."""
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# -- the store -------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
@@ -280,8 +436,9 @@ _TOOK: Final = re.compile(r" in [\d.]+(?:ns|µs|ms|s)\b")
 
 
 def _line(error: BaseException) -> str:
-    """obstore's messages go on for pages; the first line says it. How long the last attempt took is left out:
-    the same trouble is to have the same text, so that it is told once and not each time."""
+    """The first line of an error: obstore's messages fill pages, and the first line says it. How long the
+    last attempt took is left out: the same trouble is to have the same text, so that it is logged once and
+    not each time."""
     return _TOOK.sub("", str(error).partition("\n")[0]) or type(error).__name__
 
 
@@ -292,3 +449,104 @@ def _sync(root: Path, key: str) -> None:
         sync_path(place)
         if place == root:
             return
+
+
+# -- whether two brokers share a store -------------------------------------------------------------
+
+
+STORE_ID_KEY: Final = "store-id"
+_STORE_ID: Final = re.compile(rb"[0-9a-f]{32}")
+
+
+async def store_id(store: ObjectStore) -> str:
+    """The id that all who share the store have in common, and no others have. Raises ObjectStoreUnavailable,
+    and UnsupportedStore if something else has the object's place."""
+    try:
+        return await _read_store_id(store)
+    except ObjectMissing:
+        drawn = uuid.uuid4().hex
+    try:
+        await store.put_new(STORE_ID_KEY, drawn.encode())
+    except ObjectExists:  # somebody was faster
+        return await _read_store_id(store)
+    return drawn
+
+
+async def _read_store_id(store: ObjectStore) -> str:
+    found = await store.get(STORE_ID_KEY)
+    if not _STORE_ID.fullmatch(found):
+        raise UnsupportedStore(
+            f"the object {STORE_ID_KEY} in {store.url} is not the identity of a store of Sava's: "
+            f"{found[:40]!r}; "
+            "give Sava a place of its own there, or remove the object if nothing else uses it"
+        )
+    return found.decode()
+
+
+# -- probing a store -------------------------------------------------------------------------------
+
+
+PROBES_PREFIX: Final = "probes/"
+WRITABLE_S: Final = 2.0
+"""A store that takes longer to store an empty object would hold a move up for longer than publishers are to
+wait."""
+PROBE_CONTENT: Final = b"written by sava doctor, and deleted at once"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    store_id: str = ""
+    is_reachable: bool = False
+    puts_if_absent: bool = False
+    milliseconds: int = 0
+    error: str = ""
+
+
+async def probe(store: ObjectStore) -> Probed:
+    """Raises nothing: what goes wrong is the answer."""
+    began = time.monotonic()
+    key = f"{PROBES_PREFIX}{uuid.uuid4().hex}"
+    identity, is_refused, error = "", False, ""
+    try:
+        identity = await store_id(store)
+        await store.put_new(key, PROBE_CONTENT)
+        try:
+            is_refused = await _is_refused(store, key)
+            if await store.get(key) != PROBE_CONTENT:
+                error = "an object has other bytes than were written"
+        finally:
+            with suppress(SavaError):
+                await store.delete([key])
+    except (SavaError, TimeoutError) as failure:
+        error = str(failure) or type(failure).__name__
+    return Probed(
+        store_id=identity,
+        is_reachable=not error,
+        puts_if_absent=is_refused,
+        milliseconds=int((time.monotonic() - began) * 1000),
+        error=error,
+    )
+
+
+async def check_writable(store: ObjectStore) -> None:
+    """Raises ObjectStoreUnavailable. An object that arrives later than its answer was waited for stays."""
+    key = f"{PROBES_PREFIX}{uuid.uuid4().hex}"
+    try:
+        async with asyncio.timeout(WRITABLE_S):
+            await store.put_new(key, b"")
+            await store.delete([key])
+    except TimeoutError:
+        reason = f"no answer within {WRITABLE_S:g} s"
+    except SavaError as failure:
+        reason = str(failure)
+    else:
+        return
+    raise ObjectStoreUnavailable(f"the object store {store.url} takes no writes: {reason}")
+
+
+async def _is_refused(store: ObjectStore, key: str) -> bool:
+    try:
+        await store.put_new(key, b"written a second time")
+    except ObjectExists:
+        return True
+    return False

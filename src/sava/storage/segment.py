@@ -1,12 +1,12 @@
 """Segments: ranges of a topic as Parquet objects, written once and read in parts.
 
-Writing: encode in a worker thread, put if absent under a name that nobody else uses, read the object back,
-describe it. Only then may the catalog name it, and only then may the journal forget the messages: an object
-store that answered 'done' and kept something else is found out while the messages are still elsewhere.
+Writing: encode in a worker thread, put if absent under a name that no other writer uses, read the object
+back, describe it. Only then may the catalog name it, and only then may the journal forget the messages: an
+object store that answered 'done' and kept something else is found out while the messages are still elsewhere.
 
 Reading: the footer by one ranged read (its size is in the descriptor), kept in a bounded cache; then only the
 row groups that hold the wanted offsets, each in one range. The first is fetched alone, so that a reader who
-wants one message waits for and pays for little; whoever goes on gets windows that double up to
+wants one message waits for and pays for little; one that reads on gets windows that double up to
 ``WINDOW_BYTES``, of which two are fetched and decoded, side by side, while the caller works on the last.
 These windows are what a reader holds in memory.
 """
@@ -124,7 +124,7 @@ async def _fetch(store: ObjectStore, segment: Segment, start: int, end: int) -> 
 class SegmentReader:
     """Reads ranges of segments; keeps a bounded cache of footers. Only the needed row groups are fetched.
 
-    Owned by one event loop; any number of reads may go on at once. ``ObjectMissing`` means that the object
+    Owned by one event loop; any number of reads may run at once. ``ObjectMissing`` means that the object
     was deleted since its descriptor was read (or lost: read the catalog again to know)."""
 
     def __init__(self, store: ObjectStore, *, footer_cache_bytes: int = 16 << 20) -> None:

@@ -1,8 +1,8 @@
 """Staging: messages that wait in the object store for the decision to publish them.
 
-Whoever has a part of a batch puts it into an object of its own, as record batches end to end, in sections:
-one for each topic. Until a decision names them (``sava.cluster.writers``) they are nothing: nobody reads
-them, and after a while they are swept away.
+Each task that has a part of a batch puts it into an object of its own, as record batches end to end, in
+sections: one for each topic. Until a decision names them (``sava.cluster.writers``) they are nothing: no
+broker reads them, and after a while they are swept away.
 
     staging/parts/{writer}/…                            the rest of the key is the writer's choice
     staging/manifests/{writer}/{ordinal}-{suffix}.json  what a decision is about, put before it is made

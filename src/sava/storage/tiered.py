@@ -5,7 +5,7 @@
                           │ journal (frames not yet released) ────────────────────┤
                                                    │ cache (newest batches) ──────┤
 
-The places overlap, and the borders move while a reader is under way. So the place is chosen anew for each
+The places overlap, and the borders move while a reader is under way. So the place is chosen again for each
 stretch, by asking cache, journal and segments in this order, and each answers only for the offset it is asked
 for. A stretch that was trimmed away between question and answer is simply asked for again, one place further
 down: a range is registered as a segment before the journal lets go of it, so there is always one place that
@@ -159,7 +159,7 @@ class TieredReader:
                 raise await self._missing(position, str(missing)) from missing
 
     async def _is_merged(self, segment: Segment) -> bool:
-        """Whether another segment has what this one had: whoever reads goes on there."""
+        """Whether another segment has what this one had: the reader continues there."""
         found = _holding(await self._segments.again(), segment.end - 1)
         return found is not None and found.key != segment.key
 
@@ -196,7 +196,7 @@ class TieredReader:
 
 
 def _cut(batch: RecordBatch, position: int, end: int) -> RecordBatch:
-    """The part of the batch that the stream goes on with."""
+    """The part of the batch that the stream continues with."""
     if not batch.base_offset <= position < batch.next_offset:
         raise DataGap(f"offset {position} was asked for, and {batch} came")
     if batch.base_offset == position and batch.next_offset <= end:

@@ -20,15 +20,15 @@ queue has drained, so no new frame can get between.
 
 **Opening.** The state in the metadata store says where segments end. If it is sealed, that is the next
 offset, whatever the local journal holds. If it is not sealed and names this disk, the journal's frames from
-there on are the tail, over all epochs this disk has served in a row (none, if it is at rest). If it names
-another disk and is at rest, there is no tail. Otherwise the tail is elsewhere and the topic is not opened. A
+there on are the tail, over all epochs this disk has served in a row (none, if it is clean). If it names
+another disk and is clean, there is no tail. Otherwise the tail is elsewhere and the topic is not opened. A
 read of the state that fails is a failure to open: taken for "nothing there" it would give out offset 0 a
 second time.
 
 **Sealing.** Stop accepting → in-flight appends resolve → upload the rest → ``Catalog.seal``. Up to the last
-step a failure or the deadline takes it back, and the topic goes on. From the last step on nothing does:
+step a failure or the deadline takes it back, and the topic continues. From the last step on nothing does:
 
-    seal sent ─▶ no answer in time ─▶ topic goes on, acknowledges 22
+    seal sent ─▶ no answer in time ─▶ topic continues, acknowledges 22
                  the seal takes effect: "nothing beyond 22" ─▶ the next owner gives out 22 again
 
 So a seal of unknown outcome leaves the topic closed for appends; ``seal`` can be called again, or the topic
@@ -50,18 +50,16 @@ from sava.errors import RetryableError
 from sava.records import Header, RecordBatch
 from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
-from sava.storage.chain_keeping import ChainKeeper
-from sava.storage.chains import Link
+from sava.storage.clean_marker import CleanMarker
 from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, OffsetOutOfRange
-from sava.storage.housekeeping import Housekeeping
 from sava.storage.journal import Journal
 from sava.storage.journal_index import JournalCorrupt
+from sava.storage.maintenance import RetentionPolicy, SegmentMaintenance
 from sava.storage.objectstore import ObjectStore
-from sava.storage.producer_epochs import Ask, Granted, ProducerEpochs
-from sava.storage.producers import ProducerTable
-from sava.storage.rest import Rest
-from sava.storage.retention import RetentionPolicy
+from sava.storage.producers import EpochRequest, Granted, ProducerEpochs, ProducerTable
 from sava.storage.segment import SegmentReader
+from sava.storage.source_keeping import SourceKeeper
+from sava.storage.source_positions import SourceAppend
 from sava.storage.tiered import KnownSegments, TieredReader
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import Backlog, Uploader
@@ -70,14 +68,15 @@ from sava.wal import DiskFull
 AHEAD_BYTES: Final = 256 << 10
 """What may be left for the seal to upload, while publishers wait."""
 AHEAD_ROUNDS: Final = 4
-"""A topic that grows as fast as it is uploaded is sealed with what is left after so many."""
+"""How often a topic is uploaded before its seal; one that grows as fast as that is sealed with what is
+left."""
 
 
 class TopicClosed(RetryableError):
     """The topic is being moved away or was closed here. Nothing was appended; its next owner will accept."""
 
 
-class Status(Enum):
+class LogStatus(Enum):
     OPEN = "open"
     SEALING = "being sealed"
     SEALED = "sealed"
@@ -86,7 +85,7 @@ class Status(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class LogDependencies:
     """What the topics of one broker share."""
 
     journal: Journal
@@ -126,14 +125,14 @@ class TopicLog:
         state: TopicState,
         next_offset: int,
         producers: ProducerTable,
-        parts: Parts,
+        parts: LogDependencies,
     ) -> None:
         self.topic = topic
         self.epoch = epoch
         self._parts = parts
         self._journal = parts.journal
         self._catalog = catalog
-        self._status = Status.OPEN
+        self._status = LogStatus.OPEN
         self._is_seal_running = False
         self._is_seal_in_doubt = False
         self._is_closed = False
@@ -149,7 +148,7 @@ class TopicLog:
         self._unwritten = 0
         """Frames that the journal has not answered for, those included that were given up here."""
         self._is_in_doubt = False
-        """The journal's life has ended with frames of which nobody knows whether they are the topic's."""
+        """The journal's life has ended with frames of which it is unknown whether they are the topic's."""
         self._producers = producers
         self.epochs = ProducerEpochs(state.epochs, self._write_epochs)
         """Which open of each producer's name is the last one."""
@@ -163,7 +162,7 @@ class TopicLog:
         )
         self.uploaded_segments = 0
         self.uploaded_bytes = 0
-        self.housekeeping = Housekeeping(
+        self.housekeeping = SegmentMaintenance(
             catalog,
             parts.store,
             parts.reader,
@@ -181,19 +180,19 @@ class TopicLog:
             held_bytes=parts.journal.index(topic.topic_id).bytes_from(state.end),
             skips=producers.chains.skips,
             registered=self._registered,
-            caught_up=lambda: self._rest.soon(),
+            caught_up=lambda: self._marker.soon(),
             fenced=self.fence,
         )
-        self._rest = Rest(
+        self._marker = CleanMarker(
             catalog,
             state,
             has_tail=next_offset > state.end,
-            after_s=parts.uploader.options.rest_after_s,
+            after_s=parts.uploader.options.clean_after_s,
             is_stored=lambda: self._durable == self._backlog.state.end,
             is_quiet=self._is_quiet,
             fence=self.fence,
         )
-        self.chains = ChainKeeper(
+        self.chains = SourceKeeper(
             producers.chains,
             backlog=self._backlog,
             journal=parts.journal,
@@ -206,8 +205,8 @@ class TopicLog:
         parts.uploader.attach(self._backlog)
 
     @classmethod
-    async def open(cls, topic: TopicKey, *, epoch: int, catalog: Catalog, parts: Parts) -> TopicLog:
-        """Claim the topic and go on where it ends. Raises Fenced, TopicSealed, TailElsewhere, DataGap, and
+    async def open(cls, topic: TopicKey, *, epoch: int, catalog: Catalog, parts: LogDependencies) -> TopicLog:
+        """Claim the topic and continue where it ends. Raises Fenced, TopicSealed, TailElsewhere, DataGap, and
         whatever keeps the state from being read."""
         journal = parts.journal
         storage_id = journal.identity.storage_id
@@ -225,9 +224,9 @@ class TopicLog:
         producers = ProducerTable(state.producers, state.origins)
         if is_ours:
             next_offset = _end_of_tail(topic, state, journal)
-            if state.at_rest and next_offset > state.end:
+            if state.is_clean and next_offset > state.end:
                 raise JournalCorrupt(
-                    f"the journal holds messages of {topic.path} beyond {state.end}, where it is at rest"
+                    f"the journal holds messages of {topic.path} beyond {state.end}, where it is clean"
                 )
             producers.adopt(journal.known_producers(topic.topic_id))
         return cls(
@@ -243,7 +242,7 @@ class TopicLog:
     # -- knowing -----------------------------------------------------------------------------
 
     @property
-    def status(self) -> Status:
+    def status(self) -> LogStatus:
         return self._status
 
     @property
@@ -269,12 +268,13 @@ class TopicLog:
 
     async def append(self, batch: RecordBatch | bytes | memoryview) -> int:
         """The base offset of the batch, once it is durable. A batch of a producer that is already here gets
-        the offset it has. The body is not looked at: whoever takes batches from clients verifies them.
+        the offset it has. The body is not looked at: the service that takes batches from clients verifies
+        them.
 
-        Waits while too much is in flight or waits to be uploaded, and for a topic at rest to wake. Raises
-        SequenceGap, DuplicateForgotten, TopicClosed, Fenced; DiskFull, and what keeps the topic from waking
-        (retryable); DiskFailed: the process stops. If the caller is cancelled, the batch may or may not be
-        appended."""
+        Waits while too much is in flight or waits to be uploaded, and for a clean topic to be marked dirty.
+        Raises SequenceGap, DuplicateForgotten, TopicClosed, Fenced; DiskFull, and what keeps the mark from
+        being written (retryable); DiskFailed: the process stops. If the caller is cancelled, the batch may
+        or may not be appended."""
         if not isinstance(batch, RecordBatch):
             batch = RecordBatch.parse(batch)
         return await asyncio.shield(await self.begin(batch))
@@ -288,7 +288,7 @@ class TopicLog:
         known = self._producers.find(batch.header)
         return self._outcome_of(known) if known is not None else self._queue(batch)
 
-    async def extend(self, link: Link) -> asyncio.Future[int]:
+    async def extend(self, link: SourceAppend) -> asyncio.Future[int]:
         """Accept the next link of a chain; the future is done when it, and everything before it, is durable.
         Waits and raises as ``begin``, and ChainBroken, TooManyChains, MarksMoved."""
         chains = self._producers.chains
@@ -303,7 +303,7 @@ class TopicLog:
         chains.begin(link, self._assigned)
         return future
 
-    def _skip(self, link: Link) -> asyncio.Future[int]:
+    def _skip(self, link: SourceAppend) -> asyncio.Future[int]:
         """A link without messages. What it left out may be in flight: it fails with that."""
         self._producers.chains.begin(link, self._assigned)
         self.chains.skipped()
@@ -315,16 +315,17 @@ class TopicLog:
     async def _admit(self, batch: RecordBatch) -> None:
         """Until there is room, in the order of the calls."""
         self._check_accepting()
-        if self._rest.is_on:
-            await self._rest.wake()
+        if self._marker.is_on:
+            await self._marker.mark_dirty()
             self._check_accepting()
-        if not self._journal.has_room(batch.header.length):
+        size = batch.header.length
+        if not self._journal.has_room(size):
             self._arriving += 1
             try:
-                await self._journal.reserve(batch.header.length)
+                await self._journal.reserve(size)
             finally:
                 self._arriving -= 1
-        self._check_accepting()
+            self._check_accepting()
 
     def _queue(self, batch: RecordBatch) -> asyncio.Future[int]:
         placed = batch.assigned(topic_id=self.topic.topic_id, epoch=self.epoch, base_offset=self._assigned)
@@ -339,7 +340,7 @@ class TopicLog:
     def _is_quiet(self) -> bool:
         """Nothing is about to be appended, or was and may be found to be the topic's."""
         is_certain = not self._arriving and not self._unwritten and not self._is_in_doubt
-        return self._status is Status.OPEN and is_certain
+        return self._status is LogStatus.OPEN and is_certain
 
     def _outcome_of(self, base_offset: int) -> asyncio.Future[int]:
         """Of a repeated batch, which may still be in flight."""
@@ -356,7 +357,7 @@ class TopicLog:
         """The sequence that is expected next of this producer; 0 of one that is not known."""
         return self._producers.next_sequence(producer_id)
 
-    async def _write_epochs(self, asks: Sequence[Ask]) -> Granted:
+    async def _write_epochs(self, asks: Sequence[EpochRequest]) -> Granted:
         self._check_accepting()
         try:
             return await self._catalog.grant_epochs(epoch=self.epoch, asks=asks, in_use=self.producers_in_use)
@@ -367,7 +368,7 @@ class TopicLog:
     def _check_accepting(self) -> None:
         if self._fence is not None:
             raise self._fence
-        if self._status is not Status.OPEN:
+        if self._status is not LogStatus.OPEN:
             raise TopicClosed(f"topic {self.topic.path} is {self._status.value} on this broker")
 
     def _written(self, pending: _Pending, outcome: BaseException | None) -> None:
@@ -434,8 +435,8 @@ class TopicLog:
                         return
 
     def recent(self, start: int, end: int, *, max_bytes: int) -> list[RecordBatch]:
-        """The beginning of what ``read`` gives, as far as it is in memory and ``max_bytes`` hold it: nobody
-        waits."""
+        """The beginning of what ``read`` gives, as far as it is in memory and ``max_bytes`` hold it, without
+        waiting."""
         if start < self.start_offset:
             return []
         return self._tiers.recent(start, min(end, self._durable), max_bytes)
@@ -453,7 +454,7 @@ class TopicLog:
     async def wait_beyond(self, offset: int) -> None:
         """Until the message at the offset can be read: woken by the sync that makes it durable."""
         while self._durable <= offset:
-            if self._status is not Status.OPEN and self._status is not Status.SEALING:
+            if self._status is not LogStatus.OPEN and self._status is not LogStatus.SEALING:
                 self._check_accepting()
             await self._advanced.wait()
 
@@ -506,12 +507,14 @@ class TopicLog:
 
     async def seal(self, *, timeout: float = 30.0) -> TopicState:
         """Hand the topic over: everything in segments, the end written down. Idempotent. Raises TimeoutError
-        and whatever stands in the way; the topic then goes on, unless the seal itself is in doubt."""
-        if self._status is Status.SEALED:
+        and whatever stands in the way; the topic then continues, unless the seal itself is in doubt."""
+        if self._status is LogStatus.SEALED:
             return self._backlog.state
-        if self._status is not Status.OPEN and (self._is_seal_running or self._status is not Status.SEALING):
+        if self._status is not LogStatus.OPEN and (
+            self._is_seal_running or self._status is not LogStatus.SEALING
+        ):
             self._check_accepting()
-        self._status, self._is_seal_running = Status.SEALING, True
+        self._status, self._is_seal_running = LogStatus.SEALING, True
         try:
             async with asyncio.timeout(timeout):
                 await self._drained()
@@ -519,8 +522,8 @@ class TopicLog:
                 return await self._write_seal()
         finally:
             self._is_seal_running = False
-            if self._status is Status.SEALING and not self._is_seal_in_doubt:
-                self._status = Status.OPEN
+            if self._status is LogStatus.SEALING and not self._is_seal_in_doubt:
+                self._status = LogStatus.OPEN
 
     async def _write_seal(self) -> TopicState:
         was_in_doubt, self._is_seal_in_doubt = self._is_seal_in_doubt, True
@@ -540,7 +543,7 @@ class TopicLog:
             self.fence(error)
             raise
         self._backlog.state = state
-        self._status = Status.SEALED
+        self._status = LogStatus.SEALED
         self._let_go()
         return state
 
@@ -549,24 +552,24 @@ class TopicLog:
             await self._advanced.wait()
 
     def fence(self, error: Fenced) -> None:
-        """A newer epoch has the topic. What is in flight may be on this disk, but belongs to nobody: it is
-        not acknowledged."""
+        """A newer epoch has the topic. What is in flight may be on this disk, but belongs to no owner: it
+        is not acknowledged."""
         if self._fence is None:
             self._fence = error
-            self._status = Status.FENCED
+            self._status = LogStatus.FENCED
             self._settle_all(error)
             self._let_go()
 
     async def close(self) -> None:
         """Stop here; what is not uploaded stays in the journal for the next opening, which must not begin
         before the journal has answered for every frame of this one."""
-        is_first = self._status in (Status.OPEN, Status.SEALING)
+        is_first = self._status in (LogStatus.OPEN, LogStatus.SEALING)
         if is_first:
-            self._status = Status.CLOSED
+            self._status = LogStatus.CLOSED
         await self._drained()
         if is_first:
             self._let_go()
-        if self._status is not Status.SEALED and not self._is_closed:
+        if self._status is not LogStatus.SEALED and not self._is_closed:
             self._journal.keep_producers(self.topic.topic_id, self._producers)
         self._is_closed = True
         self._parts.ended(self)
@@ -579,7 +582,7 @@ class TopicLog:
         self._producers.chains.keep(self._backlog.state.producers)
 
     def _let_go(self) -> None:
-        self._rest.close()
+        self._marker.close()
         self.epochs.close(self._fence or TopicClosed(f"topic {self.topic.path} is closed on this broker"))
         self.housekeeping.close()
         self.chains.close()

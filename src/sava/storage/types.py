@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from sava.storage.producer_epochs import EpochTable
-
 
 class TopicKey(msgspec.Struct, frozen=True, array_like=True):
     """A topic as storage knows it. ``topic_id`` is new for each creation: what a deleted topic of the same
@@ -89,13 +87,24 @@ class OriginMark(msgspec.Struct, frozen=True, array_like=True):
     late: tuple[Late, ...] = ()
 
 
+class EpochTable(msgspec.Struct, frozen=True, array_like=True):
+    """What a topic's record says of the opens of its producers."""
+
+    last: int = 0
+    """The highest number that the topic has seen."""
+    floor: int = 0
+    """The highest number of a producer that was forgotten."""
+    known: tuple[tuple[int, int], ...] = ()
+    """Producer id and number, the lowest number first."""
+
+
 class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     """The record under ``/storage/topics/{ns}/{topic}/state``; changed by compare-and-swap only.
 
     ``start .. end`` is what the registered segments hold, without a gap. ``sealed`` says that nothing exists
-    beyond ``end``: the next owner begins there. ``at_rest`` says the same for as long as it stands: the owner
-    takes it back before it accepts anything. Otherwise only the journal of the owner of ``epoch`` knows what
-    follows ``end``.
+    beyond ``end``: the next owner begins there. ``is_clean`` says the same for as long as it stands: the
+    owner takes it back before it accepts anything. Otherwise only the journal of the owner of ``epoch``
+    knows what follows ``end``.
     """
 
     topic_id: int
@@ -106,7 +115,7 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     end: int = 0
     sealed: bool = True
-    at_rest: bool = False
+    is_clean: bool = False
     producers: tuple[ProducerState, ...] = ()
     """As of ``end``; and the sources that are copied into the topic."""
     origins: tuple[OriginMark, ...] = ()
@@ -117,5 +126,5 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_settled(self) -> bool:
         """Nothing exists beyond ``end``, and nothing will before this record is written again: any broker may
-        go on there."""
-        return self.sealed or self.at_rest
+        continue there."""
+        return self.sealed or self.is_clean

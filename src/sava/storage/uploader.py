@@ -23,9 +23,9 @@ Under one epoch only this journal's frames are ever registered, so what is there
 state is read again and the next segment begins at its end. (The object just written stays as an orphan.)
 
 When is a range due: enough bytes for a segment, or old enough, or its topic is being sealed, or the journal
-is half full (then whoever holds its oldest frames goes first, whatever its size). One range is in memory at a
-time. When the object store is down, each topic is tried again with growing pauses; the journal grows up to
-its limit, and then appends wait (``Journal.reserve``).
+is half full (then the topic that holds its oldest frames goes first, whatever its size). One range is in
+memory at a time. When the object store is down, each topic is tried again with growing pauses; the journal
+grows up to its limit, and then appends wait (``Journal.reserve``).
 """
 
 from __future__ import annotations
@@ -44,15 +44,19 @@ import msgspec
 from sava.errors import HostError, SavaError
 from sava.records import Header, RecordBatch
 from sava.storage.catalog import Catalog
-from sava.storage.chains import Chains, Origin, is_chain, learned
 from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, SegmentConflict, TopicGone
 from sava.storage.journal import Journal
 from sava.storage.journal_index import FrameDamaged
-from sava.storage.marks import Mark
-from sava.storage.objectstore import ObjectStore
-from sava.storage.probe import check_writable
+from sava.storage.objectstore import ObjectStore, check_writable
+from sava.storage.origin_marks import Mark
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
+from sava.storage.source_positions import (
+    Origin,
+    SourcePositions,
+    is_chain,
+    learned,
+)
 from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
@@ -72,7 +76,7 @@ class UploadOptions:
     """Of the batches that make a segment, as they are in the journal."""
     segment_age_s: float = 60.0
     """How long messages may be in the journal only."""
-    rest_after_s: float = 2.0
+    clean_after_s: float = 2.0
     """How long a topic is idle, with everything in segments, before it is put to rest (see ``rest``)."""
 
 
@@ -177,7 +181,7 @@ class Backlog:
         self.failures += 1
 
     def tell(self) -> None:
-        """Wake whoever waits for progress."""
+        """Wake the callers that wait for progress."""
         self.changed.set()
         self.changed.clear()
 
@@ -275,7 +279,7 @@ class Uploader:
 
     def _choose(self) -> tuple[Backlog | None, float | None]:
         """Whose turn it is, or when to look again. Of those that are due: topics that are being sealed first,
-        then whoever holds the journal's oldest frames."""
+        then the one that holds the journal's oldest frames."""
         now, is_pressed = time.monotonic(), self._journal.is_pressed
         due = {
             backlog: due_at
@@ -380,7 +384,7 @@ class Uploader:
 
 
 async def marks_of(
-    batches: Sequence[RecordBatch], chains: Chains, threads: Executor | None
+    batches: Sequence[RecordBatch], chains: SourcePositions, threads: Executor | None
 ) -> Mapping[Origin, Mark]:
     """What these batches, which follow what the chains know, add to the marks of origins. Messages are looked
     at for it, on another thread, if there are any of chains."""

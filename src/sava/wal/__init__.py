@@ -4,7 +4,7 @@
 own.
 """
 
-from sava.wal.disk import Disk, File
+from sava.wal.disk import Disk, File, LocalDisk
 from sava.wal.errors import (
     DirectoryLocked,
     DiskFailed,
@@ -19,7 +19,6 @@ from sava.wal.errors import (
     RecordTooLarge,
     UnsupportedFormat,
 )
-from sava.wal.local_disk import LocalDisk
 from sava.wal.log import Buffers, Identity, Log, LogOptions, Record, Tap
 from sava.wal.writer import Done, Writer
 

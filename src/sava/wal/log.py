@@ -35,9 +35,9 @@ A log that is copied elsewhere while it is written has a *tap*: it is handed eve
 after the write and before the sync, so that a copy is on its way while this disk syncs. A full disk has
 refused what it refuses by then: nothing that was handed out is taken back.
 
-After a failed write or sync nobody knows what is on disk, and a second fsync may report success for pages
-that the kernel has dropped. So the first failure is final: the log refuses everything, and the process must
-stop.
+After a failed write or sync the log does not know what is on disk, and a second fsync may report success for
+pages that the kernel has dropped. So the first failure is final: the log refuses everything, and the process
+must stop.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from sava.wal.format import (
     read_frames,
     seed_of,
 )
-from sava.wal.recovery import Record, Recovered, recover
+from sava.wal.recovery import Record, RecoveredLog, recover
 
 __all__ = ["Buffers", "Identity", "Log", "LogOptions", "Record", "Tap"]
 
@@ -109,7 +109,7 @@ class Log:
     torn_bytes: int
     """Bytes of never acknowledged data that recovery has cut off."""
 
-    def __init__(self, disk: Disk, options: LogOptions, found: Recovered) -> None:
+    def __init__(self, disk: Disk, options: LogOptions, found: RecoveredLog) -> None:
         self.identity = found.identity
         self.torn_bytes = found.torn_bytes
         self._disk = disk
@@ -200,8 +200,9 @@ class Log:
     def append_many(
         self, records: Sequence[tuple[int, Buffers]], *, is_synced_next: bool = False
     ) -> list[int]:
-        """As ``append``, with one ``write`` for all; all or nothing on DiskFull. Whoever calls ``sync`` next
-        says so: what is small is then durable already, if that takes one call of the disk instead of two."""
+        """As ``append``, with one ``write`` for all; all or nothing on DiskFull. A caller that calls ``sync``
+        next says so: what is small is then durable already, if that takes one call of the disk instead of
+        two."""
         self.check(records)
         self._check_usable()
         if not records:
@@ -439,7 +440,7 @@ class Log:
             ) from self._failure
 
 
-def _create_file(disk: Disk, identity: Identity, *, start: int) -> Recovered:
+def _create_file(disk: Disk, identity: Identity, *, start: int) -> RecoveredLog:
     """A new file of a log, durable, its header included. Raises DiskFull with nothing left behind."""
     file = disk.open(NEW_FILE, create=True)
     try:
@@ -453,7 +454,7 @@ def _create_file(disk: Disk, identity: Identity, *, start: int) -> Recovered:
     finally:
         file.close()
     end = start + HEADER_BYTES
-    return Recovered(
+    return RecoveredLog(
         identity=identity,
         starts=[start],
         file=disk.open(file_name(start)),

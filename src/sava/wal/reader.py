@@ -1,7 +1,7 @@
-"""Reader: durable records of a log, read from other threads while the log's one writer appends.
+"""WalReader: durable records of a log, read from other threads while the log's one writer appends.
 
 ``Log`` belongs to one thread. Reading through it would put every catching-up consumer into the queue of the
-fsyncs. A Reader has descriptors of its own and uses nothing but positioned reads, so it shares no file
+fsyncs. A WalReader has descriptors of its own and uses nothing but positioned reads, so it shares no file
 offset, no buffer and no lock with the writer; it needs to know only what never changes: that files are named
 by the position of their first byte, and that a durable record stays as it is until its file is trimmed.
 
@@ -43,7 +43,7 @@ class _Handle:
     is_retired: bool = False
 
 
-class Reader:
+class WalReader:
     """Thread-safe. ``_lock`` guards the tables and is never held over a read or a listing."""
 
     def __init__(self, disk: Disk, *, storage_id: str, max_open_files: int = 16) -> None:

@@ -3,7 +3,7 @@
 A crash may lose or reorder anything that was not synced, down to parts of a sector. So a bad record is
 ordinary when it was never acknowledged, and a broken promise when it was. Cutting off in both cases loses
 acknowledged data without a word (a Raft voter that forgets an entry it acknowledged breaks quorum
-intersection); refusing in both cases makes every power cut an outage. The two are told apart by witnesses:
+intersection); refusing in both cases makes every power cut an outage. Witnesses tell the two apart:
 each record carries how far the log was known durable when it was written.
 
     append A, B   A and B carry durable = 0
@@ -69,7 +69,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class RecoveredLog:
     """What was found. ``file`` is the last file, open, still with its torn tail and its room, if there is
     any (from ``end`` on)."""
 
@@ -85,7 +85,7 @@ class Recovered:
     torn_bytes: int
 
 
-def recover(disk: Disk, *, owner: str, replay: Callable[[Record], None] | None) -> Recovered | None:
+def recover(disk: Disk, *, owner: str, replay: Callable[[Record], None] | None) -> RecoveredLog | None:
     """Read the whole log; None when there is none yet. Changes nothing but the remains of a half-made file.
 
     Raises LogCorrupt, ForeignLog, UnsupportedFormat."""
@@ -109,7 +109,7 @@ def recover(disk: Disk, *, owner: str, replay: Callable[[Record], None] | None) 
         last.close()
         raise
     assert walk.identity is not None
-    return Recovered(
+    return RecoveredLog(
         identity=walk.identity,
         starts=starts,
         file=last,

@@ -8,7 +8,7 @@ share one.
     thread      write a | sync ........... | write b c d | sync ........ | write e | sync
     delivered                       done(a)                    done(b, c, d)
 
-Nobody is told before the sync that covers it, and completions come in the order of submission, one
+No caller gets its answer before the sync that covers it, and completions come in the order of submission, one
 ``deliver`` per group.
 
 * A full disk refuses a group as a whole; then its submissions are tried one by one, so that a small one is

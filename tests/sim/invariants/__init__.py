@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sava.metadata.durable import Batch, LogState
+from sava.metadata.durable import DurableBatch, LogState
 from sava.metadata.peer import PeerMessage
 from sava.raft.core import Status
 from sava.raft.types import Membership, SnapshotMeta
@@ -31,7 +31,7 @@ class Invariant:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def submitted(self, node: SimNode, batches: Sequence[Batch | None]) -> None:
+    def submitted(self, node: SimNode, batches: Sequence[DurableBatch | None]) -> None:
         pass
 
     def durable(self, node: SimNode) -> None:
@@ -106,7 +106,7 @@ class Checks:
             check(node, before, after)
         self.world.observed(node, before, after)
 
-    def submitted(self, node: SimNode, batches: Sequence[Batch | None]) -> None:
+    def submitted(self, node: SimNode, batches: Sequence[DurableBatch | None]) -> None:
         if not node.ghost:
             for check in self._submitted:  # type: ignore[attr-defined]
                 check(node, batches)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sava.metadata.durable import Batch
+from sava.metadata.durable import DurableBatch
 from sava.raft.core import Role, Status
 from sava.raft.types import Entry
 from tests.sim.history import Violation
@@ -25,7 +25,7 @@ class LogMatching(Invariant):
         super().__init__(world)
         self._entries: dict[tuple[int, int], tuple[int, Entry, int]] = {}
 
-    def submitted(self, node: SimNode, batches: Sequence[Batch | None]) -> None:
+    def submitted(self, node: SimNode, batches: Sequence[DurableBatch | None]) -> None:
         for batch, previous in zip(batches, node.ledger.previous_terms, strict=True):
             if batch is None:
                 continue
@@ -55,7 +55,7 @@ class LogMatching(Invariant):
 class LeaderAppendOnly(Invariant):
     """I2: a leader never removes or overwrites what is in its log."""
 
-    def submitted(self, node: SimNode, batches: Sequence[Batch | None]) -> None:
+    def submitted(self, node: SimNode, batches: Sequence[DurableBatch | None]) -> None:
         status = node.status
         core = node.core
         if (

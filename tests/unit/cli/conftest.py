@@ -11,9 +11,9 @@ import pytest
 from google.protobuf.message import Message
 
 from sava.cli.main import main
+from sava.peers.error_mapping import CODE_KEY, DETAIL_KEY
 from sava.proto import brokers_pb2 as pb
 from sava.proto import brokers_pb2_grpc, topics_admin_pb2_grpc
-from sava.services.faults import CODE_KEY, DETAIL_KEY
 from tests.commands import Result, Sava
 
 FIRST, SECOND = 7091252298936157877, 42

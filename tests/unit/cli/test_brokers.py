@@ -93,7 +93,7 @@ def test_a_broker_is_found_by_any_of_its_addresses(admin: FakeAdmin, sava: Sava)
         sava(f"brokers drain {address}")
         assert admin.requests[-1] == pb.DrainBrokerRequest(broker_id=FIRST, timeout_seconds=300)
     refused = sava("brokers drain c:6650", code=1).err
-    assert refused == "sava: no broker has the address c:6650; `sava brokers list` shows who there is\n"
+    assert refused == "sava: no broker has the address c:6650; `sava brokers list` shows all brokers\n"
 
 
 def test_a_drain_is_limited_as_asked(admin: FakeAdmin, sava: Sava) -> None:

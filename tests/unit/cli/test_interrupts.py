@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S
 
 WAITING = """
 import asyncio, signal, threading
-from sava.cli.interrupts import run_to_end
+from sava.cli.connection import run_to_end
 
 async def wait():
     print("waiting", flush=True)

@@ -24,7 +24,7 @@ from sava.local_cluster import (
     LocalRunner,
     Ports,
 )
-from sava.wal.local_disk import LocalDisk
+from sava.wal.disk import LocalDisk
 from tests.commands import Sava
 from tests.ports import free_ports
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from sava.cli import output, storage_work
-from sava.cli.progress import Progress
+from sava.cli import output, storage
+from sava.cli.output import ProgressLine
 
 TEXTS = (
     "ValueError: cannot open [/tmp/x]",
@@ -65,9 +65,9 @@ def test_cells_of_tables_are_printed_as_they_are(text: str, capsys: pytest.Captu
 def test_progress_is_printed_as_it_is(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sava.cli.progress.QUIET_S", 0.0)
-    with Progress() as progress:
-        progress.tell(text)
+    monkeypatch.setattr("sava.cli.output.QUIET_S", 0.0)
+    with ProgressLine() as progress:
+        progress.show(text)
     assert text in capsys.readouterr().err
 
 
@@ -77,6 +77,6 @@ def test_faults_beside_a_bar_are_printed_as_they_are(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with storage_work._progress(1) as (_, say):
+    with storage._progress(1) as (_, say):
         say(text)
     assert text in "".join(capsys.readouterr())

@@ -18,10 +18,10 @@ from typing import Any, Self
 import grpc
 from grpc import aio
 
+from sava.peers.channels import PINGS_ALLOWED
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import RecordBatch
-from sava.services.peers import PINGS_ALLOWED
 from tests.patience import PATIENCE_S
 from tests.stream_end import END
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sava.client.backoff import FIRST_S, LONGEST_S, Backoff
+from sava.client.backoff import FIRST_S, LONGEST_S, ReconnectBackoff
 from sava.client.errors import Unavailable
 
 
 def test_pauses_grow_up_to_a_limit_and_begin_anew_after_a_success() -> None:
-    backoff = Backoff()
+    backoff = ReconnectBackoff()
     delays = [backoff.delay() for _ in range(10)]
     assert FIRST_S / 2 <= delays[0] <= FIRST_S
     assert LONGEST_S / 2 <= delays[-1] <= LONGEST_S
@@ -19,7 +19,7 @@ def test_pauses_grow_up_to_a_limit_and_begin_anew_after_a_success() -> None:
 
 @pytest.mark.parametrize("code", ["topic_moved", "not_owner"])
 def test_a_topic_that_has_moved_is_looked_up_at_once_but_not_again_and_again(code: str) -> None:
-    backoff, moved = Backoff(), Unavailable("it has moved", code)
+    backoff, moved = ReconnectBackoff(), Unavailable("it has moved", code)
     assert backoff.delay(moved) == 0.0
     assert backoff.delay(moved) >= FIRST_S
     backoff.reset()
@@ -27,4 +27,4 @@ def test_a_topic_that_has_moved_is_looked_up_at_once_but_not_again_and_again(cod
 
 
 def test_other_failures_are_no_reason_to_hurry() -> None:
-    assert Backoff().delay(Unavailable("no leader", "unavailable")) > 0.0
+    assert ReconnectBackoff().delay(Unavailable("no leader", "unavailable")) > 0.0

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sava.blocking import Client
 from sava.client import Closed, Message, Refused, Sent
+from sava.client.blocking import Client
 from tests.patience import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
 

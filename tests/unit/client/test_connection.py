@@ -13,8 +13,8 @@ from grpc import aio
 from sava.client import Client, ConsumerReplaced, Refused, TopicUnknown, Unavailable
 from sava.client.connection import Connection, parse_addresses
 from sava.client.errors import ClientError, Denied, NotReached, Unanswered, error_of, of_change
-from sava.client.position import microseconds, position_of
-from sava.client.routing import fnv1a, partition_of
+from sava.client.messages import microseconds, position_of
+from sava.client.producer import fnv1a, partition_of
 from sava.errors import Outcome
 from sava.proto import streams_pb2 as pb
 from tests.patience import PATIENCE_S

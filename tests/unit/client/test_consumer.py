@@ -16,9 +16,9 @@ from sava.client import (
     OutcomeUnknown,
     Refused,
     TopicUnknown,
+    connection,
 )
 from sava.client import consumer as consumer_module
-from sava.client import partitions as partition_watch
 from sava.proto import streams_pb2 as pb
 from tests.patience import PATIENCE_S
 from tests.unit.client.server import AWAY, MemoryBroker, refused
@@ -162,7 +162,7 @@ async def test_partitions_that_come_later_are_read_from_their_beginning(
     client: Client, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.partitioned(TOPIC, 1)
-    monkeypatch.setattr(partition_watch, "LOOK_UP_EVERY_S", 0.01)
+    monkeypatch.setattr(connection, "LOOK_UP_EVERY_S", 0.01)
     async with client.consumer(TOPIC, subscription="s", start="latest") as consumer:
         broker.partitioned(TOPIC, 2)
         await publish(client, b"early", topic=f"{TOPIC}-part-1")
@@ -184,8 +184,8 @@ async def test_a_reconnect_shows_acked_messages_only_once_and_unseen_ones_once(
         await consumer.ack_many(seen)
         await until(broker, lambda: broker.topic(TOPIC).acked == set(range(6)))
         broker.topic(TOPIC).acked.clear()
-        consumer._feeds[TOPIC]._book.rewind()  # as if no receipt had come yet
-        consumer._feeds[TOPIC]._book.add_range(0, 6)
+        consumer._streams[TOPIC]._acks.rewind()  # as if no receipt had come yet
+        consumer._streams[TOPIC]._acks.add_range(0, 6)
         await broker.break_streams()
         rest = await take(consumer, 6)
         assert [message.offset for message in rest] == list(range(6, 12))

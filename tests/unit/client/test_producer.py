@@ -20,11 +20,11 @@ from sava.client import (
     Timeout,
     TopicUnknown,
     Unavailable,
-    lane,
+    connection,
+    publish_stream,
 )
-from sava.client import partitions as partition_watch
-from sava.client.routing import partition_of
-from sava.records import Codec, RecordBatch
+from sava.client.producer import partition_of
+from sava.records import Compression, RecordBatch
 from tests.patience import PATIENCE_S
 from tests.unit.client.server import AWAY, Fault, MemoryBroker, refused
 
@@ -65,7 +65,9 @@ async def test_encoded_batches_go_as_they_are_between_single_messages(
     """Each with its producer and the sequence that is next, compressed as it came; nothing else is added."""
 
     def encoded(*payloads: bytes) -> RecordBatch:
-        return RecordBatch.encode(payloads, publish_time=5, keys=["k"] * len(payloads), codec=Codec.ZSTD)
+        return RecordBatch.encode(
+            payloads, publish_time=5, keys=["k"] * len(payloads), codec=Compression.ZSTD
+        )
 
     async with client.producer(TOPIC, name="p", linger_ms=1000) as producer:
         first = producer.send(b"0")
@@ -76,7 +78,7 @@ async def test_encoded_batches_go_as_they_are_between_single_messages(
         assert [await each for each in (first, second, third, last)] == [0, 1, 3, 4]
     assert broker.received == [(0, 1), (1, 2), (3, 1), (4, 1)]
     stored = broker.topic(TOPIC).batches[1]
-    assert (stored.header.producer_id, stored.header.codec) == (7, Codec.ZSTD)
+    assert (stored.header.producer_id, stored.header.codec) == (7, Compression.ZSTD)
     assert [(m.payload, m.key, m.publish_time, m.producer) for m in stored] == [
         (b"1", "k", 5, None),
         (b"2", "k", 5, None),
@@ -102,10 +104,10 @@ async def test_an_encoded_batch_is_for_one_partition(client: Client, broker: Mem
     async with client.producer(TOPIC) as producer:
         with pytest.raises(Refused, match="partitioned"):
             await producer.send_batch(RecordBatch.encode([b"a"], publish_time=1))
-        assert producer._room.messages == 0
+        assert producer._pending.messages == 0
     with pytest.raises(Closed):
         await producer.send_batch(RecordBatch.encode([b"a"], publish_time=1))
-    assert producer._room.messages == 0
+    assert producer._pending.messages == 0
 
 
 async def test_a_full_batch_does_not_linger(client: Client, broker: MemoryBroker) -> None:
@@ -168,7 +170,7 @@ async def test_one_wrong_message_fails_alone(client: Client, broker: MemoryBroke
             with pytest.raises(Refused):
                 await attempt()
         assert await good == 0
-        assert producer._room.messages == 0
+        assert producer._pending.messages == 0
 
 
 async def test_options_that_cannot_be_are_refused(client: Client) -> None:
@@ -206,7 +208,7 @@ async def test_a_partition_that_nobody_serves_does_not_keep_messages_that_others
 ) -> None:
     """The broker of one partition dies. Its open batch is never sent, so it stays open, and the messages
     without a key would all go into it, a thousand before the next partition gets one."""
-    monkeypatch.setattr(lane, "STUCK_S", 0.05)
+    monkeypatch.setattr(publish_stream, "STUCK_S", 0.05)
     parts = broker.partitioned(TOPIC, 3)
     async with client.producer(TOPIC, timeout=20) as producer:
         broker.away.add(parts[1].name)
@@ -235,7 +237,7 @@ async def test_a_producer_can_ask_for_partitions(client: Client, broker: MemoryB
 async def test_partitions_that_come_later_are_used(
     client: Client, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_watch, "LOOK_UP_EVERY_S", 0.01)
+    monkeypatch.setattr(connection, "LOOK_UP_EVERY_S", 0.01)
     broker.partitioned(TOPIC, 1)
     async with client.producer(TOPIC, linger_ms=0) as producer:
         await producer.send(b"a")
@@ -254,7 +256,7 @@ async def test_sending_waits_when_too_much_is_pending(client: Client, broker: Me
         sends = [asyncio.ensure_future(producer.send(b"%d" % n)) for n in range(9)]
         many = asyncio.ensure_future(producer.send_many([b"m"] * 5))
         await broker.received_batches(2)
-        assert producer._room.messages == 4
+        assert producer._pending.messages == 4
         broker.receipts.set()
         assert sorted([await each for each in sends]) == list(range(9))
         assert sum(sent.count for sent in await many) == 5
@@ -404,7 +406,7 @@ async def test_partitions_take_over_the_number_that_the_first_one_gives(
 ) -> None:
     """Of two producers that open a name at the same time, the same one is the later one everywhere; also on
     partitions that come later, where a producer that was fenced must not be the first."""
-    monkeypatch.setattr(partition_watch, "LOOK_UP_EVERY_S", 0.01)
+    monkeypatch.setattr(connection, "LOOK_UP_EVERY_S", 0.01)
     broker.partitioned(TOPIC, 3)
     broker.epochs[f"{TOPIC}-part-0", "p"] = 40
     async with client.producer(TOPIC, name="p", linger_ms=0) as producer:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import sava
-from sava import blocking, client
+from sava import client
+from sava.client import blocking
 
 
 def parameters(function: Any) -> str:

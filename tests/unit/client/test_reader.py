@@ -7,7 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sava.client import Client, Closed, Refused, Unavailable, stream
+from sava.client import (
+    Client,
+    Closed,
+    Refused,
+    Unavailable,
+    connection,
+)
 from tests.unit.client.server import MemoryBroker
 
 TOPIC = "/default/orders"
@@ -100,7 +106,7 @@ async def test_all_partitions_are_read(client: Client, broker: MemoryBroker) -> 
 async def test_a_broker_that_stays_away_is_an_error(
     client: Client, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "OPEN_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(connection, "OPEN_TIMEOUT_S", 2.0)
     await publish(client, 0, 1)
     async with client.reader(TOPIC, timeout=2) as reader:
         await anext(reader)

@@ -13,11 +13,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from sava.client import Client
-from sava.client import pulse as pulses
-from sava.client.connection import Connection
+from sava.client import Client, liveness
+from sava.client.connection import Connection, open_stream
 from sava.client.errors import Unavailable
-from sava.client.stream import open_stream
 from sava.proto import streams_pb2 as pb
 from tests.patience import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
@@ -133,7 +131,7 @@ async def test_a_stream_that_waits_for_its_connection_ends_with_the_broker() -> 
         async with open_stream(connection, "Publish", target) as stream:
             opening = asyncio.create_task(stream.open(pb.PublishRequest()))
             accepted, _ = await asyncio.to_thread(mute.accept)
-            connection.pulse(target)._give_up()
+            connection.liveness(target)._give_up()
             with accepted, pytest.raises(Unavailable, match="has fallen silent"):
                 await opening
         await connection.close()
@@ -147,8 +145,8 @@ async def test_a_waiting_consumer_leaves_a_stopped_broker_within_seconds(broker:
             Client([address, broker.address], timeout=PATIENCE_S) as client,
             client.consumer(TOPIC, subscription="s"),
         ):
-            pulse = client._connection.pulse(address)
-            await until(lambda: pulse._probe is not None, "the second connection is there")
+            watched = client._connection.liveness(address)
+            await until(lambda: watched._probe is not None, "the second connection is there")
             process.send_signal(signal.SIGSTOP)
             began = time.monotonic()
             await until(lambda: bool(broker.openings), "the consumer is at the other broker")
@@ -166,7 +164,7 @@ async def test_a_broker_that_takes_its_time_is_not_left(broker: MemoryBroker) ->
         await producer.send(b"0")
         broker.receipts.clear()
         sending = asyncio.ensure_future(producer.send(b"1"))
-        await asyncio.sleep(3 * pulses.QUIET_S + pulses.CONFIRM_S)  # the time itself is what is tested
+        await asyncio.sleep(3 * liveness.QUIET_S + liveness.CONFIRM_S)  # the time itself is what is tested
         assert not sending.done()
         broker.receipts.set()
         await sending
@@ -186,7 +184,7 @@ async def test_a_slow_line_is_not_taken_for_a_silent_broker(broker: MemoryBroker
             await producer.send(b"0")
             began = time.monotonic()
             await asyncio.wait_for(producer.send(b"x" * (2 << 20)), PATIENCE_S)
-            assert time.monotonic() - began > pulses.QUIET_S + pulses.CONFIRM_S, "the line is slow"
+            assert time.monotonic() - began > liveness.QUIET_S + liveness.CONFIRM_S, "the line is slow"
     assert [count for _, count in broker.received] == [1, 1], "nothing was sent twice"
 
 
@@ -197,16 +195,16 @@ async def test_a_client_that_was_stopped_leaves_no_broker(
     broker.topic(TOPIC)
     asked: list[float] = []
 
-    async def is_there(pulse: pulses.Pulse) -> bool:
+    async def is_there(watched: liveness.Liveness) -> bool:
         asked.append(time.monotonic())
         return False
 
-    monkeypatch.setattr(pulses.Pulse, "_is_there", is_there)
+    monkeypatch.setattr(liveness.Liveness, "_is_there", is_there)
     async with (
         Client(broker.address, timeout=PATIENCE_S) as client,
         client.consumer(TOPIC, subscription="s"),
     ):
-        await asyncio.sleep(pulses.QUIET_S / 2)
-        time.sleep(2 * pulses.QUIET_S)  # noqa: ASYNC251 (the loop stands still)
-        await asyncio.sleep(pulses.QUIET_S / 2)
+        await asyncio.sleep(liveness.QUIET_S / 2)
+        time.sleep(2 * liveness.QUIET_S)  # noqa: ASYNC251 (the loop stands still)
+        await asyncio.sleep(liveness.QUIET_S / 2)
         assert not asked

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sava.client.errors import ClientError, DuplicateForgotten, OutcomeUnknown, Refused
-from sava.client.pending import Pending, Stamp
-from sava.client.window import UNKNOWN_OFFSET, Window
+from sava.client.outgoing import UNKNOWN_OFFSET, ProducerBatch, SendWindow, Stamp
 from sava.records import RecordBatch
 
 PRODUCER = 7
@@ -17,21 +16,21 @@ class Flight:
 
     def __init__(self, *, first: int = 0) -> None:
         self.told: list[tuple[str, int | type[ClientError]]] = []
-        self.window = Window(succeed=self._succeed, fail=self._fail)
+        self.window = SendWindow(succeed=self._succeed, fail=self._fail)
         self.window.resume(producer_id=PRODUCER, expected=first, reliable=True, ended_with=None)
 
-    def _succeed(self, batch: Pending, offset: int) -> None:
+    def _succeed(self, batch: ProducerBatch, offset: int) -> None:
         self.told.append((batch.payloads[0].decode(), offset))
         batch.succeed(offset)
 
-    def _fail(self, batch: Pending, error: ClientError) -> None:
+    def _fail(self, batch: ProducerBatch, error: ClientError) -> None:
         self.told.append((batch.payloads[0].decode(), type(error)))
         batch.fail(error)
 
-    def send(self, *names: str, rows: int = 10, was_sent: bool = True) -> list[Pending]:
+    def send(self, *names: str, rows: int = 10, was_sent: bool = True) -> list[ProducerBatch]:
         batches = []
         for name in names:
-            batch = Pending(ready_at=0, deadline=0)
+            batch = ProducerBatch(ready_at=0, deadline=0)
             batch.payloads = [name.encode()] * rows
             self.window.push(batch)
             batch.encode(Stamp("p"), PRODUCER)

@@ -16,22 +16,22 @@ from typing import Any
 
 import msgspec
 
-from sava.broker import ownership, specs
-from sava.broker.conditions import unchanged
-from sava.broker.names import TopicName
-from sava.broker.specs import Ownership, OwnershipState, TopicSpec
 from sava.cluster import records
 from sava.cluster.controller import Controller
 from sava.cluster.records import BrokerMode, Mode, Registration
-from sava.cluster.view import ClusterView, Entry
-from sava.config import Config, LoadManager, Rebalancing
+from sava.cluster.view import ClusterView, TopicEntry
+from sava.config import Config, LoadManagerSettings, RebalancingSettings
 from sava.metadata.commands import Delete, Put
-from sava.metadata.memory import MemoryStore
+from sava.metadata.records import unchanged
 from sava.storage import catalog, keys
 from sava.storage.errors import ObjectStoreUnavailable
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
+from sava.topics import ownership, specs
+from sava.topics.names import TopicName
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
 S = OwnershipState
 
@@ -67,7 +67,7 @@ class FakeBroker:
         """Why a topic cannot be handed over."""
         self.hangs = False
         self.refuses_to_load = False
-        self.at_rest = True
+        self.is_clean = True
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         world.view.listen(lambda topics: self._woken.set())
@@ -111,7 +111,7 @@ class FakeBroker:
                 await asyncio.sleep(0)
                 await self._follow(entry)
 
-    async def _follow(self, entry: Entry) -> None:
+    async def _follow(self, entry: TopicEntry) -> None:
         record = entry.record
         match record.state:
             case S.ASSIGNED if self.refuses_to_load and not record.incarnation:
@@ -138,11 +138,11 @@ class FakeBroker:
                 self.serving.pop(entry.name, None)
                 await self._step(entry, "let_go")
 
-    async def _take(self, entry: Entry) -> None:
+    async def _take(self, entry: TopicEntry) -> None:
         if await self._step(entry, "take", incarnation=self.lease, state=self._state(entry, sealed=False)):
             self.serving[entry.name] = entry.spec.topic_id, entry.record.epoch + 1
 
-    def _state(self, entry: Entry, *, sealed: bool) -> Put | None:
+    def _state(self, entry: TopicEntry, *, sealed: bool) -> Put | None:
         if not entry.spec.reliable:
             return None
         key = storage_key(entry.name, entry.spec.topic_id)
@@ -152,11 +152,11 @@ class FakeBroker:
             storage_id=str(self.broker),
             end=7,
             sealed=sealed,
-            at_rest=not sealed and self.at_rest,
+            is_clean=not sealed and self.is_clean,
         )
         return Put(keys.state_key(key), msgspec.json.encode(state))
 
-    async def _step(self, entry: Entry, step: str, state: Put | None = None, **changes: Any) -> bool:
+    async def _step(self, entry: TopicEntry, step: str, state: Put | None = None, **changes: Any) -> bool:
         record = ownership.after(step, entry.name, entry.record, **changes)
         key = specs.ownership_key(entry.name)
         puts = [Put(key, specs.encode(record)), *filter(None, [state])]
@@ -278,8 +278,8 @@ class World:
 def config(strategy: str = "fair", **rebalancing: Any) -> Config:
     values = {"enabled": False, "min_topic_age_seconds": 0, "cooldown_seconds": 0} | rebalancing
     return Config(
-        load_manager=LoadManager.model_validate(
-            {"assignment_strategy": strategy, "rebalancing": Rebalancing(**values)}
+        load_manager=LoadManagerSettings.model_validate(
+            {"assignment_strategy": strategy, "rebalancing": RebalancingSettings(**values)}
         )
     )
 

@@ -9,20 +9,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from sava.broker import ownership, specs, tenure
-from sava.broker.conditions import unchanged
-from sava.broker.errors import NotOwner
-from sava.broker.names import TopicName
-from sava.broker.namespaces import Namespaces
-from sava.broker.ownership import Held
-from sava.broker.registry import Registry
-from sava.broker.specs import Ownership, OwnershipState
 from sava.cluster import records
 from sava.cluster.records import Registration
 from sava.metadata.commands import Compare, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown
-from sava.metadata.memory import MemoryStore
+from sava.metadata.records import unchanged
+from sava.topics import ownership, specs, tenure
+from sava.topics.errors import NotOwner
+from sava.topics.names import TopicName
+from sava.topics.ownership import KnownOwnership
+from sava.topics.registry import Namespaces, Registry
+from sava.topics.specs import Ownership, OwnershipState
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
 ORDERS = TopicName("default", "orders")
 
@@ -93,7 +92,7 @@ async def register(store: MemoryStore, broker: int, incarnation: int = 1) -> Non
     await store.put(records.registration_key(broker), specs.encode(registration(broker, incarnation)))
 
 
-def held(store: MemoryStore, name: TopicName = ORDERS) -> Held:
+def held(store: MemoryStore, name: TopicName = ORDERS) -> KnownOwnership:
     return ownership.known(store.local, name)
 
 

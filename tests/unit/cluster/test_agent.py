@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.errors import NotHandedOver
-from sava.broker.names import TopicName
-from sava.broker.registry import Registry
-from sava.broker.specs import Ownership, OwnershipState, TopicSpec
 from sava.cluster import agent as agent_module
 from sava.cluster import records
 from sava.cluster.agent import NOT_SERVING, Agent, Job, decide
-from sava.cluster.view import ClusterView, Entry
+from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import HostError
 from sava.metadata.errors import Unavailable
 from sava.metadata.watch import HubLimits
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
+from sava.topics import specs
+from sava.topics.errors import NotHandedOver
+from sava.topics.names import TopicName
+from sava.topics.registry import Registry
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import (
     ORDERS,
@@ -48,9 +48,11 @@ LIFE = 7
 # -- the table ---------------------------------------------------------------------------------
 
 
-def entry(state: OwnershipState, owner: int, incarnation: int = LIFE, *, deleting: bool = False) -> Entry:
+def entry(
+    state: OwnershipState, owner: int, incarnation: int = LIFE, *, deleting: bool = False
+) -> TopicEntry:
     record = Ownership(state=state, epoch=5, owner=owner, incarnation=incarnation)
-    return Entry(ORDERS, TopicSpec(topic_id=1, reliable=True, deleting=deleting), 1, record, 1)
+    return TopicEntry(ORDERS, TopicSpec(topic_id=1, reliable=True, deleting=deleting), 1, record, 1)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def entry(state: OwnershipState, owner: int, incarnation: int = LIFE, *, deletin
         (entry(S.DELETING, ME), 4, Job.LET_GO),
     ],
 )
-def test_what_follows_from_a_record(entry: Entry, epoch: int, job: Job | None) -> None:
+def test_what_follows_from_a_record(entry: TopicEntry, epoch: int, job: Job | None) -> None:
     assert decide(entry, broker=ME, incarnation=LIFE, epoch=epoch) is job
 
 
@@ -225,7 +227,7 @@ async def test_a_topic_that_stopped_by_itself_is_taken_up_again_at_the_next_pass
         await broker.serves()
         await broker.idle()
         broker.topics.topics[ORDERS].is_serving = False
-        broker.agent._pass_due.set()
+        broker.agent._passes.wake()
         await until(lambda: held(store).record.epoch == 3)
         await broker.serves()
 
@@ -237,7 +239,9 @@ async def test_a_view_behind_does_not_drop_what_was_just_taken_up(store: FaultyS
         await broker.serves()
         await broker.idle()
         record, revision = held(store)
-        behind = Entry(ORDERS, TopicSpec(topic_id=1, reliable=True), 1, Ownership(epoch=1, owner=OTHER), 1)
+        behind = TopicEntry(
+            ORDERS, TopicSpec(topic_id=1, reliable=True), 1, Ownership(epoch=1, owner=OTHER), 1
+        )
         assert broker.agent._decide(ORDERS, behind) is Job.DROP
         await broker.agent._attempt(Job.DROP, ORDERS, agent_module._Case())
         assert broker.is_serving()
@@ -275,7 +279,7 @@ async def claimed(store: FaultyStore) -> Catalog:
 
 
 async def test_a_topic_at_rest_is_given_back_too(store: FaultyStore) -> None:
-    await (await claimed(store)).rest(epoch=1)
+    await (await claimed(store)).mark_clean(epoch=1)
     broker = Broker(store)
     broker.topics.before["get"] = failing(HostError("disk"), 100)
     async with broker:
@@ -284,7 +288,7 @@ async def test_a_topic_at_rest_is_given_back_too(store: FaultyStore) -> None:
 
 
 async def test_a_topic_whose_end_only_this_broker_may_know_is_not_given_back(store: FaultyStore) -> None:
-    await (await claimed(store)).wake(epoch=1)
+    await (await claimed(store)).mark_dirty(epoch=1)
     async with Broker(store) as broker:
         broker.topics.before["get"] = failing(HostError("disk"), 12)
         await step(store, "assign", owner=ME)
@@ -584,5 +588,5 @@ async def test_what_nobody_foresaw_is_told_and_tried_again(
         await step(store, "assign", owner=ME)
         await until(lambda: "ZeroDivisionError" in caplog.text)
         await broker.idle()
-        broker.agent._pass_due.set()
+        broker.agent._passes.wake()
         await broker.serves()

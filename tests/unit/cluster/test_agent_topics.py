@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sava.broker.specs import OwnershipState
-from sava.broker.topics import Topics
 from sava.cluster.agent import Agent
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.supervisor import Supervisor
-from tests.unit.broker.lives import ORDERS, World, publish
+from sava.topics.served import ServedTopics
+from sava.topics.specs import OwnershipState
 from tests.unit.cluster.fakes import registration, until
 from tests.unit.storage.brokers import contents
+from tests.unit.topics.lives import ORDERS, World, publish
 
 S = OwnershipState
 
 
 @dataclass
 class Broker:
-    topics: Topics
+    topics: ServedTopics
     registrar: Registrar
     agent: Agent
 
@@ -34,7 +34,7 @@ class Broker:
 
 @asynccontextmanager
 async def broker_of(world: World, broker: int) -> AsyncIterator[Broker]:
-    topics: Topics
+    topics: ServedTopics
     agent: Agent
 
     async def on_lost() -> None:

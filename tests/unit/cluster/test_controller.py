@@ -8,16 +8,15 @@ import random
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.broker.specs import Ownership, OwnershipState, TopicSpec
-from sava.cluster.placement import Candidate, Placement
-from sava.cluster.planning import Scene, Sightings, plan, wait_after
+from sava.cluster.planning import Candidate, Placement, Scene, Sightings, plan, wait_after
 from sava.cluster.records import Mode
-from sava.cluster.view import Entry
+from sava.cluster.view import TopicEntry
 from sava.metadata.commands import Put
 from sava.storage import keys
 from sava.storage.types import TopicState
+from sava.topics import specs
+from sava.topics.names import TopicName
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.own_time import OwnTime
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, config, registration, soon, storage_key, topic, world
@@ -25,13 +24,13 @@ from tests.unit.cluster.fake_brokers import S, config, registration, soon, stora
 # -- planning: a moment in, decisions out --------------------------------------------------------------------
 
 SEALED = TopicState(topic_id=1, epoch=1, storage_id="x", end=7, sealed=True)
-AT_REST = TopicState(topic_id=1, epoch=1, storage_id="x", end=7, sealed=False, at_rest=True)
+AT_REST = TopicState(topic_id=1, epoch=1, storage_id="x", end=7, sealed=False, is_clean=True)
 WITH_TAIL = TopicState(topic_id=1, epoch=1, storage_id="x", end=7, sealed=False)
 
 
-def entry(state: OwnershipState, *, reliable: bool = True, revision: int = 5, **fields: object) -> Entry:
+def entry(state: OwnershipState, *, reliable: bool = True, revision: int = 5, **fields: object) -> TopicEntry:
     record = Ownership(state=state, epoch=1, **fields)  # type: ignore[arg-type]
-    return Entry(topic(1), TopicSpec(topic_id=1, reliable=reliable), 3, record, revision)
+    return TopicEntry(topic(1), TopicSpec(topic_id=1, reliable=reliable), 3, record, revision)
 
 
 def scene(
@@ -80,7 +79,7 @@ def scene(
     ],
 )
 def test_what_is_decided_of_a_topic(
-    seen: Entry, moment: Scene, step: str | None, fields: dict[str, object]
+    seen: TopicEntry, moment: Scene, step: str | None, fields: dict[str, object]
 ) -> None:
     decisions = plan([seen], moment).decisions
     assert [decision.step for decision in decisions] == ([step] if step else [])
@@ -158,7 +157,7 @@ async def test_a_reliable_topic_whose_owner_kept_its_end_to_itself_waits_for_it(
     """Broker 1 acknowledges messages that are in no segment yet, and dies. Nobody else may begin."""
     async with world() as w:
         await w.add(1)
-        w.brokers[1].at_rest = False
+        w.brokers[1].is_clean = False
         await w.create([topic(1)], reliable=True)
         await w.served([topic(1)])
         await w.add(2)
@@ -370,9 +369,9 @@ async def test_whatever_happens_every_topic_is_served_in_the_end(seed: int) -> N
                 case "store up":
                     w.stores_down.discard(broker.broker)
                 case "tail":
-                    broker.at_rest = False
+                    broker.is_clean = False
                 case "rest":
-                    broker.at_rest = True
+                    broker.is_clean = True
                 case "fail":
                     broken = chance.random() < 0.5
                     broker.fails = lambda name, broken=broken: "no" if broken else ""  # type: ignore[misc]

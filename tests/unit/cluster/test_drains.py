@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from sava.broker.names import TopicName
 from sava.cluster import drains
 from sava.cluster.drains import DrainStatus
-from sava.cluster.errors import BrokerUnknown, MoveRefused, NotLeader
-from sava.cluster.records import BrokerMode, Mode
+from sava.cluster.records import BrokerMode, BrokerUnknown, Mode, MoveRefused, NotController
+from sava.topics.names import TopicName
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
 
@@ -182,7 +181,7 @@ async def test_a_drain_goes_on_under_the_next_leader() -> None:
         draining = asyncio.create_task(drain(w, parallel=4))
         await w.until(lambda: S.MOVING in w.states().values())
         w.leadership.now = 0
-        with pytest.raises(NotLeader):
+        with pytest.raises(NotController):
             await draining
         w.store.term = w.leadership.now = 2
         w.brokers[1].hangs = False
@@ -236,7 +235,7 @@ async def test_refusals() -> None:
         with pytest.raises(MoveRefused, match="no other broker is active"):
             await drain(w, 2)
         w.leadership.now = 0
-        with pytest.raises(NotLeader):
+        with pytest.raises(NotController):
             await drain(w, 2)
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sava.cluster import records
-from sava.cluster.eviction import Evictor
+from sava.cluster.registration import Evictor
 from sava.metadata.errors import Deposed, LeaseNotFound, Unavailable
 from sava.metadata.suspicion import Note, Sign
 from sava.raft.types import NodeId

@@ -7,16 +7,21 @@ import time
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.errors import TopicUnknown
-from sava.broker.ownership import WrongState
-from sava.broker.specs import Ownership, TopicSpec
 from sava.cluster import moves
-from sava.cluster.errors import AlreadyMoving, MovePostponed, MoveRefused, NotLeader
 from sava.cluster.moves import Move, outcome_of
-from sava.cluster.records import Mode
-from sava.cluster.view import Entry
+from sava.cluster.records import (
+    AlreadyMoving,
+    Mode,
+    MovePostponed,
+    MoveRefused,
+    NotController,
+)
+from sava.cluster.view import TopicEntry
 from sava.metadata.errors import OutcomeUnknown
+from sava.topics import specs
+from sava.topics.errors import TopicUnknown
+from sava.topics.ownership import WrongState
+from sava.topics.specs import Ownership, TopicSpec
 from tests.patience import FAR_S, PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
 
@@ -34,9 +39,9 @@ async def two_brokers(w: World, *, reliable: bool = False) -> None:
     await w.until(lambda: 2 in w.view.brokers)
 
 
-def before(**fields: object) -> Entry:
+def before(**fields: object) -> TopicEntry:
     record = Ownership(**{"epoch": 4, "owner": 1, "incarnation": 9, **fields})  # type: ignore[arg-type]
-    return Entry(topic(1), TopicSpec(topic_id=1, reliable=True), 3, record, 5)
+    return TopicEntry(topic(1), TopicSpec(topic_id=1, reliable=True), 3, record, 5)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def before(**fields: object) -> Entry:
         (before()._replace(spec=TopicSpec(topic_id=2, reliable=True)), 0, "the topic was deleted meanwhile"),
     ],
 )
-def test_what_has_become_of_a_move(now: Entry | None, to: int | None, error: str) -> None:
+def test_what_has_become_of_a_move(now: TopicEntry | None, to: int | None, error: str) -> None:
     outcome = outcome_of(before(), now, is_deleting=False)
     if to is None:
         assert outcome is None
@@ -143,7 +148,7 @@ async def test_an_owner_that_dies_with_messages_of_its_own_ends_the_move() -> No
     take it up again. Whoever asked for the move is told at once, and not when its time is over."""
     async with world() as w:
         await w.add(1)
-        w.brokers[1].at_rest = False
+        w.brokers[1].is_clean = False
         await w.create([topic(1)], reliable=True)
         await w.served([topic(1)])
         await w.add(2)
@@ -264,10 +269,10 @@ async def test_only_the_leader_moves_topics_and_a_deposed_one_does_not() -> None
         await two_brokers(w)
         await soon(lambda: w.controller.assignments == 1)
         w.store.term = 7  # somebody else leads, and this one does not know it yet
-        with pytest.raises(NotLeader):
+        with pytest.raises(NotController):
             await unload(w)
         w.leadership.now = 0
-        with pytest.raises(NotLeader):
+        with pytest.raises(NotController):
             await unload(w)
         assert w.record(topic(1)).state is S.ASSIGNED
 

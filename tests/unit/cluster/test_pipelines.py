@@ -5,24 +5,29 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from sava.broker.names import InvalidName
-from sava.cluster.pipeline_errors import (
+from sava.api.metrics.cluster import PipelinesCollector
+from sava.cluster.pipelines import (
+    MAX_SETTINGS_BYTES,
     PipelineExists,
     PipelineForeign,
     PipelineInvalid,
+    Pipelines,
+    PipelineState,
+    PipelineStatus,
     PipelineStopping,
     PipelineUnknown,
+    RunnerRecord,
     RunnerUnknown,
+    claim_key,
+    status_key,
 )
-from sava.cluster.pipeline_records import RunnerRecord, State, Status, claim_key, status_key
-from sava.cluster.pipelines import MAX_SETTINGS_BYTES, Pipelines
 from sava.metadata.errors import OutcomeUnknown
-from sava.services.pipeline_metrics import PipelinesCollector
+from sava.topics.names import InvalidName
 from tests.unit.cluster.fakes import FaultyStore
 
 TTL_MS = 10_000
 ALL = RunnerRecord(kinds=("custom",))
-RUNNING = Status(state=State.RUNNING, rows=7, rate=1.5, lag_messages=3, lag_seconds=0.5)
+RUNNING = PipelineStatus(state=PipelineState.RUNNING, rows=7, rate=1.5, lag_messages=3, lag_seconds=0.5)
 
 
 class Clock:
@@ -55,7 +60,7 @@ async def test_applying_the_same_again_changes_nothing(pipelines: Pipelines) -> 
     again = await pipelines.apply("copy", "custom", {"to": {"topic": "/default/a"}})
     other = await pipelines.apply("copy", "custom", {"to": {"topic": "/default/b"}})
     assert first.revision == again.revision < other.revision
-    assert other.status.state is State.WAITING
+    assert other.status.state is PipelineState.WAITING
     assert [each.name for each in await pipelines.list()] == ["copy"]
 
 
@@ -133,15 +138,20 @@ async def test_reports_are_what_is_shown_until_the_runner_is_gone(
 ) -> None:
     await pipelines.apply("copy", "custom", {})
     claim = await _claimed(pipelines)
-    assert (await pipelines.get("copy")).status.state is State.STARTING
+    assert (await pipelines.get("copy")).status.state is PipelineState.STARTING
     reported = await pipelines.report("copy", "a", claim, RUNNING)
     assert reported.is_held
     assert reported.is_wanted
     status = (await pipelines.get("copy")).status
-    assert (status.state, status.runner, status.rows, status.lag_messages) == (State.RUNNING, "a", 7, 3)
+    assert (status.state, status.runner, status.rows, status.lag_messages) == (
+        PipelineState.RUNNING,
+        "a",
+        7,
+        3,
+    )
     store.advance(3 * TTL_MS)
     status = (await pipelines.get("copy")).status
-    assert (status.state, status.runner, status.rows) == (State.WAITING, "", 7)
+    assert (status.state, status.runner, status.rows) == (PipelineState.WAITING, "", 7)
     assert status.rate == 0
     assert status.lag_messages == status.lag_seconds == -1, "never 0 because it is down"
 
@@ -153,7 +163,7 @@ async def test_a_report_without_news_is_not_written_down(pipelines: Pipelines, s
     written = store.local.get(status_key("copy"))
     await pipelines.report("copy", "a", claim, RUNNING)
     assert store.local.get(status_key("copy")) == written
-    await pipelines.report("copy", "a", claim, Status(state=State.RUNNING, rows=8))
+    await pipelines.report("copy", "a", claim, PipelineStatus(state=PipelineState.RUNNING, rows=8))
     assert store.local.get(status_key("copy")) != written
 
 
@@ -162,9 +172,9 @@ async def test_pausing_asks_the_runner_to_stop_and_keeps_others_away(pipelines: 
     claim = await _claimed(pipelines)
     await pipelines.pause("copy", is_paused=True)
     assert not (await pipelines.report("copy", "a", claim, RUNNING)).is_wanted
-    await pipelines.release("copy", "a", claim, Status(state=State.STOPPED, rows=9))
+    await pipelines.release("copy", "a", claim, PipelineStatus(state=PipelineState.STOPPED, rows=9))
     status = (await pipelines.get("copy")).status
-    assert (status.state, status.rows) == (State.PAUSED, 9)
+    assert (status.state, status.rows) == (PipelineState.PAUSED, 9)
     assert not (await pipelines.claim("copy", "a")).is_granted
     await pipelines.pause("copy", is_paused=False)
     assert (await pipelines.claim("copy", "a")).is_granted
@@ -182,7 +192,7 @@ async def test_a_deleted_pipeline_is_nobodys_until_its_runner_has_stopped(pipeli
     with pytest.raises(PipelineStopping):
         await pipelines.pause("copy", is_paused=True)
     assert not (await pipelines.report("copy", "a", claim, RUNNING)).is_wanted
-    assert (await pipelines.get("copy")).status.state is State.DELETING
+    assert (await pipelines.get("copy")).status.state is PipelineState.DELETING
     await pipelines.release("copy", "a", claim, RUNNING)
     assert await pipelines.list() == []
     await pipelines.apply("copy", "custom", {"new": True})

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.broker import specs
-from sava.cluster import placement, records
+from sava.cluster import planning, records
 from sava.cluster.loads import LoadReport, Loads, TopicLoad
-from sava.cluster.placement import Candidate, Placement
+from sava.cluster.planning import Candidate, Placement
 from sava.cluster.records import BrokerMode, Mode
 from sava.metadata.commands import Put
-from sava.metadata.memory import MemoryStore
+from sava.topics import specs
+from tests.support.memory_store import MemoryStore
 from tests.unit.cluster.fake_brokers import registration
 
 
@@ -101,7 +101,7 @@ async def test_candidates_are_active_and_a_mode_that_cannot_be_read_is_not() -> 
     for broker in (1, 2, 3, 4):
         await store.put(records.registration_key(broker), specs.encode(there[broker]))
     await store.put(records.registration_key(5), b"?")
-    assert list(placement.candidates(there, store.local)) == [1, 4]
+    assert list(planning.candidates(there, store.local)) == [1, 4]
     store.close()
 
 
@@ -193,11 +193,11 @@ async def test_a_broker_that_leaves_gets_nothing_also_if_that_was_decided_before
             key = records.registration_key(broker)
             await store.put(key, specs.encode(registration(broker)))
         brokers = {broker: registration(broker) for broker in (1, 2)}
-        found = placement.candidates(brokers, store.local)
+        found = planning.candidates(brokers, store.local)
         assert sorted(found) == [1, 2]
         leaving = msgspec.structs.replace(registration(2), is_leaving=True)
         await store.put(records.registration_key(2), specs.encode(leaving))
-        assert sorted(placement.candidates(brokers, store.local)) == [1]
+        assert sorted(planning.candidates(brokers, store.local)) == [1]
         refused = await store.txn(found[2].conditions, (Put("/a", b""),))
         taken = await store.txn(found[1].conditions, (Put("/a", b""),))
         assert (refused.succeeded, taken.succeeded) == (False, True)

@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.cluster.errors import NotLeader, RebalanceRunning
 from sava.cluster.loads import LoadReport, TopicLoad
-from sava.cluster.rebalancing import Movable, Spread, is_excluded, plan_moves
+from sava.cluster.rebalancer import (
+    Movable,
+    Spread,
+    is_excluded,
+    plan_moves,
+)
+from sava.cluster.records import NotController, RebalanceRunning
 from tests.unit.cluster.fake_brokers import World, config, soon, topic, world
 
 # -- pure ----------------------------------------------------------------------------------------------------
@@ -221,7 +226,7 @@ async def test_loads_that_are_reported_decide_when_they_are_to() -> None:
 
 async def test_only_the_leader_knows_the_balance() -> None:
     async with world(leads=False) as w:
-        with pytest.raises(NotLeader):
+        with pytest.raises(NotController):
             w.controller.balance()
-        with pytest.raises(NotLeader):
+        with pytest.raises(NotController):
             await asyncio.wait_for(w.controller.rebalance(dry_run=True, max_moves=0), 1)

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from sava.broker import specs
 from sava.cluster import records
 from sava.cluster.records import Registration
 from sava.cluster.registration import Registrar
 from sava.errors import SavaError
 from sava.metadata.errors import NotInitialized, Unavailable
 from sava.supervisor import Supervisor
+from sava.topics import specs
 from tests.own_time import OwnTime
 from tests.patience import PATIENCE_S
 from tests.unit.cluster.fakes import FaultyStore, failing, never, registration, until

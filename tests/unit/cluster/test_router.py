@@ -8,17 +8,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.errors import TopicMismatch, TopicUnknown
-from sava.broker.names import TopicName
-from sava.broker.registry import Registry
-from sava.broker.specs import Ownership, OwnershipState, TopicSpec
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode
-from sava.cluster.router import NotServed, Router
-from sava.cluster.view import ClusterView
+from sava.cluster.view import ClusterView, NotServed, TopicRouter
 from sava.metadata.commands import Put
 from sava.supervisor import Supervisor
+from sava.topics import specs
+from sava.topics.errors import TopicMismatch, TopicUnknown
+from sava.topics.names import TopicName
+from sava.topics.registry import Registry
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import FAR_S, PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
 
@@ -35,19 +34,19 @@ async def store() -> AsyncIterator[FaultyStore]:
 
 
 @pytest.fixture
-async def router(store: FaultyStore) -> AsyncIterator[Router]:
+async def router(store: FaultyStore) -> AsyncIterator[TopicRouter]:
     view = ClusterView(store)
     view.start(Supervisor())
     await until(lambda: view.is_ready)
-    yield Router(view, Registry(store))
+    yield TopicRouter(view, Registry(store))
     await view.close()
 
 
-async def seen(router: Router, state: OwnershipState, name: TopicName = ORDERS) -> None:
+async def seen(router: TopicRouter, state: OwnershipState, name: TopicName = ORDERS) -> None:
     await router._view.wait(lambda: router._view.held(name).record.state is state, timeout=PATIENCE_S)
 
 
-async def asked(router: Router, **options: float) -> asyncio.Task[int]:
+async def asked(router: TopicRouter, **options: float) -> asyncio.Task[int]:
     """A question that waits."""
     task = asyncio.create_task(router.owner(ORDERS, **options))  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
@@ -55,7 +54,7 @@ async def asked(router: Router, **options: float) -> asyncio.Task[int]:
     return task
 
 
-async def test_the_owner_is_known_without_waiting(store: FaultyStore, router: Router) -> None:
+async def test_the_owner_is_known_without_waiting(store: FaultyStore, router: TopicRouter) -> None:
     assert router.current(ORDERS) == 0
     await step(store, "assign", owner=2)
     await seen(router, S.ASSIGNED)
@@ -67,7 +66,7 @@ async def test_the_owner_is_known_without_waiting(store: FaultyStore, router: Ro
     assert router.registration(9) is None
 
 
-async def test_a_topic_that_moves_is_waited_for(store: FaultyStore, router: Router) -> None:
+async def test_a_topic_that_moves_is_waited_for(store: FaultyStore, router: TopicRouter) -> None:
     await step(store, "assign", owner=1)
     await step(store, "move", target=2)
     await seen(router, S.MOVING)
@@ -78,7 +77,7 @@ async def test_a_topic_that_moves_is_waited_for(store: FaultyStore, router: Rout
     assert await task == 2
 
 
-async def test_an_owner_that_is_not_registered_has_nothing(store: FaultyStore, router: Router) -> None:
+async def test_an_owner_that_is_not_registered_has_nothing(store: FaultyStore, router: TopicRouter) -> None:
     await step(store, "assign", owner=3)
     await seen(router, S.ASSIGNED)
     assert router.current(ORDERS) == 0
@@ -88,7 +87,7 @@ async def test_an_owner_that_is_not_registered_has_nothing(store: FaultyStore, r
 
 
 async def test_a_topic_that_does_not_exist_is_told_from_one_not_seen_yet(
-    store: FaultyStore, router: Router
+    store: FaultyStore, router: TopicRouter
 ) -> None:
     with pytest.raises(TopicUnknown):
         await router.owner(TopicName("default", "nothing"))
@@ -101,7 +100,7 @@ async def test_a_topic_that_does_not_exist_is_told_from_one_not_seen_yet(
     assert await task == 2
 
 
-async def test_a_partitioned_topic_has_no_owner_of_its_own(store: FaultyStore, router: Router) -> None:
+async def test_a_partitioned_topic_has_no_owner_of_its_own(store: FaultyStore, router: TopicRouter) -> None:
     parts = TopicName("default", "parts")
     await Registry(store).create(parts, reliable=True, partitions=2)
     with pytest.raises(TopicMismatch):
@@ -109,7 +108,7 @@ async def test_a_partitioned_topic_has_no_owner_of_its_own(store: FaultyStore, r
 
 
 async def test_a_topic_that_is_deleted_meanwhile_is_unknown_at_once(
-    store: FaultyStore, router: Router
+    store: FaultyStore, router: TopicRouter
 ) -> None:
     task = await asked(router, timeout=FAR_S)
     family = await Registry(store).begin_delete(ORDERS)
@@ -119,7 +118,7 @@ async def test_a_topic_that_is_deleted_meanwhile_is_unknown_at_once(
 
 
 async def test_a_broker_that_refused_is_the_answer_again_once_something_has_changed(
-    store: FaultyStore, router: Router
+    store: FaultyStore, router: TopicRouter
 ) -> None:
     await step(store, "assign", owner=2)
     await seen(router, S.ASSIGNED)
@@ -138,7 +137,7 @@ async def test_a_broker_that_refused_is_the_answer_again_once_something_has_chan
 
 
 async def test_a_broker_that_refused_is_the_answer_again_when_the_time_is_over(
-    store: FaultyStore, router: Router
+    store: FaultyStore, router: TopicRouter
 ) -> None:
     await step(store, "assign", owner=2)
     await seen(router, S.ASSIGNED)
@@ -163,7 +162,7 @@ async def test_a_broker_that_refused_is_the_answer_again_when_the_time_is_over(
     ],
 )
 async def test_when_the_time_is_over_it_says_why(
-    store: FaultyStore, router: Router, record: Ownership | None, reason: str
+    store: FaultyStore, router: TopicRouter, record: Ownership | None, reason: str
 ) -> None:
     if record is not None:
         await write(store, ORDERS, record)
@@ -172,7 +171,7 @@ async def test_when_the_time_is_over_it_says_why(
         await router.owner(ORDERS, timeout=0.02)
 
 
-async def test_without_an_active_broker_it_says_so(store: FaultyStore, router: Router) -> None:
+async def test_without_an_active_broker_it_says_so(store: FaultyStore, router: TopicRouter) -> None:
     await store.delete(records.registration_key(1))
     await store.put(records.mode_key(2), specs.encode(BrokerMode(mode=Mode.DRAINED)))
     await router._view.wait(lambda: not router._view.active, timeout=PATIENCE_S)
@@ -180,7 +179,7 @@ async def test_without_an_active_broker_it_says_so(store: FaultyStore, router: R
         await router.owner(ORDERS, timeout=0.02)
 
 
-async def test_a_record_that_cannot_be_read_is_the_reason(store: FaultyStore, router: Router) -> None:
+async def test_a_record_that_cannot_be_read_is_the_reason(store: FaultyStore, router: TopicRouter) -> None:
     await store.put(specs.ownership_key(ORDERS), b"{")
     await router._view.wait(lambda: bool(router._view.fault(ORDERS)), timeout=PATIENCE_S)
     with pytest.raises(NotServed, match="cannot be read"):
@@ -188,7 +187,7 @@ async def test_a_record_that_cannot_be_read_is_the_reason(store: FaultyStore, ro
 
 
 async def test_a_store_that_does_not_answer_does_not_hold_a_caller_longer(
-    store: FaultyStore, router: Router, monkeypatch: pytest.MonkeyPatch
+    store: FaultyStore, router: TopicRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def hang(*args: object, **options: object) -> None:
         await asyncio.Event().wait()
@@ -199,7 +198,7 @@ async def test_a_store_that_does_not_answer_does_not_hold_a_caller_longer(
 
 
 async def test_a_thousand_wait_for_topics_of_a_broker_that_is_gone(
-    store: FaultyStore, router: Router
+    store: FaultyStore, router: TopicRouter
 ) -> None:
     names = [TopicName("default", f"t{index}") for index in range(1000)]
     for start in range(0, 1000, 100):
@@ -217,7 +216,7 @@ async def test_a_thousand_wait_for_topics_of_a_broker_that_is_gone(
     assert time.thread_time() - began < 2
 
 
-async def test_a_lookup_of_a_served_topic_takes_microseconds(store: FaultyStore, router: Router) -> None:
+async def test_a_lookup_of_a_served_topic_takes_microseconds(store: FaultyStore, router: TopicRouter) -> None:
     await step(store, "assign", owner=2)
     await seen(router, S.ASSIGNED)
     took = []

@@ -8,18 +8,18 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from sava.broker import ownership, specs
-from sava.broker.names import TopicName
-from sava.broker.registry import Registry
-from sava.broker.specs import Ownership, OwnershipState, TopicSpec
 from sava.cluster import records, view
 from sava.cluster.records import BrokerMode, Mode
 from sava.cluster.view import ClusterView
 from sava.metadata.commands import Put
-from sava.metadata.memory import MemoryStore
 from sava.metadata.watch import HubLimits
 from sava.supervisor import Supervisor
+from sava.topics import ownership, specs
+from sava.topics.names import TopicName
+from sava.topics.registry import Registry
+from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
 
 PARTS = TopicName("default", "parts")

@@ -8,28 +8,34 @@ from typing import Any
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.errors import MessageTooLarge
-from sava.broker.names import InvalidName, TopicName
-from sava.cluster import writer_tending
-from sava.cluster.commits import Commit
-from sava.cluster.errors import (
+from sava.cluster import writer_maintenance
+from sava.cluster.writer_maintenance import WriterMaintenance
+from sava.cluster.writer_records import (
+    MAX_EARLIER,
+    MAX_RECENT,
+    SWEEP,
     BatchOutOfOrder,
+    Commit,
     StagedLost,
     WriterBusy,
     WriterFenced,
+    WriterRecord,
     WriterReused,
     WriterUnknown,
+    now_ms,
+    writer_key,
 )
-from sava.cluster.writer_records import MAX_EARLIER, MAX_RECENT, SWEEP, WriterRecord, now_ms, writer_key
-from sava.cluster.writer_tending import Tending
-from sava.cluster.writers import Committed, Writers
+from sava.cluster.writers import CommitResult, Writers
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
+from sava.metadata.records import RecordCorrupt
 from sava.storage import staging
 from sava.storage.errors import StagedExpired, StagedInvalid
 from sava.storage.objectstore import ObjectStore
 from sava.storage.staging import Part, Section
+from sava.topics import specs
+from sava.topics.errors import MessageTooLarge
+from sava.topics.names import InvalidName, TopicName
 from tests.staging import batch, new_object
 from tests.unit.cluster.fakes import FaultyStore
 
@@ -92,8 +98,8 @@ class Story:
         self.brokers.append(made)
         return made
 
-    def leader(self) -> Tending:
-        return Tending(self.broker(), self.store, self.objects, expiry_s=EXPIRY_S)
+    def leader(self) -> WriterMaintenance:
+        return WriterMaintenance(self.broker(), self.store, self.objects, expiry_s=EXPIRY_S)
 
     async def staged(
         self, number: int, *, writer: str = "w", run: str = "run-1", query: str = "q", **parts: list[bytes]
@@ -106,7 +112,7 @@ class Story:
         named = [(TopicName.parse(topic), [section]) for topic, section in sections]
         return Commit(writer=writer, run=run, query=query, batch=number, parts=named)
 
-    async def commit(self, number: int, **changes: Any) -> Committed:
+    async def commit(self, number: int, **changes: Any) -> CommitResult:
         return await self.writers.commit(await self.staged(number, **changes))
 
     async def record(self, writer: str = "w") -> WriterRecord:
@@ -153,7 +159,7 @@ async def test_a_repeated_commit_publishes_nothing_whatever_it_names(story: Stor
     """The driver dies with the answer under way and does the batch again, from other input."""
     await story.commit(0)
     again = await story.commit(0, run="run-2", orders=[b"something else"])
-    assert again == Committed(False, ())
+    assert again == CommitResult(False, ())
     assert story.orders() == [b"order 0"]
     await story.commit(1, run="run-2")
     late = await story.commit(0, run="run-2", orders=[b"something else"])
@@ -252,7 +258,7 @@ async def test_what_a_topic_refuses_is_not_decided(story: Story) -> None:
 
 async def test_a_batch_without_messages_is_decided_too(story: Story) -> None:
     empty = Commit("w", "run-1", "q", 0, [])
-    assert await story.writers.commit(empty) == Committed(True, [])
+    assert await story.writers.commit(empty) == CommitResult(True, [])
     assert not (await story.writers.commit(empty)).decided_now
 
 
@@ -336,7 +342,7 @@ async def test_a_broker_dies_after_the_decision_and_the_leader_publishes_it(
     await leader.run()
     assert story.orders() == []  # it may still be under way
     assert leader.unpublished == 1
-    monkeypatch.setattr(writer_tending, "LEFT_MS", 0)
+    monkeypatch.setattr(writer_maintenance, "LEFT_MS", 0)
     await leader.run()
     assert story.orders() == [b"order 0"]
     assert leader.unpublished == 0
@@ -470,7 +476,7 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     async def store_time_ms(_: ObjectStore) -> int:
         return moment
 
-    monkeypatch.setattr(writer_tending, "now_ms", lambda: moment)
+    monkeypatch.setattr(writer_maintenance, "now_ms", lambda: moment)
     monkeypatch.setattr(staging, "store_time_ms", store_time_ms)
 
 
@@ -479,7 +485,7 @@ async def test_the_leaders_own_clock_does_not_age_what_is_staged(
 ) -> None:
     commit = await story.staged(0)
     ahead = now_ms() + 10**9
-    monkeypatch.setattr(writer_tending, "now_ms", lambda: ahead)
+    monkeypatch.setattr(writer_maintenance, "now_ms", lambda: ahead)
     assert await story.leader().sweep() == []
     assert (await story.writers.commit(commit)).decided_now
     assert await story.keys() == []
@@ -581,10 +587,10 @@ async def test_a_record_that_cannot_be_read_does_not_keep_others_from_being_fini
 ) -> None:
     await dies_before_publishing(story)
     await story.store.put(writer_key("broken"), b"{")
-    monkeypatch.setattr(writer_tending, "LEFT_MS", 0)
+    monkeypatch.setattr(writer_maintenance, "LEFT_MS", 0)
     await story.leader()._finish_left()
     assert story.orders() == [b"order 0"]
     later(monkeypatch, EXPIRY_S + 1)
     await story.staged(0, writer="other")
-    with pytest.raises(specs.RecordCorrupt):
+    with pytest.raises(RecordCorrupt):
         await story.leader().sweep()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sava.doctor.findings import Finding, Level
-from sava.doctor.observation import BrokerSeen, Greeting, Observation
-from sava.doctor.reach import Contact
+from sava.doctor.observation import BrokerSeen, Contact, Greeting, Observation
 from sava.doctor.visit import judged
 from sava.proto import admin_pb2, brokers_pb2, doctor_pb2
 

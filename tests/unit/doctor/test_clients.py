@@ -38,7 +38,7 @@ def test_no_address_leads_anywhere() -> None:
 def test_an_admin_port_is_no_client_port() -> None:
     seen = cluster()
     seen.greetings = {"b1:50051": Greeting(error="UNIMPLEMENTED: Method not found!", is_stranger=True)}
-    only(seen, Level.ERROR, "clients", "somebody answers there who is not the client port of a broker")
+    only(seen, Level.ERROR, "clients", "a process answers there that is not the client port of a broker")
     assert "6650 by default" in troubles(seen)[0].remedy
 
 

@@ -8,12 +8,10 @@ import pytest
 from obstore.store import MemoryStore
 
 from sava.doctor.findings import Level
-from sava.doctor.observation import BrokerSeen, Observation
-from sava.doctor.reach import Contact
+from sava.doctor.observation import BrokerSeen, Contact, Observation
 from sava.doctor.visit import judged
 from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, journals_pb2, topics_admin_pb2
-from sava.storage.objectstore import ObjectStore
-from sava.storage.probe import PREFIX, probe
+from sava.storage.objectstore import PROBES_PREFIX, ObjectStore, probe
 from tests.unit.doctor.sights import broker, cluster, only, troubles
 
 
@@ -52,7 +50,7 @@ def test_a_broker_that_hangs_is_not_one_that_is_gone() -> None:
     seen = cluster()
     silent = brokers_pb2.Broker(broker_id=4, status="unreachable", raft_addr="b4:7650")
     seen.brokers.append(BrokerSeen(listed=silent, contacts=[Contact(use="raft", address="b4:7650")]))
-    only(seen, Level.ERROR, "reachability", "somebody takes connections at its Raft address b4:7650")
+    only(seen, Level.ERROR, "reachability", "a process takes connections at its Raft address b4:7650")
     assert "a broker that hangs is restarted" in troubles(seen)[0].remedy
     seen.brokers[-1].contacts = [Contact(use="raft", address="b4:7650", error="connection refused")]
     only(seen, Level.ERROR, "reachability", "is a member of the cluster, and is not there")
@@ -222,7 +220,7 @@ def test_many_topics_without_an_owner_are_one_finding() -> None:
     ]
     seen.second = {topic.name: topics_admin_pb2.TopicDescription() for topic in seen.topics}
     only(seen, Level.ERROR, "topics", "without a broker")
-    assert troubles(seen)[0].subject == "50 topics, such as /default/0"
+    assert troubles(seen)[0].subject == "50 topics (for example /default/0)"
 
 
 def test_for_many_reasons_they_are_not_all_named() -> None:
@@ -373,7 +371,7 @@ def test_topics_that_nobody_describes() -> None:
     seen = cluster()
     seen.topics = [topics_admin_pb2.TopicSummary(name=f"/default/{each}", state="open") for each in "abc"]
     seen.second = {"/default/a": topics_admin_pb2.TopicDescription(state="open")}
-    only(seen, Level.NOTE, "subscriptions", "not known for 2 of 3 topics, such as /default/b")
+    only(seen, Level.NOTE, "subscriptions", "no status for 2 of 3 topics (for example /default/b)")
 
 
 def test_what_some_brokers_did_not_tell_is_not_said_of_all() -> None:
@@ -418,4 +416,4 @@ async def test_the_probe_finds_a_store_that_overwrites_and_leaves_nothing_behind
         store = ObjectStore("memory://", backend)  # type: ignore[arg-type]
         found = await probe(store)
         assert found.puts_if_absent is is_refused
-        assert [info async for info in store.list(PREFIX)] == []
+        assert [info async for info in store.list(PROBES_PREFIX)] == []

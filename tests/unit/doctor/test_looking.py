@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from sava.api.admin_client import AdminClient
 from sava.config import Auth
 from sava.doctor import observation
 from sava.doctor.observation import CALL_S, PARALLEL, ROUND_S, Access, Looking
 from sava.metadata.errors import Unavailable
-from sava.services.admin_client import AdminClient
 
 
 class Hanging:

@@ -17,17 +17,16 @@ from sava.metadata.machine.state_machine import FrozenState
 from sava.metadata.peer import (
     Bootstrap,
     Envelope,
+    LeaderRequest,
     Propose,
     ReadIndex,
     Reply,
-    Request,
     decode_envelope,
     encode_envelope,
 )
 from sava.metadata.replica.replica import Replica, ReplicaConfig
-from sava.raft.config import CoreConfig
 from sava.raft.core import Status
-from sava.raft.types import Membership, NodeId, SnapshotMeta
+from sava.raft.types import CoreConfig, Membership, NodeId, SnapshotMeta
 from sava.wal.errors import DiskFailed, DiskFull
 from sava.wal.log import Buffers, Log
 from tests.sim.disk import CrashPolicy, SimDisk
@@ -189,7 +188,7 @@ class Machine:
         self.stop(policy)
         return self.start()
 
-    def ask(self, request: Request, timeout_ms: int = 5_000) -> Box:
+    def ask(self, request: LeaderRequest, timeout_ms: int = 5_000) -> Box:
         box = Box()
         box.ticket = self.replica.ask(request, box, deadline_ms=self.world.now_ms + timeout_ms)
         return box

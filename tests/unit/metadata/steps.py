@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sava.metadata.commands import (
     Command,
+    CommandRefused,
     Compare,
     Delete,
     DeletePrefix,
@@ -13,7 +14,6 @@ from sava.metadata.commands import (
     Operation,
     Proposal,
     Put,
-    Refused,
     Relation,
     Result,
     SessionOpen,
@@ -49,7 +49,7 @@ class Steps:
 
     def refused(self, *then: Operation) -> str:
         result = self.apply(Txn(then=then))
-        assert isinstance(result, Refused), result
+        assert isinstance(result, CommandRefused), result
         return result.code
 
     def put(self, key: str, value: bytes = b"v", lease: int = 0) -> int:

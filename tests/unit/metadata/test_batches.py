@@ -7,27 +7,27 @@ from collections.abc import Sequence
 
 import pytest
 
-from sava.metadata.batching import ENTRIES, TXNS, Batches
 from sava.metadata.commands import (
     AllocateId,
-    Batch,
     BatchResult,
     Command,
+    CommandRefused,
     Compare,
     Delete,
     Get,
     Proposal,
     Put,
-    Refused,
     Relation,
     Result,
     Target,
     Txn,
+    TxnBatch,
     TxnResult,
     encode,
 )
 from sava.metadata.errors import Deposed, InvalidRequest, NoSpace, OutcomeUnknown, Unavailable
 from sava.metadata.machine.limits import Limits
+from sava.metadata.store import ENTRIES, TXNS, Batches
 from tests.unit.metadata.steps import TERM, Steps
 
 
@@ -43,7 +43,7 @@ class TestMachine:
     def test_one_that_is_refused_does_not_hold_up_the_others(self) -> None:
         steps = Steps()
         steps.put("/b")
-        result = steps.apply(Batch((put("/a"), put("/b", b"w", is_at("/b", 7)), put("/c"))))
+        result = steps.apply(TxnBatch((put("/a"), put("/b", b"w", is_at("/b", 7)), put("/c"))))
         assert result == BatchResult(2, (True, False, True))
         assert steps.keys() == ["/a", "/b", "/c"]
         assert steps.machine.get("/b").value == b"v"  # type: ignore[union-attr]
@@ -52,7 +52,7 @@ class TestMachine:
         steps = Steps()
         steps.put("/a", b"1")
         before = steps.machine.get("/a")
-        steps.apply(Batch((put("/c"), put("/a", b"2"), put("/a", b"3"))))
+        steps.apply(TxnBatch((put("/c"), put("/a", b"2"), put("/a", b"3"))))
         first, second = steps.events[-1]
         assert (first.key, first.prev, first.revision) == ("/a", before, 2)
         assert first.kv is not None
@@ -64,40 +64,40 @@ class TestMachine:
         """Two compare-and-swaps of one key that rest on the same revision: the first happens."""
         steps = Steps()
         steps.put("/a")
-        result = steps.apply(Batch((put("/a", b"1", is_at("/a", 1)), put("/a", b"2", is_at("/a", 1)))))
+        result = steps.apply(TxnBatch((put("/a", b"1", is_at("/a", 1)), put("/a", b"2", is_at("/a", 1)))))
         assert result == BatchResult(2, (True, False))
         assert steps.machine.get("/a").value == b"1"  # type: ignore[union-attr]
 
     def test_what_one_creates_and_another_deletes_never_was(self) -> None:
         steps = Steps()
-        result = steps.apply(Batch((put("/a"), Txn(then=(Delete("/a"),)))))
+        result = steps.apply(TxnBatch((put("/a"), Txn(then=(Delete("/a"),)))))
         assert result == BatchResult(0, (True, True))
         assert steps.events == []
 
     def test_one_that_does_not_fit_is_refused_as_a_whole_and_alone(self) -> None:
         steps = Steps(Limits(max_total_bytes=50))
         result = steps.apply(
-            Batch(
+            TxnBatch(
                 (put("/a"), Txn(then=(Put("/b", b"v"), Put("/c", bytes(60)))), Txn(then=(Put("/d", b"v"),)))
             )
         )
         assert isinstance(result, BatchResult)
         assert (result.outcomes[0], result.outcomes[2]) == (True, True)
-        assert isinstance(result.outcomes[1], Refused)
+        assert isinstance(result.outcomes[1], CommandRefused)
         assert result.outcomes[1].code == NoSpace.code
         assert steps.keys() == ["/a", "/d"]
 
     def test_in_another_term_nothing_of_it_happens(self) -> None:
         steps = Steps()
-        result = steps.apply(Batch((put("/a"),)), fence_term=TERM + 1)
-        assert isinstance(result, Refused)
+        result = steps.apply(TxnBatch((put("/a"),)), fence_term=TERM + 1)
+        assert isinstance(result, CommandRefused)
         assert result.code == Deposed.code
         assert steps.keys() == []
 
     def test_a_copy_gets_the_first_ones_answer_and_has_no_effect(self) -> None:
         steps = Steps()
         session = steps.session()
-        batch = Batch((put("/a"), put("/b", b"v", is_at("/b", 5))))
+        batch = TxnBatch((put("/a"), put("/b", b"v", is_at("/b", 5))))
         first = steps.apply(batch, session=session, seq=1)
         steps.delete("/a")
         assert steps.apply(batch, session=session, seq=1) == first
@@ -108,7 +108,7 @@ class TestMachine:
         steps = Steps()
         for number in range(500):
             steps.put(f"/k/{number}", bytes(500))
-        result = steps.apply(Batch(tuple(put(f"/k/{number}") for number in range(500))))
+        result = steps.apply(TxnBatch(tuple(put(f"/k/{number}") for number in range(500))))
         assert len(encode(result)) < 1000
 
     @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ class TestMachine:
     )
     def test_what_is_not_a_batch_is_refused_before_it_is_proposed(self, txns: tuple[Txn, ...]) -> None:
         with pytest.raises(InvalidRequest):
-            Steps().machine.check(Proposal(Batch(txns)))
+            Steps().machine.check(Proposal(TxnBatch(txns)))
 
 
 class Log:
@@ -149,7 +149,7 @@ class Log:
 
     @property
     def sizes(self) -> Sequence[int]:
-        return [len(each.txns) if isinstance(each, Batch) else 1 for each in self.proposed]
+        return [len(each.txns) if isinstance(each, TxnBatch) else 1 for each in self.proposed]
 
 
 class TestSharing:

@@ -17,8 +17,7 @@ import pytest
 from sava.metadata.bootstrap import SeedBootstrap, bootstrap, check_seeds, check_voters
 from sava.metadata.errors import IdentityConflict, Unavailable
 from sava.metadata.identity import cluster_id_of
-from sava.metadata.peer import Bootstrap
-from sava.metadata.transport import NodeInfo, Transport
+from sava.metadata.peer import Bootstrap, NodeInfo, Transport
 from sava.raft.types import Membership, NodeId
 
 A, B, C, D = "a:1", "b:1", "c:1", "d:1"

@@ -14,8 +14,8 @@ from sava.metadata.peer import Bootstrap
 from sava.metadata.snapshots import SnapshotMissing, file_name, save
 from sava.raft.output import Checkpoint
 from sava.raft.types import HardState, Membership, NodeId, SnapshotMeta
+from sava.wal.disk import LocalDisk
 from sava.wal.errors import DirectoryLocked, ForeignLog, LogCorrupt
-from sava.wal.local_disk import LocalDisk
 from tests.sim.disk import CrashPolicy, SimDisk
 from tests.unit.metadata.cuts import CutError, cut_at
 

@@ -6,6 +6,7 @@ import pytest
 
 from sava.metadata.commands import (
     AllocateId,
+    CommandRefused,
     Delete,
     DeletePrefix,
     Done,
@@ -15,7 +16,6 @@ from sava.metadata.commands import (
     LeaseRevoke,
     LeaseTouch,
     Put,
-    Refused,
     Txn,
 )
 from sava.metadata.machine.state_machine import Limits
@@ -112,7 +112,7 @@ def test_a_counter_keeps_its_lease() -> None:
 def test_an_unknown_lease_refuses_the_whole_transaction() -> None:
     steps = Steps()
     result = steps.apply(Txn(then=(Put("/a", b""), Put("/b", b"", 5))))
-    assert isinstance(result, Refused)
+    assert isinstance(result, CommandRefused)
     assert (result.code, result.detail) == ("lease_not_found", 5)
     assert steps.keys() == []
 
@@ -121,7 +121,7 @@ def test_an_unknown_lease_refuses_the_whole_transaction() -> None:
 def test_an_ended_lease_is_said_to_be_gone(command: LeaseTouch | LeaseRevoke) -> None:
     """Its holder must stop acting on what the lease protected, so it must be told."""
     result = Steps().apply(command)
-    assert isinstance(result, Refused)
+    assert isinstance(result, CommandRefused)
     assert (result.code, result.detail) == ("lease_not_found", 5)
 
 
@@ -149,7 +149,7 @@ def test_the_number_of_leases_is_bounded() -> None:
     steps = Steps(Limits(max_leases=1))
     steps.grant()
     result = steps.apply(LeaseGrant(9_000))
-    assert isinstance(result, Refused)
+    assert isinstance(result, CommandRefused)
     assert result.code == "no_space"
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from sava.metadata.commands import LeaseExpire, LeaseGrant, LeaseRevoke, LeaseTouch, Put, Refused, Txn
+from sava.metadata.commands import CommandRefused, LeaseExpire, LeaseGrant, LeaseRevoke, LeaseTouch, Put, Txn
 from sava.metadata.errors import LeaseNotFound, Unavailable
 from sava.metadata.lessor import Lessor
 from tests.unit.metadata.steps import TERM, Steps
@@ -77,7 +77,7 @@ def test_s67_when_the_expiry_comes_first_the_holder_is_told() -> None:
     (expiry,) = leader.lessor.due(TTL)
     leader.at(TTL + 1, expiry)
     touch = leader.apply(LeaseTouch(lease))
-    assert isinstance(touch, Refused)
+    assert isinstance(touch, CommandRefused)
     assert touch.code == "lease_not_found"
     with pytest.raises(LeaseNotFound):
         leader.lessor.keep_alive(lease, TTL + 2)

@@ -6,10 +6,15 @@ from random import Random
 
 import pytest
 
+from sava.metadata.bootstrap import (
+    REVISION_STEP,
+    ForceReport,
+    NotConfirmed,
+    force_new_cluster,
+)
 from sava.metadata.commands import AllocateId
 from sava.metadata.errors import Compacted, NotInitialized
 from sava.metadata.identity import open_state
-from sava.metadata.lost_quorum import REVISION_STEP, ForceReport, NotConfirmed, force_new_cluster
 from sava.metadata.peer import Committed
 from tests.sim.disk import CrashPolicy, SimDisk
 from tests.unit.metadata.cluster import Machine, World, txn

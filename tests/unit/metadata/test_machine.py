@@ -7,6 +7,7 @@ import pytest
 from sava.metadata.commands import (
     AllocateId,
     AllocateResult,
+    CommandRefused,
     Compare,
     Delete,
     DeletePrefix,
@@ -21,7 +22,6 @@ from sava.metadata.commands import (
     Proposal,
     Put,
     PutResult,
-    Refused,
     Relation,
     SessionOpen,
     SetVersion,
@@ -312,7 +312,7 @@ def test_a_deposed_leader_cannot_act() -> None:
     steps = Steps()
     command = Txn(then=(Put("/assign", b""),))
     refused = steps.apply(command, fence_term=TERM - 1)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, CommandRefused)
     assert (refused.code, refused.detail, steps.machine.revision) == ("deposed", TERM, 0)
     assert isinstance(steps.apply(command, fence_term=TERM), TxnResult)
 

@@ -9,9 +9,9 @@ import pytest
 from sava.metadata.commands import Put
 from sava.metadata.errors import InvalidRequest, LeaseNotFound, NoSpace, Unavailable
 from sava.metadata.machine.state_machine import Limits
-from sava.metadata.memory import MemoryStore
 from sava.metadata.store import MetadataStore
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
 
 def test_it_is_a_metadata_store() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sava.metadata.commands import (
     AllocateId,
-    Batch,
     BatchResult,
+    CommandRefused,
     Compare,
     Delete,
     DeletePrefix,
@@ -24,10 +24,10 @@ from sava.metadata.commands import (
     Operation,
     Proposal,
     Put,
-    Refused,
     Relation,
     Target,
     Txn,
+    TxnBatch,
     TxnResult,
 )
 from sava.metadata.machine.state_machine import StateMachine
@@ -45,7 +45,7 @@ class Model:
         match command:
             case Txn():
                 self._txn(command)
-            case Batch(txns):
+            case TxnBatch(txns):
                 for txn in txns:
                     self._txn(txn)
             case LeaseGrant():
@@ -128,7 +128,7 @@ COMPARES = st.lists(
 CHANGES = st.lists(OPERATIONS.filter(lambda each: isinstance(each, Put | Delete)), max_size=3).map(tuple)
 COMMANDS = st.one_of(
     st.builds(Txn, COMPARES, LISTS, LISTS),
-    st.builds(Batch, st.lists(st.builds(Txn, COMPARES, CHANGES), max_size=4).map(tuple)),
+    st.builds(TxnBatch, st.lists(st.builds(Txn, COMPARES, CHANGES), max_size=4).map(tuple)),
     st.builds(Txn, st.just(()), LISTS),
     st.builds(LeaseGrant, st.just(9_000)),
     st.builds(LeaseTouch, LEASES),
@@ -145,7 +145,7 @@ def test_the_machine_does_what_the_model_does(commands: list[Txn]) -> None:
         applied = machine.apply(Proposal(command), 1)
         unchanged = replace(model)
         events = model.apply(command)
-        if isinstance(applied.result, Refused):
+        if isinstance(applied.result, CommandRefused):
             assert applied.events == events == ()
             assert model == unchanged
         assert applied.events == events

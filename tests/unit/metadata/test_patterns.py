@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from sava.metadata.memory import MemoryStore
 from tests.metadata_patterns import *  # noqa: F403
+from tests.support.memory_store import MemoryStore
 
 
 class MemoryHarness:

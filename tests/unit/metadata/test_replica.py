@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sava.metadata.commands import AllocateId, AllocateResult, Refused, TxnResult
+from sava.metadata.commands import AllocateId, AllocateResult, CommandRefused, TxnResult
 from sava.metadata.errors import IdentityConflict, InvalidRequest
-from sava.metadata.failures import error_of
 from sava.metadata.identity import cluster_id_of
-from sava.metadata.peer import Bootstrap, Committed, Failed, KeepAlive, ReadAt
+from sava.metadata.peer import Bootstrap, Committed, Failed, KeepAlive, ReadAt, error_of
 from sava.raft.types import Membership, NodeId
 from tests.sim.disk import CrashPolicy
 from tests.unit.metadata.cluster import World, txn
@@ -143,7 +142,7 @@ def test_a_refused_command_is_an_answer() -> None:
     (node,) = world.found("a")
     reply = world.answer(node.put("/x", "1", lease=99))
     assert isinstance(reply, Committed)
-    assert isinstance(reply.result, Refused)
+    assert isinstance(reply.result, CommandRefused)
 
 
 def test_waiting_for_a_revision() -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import pytest
 
 from sava.metadata.errors import Unavailable
-from sava.metadata.failures import error_of
-from sava.metadata.peer import Committed, Failed, ReadAt, TransferLeadership
+from sava.metadata.peer import Committed, Failed, ReadAt, TransferLeadership, error_of
 from sava.metadata.replica.persister import MAX_WAITING
 from sava.metadata.replica.proposals import BATCH_ENTRIES
 from sava.raft.messages import Append, AppendReply, VoteReply, VoteRequest

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sava.metadata.commands import LeaseExpire, LeaseGrant, LeaseResult, LeaseRevoke
 from sava.metadata.errors import LeaseNotFound
-from sava.metadata.failures import error_of
-from sava.metadata.peer import Alive, Committed, Envelope, Failed, KeepAlive
+from sava.metadata.peer import Alive, Committed, Envelope, Failed, KeepAlive, error_of
 from sava.raft.messages import Append
 from tests.unit.metadata.cluster import Machine, World
 

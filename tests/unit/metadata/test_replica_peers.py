@@ -7,7 +7,6 @@ import pytest
 
 from sava.errors import Outcome
 from sava.metadata.errors import IdentityConflict, OutcomeUnknown
-from sava.metadata.failures import error_of
 from sava.metadata.peer import (
     Bootstrap,
     Changed,
@@ -18,10 +17,17 @@ from sava.metadata.peer import (
     TransferLeadership,
     Transferred,
     encode_envelope,
+    error_of,
 )
-from sava.raft.errors import MembershipBusy, MembershipRefused, TransferRefused
 from sava.raft.messages import Heartbeat
-from sava.raft.types import Membership, MembershipChange, NodeId
+from sava.raft.types import (
+    Membership,
+    MembershipBusy,
+    MembershipChange,
+    MembershipRefused,
+    NodeId,
+    TransferRefused,
+)
 from tests.unit.metadata.cluster import Machine, World
 
 

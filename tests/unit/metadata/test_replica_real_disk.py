@@ -14,7 +14,7 @@ from sava.metadata.machine.state_machine import FrozenState
 from sava.metadata.peer import Bootstrap, Committed, Propose, Reply
 from sava.metadata.replica.replica import Replica, ReplicaConfig
 from sava.raft.types import Membership, SnapshotMeta
-from sava.wal.local_disk import LocalDisk
+from sava.wal.disk import LocalDisk
 from sava.wal.writer import Writer
 from tests.patience import PATIENCE_S
 

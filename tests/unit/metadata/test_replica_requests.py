@@ -18,18 +18,18 @@ from sava.metadata.commands import (
     TxnResult,
 )
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.failures import error_of
 from sava.metadata.machine.limits import DEFAULT_LIMITS
 from sava.metadata.peer import (
-    Answer,
     Ask,
     ChangeMembership,
     Committed,
     Envelope,
     Failed,
+    LeaderAnswer,
     Propose,
     ReadAt,
     Reply,
+    error_of,
 )
 from sava.raft.messages import Append
 from sava.raft.types import MembershipChange, NodeId
@@ -108,7 +108,7 @@ def test_a_linearizable_read_on_a_follower_waits_for_what_was_acknowledged() -> 
 def test_a_lost_answer_is_asked_for_again_and_the_request_applied_once() -> None:
     """Kill the link after the request; the copy is answered from the session's memory."""
     world, _, follower = three()
-    thief = Thief(world, Answer)
+    thief = Thief(world, LeaderAnswer)
     box = follower.propose(ALLOCATE)
     world.settle()
     assert len(thief.taken) == 1
@@ -125,7 +125,7 @@ def test_a_lost_request_is_repeated() -> None:
 
 def test_a_leader_that_dies_with_the_request_is_replaced_and_the_request_applied_once() -> None:
     world, leader, follower = three()
-    world.tap = lambda _, envelope: not isinstance(envelope.message, Answer)
+    world.tap = lambda _, envelope: not isinstance(envelope.message, LeaderAnswer)
     box = follower.propose(ALLOCATE, timeout_ms=20_000)
     world.settle()
     leader.stop()
@@ -228,7 +228,7 @@ def test_a_node_that_does_not_lead_refuses_and_never_passes_on() -> None:
     third.replica.receive(Envelope(cluster, follower.id, 1, follower.nonce, third.id, ask))
     third.replica.pump(world.now_ms)
     (answer,) = [envelope.message for _, _, envelope in world.log]
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, LeaderAnswer)
     assert isinstance(answer.reply, Failed)
     assert (answer.reply.code, answer.reply.maybe_applied) == ("not_leader", False)
     assert answer.reply.detail == leader.id
@@ -249,7 +249,7 @@ def test_a_request_delivered_twice_is_served_once() -> None:
 
 def test_a_membership_change_is_not_repeated_blindly() -> None:
     world, _leader, follower = three()
-    Thief(world, Answer, times=100)
+    Thief(world, LeaderAnswer, times=100)
     box = follower.ask(
         ChangeMembership(MembershipChange(add_learners=((NodeId(77), "n:1"),))), timeout_ms=3_000
     )
@@ -289,7 +289,7 @@ def test_an_expired_session_is_replaced_when_nothing_was_lost() -> None:
 def test_a_copy_that_meets_an_expired_session_is_unknown() -> None:
     """The first copy was applied, its answer lost, the session closed: nobody can tell any more."""
     world, leader, follower = three()
-    thief = Thief(world, Answer)
+    thief = Thief(world, LeaderAnswer)
     box = follower.propose(ALLOCATE)
     world.settle()
     assert len(thief.taken) == 1
@@ -379,8 +379,8 @@ def test_callers_that_give_up_leave_nothing_behind() -> None:
         lonely.cancel(machines[0].put("/x", "2").ticket)
         world.pass_time(200)
         assert all(isinstance(box.reply, Failed) for box in boxes)
-    desk = lonely._desk
-    assert len(desk._pending) <= 1, "at most the opening of a session"
-    assert len(desk._waiting) <= 1
+    requests = lonely._requests
+    assert len(requests._pending) <= 1, "at most the opening of a session"
+    assert len(requests._waiting) <= 1
     assert not lonely._router.reads._arrived
     assert not lonely._router._session._backlog

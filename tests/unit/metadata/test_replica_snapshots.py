@@ -13,9 +13,8 @@ from sava.metadata.commands import AllocateId
 from sava.metadata.errors import Compacted
 from sava.metadata.peer import Bootstrap, Changed, ChangeMembership, Committed, Envelope
 from sava.metadata.replica.replica import ReplicaConfig
-from sava.raft.config import CoreConfig
 from sava.raft.messages import SnapshotChunk
-from sava.raft.types import Membership, MembershipChange, SnapshotMeta
+from sava.raft.types import CoreConfig, Membership, MembershipChange, SnapshotMeta
 from tests.sim.disk import CrashPolicy
 from tests.unit.metadata.cluster import Machine, PowerCut, World, txn
 

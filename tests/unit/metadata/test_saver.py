@@ -7,8 +7,7 @@ from random import Random
 
 from sava.metadata.commands import Proposal, Put, Txn
 from sava.metadata.machine.state_machine import StateMachine
-from sava.metadata.saver import FLUSH_BYTES, BackgroundSaver
-from sava.metadata.snapshots import SnapshotStore
+from sava.metadata.snapshots import FLUSH_BYTES, BackgroundSaver, SnapshotStore
 from sava.raft.types import Membership, NodeId, SnapshotMeta
 from sava.wal.errors import DiskFull
 from tests.sim.disk import SimDisk

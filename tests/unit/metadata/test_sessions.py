@@ -5,10 +5,10 @@ from __future__ import annotations
 from sava.metadata.commands import (
     AllocateId,
     Command,
+    CommandRefused,
     Done,
     LeaseGrant,
     Put,
-    Refused,
     Result,
     SessionExpire,
     SessionOpen,
@@ -25,7 +25,7 @@ COUNT = Txn(then=(AllocateId("/n"),))
 
 
 def code(result: Result) -> str:
-    assert isinstance(result, Refused), result
+    assert isinstance(result, CommandRefused), result
     return result.code
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from sava.metadata.commands import Delete, Event, Put
 from sava.metadata.errors import Compacted, InvalidRequest
-from sava.metadata.store import WatchBatch
-from sava.metadata.watch import HubLimits, HubWatch, Subscription, WatchHub
+from sava.metadata.watch import HubLimits, Watch, WatchBatch, Watcher, WatchHub
 from tests.unit.metadata.steps import Steps
 
 
@@ -27,15 +26,15 @@ class Node(Steps):
         return result.revision
 
 
-def drain(subscription: Subscription) -> list[WatchBatch]:
+def drain(watcher: Watcher) -> list[WatchBatch]:
     batches = []
-    while (batch := subscription.take()) is not None:
+    while (batch := watcher.take()) is not None:
         batches.append(batch)
     return batches
 
 
-def seen(subscription: Subscription) -> list[tuple[int, list[str]]]:
-    return [(batch.revision, [event.key for event in batch.events]) for batch in drain(subscription)]
+def seen(watcher: Watcher) -> list[tuple[int, list[str]]]:
+    return [(batch.revision, [event.key for event in batch.events]) for batch in drain(watcher)]
 
 
 def test_s69_two_watchers_of_one_prefix_both_get_everything() -> None:
@@ -228,7 +227,7 @@ def test_i22_random_watchers_see_growing_revisions_without_gaps_or_are_told(seed
     prefixes = ("/", "/a/", "/a/b/", "/a/b", "/c/")
     expected: dict[int, list[WatchBatch]] = {}
     got: dict[int, list[WatchBatch]] = {}
-    live: list[Subscription] = []
+    live: list[Watcher] = []
     everything: list[tuple[Event, ...]] = []
     for _ in range(600):
         if rng.random() < 0.05:
@@ -263,7 +262,7 @@ def _covers(prefix: str, key: str) -> bool:
 
 async def test_the_asyncio_face_waits_and_ends() -> None:
     node = Node()
-    watch = HubWatch(node.hub.watch("/a/"))
+    watch = Watch(node.hub.watch("/a/"))
     waiting = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)
     node.write("/b")
@@ -276,7 +275,7 @@ async def test_the_asyncio_face_waits_and_ends() -> None:
 
 async def test_closing_wakes_whoever_waits() -> None:
     node = Node()
-    watch = HubWatch(node.hub.watch("/a/"))
+    watch = Watch(node.hub.watch("/a/"))
     waiting = asyncio.ensure_future(anext(watch, None))
     await asyncio.sleep(0)
     node.hub.close()
@@ -286,7 +285,7 @@ async def test_closing_wakes_whoever_waits() -> None:
 
 async def test_a_gap_reaches_the_one_who_waits() -> None:
     node = Node()
-    watch = HubWatch(node.hub.watch("/a/"))
+    watch = Watch(node.hub.watch("/a/"))
     waiting = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)
     node.hub.reset(5)
@@ -296,7 +295,7 @@ async def test_a_gap_reaches_the_one_who_waits() -> None:
 
 async def test_a_cancelled_wait_loses_nothing() -> None:
     node = Node()
-    watch = HubWatch(node.hub.watch("/a/"))
+    watch = Watch(node.hub.watch("/a/"))
     waiting = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)
     node.write("/a/1")

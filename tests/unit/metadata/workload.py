@@ -10,7 +10,6 @@ from random import Random
 
 from sava.metadata.commands import (
     AllocateId,
-    Batch,
     Command,
     Compare,
     Delete,
@@ -29,6 +28,7 @@ from sava.metadata.commands import (
     SetVersion,
     Target,
     Txn,
+    TxnBatch,
 )
 from sava.metadata.machine.state_machine import Limits, StateMachine, rolling_digest
 
@@ -75,7 +75,7 @@ def _command(rng: Random) -> Command:
     if roll < 0.35:
         return Txn(then=(_operation(rng),))
     if roll < 0.45:
-        return Batch(tuple(Txn(_compare(rng), _changes(rng)) for _ in range(rng.randrange(4))))
+        return TxnBatch(tuple(Txn(_compare(rng), _changes(rng)) for _ in range(rng.randrange(4))))
     if roll < 0.7:
         return Txn(_compare(rng), _operations(rng, 6), _operations(rng, 3))
     return rng.choice(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sava.cli.main import app
+from sava.cli.main import tree
 from sava.pipeline import launch
 from sava.pipeline.launch import JavaMissing, Program, SparkMissing, ValueMissing, find_java, program
 
@@ -130,7 +130,7 @@ def test_the_command_becomes_the_program(
         os, "execve", lambda path, words, environment: became.append((path, words[1:], environment))
     )
     words = ["spark", command, "--service", "a:1", "--conf", "spark.ui.enabled=false", "app.py", "-x", "--y"]
-    result = CliRunner().invoke(app, words, env={"JAVA_HOME": home, "SAVA_SERVICE": None})
+    result = CliRunner().invoke(tree(), words, env={"JAVA_HOME": home, "SAVA_SERVICE": None})
     assert result.exit_code == 0, result.output
     ((path, passed_on, environment),) = became
     assert path.name == name

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sava.client.routing import fnv1a, partition_of
+from sava.client.producer import fnv1a, partition_of
 from sava.pipeline.cluster import TopicPartitions
 from sava.pipeline.errors import WriteRefused
 from sava.pipeline.sink.routing import FEW, LONG, RUN_ROWS, RowRouter, fnv1a_of

@@ -16,7 +16,7 @@ from sava.pipeline.errors import WriteRefused
 from sava.pipeline.sink.delivery import TaskStage
 from sava.pipeline.sink.routing import Batcher
 from sava.proto import writers_pb2 as pb
-from sava.records import Codec, RecordBatch, iter_batches
+from sava.records import Compression, RecordBatch, iter_batches
 
 NAMES = ("/default/a-part-0", "/default/a-part-1", "/default/b")
 
@@ -38,8 +38,8 @@ def rows_of(**columns: Any) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-@pytest.mark.parametrize("codec", list(Codec))
-def test_rows_become_batches_in_order(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", list(Compression))
+def test_rows_become_batches_in_order(codec: Compression) -> None:
     emitted = Emitted()
     batcher = Batcher(emitted, codec=codec, batch_bytes=5000)
     chance = random.Random(7)

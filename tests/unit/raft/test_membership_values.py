@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sava.raft import NO_NODE, NodeId
-from sava.raft.errors import InvariantError, MembershipRefused
 from sava.raft.membership import History, apply_change, find_flaw, leave_joint
-from sava.raft.quorum import has_quorum
-from sava.raft.types import Membership, MembershipChange
+from sava.raft.progress import has_quorum
+from sava.raft.types import InvariantError, Membership, MembershipChange, MembershipRefused
 from tests.unit.raft.harness import N1, N2, N3, N4, N5, membership
 
 BASE = Membership((N1, N2, N3), (), (N4, N5), ((N1, "one"), (N4, "four")))

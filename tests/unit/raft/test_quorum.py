@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sava.raft.quorum import Tally, count_votes, has_quorum, majority, majority_index, quorum_index
+from sava.raft.progress import (
+    Tally,
+    count_votes,
+    has_quorum,
+    majority,
+    majority_index,
+    quorum_index,
+)
 from sava.raft.types import Membership
 from tests.unit.raft.harness import N1, N2, N3, N4, N5, membership
 

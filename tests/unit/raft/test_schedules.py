@@ -20,7 +20,7 @@ from sava.raft import (
     NodeId,
     Role,
 )
-from sava.raft.quorum import has_quorum
+from sava.raft.progress import has_quorum
 from tests.unit.raft.harness import Cluster, Node
 
 

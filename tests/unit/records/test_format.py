@@ -14,7 +14,7 @@ from sava.records import (
     PREFIX_BYTES,
     UNASSIGNED,
     BatchCorrupt,
-    Codec,
+    Compression,
     RecordBatch,
     UnsupportedBatch,
     iter_batches,
@@ -118,7 +118,7 @@ def test_header_fields() -> None:
     assert (header.count, header.length, header.body_size) == (3, 368, 368 - HEADER_BYTES)
     assert (header.producer_id, header.base_sequence, header.next_sequence) == (3, 10, 13)
     assert (header.min_publish_time, header.max_publish_time) == (999, 1001)
-    assert header.codec is Codec.NONE
+    assert header.codec is Compression.NONE
     assert header.is_assigned
 
 
@@ -211,8 +211,8 @@ def test_the_same_messages_have_the_same_bytes_in_every_process() -> None:
         assert run.stdout == golden(GOLDEN)
 
 
-@pytest.mark.parametrize("codec", list(Codec))
-def test_batches_laid_end_to_end(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", list(Compression))
+def test_batches_laid_end_to_end(codec: Compression) -> None:
     batches = [placed(numbered(count, codec=codec), 10 * count) for count in (1, 2, 3)]
     stream = b"".join(batch.to_bytes() for batch in batches)
     read = list(iter_batches(stream))

@@ -23,7 +23,7 @@ from sava.records import (
     PREFIX_BYTES,
     BatchCorrupt,
     BatchTooLarge,
-    Codec,
+    Compression,
     Message,
     RecordBatch,
     iter_batches,
@@ -90,9 +90,9 @@ def test_every_layout_over_the_same_body() -> None:
         survive(seal(patch(PLAIN, "<I", 52, layout)))
 
 
-@given(MESSAGES, st.data(), st.sampled_from(Codec))
+@given(MESSAGES, st.data(), st.sampled_from(Compression))
 def test_mutated_batches_under_a_forged_checksum(
-    messages: list[Message], data: st.DataObject, codec: Codec
+    messages: list[Message], data: st.DataObject, codec: Compression
 ) -> None:
     forged = bytearray(placed(RecordBatch.from_messages(messages, codec=codec)).to_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
@@ -195,8 +195,8 @@ def test_a_constant_cannot_stand_for_more_than_a_batch_may_hold() -> None:
         RecordBatch.parse(seal(data)).to_arrow()
 
 
-@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
-def test_a_declared_size_that_is_not_the_real_one(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", [Compression.LZ4, Compression.ZSTD])
+def test_a_declared_size_that_is_not_the_real_one(codec: Compression) -> None:
     data = numbered(1000, codec=codec).to_bytes()
     size = peek_header(data).body_size
     for declared in (0, 8, size - 8, size - 1, size + 1, size + 8, 2 * size, MAX_BATCH_BYTES):
@@ -204,8 +204,8 @@ def test_a_declared_size_that_is_not_the_real_one(codec: Codec) -> None:
             RecordBatch.parse(seal(patch(data, "<I", 44, declared))).verify()
 
 
-@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
-def test_a_bomb_is_bounded(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", [Compression.LZ4, Compression.ZSTD])
+def test_a_bomb_is_bounded(codec: Compression) -> None:
     """64 MB of zeros in a few hundred kilobytes or less: what is declared is what may be allocated."""
     zeros = bytes(MAX_BATCH_BYTES * 4)
     bomb = pa.Codec(codec.name.lower()).compress(zeros, asbytes=True)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sava.records import UNASSIGNED, BatchTooLarge, Codec, Message, RecordBatch
+from sava.records import UNASSIGNED, BatchTooLarge, Compression, Message, RecordBatch
 from sava.records.header import MAX_BATCH_BYTES
 from tests.unit.records.samples import MESSAGES, RICH, UNIFORM, numbered, rich
 
 
 @settings(max_examples=50)
-@given(st.lists(st.tuples(MESSAGES | UNIFORM, st.sampled_from(Codec)), min_size=1, max_size=3))
-def test_a_joined_batch_is_the_batch_of_all_messages(parts: list[tuple[list[Message], Codec]]) -> None:
+@given(st.lists(st.tuples(MESSAGES | UNIFORM, st.sampled_from(Compression)), min_size=1, max_size=3))
+def test_a_joined_batch_is_the_batch_of_all_messages(parts: list[tuple[list[Message], Compression]]) -> None:
     batches = [RecordBatch.from_messages(messages, codec=codec) for messages, codec in parts]
     joined = RecordBatch.joined(batches, producer_id=5, base_sequence=40)
     together = [message for messages, _ in parts for message in messages]
@@ -34,9 +34,9 @@ def test_what_no_batch_can_hold_is_not_joined() -> None:
         RecordBatch.joined([half, half])
 
 
-@given(MESSAGES, st.sampled_from(Codec))
+@given(MESSAGES, st.sampled_from(Compression))
 def test_a_stamped_batch_is_the_one_that_its_producer_would_have_made(
-    messages: list[Message], codec: Codec
+    messages: list[Message], codec: Compression
 ) -> None:
     batch = RecordBatch.from_messages(messages, codec=codec)
     stamped = batch.stamped(producer_id=9, base_sequence=7 << 32)

@@ -13,7 +13,7 @@ from sava.records import (
     MAX_BATCH_BYTES,
     MAX_COUNT,
     BatchTooLarge,
-    Codec,
+    Compression,
     InvalidMessage,
     Message,
     Origin,
@@ -21,11 +21,11 @@ from sava.records import (
 )
 from tests.unit.records.samples import MESSAGES, RICH, UNIFORM, numbered, placed
 
-CODECS = st.sampled_from(Codec)
+CODECS = st.sampled_from(Compression)
 
 
 @given(MESSAGES | UNIFORM, CODECS, st.integers(0, 7))
-def test_messages(messages: list[Message], codec: Codec, shift: int) -> None:
+def test_messages(messages: list[Message], codec: Compression, shift: int) -> None:
     batch = RecordBatch.from_messages(messages, producer_id=4, base_sequence=5, codec=codec)
     # At every alignment: bytes read from a socket or a file begin anywhere.
     received = RecordBatch.parse(memoryview(bytes(shift) + batch.to_bytes())[shift:]).verify()
@@ -37,7 +37,7 @@ def test_messages(messages: list[Message], codec: Codec, shift: int) -> None:
 
 
 @given(MESSAGES, CODECS)
-def test_encoding_is_a_function(messages: list[Message], codec: Codec) -> None:
+def test_encoding_is_a_function(messages: list[Message], codec: Compression) -> None:
     first = RecordBatch.from_messages(messages, codec=codec).to_bytes()
     assert first == RecordBatch.from_messages(list(RecordBatch.parse(first)), codec=codec).to_bytes()
 
@@ -73,8 +73,8 @@ def test_a_writable_buffer_is_copied_so_that_checked_bytes_stay_checked() -> Non
     assert batch.payloads() == [b"0", b"1", b"2"]
 
 
-@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
-def test_compression_makes_like_messages_smaller(codec: Codec) -> None:
+@pytest.mark.parametrize("codec", [Compression.LZ4, Compression.ZSTD])
+def test_compression_makes_like_messages_smaller(codec: Compression) -> None:
     payloads = [b'{"order": %d, "status": "paid", "currency": "EUR"}' % i for i in range(1000)]
     plain = RecordBatch.encode(payloads, publish_time=list(range(1000)))
     packed = RecordBatch.encode(payloads, publish_time=list(range(1000)), codec=codec)
@@ -127,7 +127,7 @@ def test_limits() -> None:
         RecordBatch.encode([b""] * (MAX_COUNT + 1), publish_time=0)
     assert (count.value.size, count.value.limit) == (MAX_COUNT + 1, MAX_COUNT)
     half = bytes(MAX_BATCH_BYTES // 2)
-    for codec in Codec:
+    for codec in Compression:
         with pytest.raises(BatchTooLarge):
             RecordBatch.encode([half, half], publish_time=0, codec=codec)
     with pytest.raises(BatchTooLarge):

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.records import Codec, InvalidMessage, Message, RecordBatch
+from sava.records import Compression, InvalidMessage, Message, RecordBatch
 from tests.unit.records.samples import MESSAGES, RICH, UNIFORM, numbered, placed, rich
 
 
-@given(MESSAGES | UNIFORM, st.sampled_from(Codec), st.data())
+@given(MESSAGES | UNIFORM, st.sampled_from(Compression), st.data())
 def test_a_selection_is_a_batch_of_these_messages(
-    messages: list[Message], codec: Codec, data: st.DataObject
+    messages: list[Message], codec: Compression, data: st.DataObject
 ) -> None:
     rows = sorted(data.draw(st.sets(st.integers(0, len(messages) - 1), min_size=1)))
     whole = placed(RecordBatch.from_messages(messages, producer_id=3, base_sequence=50, codec=codec))

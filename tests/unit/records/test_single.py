@@ -13,7 +13,7 @@ from sava.errors import SavaError
 from sava.records import HEADER_BYTES, InvalidMessage, RecordBatch, peek_header, single
 from sava.records.decoder import read_columns
 from sava.records.encoder import BatchPlace, assemble, encode_values
-from sava.records.header import Codec
+from sava.records.header import Compression
 from tests.unit.records.samples import seal
 
 
@@ -31,7 +31,7 @@ def general(
         origins=None,
     )
     _, data = assemble(
-        body, producer_id=producer_id, base_sequence=base_sequence, codec=Codec.NONE, place=BatchPlace()
+        body, producer_id=producer_id, base_sequence=base_sequence, codec=Compression.NONE, place=BatchPlace()
     )
     return data
 

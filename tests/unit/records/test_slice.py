@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.records import STORED_COLUMNS, BatchUnassigned, Codec, Message, OffsetOutside, RecordBatch
+from sava.records import STORED_COLUMNS, BatchUnassigned, Compression, Message, OffsetOutside, RecordBatch
 from tests.unit.records.samples import ALL_COLUMNS, MESSAGES, UNIFORM, numbered, placed, rich
 
 
-@given(MESSAGES | UNIFORM, st.sampled_from(Codec), st.data())
+@given(MESSAGES | UNIFORM, st.sampled_from(Compression), st.data())
 def test_a_slice_holds_the_messages_of_its_offsets(
-    messages: list[Message], codec: Codec, data: st.DataObject
+    messages: list[Message], codec: Compression, data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(0, len(messages) - 1))
     end = data.draw(st.integers(start + 1, len(messages)))

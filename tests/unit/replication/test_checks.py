@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.broker.topic_schemas import TopicSchemas
-from sava.replication.errors import RemoteDenied, RemoteUnreachable
 from sava.replication.matrix import Mismatch
 from sava.replication.policies import Scope
-from sava.replication.records import PolicyRecord
-from sava.replication.remotes import Identity
+from sava.replication.records import PolicyRecord, RemoteDenied, RemoteUnreachable
+from sava.replication.remotes import ClusterIdentity
 from sava.schemas.types import TopicSchema
+from sava.topics import specs
+from sava.topics.names import TopicName
+from sava.topics.topic_schemas import TopicSchemas
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
 TO_WEST = PolicyRecord(remotes=("west",))
@@ -117,7 +116,7 @@ async def test_a_remote_that_does_not_answer_blocks_unless_checks_are_skipped(
 async def test_a_cluster_founded_anew_in_the_place_of_a_remote_is_noticed() -> None:
     async with world() as made:
         remote = await made.add_remote()
-        remote.identity = Identity("west", "founded-anew")
+        remote.identity = ClusterIdentity("west", "founded-anew")
         assert await differ(made) == [("", "cluster", True)]
         tested = await made.control.test_remote("west")
         assert [each.what for each in tested.differences] == ["cluster"]

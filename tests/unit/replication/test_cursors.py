@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from sava.broker.names import TopicName
-from sava.broker.position import EARLIEST, AtOffset, AtTime
-from sava.broker.specs import subscription_key
 from sava.metadata.errors import Unavailable
 from sava.replication import control
-from sava.replication.errors import ReplicationBusy
 from sava.replication.links import Extent
 from sava.replication.policies import Scope
-from sava.storage.link_cursors import link_cursor
+from sava.replication.records import ReplicationBusy
+from sava.storage.source_positions import replication_slot
+from sava.topics.names import TopicName
+from sava.topics.specs import EARLIEST, AtOffset, AtTime, subscription_key
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
-WEST = link_cursor("west")
+WEST = replication_slot("west")
 
 
 def kept(made: World) -> list[tuple[str, str]]:
@@ -30,7 +29,9 @@ async def test_each_partition_is_kept_for_each_remote_as_soon_as_the_policy_is_s
         await made.create(TopicName("default", "logs"), reliable=False)
         await made.replicate(remotes=("west", "north"))
         parts = ["/default/orders-part-0", "/default/orders-part-1"]
-        assert kept(made) == [(part, link_cursor(remote)) for part in parts for remote in ("north", "west")]
+        assert kept(made) == [
+            (part, replication_slot(remote)) for part in parts for remote in ("north", "west")
+        ]
         assert set(made.pins.starts.values()) == {EARLIEST}
 
 

@@ -8,20 +8,18 @@ import asyncio
 import msgspec
 import pytest
 
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.broker.specs import RecordCorrupt
-from sava.cluster.errors import NotLeader
-from sava.cluster.pipeline_errors import PipelineForeign
-from sava.cluster.pipeline_records import RunnerRecord
+from sava.cluster.pipelines import PipelineForeign, RunnerRecord
+from sava.cluster.records import NotController
 from sava.metadata.errors import Deposed
+from sava.metadata.records import RecordCorrupt
 from sava.replication import records
-from sava.replication.errors import LinkUnknown, RemoteUnknown
+from sava.replication.control import ReplicationMaintenance
 from sava.replication.links import Extent, LinkTopic
 from sava.replication.policies import Scope
-from sava.replication.records import LinkRecord, PartitionReport
-from sava.replication.tending import Tending
+from sava.replication.records import LinkRecord, LinkUnknown, PartitionReport, RemoteUnknown
 from sava.supervisor import Supervisor
+from sava.topics import specs
+from sava.topics.names import TopicName
 from tests.patience import PATIENCE_S
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
@@ -363,10 +361,10 @@ async def test_only_the_leader_settles_and_knows_how_far_it_is() -> None:
         await made.create()
         made.leadership.current = 0
         for ask in (made.links.settle, lambda: made.replicate(), lambda: forget(made)):
-            with pytest.raises(NotLeader):
+            with pytest.raises(NotController):
                 await ask()
         for look in (made.control.status, lambda: made.control.link("west")):
-            with pytest.raises(NotLeader):
+            with pytest.raises(NotController):
                 look()
 
 
@@ -386,7 +384,7 @@ async def test_tending_finds_what_was_set_while_nobody_led() -> None:
         await made.add_remote()
         await made.create()
         await made.control.policies.set(Scope.parse("default"), records.PolicyRecord(remotes=("west",)))
-        tending = Tending(made.view, made.links, made.reports, made.statuses, made.leadership)
+        tending = ReplicationMaintenance(made.view, made.links, made.reports, made.statuses, made.leadership)
         tending.start(Supervisor())
         try:
             async with asyncio.timeout(PATIENCE_S):

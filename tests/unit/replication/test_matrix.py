@@ -11,16 +11,26 @@ from dataclasses import dataclass, replace
 import pytest
 
 from sava.replication import matrix
-from sava.replication.matrix import Do, Here, Known, Mismatch, Relation, Settings, State, There, Verdict
+from sava.replication.matrix import (
+    Do,
+    Here,
+    KnownThere,
+    LinkState,
+    Mismatch,
+    Settings,
+    There,
+    TopicRelation,
+    Verdict,
+)
 
 TOPIC, REMOTE = "/default/orders", "west"
 BOTH = (Mismatch.PIP370, Mismatch.STRICT)
 PIP370, STRICT = ((each,) for each in BOTH)
 EITHER = (True, False)
 """Whether replication may create topics does not matter."""
-MISMATCH, WAITING = State.PARTITION_MISMATCH, State.WAITING_REMOTE_TOPIC
+MISMATCH, WAITING = LinkState.PARTITION_MISMATCH, LinkState.WAITING_REMOTE_TOPIC
 NONE = There(remote=REMOTE, exists=False)
-UNKNOWN = Known()
+UNKNOWN = KnownThere()
 
 
 def here(partitions: int) -> Here:
@@ -35,14 +45,14 @@ def there(partitions: int, **more: object) -> There:
 class Case:
     local: Here
     remote: There
-    known: Known = UNKNOWN
+    known: KnownThere = UNKNOWN
     may_create: tuple[bool, ...] = EITHER
     policies: tuple[Mismatch, ...] = BOTH
     create: int | None = None
     grow: int = 0
     copied: tuple[int, ...] = ()
     disconnected: int = 0
-    state: State = State.STARTING
+    state: LinkState = LinkState.STARTING
     names: tuple[str, ...] = ()
     """What the reason must say."""
 
@@ -104,44 +114,44 @@ CASES: dict[str, Case] = {
         here(2), there(2, reliable=False), disconnected=2, state=MISMATCH, names=("not reliable at west",)
     ),
     "partitions added here are added there, then all are copied": Case(
-        here(4), there(2), Known(topic_ids=(1, 2), is_grown=True), grow=4, copied=(0, 1, 2, 3)
+        here(4), there(2), KnownThere(topic_ids=(1, 2), is_grown=True), grow=4, copied=(0, 1, 2, 3)
     ),
     "partitions added here are added there also where they were fewer before": Case(
-        here(4), there(1), Known(topic_ids=(1,), is_grown=True), grow=4, copied=(0, 1, 2, 3)
+        here(4), there(1), KnownThere(topic_ids=(1,), is_grown=True), grow=4, copied=(0, 1, 2, 3)
     ),
     "partitions added here do not make a plain topic there partitioned": Case(
-        here(4), there(0), Known(topic_ids=(1,), is_grown=True), disconnected=4, state=MISMATCH
+        here(4), there(0), KnownThere(topic_ids=(1,), is_grown=True), disconnected=4, state=MISMATCH
     ),
     "partitions added here are there already": Case(
-        here(4), there(4), Known(topic_ids=(1, 2, 3, 4), is_grown=True), copied=(0, 1, 2, 3)
+        here(4), there(4), KnownThere(topic_ids=(1, 2, 3, 4), is_grown=True), copied=(0, 1, 2, 3)
     ),
     "partitions added there get nothing": Case(
-        here(2), there(4), Known(topic_ids=(1, 2)), policies=PIP370, copied=(0, 1)
+        here(2), there(4), KnownThere(topic_ids=(1, 2)), policies=PIP370, copied=(0, 1)
     ),
     "partitions added there stop it strictly": Case(
-        here(2), there(4), Known(topic_ids=(1, 2)), policies=STRICT, disconnected=2, state=MISMATCH
+        here(2), there(4), KnownThere(topic_ids=(1, 2)), policies=STRICT, disconnected=2, state=MISMATCH
     ),
     "a topic deleted there is not created again": Case(
-        here(2), NONE, Known(topic_ids=(7, 8)), disconnected=2, state=State.REMOTE_DELETED,
+        here(2), NONE, KnownThere(topic_ids=(7, 8)), disconnected=2, state=LinkState.REMOTE_DELETED,
         names=("deleted at west", "`sava replication recreate /default/orders --remote west`"),
     ),
     "a topic deleted there with its namespace is deleted, not merely missing": Case(
-        here(0), there(0, exists=False, namespace_exists=False), Known(topic_ids=(7,)), disconnected=1,
-        state=State.REMOTE_DELETED,
+        here(0), there(0, exists=False, namespace_exists=False), KnownThere(topic_ids=(7,)), disconnected=1,
+        state=LinkState.REMOTE_DELETED,
     ),
     "another topic of the same name is not filled with the deleted one's messages": Case(
-        here(2), there(2, topic_ids=(9, 10)), Known(topic_ids=(7, 8)), disconnected=2,
-        state=State.REMOTE_DELETED,
+        here(2), there(2, topic_ids=(9, 10)), KnownThere(topic_ids=(7, 8)), disconnected=2,
+        state=LinkState.REMOTE_DELETED,
     ),
     "a deletion is remembered though another topic of the same name is there": Case(
-        here(2), there(2, topic_ids=(9, 10)), Known(is_tombstone=True), disconnected=2,
-        state=State.REMOTE_DELETED,
+        here(2), there(2, topic_ids=(9, 10)), KnownThere(is_tombstone=True), disconnected=2,
+        state=LinkState.REMOTE_DELETED,
     ),
     "a topic that is still the one that was seen is copied": Case(
-        here(2), there(2, topic_ids=(7, 8)), Known(topic_ids=(7, 8)), copied=(0, 1)
+        here(2), there(2, topic_ids=(7, 8)), KnownThere(topic_ids=(7, 8)), copied=(0, 1)
     ),
     "a partition that was missing and is there now does not make it another topic": Case(
-        here(2), there(2, topic_ids=(7, 9)), Known(topic_ids=(7, 0)), copied=(0, 1)
+        here(2), there(2, topic_ids=(7, 9)), KnownThere(topic_ids=(7, 0)), copied=(0, 1)
     ),
     "a half-created topic gets the partitions that it has": Case(
         here(3), there(3, missing=(1,), topic_ids=(7, 0, 8)), policies=PIP370, copied=(0, 2), disconnected=1,
@@ -171,19 +181,19 @@ def test_what_is_done(story: str) -> None:
 
 
 def test_every_relation_has_a_rule_for_both_policies_and_a_case_here() -> None:
-    assert set(matrix.RULES) == set(Relation)
+    assert set(matrix.RULES) == set(TopicRelation)
     seen = set()
     for case in CASES.values():
         for may_create in case.may_create:
             for policy in case.policies:
                 settings = Settings(may_create=may_create, mismatch=policy)
                 seen.add((matrix.relate(case.local, case.remote, settings, case.known), policy))
-    assert seen == {(relation, policy) for relation in Relation for policy in Mismatch}
+    assert seen == {(relation, policy) for relation in TopicRelation for policy in Mismatch}
 
 
 def test_the_policies_differ_in_nothing_but_the_number_of_partitions() -> None:
-    differing = {each for each in Relation if len(set(matrix.RULES[each].values())) > 1}
-    assert differing == {Relation.FEWER, Relation.MORE, Relation.HOLES}
+    differing = {each for each in TopicRelation if len(set(matrix.RULES[each].values())) > 1}
+    assert differing == {TopicRelation.FEWER, TopicRelation.MORE, TopicRelation.HOLES}
     assert all(matrix.RULES[each][Mismatch.STRICT] is Do.HOLD for each in differing)
 
 
@@ -231,9 +241,11 @@ def test_somebody_else_was_faster_with_fewer_partitions(
     assert (verdict.copied, verdict.disconnected, verdict.grow) == (copied, disconnected, 0)
 
 
-@pytest.mark.parametrize("state", [State.UNREACHABLE, State.DENIED])
+@pytest.mark.parametrize("state", [LinkState.UNREACHABLE, LinkState.DENIED])
 @pytest.mark.parametrize("partitions", [0, 3])
-def test_of_a_remote_that_does_not_answer_nothing_is_created_or_copied(partitions: int, state: State) -> None:
+def test_of_a_remote_that_does_not_answer_nothing_is_created_or_copied(
+    partitions: int, state: LinkState
+) -> None:
     verdict = matrix.unanswered(here(partitions), state, "connection refused")
     assert (verdict.create, verdict.copied, verdict.disconnected) == (None, (), max(1, partitions))
     assert (verdict.state, verdict.reason) == (state, "connection refused")

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from sava.broker.errors import NamespaceUnknown, TopicUnknown
-from sava.broker.names import InvalidName, TopicName
 from sava.replication import records
-from sava.replication.errors import (
+from sava.replication.policies import Scope
+from sava.replication.records import (
     PolicyInvalid,
+    PolicyRecord,
     RemoteDenied,
     RemoteInUse,
     RemoteRefused,
     RemoteUnknown,
     RemoteUnreachable,
 )
-from sava.replication.policies import Scope
-from sava.replication.records import PolicyRecord
-from sava.replication.remotes import Identity
+from sava.replication.remotes import ClusterIdentity
+from sava.topics.errors import NamespaceUnknown, TopicUnknown
+from sava.topics.names import InvalidName, TopicName
 from tests.unit.replication.world import EAST, NORTH, ORDERS, WEST, FakeRemote, World, given, world
 
 
@@ -42,12 +42,12 @@ async def test_a_remote_is_remembered_as_it_says_itself_who_it_is() -> None:
     ("identity", "why"),
     [
         (EAST, "this cluster itself"),
-        (Identity("east", "another"), "set another cluster_name"),
-        (Identity("we,st", "id"), "cannot travel with messages"),
-        (Identity("", "id"), "cannot travel with messages"),
+        (ClusterIdentity("east", "another"), "set another cluster_name"),
+        (ClusterIdentity("we,st", "id"), "cannot travel with messages"),
+        (ClusterIdentity("", "id"), "cannot travel with messages"),
     ],
 )
-async def test_clusters_that_cannot_be_told_apart_are_refused(identity: Identity, why: str) -> None:
+async def test_clusters_that_cannot_be_told_apart_are_refused(identity: ClusterIdentity, why: str) -> None:
     async with world() as made:
         with pytest.raises(RemoteRefused, match=why):
             await made.add_remote("west", identity)
@@ -60,7 +60,7 @@ async def test_two_remotes_cannot_have_one_name_or_be_one_cluster() -> None:
         with pytest.raises(RemoteRefused, match="known already, as remote west"):
             await made.add_remote("again", WEST)
         with pytest.raises(RemoteRefused, match="also that of remote west"):
-            await made.add_remote("other", Identity("west", "id-other"))
+            await made.add_remote("other", ClusterIdentity("west", "id-other"))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a,b", ".west", "w" * 101])
@@ -88,7 +88,7 @@ async def test_adding_a_remote_again_changes_its_address_but_not_which_cluster_i
         record = await made.control.remotes.get("west")
         assert (record.service, record.token) == ("west-2:6650", "secret")
 
-        made.calls.remotes["new:6650"] = FakeRemote(Identity("west", "founded-anew"))
+        made.calls.remotes["new:6650"] = FakeRemote(ClusterIdentity("west", "founded-anew"))
         with pytest.raises(RemoteRefused, match="sava remotes remove west"):
             await made.control.remotes.add("west", given("new:6650"))
         assert (await made.control.remotes.get("west")).cluster_id == "id-west"

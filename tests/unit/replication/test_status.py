@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.cluster import pipeline_records
+from sava.api.admin import replication
+from sava.cluster.pipelines import PipelineState, PipelineStatus
 from sava.proto import replication_pb2 as pb
-from sava.replication import records, reports, status
-from sava.replication.errors import LinkUnknown
+from sava.replication import records, status
+from sava.replication import status as status_module
 from sava.replication.links import Extent
 from sava.replication.policies import Scope
-from sava.replication.records import PartitionReport, ReportRecord
-from sava.replication.remotes import Identity
-from sava.replication.reports import Reports
-from sava.services import replication_messages as messages
+from sava.replication.records import LinkUnknown, PartitionReport, ReportRecord
+from sava.replication.remotes import ClusterIdentity
+from sava.replication.status import Reports
+from sava.topics import specs
+from sava.topics.names import TopicName
 from tests.unit.replication.world import ORDERS, World, world
 
 PLAIN = PartitionReport(partition=0, state="active", position=10, end=10)
@@ -92,7 +92,7 @@ async def test_a_report_holds_for_half_a_minute(clock: Clock) -> None:
     async with world() as made:
         await replicated(made)
         await made.report(active(position=5, end=5, rate=100.0, messages=5))
-        clock.now_ms += reports.STALE_MS
+        clock.now_ms += status_module.STALE_MS
         assert made.status().connected == 1
         clock.now_ms += 1
         (shown,) = made.status().partitions
@@ -147,16 +147,14 @@ async def test_a_link_that_fails_as_a_whole_has_its_error_as_the_reason(clock: C
         await replicated(made)
         claim = await made.claim()
         await made.report(PartitionReport(partition=0, state="starting"))
-        failing = pipeline_records.Status(
-            state=pipeline_records.State.FAILING, last_error="ca.pem: no such file"
-        )
+        failing = PipelineStatus(state=PipelineState.FAILING, last_error="ca.pem: no such file")
         await made.pipelines.report("replicate-west", "runner-1", claim, failing)
         (shown,) = made.status().partitions
         assert (shown.report.state, shown.is_connected) == ("failed", False)
         assert shown.report.reason.endswith("ca.pem: no such file")
-        clock.now_ms += 2 * reports.STALE_MS
+        clock.now_ms += 2 * status_module.STALE_MS
         assert made.status().partitions[0].report.state == "failed"
-        running = pipeline_records.Status(state=pipeline_records.State.RUNNING)
+        running = PipelineStatus(state=PipelineState.RUNNING)
         await made.pipelines.report("replicate-west", "runner-1", claim, running)
         await made.report(active())
         assert made.status().connected == 1
@@ -168,11 +166,11 @@ async def test_a_new_leader_gives_runners_time_to_be_heard_of(clock: Clock) -> N
     async with world() as made:
         await replicated(made)
         await made.report(active())
-        clock.now_ms += reports.STALE_MS + 5_000
+        clock.now_ms += status_module.STALE_MS + 5_000
         assert made.status().disconnected == 1
         made.reports.begin()
         assert made.status().connected == 1
-        clock.now_ms += reports.STALE_MS + 1
+        clock.now_ms += status_module.STALE_MS + 1
         assert made.status().disconnected == 1
 
 
@@ -194,8 +192,8 @@ async def test_a_subscription_that_is_not_copied_is_told_of_a_partition_that_is(
         report = pb.LinkTopic(topic=str(ORDERS), topic_ids=topic.wanted.topic_ids)
         report.partitions.add(state="idle", reason="too many", unsynced_subscriptions=["billing"])
         await made.claim()
-        await made.control.report("west", "runner-1", {ORDERS: messages.told(report)})
-        shown = messages.topic_status(made.status(), "")
+        await made.control.report("west", "runner-1", {ORDERS: replication.report_of(report)})
+        shown = replication.topic_status_message(made.status(), "")
         assert (shown.connected_count, shown.partitions[0].reason) == (1, "too many")
         assert [*shown.partitions[0].unsynced_subscriptions] == ["billing"]
         assert written(made).partitions[0].unsynced_subscriptions == ("billing",)
@@ -209,7 +207,7 @@ async def test_the_backlog_grows_while_nobody_copies(clock: Clock) -> None:
         await replicated(made)
         await made.report(active(position=10, end=10))
         assert (made.status().partitions[0].backlog, made.status().partitions[0].backlog_s) == (0, 0.0)
-        clock.now_ms += reports.STALE_MS + 1_000
+        clock.now_ms += status_module.STALE_MS + 1_000
         made.ends = {ORDERS: Extent(0, 25)}
         await made.statuses.look()
         (shown,) = made.status().partitions
@@ -336,7 +334,7 @@ async def test_a_topic_that_is_not_replicated_has_no_status_which_is_said(clock:
         assert len(made.control.status(topic="/default/orders", remote="west")) == 1
         with pytest.raises(LinkUnknown, match="topic /default/typo is not replicated, or does not exist"):
             made.control.status(topic="/default/typo")
-        await made.add_remote("north", Identity("north", "n"))
+        await made.add_remote("north", ClusterIdentity("north", "n"))
         with pytest.raises(LinkUnknown, match="topic /default/orders is not replicated to north"):
             made.control.status(topic="/default/orders", remote="north")
         await made.control.clear(Scope.parse("default"))
@@ -360,7 +358,7 @@ async def test_progress_is_written_down_now_and_then_and_a_new_state_at_once(clo
             clock.now_ms += 500
         assert written(made).partitions[0].position == 0
         assert made.status().partitions[0].report.position == 9
-        clock.now_ms += reports.REWRITE_MS
+        clock.now_ms += status_module.REWRITE_MS
         await made.report(active(position=20))
         assert written(made).partitions[0].position == 20
         await made.report(PartitionReport(partition=0, state="unreachable", position=21))
@@ -383,7 +381,7 @@ async def test_an_idle_topic_is_not_written_down_again_and_again(clock: Clock) -
         await made.report(PartitionReport(partition=0, state="idle", position=5))
         revision = made.store.local.revision
         for _ in range(10):
-            clock.now_ms += reports.REWRITE_MS
+            clock.now_ms += status_module.REWRITE_MS
             await made.report(PartitionReport(partition=0, state="idle", position=5))
         assert made.store.local.revision == revision
         assert made.status().connected == 1
@@ -408,7 +406,7 @@ async def test_reports_of_topics_that_are_not_replicated_are_ignored(clock: Cloc
         await replicated(made)
         await made.report(active(), topic_ids=(999,))
         assert made.status().disconnected == 1
-        told = reports.Told((), 0, (), False, (), (active(),))
+        told = status_module.TopicReport((), 0, (), False, (), (active(),))
         await made.control.report("west", "runner-1", {TopicName("default", "other"): told})
         await made.control.report("nowhere", "runner-1", {ORDERS: told})
         assert made.status().disconnected == 1
@@ -429,4 +427,4 @@ async def test_reasons_are_kept_short(clock: Clock) -> None:
     async with world() as made:
         await replicated(made)
         await made.report(PartitionReport(partition=0, state="failed", reason="x" * 100_000))
-        assert len(made.status().partitions[0].report.reason) == reports.MAX_REASON
+        assert len(made.status().partitions[0].report.reason) == status_module.MAX_REASON

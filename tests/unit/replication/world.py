@@ -7,34 +7,35 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sava.broker import specs
-from sava.broker.names import TopicName
-from sava.broker.namespaces import Namespaces
-from sava.broker.position import Position
-from sava.broker.registry import Registry
-from sava.cluster.pipeline_records import RunnerRecord
-from sava.cluster.pipelines import LONGEST_TTL_MS, Pipelines
+from sava.cluster.pipelines import LONGEST_TTL_MS, Pipelines, RunnerRecord
 from sava.cluster.view import ClusterView
-from sava.metadata.memory import MemoryStore
 from sava.replication import records
 from sava.replication.control import Control
-from sava.replication.cursors import LinkCursors
 from sava.replication.links import KIND, Extent, LinkName, Links, pipeline_name
 from sava.replication.matrix import Mismatch, Settings, There
 from sava.replication.policies import Scope
 from sava.replication.records import LinkRecord, PartitionReport, PolicyRecord, RemoteRecord
-from sava.replication.remotes import Identity, Remotes, Shape
-from sava.replication.reports import Reports, Told
-from sava.replication.status import Statuses, TopicStatus
+from sava.replication.remotes import ClusterIdentity, Remotes, Shape
+from sava.replication.slots import ReplicationSlots
+from sava.replication.status import Reports, Statuses, TopicReport, TopicStatus
 from sava.supervisor import Supervisor
+from sava.topics import specs
+from sava.topics.names import TopicName
+from sava.topics.registry import Namespaces, Registry
+from sava.topics.specs import Position
 from tests.patience import PATIENCE_S
+from tests.support.memory_store import MemoryStore
 
-EAST, WEST, NORTH = Identity("east", "id-east"), Identity("west", "id-west"), Identity("north", "id-north")
+EAST, WEST, NORTH = (
+    ClusterIdentity("east", "id-east"),
+    ClusterIdentity("west", "id-west"),
+    ClusterIdentity("north", "id-north"),
+)
 ORDERS = TopicName("default", "orders")
 
 
 class FakeRemote:
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: ClusterIdentity) -> None:
         self.identity = identity
         self.namespaces = {"default"}
         self.topics: dict[str, There] = {}
@@ -71,7 +72,7 @@ class FakeCalls:
             raise remote.trouble
         return remote
 
-    async def hello(self, remote: RemoteRecord) -> Identity:
+    async def hello(self, remote: RemoteRecord) -> ClusterIdentity:
         return self._remote(remote).identity
 
     async def describe(self, name: str, remote: RemoteRecord, topics: Sequence[str]) -> list[Shape]:
@@ -124,7 +125,7 @@ class World:
         """Of partitions that somebody serves."""
         self.calls = FakeCalls()
         self.pins = FakePins(store)
-        self.cursors = LinkCursors(store, self.pins)
+        self.cursors = ReplicationSlots(store, self.pins)
         self.links = Links(self.view, store, self.pipelines, self.leadership, self.extents, self.cursors)
         self.reports = Reports(store)
         self.statuses = Statuses(self.links, self.reports, self.pipelines, self.extents)
@@ -141,7 +142,7 @@ class World:
     async def extents(self, names: Sequence[TopicName]) -> Mapping[TopicName, Extent]:
         return {name: self.ends[name] for name in names if name in self.ends}
 
-    async def add_remote(self, name: str = "west", identity: Identity = WEST) -> FakeRemote:
+    async def add_remote(self, name: str = "west", identity: ClusterIdentity = WEST) -> FakeRemote:
         remote = self.calls.remotes[f"{name}:6650"] = FakeRemote(identity)
         await self.control.remotes.add(name, given(f"{name}:6650"))
         return remote
@@ -193,7 +194,7 @@ class World:
     async def report(self, *partitions: PartitionReport, name: TopicName = ORDERS, **more: Any) -> None:
         await self.claim()
         topic = next(each for each in self.links.topics() if each.name == LinkName("west", name))
-        told = Told(
+        told = TopicReport(
             **{
                 "topic_ids": topic.wanted.topic_ids,
                 "generation": topic.record.generation,

@@ -13,7 +13,6 @@ import pytest
 from sava.metadata.commands import Compare, Operation, TxnResult
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.machine.limits import DEFAULT_LIMITS
-from sava.metadata.memory import MemoryStore
 from sava.schemas import records
 from sava.schemas import registry as registry_module
 from sava.schemas.errors import (
@@ -42,6 +41,7 @@ from sava.schemas.types import (
     SchemaType,
     TopicSchema,
 )
+from tests.support.memory_store import MemoryStore
 
 
 def schema(*optional: str, required: Sequence[str] = (), **types: str) -> bytes:

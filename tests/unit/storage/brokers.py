@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sava.metadata.memory import MemoryStore
 from sava.metadata.store import MetadataStore
 from sava.records import RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
@@ -20,6 +19,7 @@ from sava.storage.types import TopicKey
 from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
 from sava.wal import Disk, LocalDisk
+from tests.support.memory_store import MemoryStore
 
 TOPIC = TopicKey("default", "orders", 7)
 OTHER = TopicKey("default", "payments", 8)
@@ -49,7 +49,7 @@ def batch(*payloads: str, producer: int = 0, sequence: int = 0, time: int = 1) -
 
 async def wake(log: TopicLog) -> None:
     """As after an append: the next one is accepted without a word to the metadata store."""
-    await log._rest.wake()
+    await log._marker.mark_dirty()
 
 
 def numbered(start: int, end: int, **keys: int) -> RecordBatch:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sava.storage.commitment import NotCommittable
+from sava.storage.commit_queue import NotCommittable
 
 
 class Mirrors:
-    """``Commitment``: as far as the test says."""
+    """``AckQuorum``: as far as the test says."""
 
     def __init__(self) -> None:
         self.position = 0

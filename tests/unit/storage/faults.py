@@ -15,7 +15,7 @@ import obstore
 from obstore.exceptions import GenericError
 
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.memory import MemoryStore
+from tests.support.memory_store import MemoryStore
 
 Call = Callable[[], Awaitable[Any]]
 Fault = Callable[[Call], Awaitable[Any]]

@@ -19,9 +19,9 @@ from tests.unit.storage.brokers import (
 )
 from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, refuse
 
-QUICK = StorageOptions(upload=UploadOptions(segment_age_s=0.0, rest_after_s=0.02))
+QUICK = StorageOptions(upload=UploadOptions(segment_age_s=0.0, clean_after_s=0.02))
 """Uploads at once, and rests soon after."""
-TOLD = StorageOptions(upload=UploadOptions(segment_age_s=3600, rest_after_s=3600))
+TOLD = StorageOptions(upload=UploadOptions(segment_age_s=3600, clean_after_s=3600))
 """Uploads and rests when the test says so."""
 
 
@@ -31,11 +31,11 @@ async def state_of(cluster: Cluster) -> TopicState:
     return state
 
 
-async def until(cluster: Cluster, *, at_rest: bool) -> TopicState:
+async def until(cluster: Cluster, *, is_clean: bool) -> TopicState:
     """Wait for the record to say so."""
     watch = cluster.metadata.watch(keys.state_key(TOPIC))
     async with asyncio.timeout(PATIENCE_S):
-        while (state := await state_of(cluster)).at_rest is not at_rest:
+        while (state := await state_of(cluster)).is_clean is not is_clean:
             await anext(watch)
     watch.close()
     return state
@@ -43,9 +43,9 @@ async def until(cluster: Cluster, *, at_rest: bool) -> TopicState:
 
 def resting(log: TopicLog) -> asyncio.Task[None]:
     """The write that puts the topic to rest, begun now."""
-    log._rest._due()
-    assert log._rest._task is not None
-    return log._rest._task
+    log._marker._due()
+    assert log._marker._task is not None
+    return log._marker._task
 
 
 async def store(log: TopicLog) -> None:

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.records import Codec, RecordBatch
+from sava.records import Compression, RecordBatch
 from sava.storage.cache import BatchCache, RecentBatches
 from sava.storage.errors import DataGap
 
 
-def batch(base: int, count: int = 10, *, size: int = 100, codec: Codec = Codec.NONE) -> RecordBatch:
+def batch(
+    base: int, count: int = 10, *, size: int = 100, codec: Compression = Compression.NONE
+) -> RecordBatch:
     return RecordBatch.encode([b"x" * size] * count, publish_time=1, codec=codec).assigned(
         topic_id=1, epoch=1, base_offset=base
     )
@@ -63,7 +65,7 @@ def test_the_bound_holds_for_many_small_batches_and_over_many_evictions() -> Non
 
 
 def test_a_compressed_batch_counts_with_the_columns_it_may_keep() -> None:
-    packed = batch(0, 1000, codec=Codec.ZSTD)
+    packed = batch(0, 1000, codec=Compression.ZSTD)
     assert packed.header.length < 10_000
     assert cost(packed) > 100_000
 

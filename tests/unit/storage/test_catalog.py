@@ -21,7 +21,7 @@ from sava.storage.errors import (
     DataGap,
     EpochTaken,
     Fenced,
-    InvalidName,
+    InvalidStorageName,
     NotClaimed,
     SegmentConflict,
     TailElsewhere,
@@ -125,8 +125,8 @@ async def test_the_old_owner_is_refused_whatever_it_does(catalog: Catalog) -> No
         catalog.register(segment(10, 20), epoch=1, producers=(), origins=()),
         catalog.register(segment(0, 10), epoch=1, producers=(), origins=()),
         catalog.seal(epoch=1, end=10, producers=(), origins=()),
-        catalog.rest(epoch=1),
-        catalog.wake(epoch=1),
+        catalog.mark_clean(epoch=1),
+        catalog.mark_dirty(epoch=1),
         catalog.drop(epoch=1, before=10),
     ):
         with pytest.raises(Fenced) as caught:
@@ -153,7 +153,7 @@ async def test_a_tail_of_long_ago_is_not_believed(catalog: Catalog) -> None:
     await opened(catalog, 10)
     await catalog.seal(epoch=1, end=10, producers=(), origins=())
     await catalog.claim(epoch=2, storage_id=B, has_tail=False)
-    await catalog.wake(epoch=2)
+    await catalog.mark_dirty(epoch=2)
     with pytest.raises(TailElsewhere):
         await catalog.claim(epoch=3, storage_id=A, has_tail=True)
 
@@ -271,8 +271,8 @@ STEPS: list[tuple[str, Callable[[Catalog], Awaitable[object]]]] = [
     ("register", lambda catalog: catalog.register(segment(10, 20), epoch=1, producers=(), origins=())),
     ("repeated", lambda catalog: catalog.register(segment(0, 10), epoch=1, producers=(), origins=())),
     ("seal", lambda catalog: catalog.seal(epoch=1, end=10, producers=(), origins=())),
-    ("rest", lambda catalog: catalog.rest(epoch=1)),
-    ("wake", lambda catalog: catalog.wake(epoch=1)),
+    ("rest", lambda catalog: catalog.mark_clean(epoch=1)),
+    ("wake", lambda catalog: catalog.mark_dirty(epoch=1)),
     ("segments", lambda catalog: catalog.segments()),
     ("drop", lambda catalog: catalog.drop(epoch=1, before=10)),
     ("delete_all", lambda catalog: catalog.delete_all()),
@@ -391,7 +391,7 @@ async def test_an_answer_after_a_lost_one_is_an_answer(metadata: FaultyMetadata,
 
     async def lose(call: Callable[[], Awaitable[object]]) -> object:
         await other.claim(epoch=2, storage_id=B, has_tail=False)
-        await other.wake(epoch=2)
+        await other.mark_dirty(epoch=2)
         raise UNKNOWN
 
     metadata.plan("txn", lose)
@@ -538,7 +538,7 @@ async def test_an_operator_can_read_the_records(metadata: FaultyMetadata, catalo
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a b", "a\n", "a#", "a%41", "a*", "x" * 300, "a\0"])
 def test_names_that_cannot_be_part_of_a_key(name: str) -> None:
     for topic in (TopicKey("default", name, 1), TopicKey(name, "orders", 1)):
-        with pytest.raises(InvalidName):
+        with pytest.raises(InvalidStorageName):
             Catalog(FaultyMetadata(), topic)
 
 
@@ -604,9 +604,9 @@ class Owner:
             case "seal":
                 await self.catalog.seal(epoch=self.epoch, end=state.end, producers=(), origins=())
             case "rest":
-                await self.catalog.rest(epoch=self.epoch)
+                await self.catalog.mark_clean(epoch=self.epoch)
             case "wake":
-                await self.catalog.wake(epoch=self.epoch)
+                await self.catalog.mark_dirty(epoch=self.epoch)
             case "claim":
                 await self.catalog.claim(epoch=self.epoch, storage_id=self.storage_id, has_tail=True)
             case "assign":

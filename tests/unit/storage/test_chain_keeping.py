@@ -8,14 +8,19 @@ import pytest
 
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
-from sava.storage import chain_keeping
+from sava.storage import source_keeping
 from sava.storage.catalog import Catalog
-from sava.storage.chains import CHAIN_BIT, Chains, Link, Progress
 from sava.storage.errors import Fenced
+from sava.storage.source_positions import (
+    CHAIN_BIT,
+    SourceAppend,
+    SourcePositions,
+    SourceProgress,
+)
 from sava.storage.types import OriginMark, ProducerState, TopicState
-from tests.unit.broker.lives import until
 from tests.unit.storage.brokers import TOPIC, Cluster, append_each, wake
 from tests.unit.storage.messages import write
+from tests.unit.topics.lives import until
 
 CHAIN = CHAIN_BIT | 5
 
@@ -25,8 +30,8 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
 
 
-def skip(start: int, end: int) -> Link:
-    return Link(CHAIN, start, end, not start, None, {}, {})
+def skip(start: int, end: int) -> SourceAppend:
+    return SourceAppend(CHAIN, start, end, not start, None, {}, {})
 
 
 async def test_a_note_is_as_of_an_end_and_of_an_epoch(cluster: Cluster) -> None:
@@ -37,7 +42,7 @@ async def test_a_note_is_as_of_an_end_and_of_an_epoch(cluster: Cluster) -> None:
     elsewhere = await catalog.note(epoch=1, end=5, producers=known, origins=marks)
     assert elsewhere == claimed, "the end is another"
     noted = await catalog.note(epoch=1, end=0, producers=known, origins=marks)
-    assert (noted.producers, noted.origins, noted.at_rest) == (known, marks, True)
+    assert (noted.producers, noted.origins, noted.is_clean) == (known, marks, True)
     assert await catalog.load() == noted
     await catalog.claim(epoch=2, storage_id="b", has_tail=False)
     with pytest.raises(Fenced):
@@ -68,18 +73,18 @@ async def test_a_position_is_noted_while_the_topic_is_at_rest(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And stays at rest: nothing was appended, and any disk may go on with it."""
-    monkeypatch.setattr(chain_keeping, "NOTE_S", 0.0)
+    monkeypatch.setattr(source_keeping, "NOTE_S", 0.0)
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
         for start in (0, 10, 20):
             await (await log.extend(skip(start, start + 10)))
-        await until(lambda: log.chains.settled(CHAIN) == Progress(True, 30, 30))
+        await until(lambda: log.chains.settled(CHAIN) == SourceProgress(True, 30, 30))
     state = await cluster.catalog().load()
     assert state is not None
-    assert state.at_rest
+    assert state.is_clean
     async with cluster.broker("b") as broker:
         log = await broker.open_topic(TOPIC, epoch=2)
-        assert await log.chains.progress(CHAIN) == Progress(True, 30, 30)
+        assert await log.chains.progress(CHAIN) == SourceProgress(True, 30, 30)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +95,8 @@ async def test_a_position_is_noted_while_the_topic_is_at_rest(
 async def test_a_note_that_failed_is_made_again(
     cluster: Cluster, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain_keeping, "NOTE_S", 0.0)
-    monkeypatch.setattr(chain_keeping, "RETRY_S", 0.0)
+    monkeypatch.setattr(source_keeping, "NOTE_S", 0.0)
+    monkeypatch.setattr(source_keeping, "RETRY_S", 0.0)
     note, failures = Catalog.note, [error, error]
 
     async def failing(self: Catalog, **known: object) -> TopicState:
@@ -111,7 +116,7 @@ async def test_a_note_that_failed_is_made_again(
 async def test_a_position_behind_a_tail_is_carried_by(
     cluster: Cluster, is_sealed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain_keeping, "NOTE_S", 3600.0)
+    monkeypatch.setattr(source_keeping, "NOTE_S", 3600.0)
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
         await append_each(log, 0, 3)
@@ -143,8 +148,8 @@ async def test_a_link_without_messages_is_refused_by_a_topic_that_is_closed_or_f
 
 
 def test_a_table_that_is_adopted_moves_chains_on_and_never_back() -> None:
-    older = Chains([ProducerState(CHAIN, 40, 30, 100)])
-    older.adopt(Chains([ProducerState(CHAIN, 20, 10, 50)]))
-    assert older.settled(CHAIN) == Progress(True, 40, 40)
-    older.adopt(Chains([ProducerState(CHAIN, 60, 50, 120)]))
-    assert older.settled(CHAIN) == Progress(True, 60, 60)
+    older = SourcePositions([ProducerState(CHAIN, 40, 30, 100)])
+    older.adopt(SourcePositions([ProducerState(CHAIN, 20, 10, 50)]))
+    assert older.settled(CHAIN) == SourceProgress(True, 40, 40)
+    older.adopt(SourcePositions([ProducerState(CHAIN, 60, 50, 120)]))
+    assert older.settled(CHAIN) == SourceProgress(True, 60, 60)

@@ -11,10 +11,10 @@ import pytest
 
 from sava.records import RecordBatch
 from sava.storage.broker_storage import BrokerStorage
-from sava.storage.commitment import NotCommittable
+from sava.storage.commit_queue import NotCommittable
 from sava.storage.errors import ClosedUncommitted, Fenced
 from sava.storage.journal import Journal, JournalOptions
-from sava.storage.retention import RetentionPolicy
+from sava.storage.maintenance import RetentionPolicy
 from sava.storage.topic_log import TopicLog
 from sava.wal import DiskFull, LocalDisk
 from tests.patience import PATIENCE_S
@@ -369,11 +369,11 @@ async def test_a_topic_with_a_message_in_doubt_does_not_rest(tmp_path: Path) -> 
         broker.journal.end_life(Ended())
         with pytest.raises(Ended):
             await in_flight
-        log._rest._due()
+        log._marker._due()
         await asyncio.sleep(0.05)
         state = await cluster.catalog().load()
         assert state is not None
-        assert not state.at_rest
+        assert not state.is_clean
 
         await log.close()
         await broker.journal.replay(())

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from sava.metadata.errors import Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.errors import DataGap, EpochTaken, Fenced, TailElsewhere, TopicSealed
 from sava.storage.journal_index import JournalCorrupt
 from sava.storage.segment import write_segment
-from sava.storage.topic_log import Status, TopicClosed
+from sava.storage.topic_log import LogStatus, TopicClosed
 from sava.storage.types import TopicKey
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import (
     EAGER,
     FORGETFUL,
@@ -158,7 +158,7 @@ async def test_the_owner_of_a_deleted_topic_is_refused(cluster: Cluster) -> None
         await log.append(batch("new"))
         with pytest.raises(Fenced):
             await zombie.seal()
-        assert zombie.status is Status.FENCED
+        assert zombie.status is LogStatus.FENCED
         assert await contents(log) == ["new"]
 
 

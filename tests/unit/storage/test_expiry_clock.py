@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from sava.storage import expiry_clock
+from sava.storage import maintenance
 from sava.storage.errors import ObjectStoreUnavailable
-from sava.storage.expiry_clock import ASK_S, ExpiryClock
+from sava.storage.maintenance import ASK_S, ExpiryClock
 from sava.storage.objectstore import ObjectStore
 
 NOON_MS = 1_800_000_000_000
@@ -25,7 +25,7 @@ class Clocks:
         self.questions = 0
         self.is_down = False
         monkeypatch.setattr(time, "time_ns", lambda: self.own_ms * 1_000_000)
-        monkeypatch.setattr(expiry_clock, "store_time_ms", self._ask)
+        monkeypatch.setattr(maintenance, "store_time_ms", self._ask)
         self.clock = ExpiryClock(ObjectStore.open("memory://"), monotonic=lambda: self.seconds)
 
     async def _ask(self, _: ObjectStore) -> int:

@@ -12,7 +12,7 @@ from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.storage import catalog as catalog_module
 from sava.storage.catalog import Catalog, known_state
 from sava.storage.errors import CatalogBusy, Fenced
-from sava.storage.topic_log import Status
+from sava.storage.topic_log import LogStatus
 from sava.storage.types import TopicKey, TopicState
 from tests.unit.storage.brokers import TOPIC, Cluster, append_each, batch
 from tests.unit.storage.faults import (
@@ -61,8 +61,8 @@ STEPS: list[tuple[str, Callable[[Catalog], Awaitable[object]]]] = [
     ("claim", lambda catalog: catalog.claim(epoch=2, storage_id=A, has_tail=True)),
     ("register", lambda catalog: catalog.register(segment(10, 20), epoch=1, producers=(), origins=())),
     ("seal", lambda catalog: catalog.seal(epoch=1, end=10, producers=(), origins=())),
-    ("rest", lambda catalog: catalog.rest(epoch=1)),
-    ("wake", lambda catalog: catalog.wake(epoch=1)),
+    ("rest", lambda catalog: catalog.mark_clean(epoch=1)),
+    ("wake", lambda catalog: catalog.mark_dirty(epoch=1)),
     ("drop", lambda catalog: catalog.drop(epoch=1, before=10)),
 ]
 every_step = pytest.mark.parametrize("step", [step for _, step in STEPS], ids=[name for name, _ in STEPS])
@@ -161,11 +161,11 @@ async def test_a_lost_answer_and_a_lost_right(metadata: FaultyMetadata) -> None:
         raise UNKNOWN
 
     metadata.plan("txn", lose)
-    assert (await catalog.rest(epoch=1)).at_rest
+    assert (await catalog.mark_clean(epoch=1)).is_clean
     catalog = Catalog(metadata, TOPIC, await Right.give(metadata))
     metadata.plan("txn", refuse(UNKNOWN), before(lambda: Right.give(metadata, b"b")))
     with pytest.raises(Fenced):
-        await catalog.wake(epoch=1)
+        await catalog.mark_dirty(epoch=1)
 
 
 async def test_a_lost_answer_and_a_right_that_cannot_be_asked_for(metadata: FaultyMetadata) -> None:
@@ -179,7 +179,7 @@ async def test_a_lost_answer_and_a_right_that_cannot_be_asked_for(metadata: Faul
     right.still_holds = still_holds  # type: ignore[method-assign]
     metadata.plan("txn", refuse(UNKNOWN), before(lambda: Right.give(metadata)))
     with pytest.raises(OutcomeUnknown):
-        await catalog.rest(epoch=1)
+        await catalog.mark_clean(epoch=1)
 
 
 async def test_a_right_that_changes_all_the_time(metadata: FaultyMetadata) -> None:
@@ -187,7 +187,7 @@ async def test_a_right_that_changes_all_the_time(metadata: FaultyMetadata) -> No
     await opened(catalog, 10)
     metadata.plan("txn", *[before(lambda: Right.give(metadata))] * 20)
     with pytest.raises(CatalogBusy):
-        await catalog.rest(epoch=1)
+        await catalog.mark_clean(epoch=1)
 
 
 async def test_answers_that_are_lost_all_the_time_leave_the_outcome_unknown(metadata: FaultyMetadata) -> None:
@@ -196,7 +196,7 @@ async def test_answers_that_are_lost_all_the_time_leave_the_outcome_unknown(meta
     await opened(catalog, 10)
     metadata.plan("txn", *[refuse(UNKNOWN)] * 20)
     with pytest.raises(OutcomeUnknown):
-        await catalog.rest(epoch=1)
+        await catalog.mark_clean(epoch=1)
     metadata._planned.clear()
     metadata.plan("txn", *[refuse(UNKNOWN)] * 20)
     with pytest.raises(OutcomeUnknown):
@@ -225,7 +225,7 @@ async def test_an_owner_without_the_right_wakes_nothing_and_acknowledges_nothing
         await Right.give(metadata, b"b")
         with pytest.raises(Fenced):
             await log.append(batch("x"))
-        assert log.status is Status.FENCED
+        assert log.status is LogStatus.FENCED
         with pytest.raises(Fenced):
             await broker.open_topic(TOPIC, epoch=2, guard=Right(metadata, b"a"))
         log = await broker.open_topic(TOPIC, epoch=2, guard=await Right.give(metadata))
@@ -240,7 +240,7 @@ async def test_the_state_as_this_node_knows_it(metadata: FaultyMetadata) -> None
     state = await catalog.claim(epoch=1, storage_id=B, has_tail=False)
     assert known_state(metadata.local, TOPIC) == state
     assert state.is_settled
-    await catalog.wake(epoch=1)
+    await catalog.mark_dirty(epoch=1)
     known = known_state(metadata.local, TOPIC)
     assert isinstance(known, TopicState)
     assert not known.is_settled
@@ -255,5 +255,5 @@ async def test_a_lost_answer_is_looked_up_with_a_right_too(
     catalog = Catalog(metadata, TOPIC, await Right.give(metadata))
     await opened(catalog, 10)
     metadata.plan("txn", (lose_answer if took_effect else refuse)(UNKNOWN))
-    assert (await catalog.rest(epoch=1)).at_rest
-    assert (await catalog.load() or TopicState(topic_id=0, epoch=0, storage_id="")).at_rest
+    assert (await catalog.mark_clean(epoch=1)).is_clean
+    assert (await catalog.load() or TopicState(topic_id=0, epoch=0, storage_id="")).is_clean

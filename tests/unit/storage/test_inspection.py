@@ -9,18 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sava.metadata.memory import MemoryStore
 from sava.metadata.store import RangeResult
 from sava.storage import inspection, keys
 from sava.storage.catalog import Catalog
-from sava.storage.errors import CatalogBusy, DataGap, InvalidName
-from sava.storage.inspection import NotInSegments, TopicName, UnknownTopic, Verification
+from sava.storage.errors import CatalogBusy, DataGap, InvalidStorageName
+from sava.storage.inspection import InspectedTopic, NotInSegments, UnknownTopic, Verification
 from sava.storage.objectstore import ObjectStore
 from sava.storage.segment import write_segment
 from sava.storage.types import Segment, TopicKey
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.messages import TOPIC, numbered, write
 
-NAME = TopicName("default", "orders")
+NAME = InspectedTopic("default", "orders")
 
 
 class World:
@@ -45,7 +45,7 @@ class World:
     def file(self, number: int) -> Path:
         return self.path / self.segments[number].key
 
-    async def verify(self, topic: TopicName | None = None) -> tuple[Verification, list[str]]:
+    async def verify(self, topic: InspectedTopic | None = None) -> tuple[Verification, list[str]]:
         check = Verification(self.metadata, self.store, topic)
         await check.list_objects()
         return check, [f"{fault.topic.path}: {fault.text}" async for fault in check.faults(lambda size: None)]
@@ -73,7 +73,7 @@ async def test_topics_are_found_by_their_records_and_nothing_else_is(world: Worl
     found = [name async for name in inspection.topics(world.metadata)]
 
     assert sorted(found) == sorted(
-        [NAME, TopicName("other", "orders"), *(TopicName("default", n) for n in names)]
+        [NAME, InspectedTopic("other", "orders"), *(InspectedTopic("default", n) for n in names)]
     )
 
 
@@ -137,8 +137,8 @@ class Interrupted:
 
 @pytest.mark.parametrize("path", ["orders", "/orders", "/a/b/c", "default/orders", "//", "/a/b*"])
 def test_a_name_that_is_none_is_refused(path: str) -> None:
-    with pytest.raises(InvalidName):
-        TopicName.parse(path)
+    with pytest.raises(InvalidStorageName):
+        InspectedTopic.parse(path)
 
 
 # -- reading messages ----------------------------------------------------------------------------
@@ -164,7 +164,7 @@ async def test_offsets_that_are_not_in_segments_are_named_with_where_they_are(wo
     with pytest.raises(NotInSegments, match="nothing exists beyond"):
         await payloads(world, 41)
     with pytest.raises(UnknownTopic, match="/default/other"):
-        await inspection.known_topic(world.metadata, TopicName("default", "other"))
+        await inspection.known_topic(world.metadata, InspectedTopic("default", "other"))
 
 
 async def test_a_gap_is_not_passed_over(world: World) -> None:
@@ -303,7 +303,7 @@ async def test_what_a_deleted_topic_left_behind_is_named(world: World) -> None:
     ]
     assert check.foreign == 1
     with pytest.raises(UnknownTopic):
-        await world.verify(TopicName("default", "never"))
+        await world.verify(InspectedTopic("default", "never"))
 
 
 async def test_what_retention_drops_meanwhile_is_no_loss(world: World) -> None:
@@ -332,7 +332,7 @@ async def test_a_large_segment_is_read_in_parts(world: World) -> None:
     ]
     segment = await write_segment(world.store, topic, epoch=1, batches=batches, created_ms=0)
     await catalog.register(segment, epoch=1, producers=(), origins=())
-    check, faults = await world.verify(TopicName("default", "large"))
+    check, faults = await world.verify(InspectedTopic("default", "large"))
     assert (faults, check.messages) == ([], 40_000)
     damage(world.path / segment.key)
     assert len((await world.verify())[1]) == 1

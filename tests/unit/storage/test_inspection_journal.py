@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from sava.cli.main import app, main
+from sava.cli.main import main, tree
 from sava.records import Message, RecordBatch
-from sava.storage.journal_inspection import NoJournal, NotInJournal, open_stopped
+from sava.storage.inspection import NoJournal, NotInJournal, open_stopped
 from sava.storage.types import TopicKey
 from sava.wal import DirectoryLocked, LocalDisk, Log
 from tests.unit.storage.brokers import EAGER, OTHER, TOPIC, Cluster, numbered, small_files
@@ -43,7 +43,7 @@ def log_files(path: Path) -> list[Path]:
 
 
 def sava(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["storage", *map(str, arguments)])
+    return CliRunner().invoke(tree(), ["storage", *map(str, arguments)])
 
 
 # -- seeing --------------------------------------------------------------------------------------

@@ -16,7 +16,18 @@ from sava.records import RecordBatch
 from sava.storage.errors import Fenced
 from sava.storage.journal import Journal, JournalOptions
 from sava.storage.journal_index import JournalCorrupt
-from sava.wal import Disk, DiskFailed, DiskFull, ForeignLog, LocalDisk, LogClosed, LogCorrupt, fullness
+from sava.wal import (
+    Disk,
+    DiskFailed,
+    DiskFull,
+    ForeignLog,
+    LocalDisk,
+    LogClosed,
+    LogCorrupt,
+)
+from sava.wal import (
+    errors as wal_errors,
+)
 from tests.sim.disk import CrashPolicy, SimDisk
 
 SMALL = JournalOptions(file_bytes=4096)
@@ -330,7 +341,7 @@ async def test_nothing_is_written_behind_a_refused_frame() -> None:
 async def test_a_full_disk_is_told_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level("INFO", "sava.wal.fullness")
+    caplog.set_level("INFO", "sava.wal.errors")
     sim = SimDisk(Random(1))
     async with opened(sim, NO_ROOM) as journal:
         sim.set_capacity(sim.used + 2000)
@@ -341,7 +352,7 @@ async def test_a_full_disk_is_told_of_once(
         assert "the disk is full, messages are refused" in caplog.text
         assert "behind a write" not in caplog.text, "the first is told of"
         sim.set_capacity(None)
-        monkeypatch.setattr(fullness, "QUIET_S", 0.0)
+        monkeypatch.setattr(wal_errors, "QUIET_S", 0.0)
         await _until_accepting(journal)
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 

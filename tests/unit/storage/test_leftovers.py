@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from sava.metadata.errors import Unavailable
-from sava.storage import keys, leftovers
+from sava.storage import keys, orphans
 from sava.storage.broker_storage import TopicBusy
 from sava.storage.errors import CatalogCorrupt
-from sava.storage.leftovers import Needless, needless, topic_states
+from sava.storage.orphans import Needless, needless, topic_states
 from sava.storage.types import TopicKey, TopicState
 from tests.unit.storage.brokers import (
     OTHER,
@@ -52,7 +52,7 @@ def state(**fields: object) -> TopicState:
     [
         (None, 5, Needless(0, 0)),  # deleted
         (state(), 5, Needless(20, None)),  # the tail is here
-        (state(at_rest=True), 5, Needless(20, None)),  # may wake, and have a tail, under the same epoch
+        (state(is_clean=True), 5, Needless(20, None)),  # may wake, and have a tail, under the same epoch
         (state(sealed=True), 5, Needless(20, 20)),  # handed over by us
         (state(storage_id=THEIRS, sealed=True), 3, Needless(20, 20)),
         (state(storage_id=THEIRS), 3, Needless(20, 20)),  # moved away
@@ -202,7 +202,7 @@ async def test_a_topic_cannot_be_opened_while_it_is_let_go(
 async def test_states_are_found_among_many_descriptors(
     cluster: Cluster, metadata: FaultyMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "PAGE", 3)
+    monkeypatch.setattr(orphans, "PAGE", 3)
     for number in range(5):
         topic = TopicKey("default", f"topic-{number}", number)
         for start in range(4 * number):

@@ -14,14 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sava.metadata.errors import OutcomeUnknown
-from sava.storage import hold, merging
 from sava.storage.broker_storage import StorageOptions
-from sava.storage.catalog import Catalog
+from sava.storage.catalog import (
+    HOLD_KEY,
+    Catalog,
+    Hold,
+    StorageHeld,
+    is_held,
+)
 from sava.storage.errors import Fenced, ObjectStoreUnavailable, SegmentConflict, TopicGone
-from sava.storage.merging import FEW, MOST, merge, worth_merging
+from sava.storage.maintenance import (
+    MAX_MERGE_PARTS,
+    MERGE_PARTS,
+    MERGE_SIZES,
+    RetentionPolicy,
+    merge_segments,
+    worth_merging,
+)
 from sava.storage.objectstore import ObjectStore
-from sava.storage.orphans import sweep
-from sava.storage.retention import RetentionPolicy
+from sava.storage.orphans import sweep_orphans
 from sava.storage.segment import SegmentReader
 from sava.storage.tiered import KnownSegments
 from sava.storage.topic_log import TopicLog
@@ -134,14 +145,14 @@ def test_however_large_they_are_few_are_left_and_little_is_written(sizes: list[i
                 assert segments[at : at + len(run)] == run, "neighbours"
                 raw_bytes = sum(each.raw_bytes for each in run)
                 assert raw_bytes <= MAX_BYTES
-                assert FEW <= len(run) <= MOST
+                assert MERGE_PARTS <= len(run) <= MAX_MERGE_PARTS
                 written += raw_bytes
                 segments[at : at + len(run)] = [
                     msgspec.structs.replace(run[0], end=run[-1].end, raw_bytes=raw_bytes)
                 ]
     assert [each.start for each in segments[1:]] == [each.end for each in segments[:-1]]
-    large = sum(each.raw_bytes >= MAX_BYTES / FEW for each in segments)
-    assert len(segments) <= (large + 1) * FEW * merging.KINDS
+    large = sum(each.raw_bytes >= MAX_BYTES / MERGE_PARTS for each in segments)
+    assert len(segments) <= (large + 1) * MERGE_PARTS * MERGE_SIZES
     assert written <= 24 * sum(sizes), "a byte is written again only when its segment doubles"
 
 
@@ -176,7 +187,7 @@ async def everything(catalog: Catalog, store: ObjectStore) -> list[int]:
 async def test_neighbours_become_one(catalog: Catalog, store: ObjectStore) -> None:
     parts = await three(catalog, store)
     state = await catalog.load()
-    merged = await merge(parts[:2], catalog, store, SegmentReader(store), epoch=1)
+    merged = await merge_segments(parts[:2], catalog, store, SegmentReader(store), epoch=1)
     assert (merged.start, merged.end, merged.created_ms) == (0, 20, 10)
     assert (merged.min_publish_time, merged.max_publish_time) == (0, 38)
     assert await catalog.segments() == [merged, parts[2]]
@@ -192,7 +203,7 @@ async def test_a_later_owner_merges_what_earlier_ones_have_left(catalog: Catalog
     await catalog.claim(epoch=5, storage_id="b", has_tail=False)
     fourth = await write(store, 30, 40, epoch=5)
     await catalog.register(fourth, epoch=5, producers=(), origins=())
-    merged = await merge([*parts, fourth], catalog, store, SegmentReader(store), epoch=5)
+    merged = await merge_segments([*parts, fourth], catalog, store, SegmentReader(store), epoch=5)
     assert await catalog.segments() == [merged]
     assert await everything(catalog, store) == list(range(40))
 
@@ -202,10 +213,10 @@ async def test_who_lost_the_topic_merges_nothing(catalog: Catalog, store: Object
     await catalog.seal(epoch=1, end=30, producers=(), origins=())
     await catalog.claim(epoch=2, storage_id="b", has_tail=False)
     with pytest.raises(Fenced):
-        await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+        await merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
     assert await catalog.segments() == parts
     assert await everything(catalog, store) == list(range(30))
-    assert len(await sweep(catalog, store, now_ms=FAR)) == 1
+    assert len(await sweep_orphans(catalog, store, now_ms=FAR)) == 1
 
 
 async def test_what_retention_drops_meanwhile_stays_dropped(
@@ -220,7 +231,7 @@ async def test_what_retention_drops_meanwhile_stays_dropped(
 
     metadata.plan("txn", before(drop))
     with pytest.raises(SegmentConflict, match="is not registered any more"):
-        await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+        await merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
     assert await catalog.segments() == parts[1:]
     assert await keys(store) == [each.key for each in parts[1:]], "the merged object is gone"
 
@@ -235,7 +246,7 @@ async def test_a_topic_that_is_deleted_meanwhile_leaves_no_object(
 
     metadata.plan("txn", before(delete))
     with pytest.raises(TopicGone):
-        await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+        await merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
     assert await keys(store) == []
 
 
@@ -244,7 +255,7 @@ async def test_an_answer_that_is_lost_is_asked_for_again(
 ) -> None:
     parts = await three(catalog, store)
     metadata.plan("txn", lose_answer(UNKNOWN))
-    merged = await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+    merged = await merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
     assert await catalog.segments() == [merged]
     assert await keys(store) == [merged.key]
 
@@ -258,7 +269,7 @@ async def test_an_outcome_that_stays_unknown_deletes_nothing(
     parts = await three(catalog, store)
     lose_sight(metadata, lose_answer(UNKNOWN) if takes_effect else refuse(UNKNOWN))
     with pytest.raises(OutcomeUnknown):
-        await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+        await merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
     assert len(await keys(store)) == 4
     assert len(await catalog.segments()) == (1 if takes_effect else 3)
     assert await everything(catalog, store) == list(range(30))
@@ -274,7 +285,7 @@ async def test_an_upload_meanwhile_is_kept(
         await Catalog(metadata._real, TOPIC).register(fourth, epoch=1, producers=(), origins=())
 
     metadata.plan("txn", before(register))
-    merged = await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+    merged = await merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
     assert await catalog.segments() == [merged, fourth]
 
 
@@ -300,11 +311,11 @@ async def test_whatever_fails_every_message_is_in_one_segment(
     parts = await three(catalog, store)
     backend.plan(method, fault)
     with pytest.raises(ObjectStoreUnavailable):
-        await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+        await merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
     assert backend.is_done
     assert len(await catalog.segments()) == (1 if is_merged else 3)
     assert await everything(catalog, store) == list(range(30))
-    await sweep(catalog, store, now_ms=FAR)
+    await sweep_orphans(catalog, store, now_ms=FAR)
     assert await keys(store) == [each.key for each in await catalog.segments()]
 
 
@@ -312,7 +323,7 @@ async def test_whatever_fails_every_message_is_in_one_segment(
 
 
 async def held(metadata: FaultyMetadata, until_ms: int = FAR) -> None:
-    await metadata._real.put(hold.KEY, msgspec.json.encode(hold.Hold(until_ms=until_ms)))
+    await metadata._real.put(HOLD_KEY, msgspec.json.encode(Hold(until_ms=until_ms)))
 
 
 async def test_what_is_held_is_neither_merged_nor_dropped(
@@ -320,15 +331,15 @@ async def test_what_is_held_is_neither_merged_nor_dropped(
 ) -> None:
     parts = await three(catalog, store)
     await held(metadata)
-    with pytest.raises(hold.StorageHeld, match="sava storage release"):
-        await merge(parts, catalog, store, SegmentReader(store), epoch=1)
-    with pytest.raises(hold.StorageHeld):
+    with pytest.raises(StorageHeld, match="sava storage release"):
+        await merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
+    with pytest.raises(StorageHeld):
         await catalog.drop(epoch=1, before=10)
     fourth = await write(store, 30, 40)
     await catalog.register(fourth, epoch=1, producers=(), origins=())
     assert await catalog.segments() == [*parts, fourth]
-    await metadata._real.delete(hold.KEY)
-    merged = await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+    await metadata._real.delete(HOLD_KEY)
+    merged = await merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
     assert await catalog.segments() == [merged, fourth]
 
 
@@ -340,11 +351,11 @@ async def test_a_hold_that_comes_at_the_last_moment_counts(
     parts = await three(catalog, store)
     metadata.plan("txn", before(lambda: held(metadata)))
     changing: Awaitable[Any] = (
-        merge(parts, catalog, store, SegmentReader(store), epoch=1)
+        merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
         if change == "merge"
         else catalog.drop(epoch=1, before=10)
     )
-    with pytest.raises(hold.StorageHeld):
+    with pytest.raises(StorageHeld):
         await changing
     assert await catalog.segments() == parts
     assert await everything(catalog, store) == list(range(30))
@@ -356,20 +367,20 @@ async def test_a_merge_that_came_before_the_hold_is_done(
     """It took effect, its answer was lost, and then came the hold: the object is named and must stay."""
     parts = await three(catalog, store)
     metadata.plan("txn", lambda call: after(lambda: held(metadata))(lambda: lose_answer(UNKNOWN)(call)))
-    merged = await merge(parts, catalog, store, SegmentReader(store), epoch=1)
+    merged = await merge_segments(parts, catalog, store, SegmentReader(store), epoch=1)
     assert await catalog.segments() == [merged]
     assert await everything(catalog, store) == list(range(30))
 
 
 async def test_a_hold_ends_by_itself(metadata: FaultyMetadata) -> None:
     real = metadata._real
-    assert not await hold.is_on(real, now_ms=0)
+    assert not await is_held(real, now_ms=0)
     await held(metadata, until_ms=1000)
-    assert await hold.is_on(real, now_ms=999)
-    assert not await hold.is_on(real, now_ms=1000)
-    assert await real.get(hold.KEY) is None
-    await real.put(hold.KEY, b"for ever")
-    assert await hold.is_on(real, now_ms=FAR), "what cannot be read is not over"
+    assert await is_held(real, now_ms=999)
+    assert not await is_held(real, now_ms=1000)
+    assert await real.get(HOLD_KEY) is None
+    await real.put(HOLD_KEY, b"for ever")
+    assert await is_held(real, now_ms=FAR), "what cannot be read is not over"
 
 
 # -- on the owner ------------------------------------------------------------------------------
@@ -520,7 +531,7 @@ async def test_a_merge_of_which_the_owner_hears_nothing_is_found_later(
         catalog = Catalog(metadata._real, TOPIC)
 
         async def merge_all() -> None:
-            await merge(
+            await merge_segments(
                 await catalog.segments(), catalog, cluster.store, SegmentReader(cluster.store), epoch=1
             )
 

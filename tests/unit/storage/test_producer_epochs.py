@@ -11,10 +11,16 @@ import pytest
 
 from sava.errors import SavaError
 from sava.metadata.errors import OutcomeUnknown
-from sava.storage import producer_epochs
+from sava.storage import producers
 from sava.storage.errors import Fenced, TopicSealed
-from sava.storage.producer_epochs import Ask, EpochTable, Granted, ProducerEpochs, grant
+from sava.storage.producers import (
+    EpochRequest,
+    Granted,
+    ProducerEpochs,
+    grant,
+)
 from sava.storage.topic_log import TopicClosed
+from sava.storage.types import EpochTable
 from tests.unit.storage.brokers import TOPIC, Cluster, batch
 from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, lose_answer, refuse
 
@@ -25,43 +31,45 @@ BLANK = EpochTable()
 class TestGrant:
     def test_each_open_is_beyond_all_before_it(self) -> None:
         """Also of other names: a name that was forgotten gets no number twice."""
-        table, numbers = grant(BLANK, [Ask(P, 0), Ask(Q, 0), Ask(P, 0)])
+        table, numbers = grant(BLANK, [EpochRequest(P, 0), EpochRequest(Q, 0), EpochRequest(P, 0)])
         assert numbers == [1, 2, 3]
         assert (table.last, table.known) == (3, ((Q, 2), (P, 3)))
-        assert grant(table, [Ask(Q, 0, above=100)]).numbers == [101]
+        assert grant(table, [EpochRequest(Q, 0, above=100)]).numbers == [101]
 
     def test_the_current_number_continues_and_a_lower_one_is_fenced(self) -> None:
-        table = grant(BLANK, [Ask(P, 0), Ask(P, 0)]).table
-        assert grant(table, [Ask(P, 2), Ask(P, 1)]) == (table, [2, 2])
+        table = grant(BLANK, [EpochRequest(P, 0), EpochRequest(P, 0)]).table
+        assert grant(table, [EpochRequest(P, 2), EpochRequest(P, 1)]) == (table, [2, 2])
 
     def test_a_higher_number_becomes_the_current_one(self) -> None:
         """A partition takes over the number of the first one; what it gives out next is beyond it."""
-        table, numbers = grant(BLANK, [Ask(P, 0), Ask(P, 50), Ask(P, 49), Ask(Q, 0)])
+        table, numbers = grant(
+            BLANK, [EpochRequest(P, 0), EpochRequest(P, 50), EpochRequest(P, 49), EpochRequest(Q, 0)]
+        )
         assert numbers == [1, 50, 50, 51]
         assert table.last == 51
 
     def test_the_lowest_number_is_forgotten_and_then_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A zombie must not come in because its successor's open was forgotten."""
-        monkeypatch.setattr(producer_epochs, "MAX_NAMES", 2)
-        table = grant(BLANK, [Ask(P, 0)]).table
-        table = grant(table, [Ask(P, 0)]).table
+        monkeypatch.setattr(producers, "MAX_NAMES", 2)
+        table = grant(BLANK, [EpochRequest(P, 0)]).table
+        table = grant(table, [EpochRequest(P, 0)]).table
         for other in (21, 22):
-            table = grant(table, [Ask(other, 0)]).table
+            table = grant(table, [EpochRequest(other, 0)]).table
         assert (table.known, table.floor) == (((21, 3), (22, 4)), 2)
-        assert grant(table, [Ask(P, 1), Ask(P, 2)]) == (table, [0, 0])
-        assert grant(table, [Ask(P, 0)]).numbers == [5]
+        assert grant(table, [EpochRequest(P, 1), EpochRequest(P, 2)]) == (table, [0, 0])
+        assert grant(table, [EpochRequest(P, 0)]).numbers == [5]
 
     def test_those_that_are_connected_are_forgotten_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(producer_epochs, "MAX_NAMES", 2)
-        table = grant(BLANK, [Ask(P, 0), Ask(Q, 0)]).table
-        table = grant(table, [Ask(21, 0)], in_use={P}).table
+        monkeypatch.setattr(producers, "MAX_NAMES", 2)
+        table = grant(BLANK, [EpochRequest(P, 0), EpochRequest(Q, 0)]).table
+        table = grant(table, [EpochRequest(21, 0)], in_use={P}).table
         assert (table.known, table.floor) == (((P, 1), (21, 3)), 2)
-        assert grant(table, [Ask(P, 1)]).numbers == [1]
+        assert grant(table, [EpochRequest(P, 1)]).numbers == [1]
 
     def test_who_asks_is_not_forgotten_and_the_bound_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(producer_epochs, "MAX_NAMES", 2)
-        table = grant(BLANK, [Ask(P, 0), Ask(Q, 0)]).table
-        table = grant(table, [Ask(21, 0)], in_use={P, Q}).table
+        monkeypatch.setattr(producers, "MAX_NAMES", 2)
+        table = grant(BLANK, [EpochRequest(P, 0), EpochRequest(Q, 0)]).table
+        table = grant(table, [EpochRequest(21, 0)], in_use={P, Q}).table
         assert [producer for producer, _ in table.known] == [Q, 21]
 
 
@@ -74,7 +82,7 @@ class Writes:
         self.may_answer = asyncio.Event()
         self.error: SavaError | None = None
 
-    async def __call__(self, asks: Sequence[Ask]) -> Granted:
+    async def __call__(self, asks: Sequence[EpochRequest]) -> Granted:
         self.groups.append(len(asks))
         granted = grant(self.table, asks)
         await self.may_answer.wait()
@@ -168,7 +176,7 @@ class TestTopicLog:
             assert await log.epochs.open(P) == 1
             await log._parts.uploader.flush(log._backlog, log.next_offset)
             assert await log.epochs.open(P) == 2
-            await cluster.catalog().rest(epoch=1)
+            await cluster.catalog().mark_clean(epoch=1)
             await log.append(batch("b", producer=P, sequence=1))
             await log.seal()
             moved = await second.open_topic(TOPIC, epoch=2)
@@ -196,7 +204,7 @@ class TestTopicLog:
             with pytest.raises(TopicClosed):
                 await log.epochs.open(P)
             with pytest.raises(TopicSealed):
-                await cluster.catalog().grant_epochs(epoch=1, asks=[Ask(P, 0)], in_use=tuple)
+                await cluster.catalog().grant_epochs(epoch=1, asks=[EpochRequest(P, 0)], in_use=tuple)
 
     async def test_a_number_of_unknown_outcome_is_given_to_nobody(self, tmp_path: Path) -> None:
         """The answer to a write is lost twice, and the open with it. Its number may be in the record."""

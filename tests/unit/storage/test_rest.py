@@ -12,9 +12,9 @@ import pytest
 from sava.errors import RetryableError
 from sava.metadata.errors import Unavailable
 from sava.storage.broker_storage import StorageOptions
-from sava.storage.errors import SequenceGap, WakeFailed
+from sava.storage.errors import MarkDirtyFailed, SequenceGap
 from sava.storage.journal import JournalOptions
-from sava.storage.topic_log import Status
+from sava.storage.topic_log import LogStatus
 from tests.unit.storage.brokers import (
     TOPIC,
     Cluster,
@@ -51,8 +51,8 @@ async def test_an_idle_topic_rests_and_the_next_append_wakes_it(cluster: Cluster
         log = await broker.open_topic(TOPIC, epoch=1)
         for end in (3, 4, 10):
             await append_each(log, log.next_offset, end)
-            assert not (await state_of(cluster)).at_rest
-            assert (await until(cluster, at_rest=True)).end == end
+            assert not (await state_of(cluster)).is_clean
+            assert (await until(cluster, is_clean=True)).end == end
         assert await contents(log) == expected(0, 10)
 
 
@@ -61,40 +61,40 @@ async def test_a_topic_that_was_never_appended_to_is_at_rest_and_costs_nothing(
 ) -> None:
     async with cluster.broker(options=QUICK) as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
-        assert (await state_of(cluster)).at_rest
-        assert log._rest._timer is None
+        assert (await state_of(cluster)).is_clean
+        assert log._marker._timer is None
         assert metadata.calls.count("txn") == 1, "the claim"
 
 
 async def test_a_topic_at_rest_has_no_timer(cluster: Cluster) -> None:
     async with cluster.broker(options=TOLD) as broker:
         log = await opened(broker)
-        timer = log._rest._timer
+        timer = log._marker._timer
         assert timer is not None
         timer.cancel()
         await resting(log)
-        assert log._rest._timer is None
-        assert (await state_of(cluster)).at_rest
+        assert log._marker._timer is None
+        assert (await state_of(cluster)).is_clean
 
 
 async def test_a_topic_with_a_tail_does_not_rest(cluster: Cluster) -> None:
     async with cluster.broker(options=TOLD) as broker:
         log = await opened(broker)
         await append_each(log, 5, 6)
-        log._rest._due()
-        assert log._rest._task is None, "the upload will say when"
+        log._marker._due()
+        assert log._marker._task is None, "the upload will say when"
         await store(log)
         await resting(log)
-        assert (await state_of(cluster)).at_rest
+        assert (await state_of(cluster)).is_clean
 
 
 async def test_a_topic_that_is_opened_awake_and_without_a_tail_comes_to_rest(cluster: Cluster) -> None:
     async with cluster.broker(options=TOLD) as broker:
         await opened(broker)
-    assert not (await state_of(cluster)).at_rest
+    assert not (await state_of(cluster)).is_clean
     async with cluster.broker(options=QUICK) as broker:
         log = await broker.open_topic(TOPIC, epoch=2)
-        await until(cluster, at_rest=True)
+        await until(cluster, is_clean=True)
         await append_each(log, 5, 6)
 
 
@@ -103,15 +103,15 @@ async def test_a_wake_of_which_nothing_came_is_followed_by_rest(cluster: Cluster
         log = await broker.open_topic(TOPIC, epoch=1)
         with pytest.raises(SequenceGap):
             await log.append(batch("lost before", producer=5, sequence=9))
-        assert not (await state_of(cluster)).at_rest
-        await until(cluster, at_rest=True)
+        assert not (await state_of(cluster)).is_clean
+        await until(cluster, is_clean=True)
 
 
 async def test_rest_that_is_refused_leaves_the_topic_awake_and_is_tried_again(
     cluster: Cluster, metadata: FaultyMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had no effect, so appends need not wait for the metadata store to come back."""
-    monkeypatch.setattr("sava.storage.rest._FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("sava.storage.clean_marker._FIRST_PAUSE_S", 0.02)
     async with cluster.broker(options=TOLD) as broker:
         log = await opened(broker)
         metadata.plan("txn", refuse(UNAVAILABLE))
@@ -122,7 +122,7 @@ async def test_rest_that_is_refused_leaves_the_topic_awake_and_is_tried_again(
         await store(log)
         metadata.plan("txn", refuse(UNAVAILABLE), refuse(UNAVAILABLE))
         await resting(log)
-        await until(cluster, at_rest=True)
+        await until(cluster, is_clean=True)
         assert metadata.is_done
 
 
@@ -146,7 +146,7 @@ async def test_appends_wait_for_the_rest_under_way_and_share_one_wake(
         held.may_go_on.set()
         assert await asyncio.gather(*tasks) == list(range(5, 25))
         assert metadata.calls.count("txn") == 1
-        assert not (await state_of(cluster)).at_rest
+        assert not (await state_of(cluster)).is_clean
 
 
 async def test_the_first_frame_comes_after_the_wake(cluster: Cluster, metadata: FaultyMetadata) -> None:
@@ -195,7 +195,7 @@ async def test_callers_who_leave_the_line_do_not_hold_it_up(
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert done[1::2] == [0, 1, 2, 3, 4]
         assert await contents(log) == ["1", "3", "5", "7", "9"]
-        assert not log._rest.is_on
+        assert not log._marker.is_on
 
 
 async def test_everybody_leaving_during_a_rest_does_not_open_the_way(
@@ -216,7 +216,7 @@ async def test_everybody_leaving_during_a_rest_does_not_open_the_way(
         assert log.assigned_offset == 5
         held.may_go_on.set()
         assert await staying == 5
-        assert not (await state_of(cluster)).at_rest
+        assert not (await state_of(cluster)).is_clean
 
 
 async def test_no_rest_while_an_append_waits_for_room(
@@ -229,12 +229,12 @@ async def test_no_rest_while_an_append_waits_for_room(
         monkeypatch.setattr(broker.journal, "reserve", lambda size: room.wait())
         appending = asyncio.create_task(log.append(numbered(5, 6)))
         await asyncio.sleep(0)
-        log._rest._due()
-        assert log._rest._task is None
-        assert log._rest._timer is not None, "it is asked again: the append may come to nothing"
+        log._marker._due()
+        assert log._marker._task is None
+        assert log._marker._timer is not None, "it is asked again: the append may come to nothing"
         room.set()
         assert await appending == 5
-        assert not (await state_of(cluster)).at_rest
+        assert not (await state_of(cluster)).is_clean
 
 
 # -- wakes that fail ---------------------------------------------------------------------------------------
@@ -248,9 +248,9 @@ async def test_a_wake_that_is_refused_refuses_all_who_wait(
         metadata.plan("txn", refuse(UNAVAILABLE))
         outcomes = await asyncio.gather(*(log.append(batch("x")) for _ in range(3)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3
-        assert (await state_of(cluster)).at_rest
+        assert (await state_of(cluster)).is_clean
         assert broker.journal.topic_ids == []
-        assert log.status is Status.OPEN
+        assert log.status is LogStatus.OPEN
         await append_each(log, 0, 3)
 
 
@@ -262,22 +262,22 @@ async def test_a_wake_of_unknown_outcome_appends_nothing_and_can_be_tried_again(
         log = await opened(broker)
         await resting(log)
         lose_sight(metadata, how(UNKNOWN))
-        with pytest.raises(WakeFailed) as caught:
+        with pytest.raises(MarkDirtyFailed) as caught:
             await log.append(numbered(5, 6))
         assert isinstance(caught.value, RetryableError)
         assert log.next_offset == log.assigned_offset == 5
         assert broker.journal.topic_ids == []
         await append_each(log, 5, 7)
-        assert not (await state_of(cluster)).at_rest
+        assert not (await state_of(cluster)).is_clean
 
 
 async def test_a_wake_in_doubt_that_nobody_follows_up_is_followed_by_rest(
     cluster: Cluster, metadata: FaultyMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sava.storage.rest._FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("sava.storage.clean_marker._FIRST_PAUSE_S", 0.02)
     async with cluster.broker(options=TOLD) as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
         lose_sight(metadata, lose_answer(UNKNOWN))
-        with pytest.raises(WakeFailed):
+        with pytest.raises(MarkDirtyFailed):
             await log.append(numbered(0, 1))
-        await until(cluster, at_rest=True)
+        await until(cluster, is_clean=True)

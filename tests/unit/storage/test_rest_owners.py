@@ -9,7 +9,7 @@ import pytest
 
 from sava.storage.errors import Fenced, TailElsewhere
 from sava.storage.journal_index import JournalCorrupt
-from sava.storage.topic_log import Status, TopicClosed, TopicLog
+from sava.storage.topic_log import LogStatus, TopicClosed, TopicLog
 from tests.unit.storage.brokers import (
     LAZY,
     TOPIC,
@@ -55,7 +55,7 @@ async def test_a_late_rest_finds_the_topic_awake(cluster: Cluster, metadata: Fau
         late = Late()
         lose_sight(metadata, late)
         await resting(log)
-        assert not (await state_of(cluster)).at_rest
+        assert not (await state_of(cluster)).is_clean
         await append_each(log, 5, 6)
         assert not (await late.arrive()).succeeded
         with pytest.raises(TailElsewhere):
@@ -103,7 +103,7 @@ async def test_the_owner_rests_and_dies_and_another_goes_on(cluster: Cluster) ->
     async with cluster.broker("a", QUICK) as here:
         log = await here.open_topic(TOPIC, epoch=1)
         await log.append(numbered(0, 5, producer=9))
-        await until(cluster, at_rest=True)
+        await until(cluster, is_clean=True)
     async with cluster.broker("b", TOLD) as there:
         log = await there.open_topic(TOPIC, epoch=2)
         assert log.next_offset == 5
@@ -135,7 +135,7 @@ async def test_the_owner_wakes_and_dies_before_it_appends_and_comes_back(cluster
             await there.open_topic(TOPIC, epoch=2)
     async with cluster.broker("a", QUICK) as here:
         await here.open_topic(TOPIC, epoch=3)
-        await until(cluster, at_rest=True)
+        await until(cluster, is_clean=True)
     async with cluster.broker("b", TOLD) as there:
         await append_each(await there.open_topic(TOPIC, epoch=4), 5, 6)
 
@@ -147,7 +147,7 @@ async def test_the_old_owner_at_rest_is_fenced_by_its_first_append(cluster: Clus
         new = await there.open_topic(TOPIC, epoch=2)
         outcomes = await asyncio.gather(*(old.append(batch("x")) for _ in range(3)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [Fenced] * 3
-        assert old.status is Status.FENCED
+        assert old.status is LogStatus.FENCED
         assert here.journal.topic_ids == []
         await append_each(new, 5, 8)
         with pytest.raises(Fenced):
@@ -192,7 +192,7 @@ async def test_a_topic_goes_round_by_resting_only(cluster: Cluster) -> None:
             assert log.next_offset == end
             await append_each(log, end, end + turn % 3)
             end += turn % 3
-            assert (await until(cluster, at_rest=True)).end == end
+            assert (await until(cluster, is_clean=True)).end == end
             assert await contents(log) == expected(0, end)
 
 
@@ -203,15 +203,15 @@ async def test_the_same_disk_goes_on_from_rest(cluster: Cluster, same_epoch: boo
             log = await broker.open_topic(TOPIC, epoch=1 if same_epoch else life + 1)
             await append_each(log, 5 * life, 5 * life + 5)
             assert await contents(log) == expected(0, 5 * life + 5)
-            await until(cluster, at_rest=True)
+            await until(cluster, is_clean=True)
 
 
 async def test_messages_beyond_a_rest_are_never_passed_over(cluster: Cluster) -> None:
     """They cannot exist. If they do, somebody was told of them."""
     async with cluster.broker("a", TOLD) as broker:
         await append_each(await broker.open_topic(TOPIC, epoch=1), 0, 3)
-        await cluster.catalog().rest(epoch=1)
-        with pytest.raises(JournalCorrupt, match="beyond 0, where it is at rest"):
+        await cluster.catalog().mark_clean(epoch=1)
+        with pytest.raises(JournalCorrupt, match="beyond 0, where it is clean"):
             await broker.open_topic(TOPIC, epoch=2)
 
 
@@ -223,7 +223,7 @@ async def test_a_topic_at_rest_can_be_sealed(cluster: Cluster) -> None:
         log = await opened(here)
         await resting(log)
         state = await log.seal()
-        assert (state.end, state.sealed, state.at_rest) == (5, True, False)
+        assert (state.end, state.sealed, state.is_clean) == (5, True, False)
     async with cluster.broker("b", TOLD) as there:
         await append_each(await there.open_topic(TOPIC, epoch=2), 5, 6)
 
@@ -272,4 +272,4 @@ async def test_an_upload_that_ends_after_the_topic_was_closed_sets_no_timer(clus
         await append_each(log, 0, 3)
         await log.close()
         log._backlog._caught_up()
-        assert log._rest._timer is None or log._rest._timer.cancelled()
+        assert log._marker._timer is None or log._marker._timer.cancelled()

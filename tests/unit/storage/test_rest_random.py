@@ -17,13 +17,13 @@ from sava.errors import CallerError, RetryableError
 from sava.metadata.errors import OutcomeUnknown
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.journal import Journal
-from sava.storage.topic_log import Status, TopicLog
+from sava.storage.topic_log import LogStatus, TopicLog
 from sava.storage.uploader import UploadOptions
 from tests.unit.storage.brokers import TOPIC, Cluster, batch, contents
 from tests.unit.storage.commitments import Ended, Mirrors
 from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, lose_answer, refuse
 
-OPTIONS = StorageOptions(upload=UploadOptions(segment_age_s=3600, rest_after_s=3600))
+OPTIONS = StorageOptions(upload=UploadOptions(segment_age_s=3600, clean_after_s=3600))
 BROKERS = "abc"
 
 
@@ -67,7 +67,7 @@ class World:
         await log._parts.uploader.flush(log._backlog, log.next_offset)
         if self.dice.random() < 0.7:
             self._plan_trouble()
-        log._rest._due()
+        log._marker._due()
         for _ in range(self.dice.randrange(20)):
             await asyncio.sleep(0)
         steps = [self._publish_to_all, self._arrive, self._take_over, self._open_again, self._publish_to_last]
@@ -83,7 +83,7 @@ class World:
         state = await self.cluster.catalog().load()
         if self.logs and state is not None:
             last = self.logs[-1]
-            if last.status is Status.OPEN and last.epoch == state.epoch:
+            if last.status is LogStatus.OPEN and last.epoch == state.epoch:
                 return last
         names = [
             name
@@ -158,7 +158,7 @@ class World:
         journal.end_life(Ended())
         for each in self.logs:
             if each._journal is journal and self.dice.random() < 0.7:
-                each._rest._due()
+                each._marker._due()
         for _ in range(self.dice.randrange(20)):
             await asyncio.sleep(0)
         for each in self.logs:

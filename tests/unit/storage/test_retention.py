@@ -9,9 +9,9 @@ from obstore.store import MemoryStore as MemoryBackend
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced, ObjectStoreUnavailable
 from sava.storage.keys import objects_prefix
+from sava.storage.maintenance import RetentionPolicy, drop_expired, expired_end
 from sava.storage.objectstore import ObjectStore
-from sava.storage.orphans import find_orphans, sweep
-from sava.storage.retention import RetentionPolicy, delete_topic, enforce, expired_end
+from sava.storage.orphans import delete_topic, find_orphans, sweep_orphans
 from sava.storage.types import Segment, TopicKey
 from tests.unit.storage.faults import BROKEN, UNAVAILABLE, FaultyBackend, FaultyMetadata, before, refuse
 from tests.unit.storage.messages import TOPIC, write
@@ -118,7 +118,7 @@ async def test_descriptors_go_first_and_objects_after(topic: Topic) -> None:
         seen.append(len(await topic.catalog.segments()))
 
     topic.backend.plan("delete_async", before(look))
-    dropped = await enforce(
+    dropped = await drop_expired(
         topic.catalog, topic.store, RetentionPolicy(max_age_ms=HOUR), epoch=1, now_ms=2 * HOUR
     )
     assert dropped == segments[:2]
@@ -129,14 +129,14 @@ async def test_descriptors_go_first_and_objects_after(topic: Topic) -> None:
 async def test_unread_messages_stay_if_asked_for(topic: Topic) -> None:
     segments = await topic.fill()
     policy = RetentionPolicy(max_bytes=0)
-    assert await enforce(topic.catalog, topic.store, policy, epoch=1, now_ms=FAR, keep_from=5) == []
-    dropped = await enforce(topic.catalog, topic.store, policy, epoch=1, now_ms=FAR, keep_from=29)
+    assert await drop_expired(topic.catalog, topic.store, policy, epoch=1, now_ms=FAR, keep_from=5) == []
+    dropped = await drop_expired(topic.catalog, topic.store, policy, epoch=1, now_ms=FAR, keep_from=29)
     assert dropped == segments[:2]
 
 
 async def test_an_open_topic_goes_on_where_it_was_when_all_is_dropped(topic: Topic) -> None:
     await topic.fill()
-    await enforce(topic.catalog, topic.store, RetentionPolicy(max_bytes=0), epoch=1, now_ms=FAR)
+    await drop_expired(topic.catalog, topic.store, RetentionPolicy(max_bytes=0), epoch=1, now_ms=FAR)
     state = await topic.catalog.load()
     assert state is not None
     assert (state.start, state.end, state.sealed) == (40, 40, False)
@@ -148,7 +148,7 @@ async def test_only_the_owner_drops(topic: Topic) -> None:
     segments = await topic.fill()
     await topic.catalog.claim(epoch=2, storage_id="a", has_tail=True)
     with pytest.raises(Fenced):
-        await enforce(topic.catalog, topic.store, RetentionPolicy(max_bytes=0), epoch=1, now_ms=FAR)
+        await drop_expired(topic.catalog, topic.store, RetentionPolicy(max_bytes=0), epoch=1, now_ms=FAR)
     assert await topic.objects() == [each.key for each in segments]
 
 
@@ -157,7 +157,7 @@ async def test_metadata_that_does_not_answer_deletes_nothing(topic: Topic) -> No
     for method in ("range", "txn"):
         topic.metadata.plan(method, refuse(UNAVAILABLE))
         with pytest.raises(type(UNAVAILABLE)):
-            await enforce(topic.catalog, topic.store, RetentionPolicy(max_bytes=0), epoch=1, now_ms=FAR)
+            await drop_expired(topic.catalog, topic.store, RetentionPolicy(max_bytes=0), epoch=1, now_ms=FAR)
         assert await topic.objects() == [each.key for each in segments]
     assert await topic.catalog.segments() == segments
 
@@ -166,11 +166,11 @@ async def test_objects_that_could_not_be_deleted_are_orphans(topic: Topic) -> No
     segments = await topic.fill()
     topic.backend.plan("delete_async", refuse(BROKEN))
     with pytest.raises(ObjectStoreUnavailable):
-        await enforce(topic.catalog, topic.store, RetentionPolicy(max_age_ms=0), epoch=1, now_ms=HOUR)
+        await drop_expired(topic.catalog, topic.store, RetentionPolicy(max_age_ms=0), epoch=1, now_ms=HOUR)
     assert await topic.catalog.segments() == segments[2:]
     orphans = await find_orphans(topic.catalog, topic.store, now_ms=FAR)
     assert [info.key for info in orphans] == [each.key for each in segments[:2]]
-    await sweep(topic.catalog, topic.store, now_ms=FAR)
+    await sweep_orphans(topic.catalog, topic.store, now_ms=FAR)
     assert await topic.objects() == [each.key for each in segments[2:]]
 
 

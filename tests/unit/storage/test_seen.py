@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.storage.chains import MAX_CHAINS, MAX_ORIGINS
-from sava.storage.marks import LATE_EACH, MAX_LATE, Mark, read_marks, room_for
+from sava.storage.origin_marks import (
+    LATE_EACH,
+    MAX_LATE,
+    NOTHING,
+    SEVERAL,
+    Mark,
+    SeenOffsets,
+    read_marks,
+    room_for,
+    runs,
+    seen,
+)
 from sava.storage.producers import MAX_PRODUCERS, MAX_WRITERS
-from sava.storage.seen import NOTHING, SEVERAL, Seen, runs, seen
+from sava.storage.source_positions import MAX_CHAINS, MAX_ORIGINS
 from sava.storage.types import Late, OriginMark, ProducerState, TopicState
 
 TOP = 40
@@ -27,7 +37,7 @@ steps = st.lists(
 )
 
 
-def numbers(found: Seen) -> set[int]:
+def numbers(found: SeenOffsets) -> set[int]:
     return {offset for start, end in found.ranges for offset in range(start, end)}
 
 
@@ -105,7 +115,7 @@ def test_a_full_record_fits_into_the_store() -> None:
     for origins in (1, 30, MAX_ORIGINS):
         wide = np.arange(2 * room_for(origins) + 10, dtype=np.int64) * 10**9 + far
         marks = tuple(
-            Mark(Seen(wide, (far, far), 1 << 62, far), late).record(
+            Mark(SeenOffsets(wide, (far, far), 1 << 62, far), late).record(
                 ("a-cluster-of-the-world", f"{n:016x}"), origins
             )
             for n in range(origins)

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
 from sava.records import Message, Origin, RecordBatch
-from sava.storage import row_groups as row_groups_module
+from sava.storage import segment_file
 from sava.storage.errors import (
     DataGap,
-    InvalidName,
+    InvalidStorageName,
     ObjectMissing,
     ObjectStoreUnavailable,
     SegmentCorrupt,
@@ -194,11 +194,11 @@ async def test_row_groups_are_small_whatever_the_batches(
     batches = numbered(50, 50 + count, size=size, per_batch=per_batch)
     segment = await write_segment(store, TOPIC, epoch=1, batches=batches, created_ms=0)
     groups = row_groups(tmp_path / segment.key)
-    assert max(rows for rows, _ in groups) <= row_groups_module.ROW_GROUP_ROWS
-    assert max(size for _, size in groups) <= 1.2 * row_groups_module.ROW_GROUP_BYTES
+    assert max(rows for rows, _ in groups) <= segment_file.ROW_GROUP_ROWS
+    assert max(size for _, size in groups) <= 1.2 * segment_file.ROW_GROUP_BYTES
     assert sum(rows for rows, _ in groups) == count
     assert len(groups) < 2 + 4 * max(
-        count * (size + 40) / row_groups_module.ROW_GROUP_BYTES, count / row_groups_module.ROW_GROUP_ROWS
+        count * (size + 40) / segment_file.ROW_GROUP_BYTES, count / segment_file.ROW_GROUP_ROWS
     )
     messages = await read_messages(SegmentReader(store), segment)
     assert [int(message.payload[-10:]) for message in messages] == list(range(50, 50 + count))
@@ -244,7 +244,7 @@ async def test_a_seek_reads_the_footer_and_few_row_groups(backend: FaultyBackend
 
 async def test_columns_that_say_nothing_are_not_read(store: ObjectStore, tmp_path: Path) -> None:
     """Of each row group: the messages of one use other columns than those of the next."""
-    rows = row_groups_module.ROW_GROUP_ROWS
+    rows = segment_file.ROW_GROUP_ROWS
     no_attributes = RecordBatch.from_arrow(
         pa.RecordBatch.from_arrays(
             [pa.array([b""] * rows), pa.array([[], None] * (rows // 2), pa.map_(pa.utf8(), pa.utf8()))],
@@ -329,7 +329,7 @@ async def test_what_is_no_segment_is_not_written(backend: FaultyBackend, flaky: 
         await attempt([RecordBatch.encode([b"x"], publish_time=1)])
     with pytest.raises(ValueError, match="does not belong"):
         await attempt(whole, epoch=0)
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidStorageName):
         await attempt(whole, TopicKey("default", "../etc", 7))
     assert backend.calls == []
 

@@ -11,8 +11,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from sava.storage.errors import UnsupportedStore
-from sava.storage.objectstore import ObjectStore
-from sava.storage.store_identity import store_id
+from sava.storage.objectstore import ObjectStore, store_id
 from tests.s3_server import S3Server
 from tests.unit.storage.faults import BROKEN, FaultyBackend, before, lose_answer
 

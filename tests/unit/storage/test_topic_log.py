@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.memory import MemoryStore
 from sava.records import BatchCorrupt, RecordBatch
 from sava.storage.broker_storage import StorageOptions, TopicBusy
 from sava.storage.errors import Fenced, OffsetOutOfRange, SequenceGap
 from sava.storage.journal import JournalOptions
+from sava.storage.maintenance import RetentionPolicy
 from sava.storage.objectstore import ObjectStore
-from sava.storage.retention import RetentionPolicy
-from sava.storage.topic_log import Status, TopicClosed, TopicLog
+from sava.storage.topic_log import LogStatus, TopicClosed, TopicLog
 from sava.storage.uploader import UploadOptions
 from sava.wal import DiskFailed, DiskFull
 from tests.sim.disk import SimDisk
+from tests.support.memory_store import MemoryStore
 from tests.unit.storage.brokers import (
     EAGER,
     FORGETFUL,
@@ -443,7 +443,7 @@ async def test_a_seal_that_comes_to_its_deadline_is_taken_back(cluster: Cluster)
         await append_each(log, 0, 3)
         with pytest.raises(TimeoutError):
             await log.seal(timeout=0.2)
-        assert log.status is Status.OPEN
+        assert log.status is LogStatus.OPEN
         await append_each(log, 3, 5)
         assert isinstance(cluster.store, DownStore)
         cluster.store.is_down = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sava.wal import DiskFull
-from sava.wal.fullness import QUIET_S, Fullness
+from sava.wal.errors import QUIET_S, Fullness
 
 
 def test_one_line_when_it_is_full_and_one_when_there_is_room(caplog: pytest.LogCaptureFixture) -> None:

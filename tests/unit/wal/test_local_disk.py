@@ -81,7 +81,7 @@ def test_no_room_in_a_later_call_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", lambda *call: calls.pop(0)(*call))
         patch.setattr(
-            "sava.wal.local_disk._fdatasync", lambda fd: sizes.append((sync(fd), os.fstat(fd).st_size)[1])
+            "sava.wal.disk._fdatasync", lambda fd: sizes.append((sync(fd), os.fstat(fd).st_size)[1])
         )
         with pytest.raises(DiskFull):
             file.write(6, [bytes(3 << 20)])
@@ -115,7 +115,7 @@ def test_writing_durably_goes_on_in_two_calls_where_one_will_not_do(
     file.write_durably(0, b"one call")
     write, sync = os.pwritev, os.fdatasync
     syncs: list[None] = []
-    monkeypatch.setattr("sava.wal.local_disk._fdatasync", lambda fd: syncs.append(sync(fd)))
+    monkeypatch.setattr("sava.wal.disk._fdatasync", lambda fd: syncs.append(sync(fd)))
 
     def refusing(number: int, fd: int, buffers: list[bytes], offset: int, *flags: int) -> int:
         if flags and number:
@@ -142,7 +142,7 @@ def test_a_sync_that_fails_is_a_failed_disk_even_for_want_of_room(
 ) -> None:
     disk = LocalDisk(tmp_path)
     file = disk.open("f", create=True)
-    monkeypatch.setattr("sava.wal.local_disk._fdatasync", failing(number))
+    monkeypatch.setattr("sava.wal.disk._fdatasync", failing(number))
     monkeypatch.setattr(os, "fsync", failing(number))
     with pytest.raises(DiskFailed):
         file.sync()

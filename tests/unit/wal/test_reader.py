@@ -10,12 +10,12 @@ from random import Random
 import pytest
 
 from sava.wal import Disk, LocalDisk, Log, LogClosed, LogCorrupt, LogOptions, PositionOutside, Record
-from sava.wal.reader import Reader
+from sava.wal.reader import WalReader
 from tests.unit.wal.helpers import SMALL_FILES, append, open_log
 
 
-def reader_of(disk: Disk, log: Log, *, max_open_files: int = 16) -> Reader:
-    return Reader(disk, storage_id=log.identity.storage_id, max_open_files=max_open_files)
+def reader_of(disk: Disk, log: Log, *, max_open_files: int = 16) -> WalReader:
+    return WalReader(disk, storage_id=log.identity.storage_id, max_open_files=max_open_files)
 
 
 def append_numbered(log: Log, count: int, *, start: int = 0, size: int = 100) -> list[tuple[int, int]]:

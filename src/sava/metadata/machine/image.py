@@ -40,7 +40,7 @@ _KV_OVERHEAD = 32
 T = TypeVar("T")
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True):
+class ImageHeader(msgspec.Struct, frozen=True, array_like=True):
     magic: bytes
     format: int
     revision: int
@@ -69,7 +69,7 @@ class SessionRecord(msgspec.Struct, frozen=True, array_like=True):
     responses: list[tuple[int, bytes]]
 
 
-_header_decoder = msgspec.msgpack.Decoder(Header)
+_header_decoder = msgspec.msgpack.Decoder(ImageHeader)
 _leases_decoder = msgspec.msgpack.Decoder(list[LeaseRecord])
 _keys_decoder = msgspec.msgpack.Decoder(list[KeyValue])
 _session_decoder = msgspec.msgpack.Decoder(SessionRecord)
@@ -79,8 +79,8 @@ class FrozenState:
     """An image of the state. ``chunks`` yields the canonical snapshot bytes piece by piece (each piece a few
     hundred microseconds of work, so that a caller on an event loop can breathe in between).
 
-    Holds copies of the containers and shares the immutable records in them, so that applies go on while it is
-    written out (a walk over the live map would tear)."""
+    Holds copies of the containers and shares the immutable records in them, so that applies continue while it
+    is written out (a walk over the live map would tear)."""
 
     __slots__ = (
         "_clock_ms",
@@ -133,7 +133,7 @@ class FrozenState:
         return end[_FRAME.size :]
 
     def _frames(self) -> Iterator[bytes]:
-        header = Header(
+        header = ImageHeader(
             _MAGIC,
             SNAPSHOT_FORMAT,
             self.revision,
@@ -179,7 +179,7 @@ class StateReader:
     hash."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
-        self.header: Header
+        self.header: ImageHeader
         self.leases = LeaseTable()
         self.sessions = SessionTable()
         self._kvs: dict[str, KeyValue] = {}
@@ -271,7 +271,7 @@ class StateReader:
         self.sessions.next_id = self.header.next_session
 
 
-def _take_header(payload: bytes) -> Header:
+def _take_header(payload: bytes) -> ImageHeader:
     header = _decoded(_header_decoder, payload)
     _require(header.magic == _MAGIC, "this is not a metadata snapshot")
     _require(

@@ -31,7 +31,8 @@ class LeaseTable:
     def __init__(self) -> None:
         self._leases: dict[int, Lease] = {}
         self.next_id = 1
-        """Never reused: a holder that slept through its expiry must not wake up as somebody else's lease."""
+        """Never reused: a holder that slept through its expiry must not wake up with the lease of another
+        holder."""
 
     def __len__(self) -> int:
         return len(self._leases)

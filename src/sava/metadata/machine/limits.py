@@ -15,7 +15,6 @@ import msgspec
 
 from sava.metadata.commands import (
     AllocateId,
-    Batch,
     Command,
     Delete,
     DeletePrefix,
@@ -28,6 +27,7 @@ from sava.metadata.commands import (
     Put,
     SessionOpen,
     Txn,
+    TxnBatch,
 )
 from sava.metadata.errors import InvalidRequest
 
@@ -118,7 +118,7 @@ def _check_command(command: Command, limits: Limits) -> None:
     match command:
         case Txn():
             _check_txn(command, limits)
-        case Batch(txns):
+        case TxnBatch(txns):
             _check_batch(txns, limits)
         case LeaseGrant(ttl_ms):
             if not limits.min_ttl_ms <= ttl_ms <= limits.max_ttl_ms:

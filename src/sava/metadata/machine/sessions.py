@@ -5,8 +5,9 @@ under the same (session, seq), and the state machine answers the second copy fro
 effect, no events. The memory is part of the replicated state and of the snapshot; kept anywhere else, a new
 leader or a restart would execute the copy.
 
-The window is bounded three ways: the session says ``low`` (it will never ask about anything below), at most
-so many answers, at most so many bytes. What has fallen out of the window is refused, never executed again.
+The window is bounded three ways: the session says ``low`` (it will never ask about anything below), and
+``Limits`` bounds the number of answers and their bytes. What has fallen out of the window is refused, never
+executed again.
 """
 
 from __future__ import annotations

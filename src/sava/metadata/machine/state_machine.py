@@ -23,9 +23,9 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from sava.metadata.commands import (
-    Batch,
     BatchResult,
     Command,
+    CommandRefused,
     Done,
     Event,
     KeyValue,
@@ -37,13 +37,13 @@ from sava.metadata.commands import (
     Proposal,
     Put,
     PutResult,
-    Refused,
     Result,
     SessionExpire,
     SessionOpen,
     SessionResult,
     SetVersion,
     Txn,
+    TxnBatch,
     TxnResult,
     decode_result,
     encode,
@@ -75,7 +75,7 @@ class Applied(msgspec.Struct, frozen=True):
 class StateMachine:
     """Deterministic: same proposals in the same order, same state, same results, same snapshot bytes, on
     every node, Python version and hash seed. No clock, no chance, no I/O. Applying never fails; what cannot
-    be done is ``Refused``."""
+    be done is ``CommandRefused``."""
 
     __slots__ = ("_clock_ms", "_kvs", "_leases", "_limits", "_revision", "_sessions", "_space", "_version")
 
@@ -226,10 +226,10 @@ class StateMachine:
         """Each transaction commits before the next one compares, and all of them under the same revision: a
         batch is one proposal. So of a key that two of them change there is one event, from what it was before
         the batch to what it is after it."""
-        outcomes: list[bool | Refused] = []
+        outcomes: list[bool | CommandRefused] = []
         changes: dict[str, Event] = {}
         for txn in txns:
-            is_done: bool | Refused = all(holds(self._space, compare) for compare in txn.compare)
+            is_done: bool | CommandRefused = all(holds(self._space, compare) for compare in txn.compare)
             if is_done:
                 transaction = self._transaction()
                 try:
@@ -249,7 +249,7 @@ class StateMachine:
 
     def _apply_other(self, command: Command, stamp_ms: int) -> Applied:
         match command:
-            case Batch(txns):
+            case TxnBatch(txns):
                 return self._apply_batch(txns)
             case LeaseGrant(ttl_ms):
                 return self._grant(ttl_ms)
@@ -379,4 +379,4 @@ def rolling_digest(previous: bytes, applied: Applied) -> bytes:
 
 
 def _refused(code: str, message: str, detail: int = 0) -> Applied:
-    return Applied(Refused(code, message, detail), ())
+    return Applied(CommandRefused(code, message, detail), ())

@@ -11,6 +11,7 @@ from __future__ import annotations
 from sava.metadata.commands import (
     AllocateId,
     AllocateResult,
+    CommandRefused,
     Compare,
     Delete,
     DeletePrefix,
@@ -23,7 +24,6 @@ from sava.metadata.commands import (
     OperationResult,
     Put,
     PutResult,
-    Refused,
     Relation,
     Target,
 )
@@ -39,20 +39,20 @@ _COUNTER_DIGITS = 19
 class RefusedError(Exception):
     """Inside this package only: ends a transaction with the result that its caller gets."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: CommandRefused) -> None:
         super().__init__(refused.message)
         self.refused = refused
 
 
-def no_space(total: int, limits: Limits) -> Refused:
+def no_space(total: int, limits: Limits) -> CommandRefused:
     message = (
         f"the store would hold {total} bytes; the limit is {limits.max_total_bytes}; delete something first"
     )
-    return Refused(NoSpace.code, message, limits.max_total_bytes)
+    return CommandRefused(NoSpace.code, message, limits.max_total_bytes)
 
 
-def lease_not_found(lease: int) -> Refused:
-    return Refused(LeaseNotFound.code, str(LeaseNotFound(lease)), lease)
+def lease_not_found(lease: int) -> CommandRefused:
+    return CommandRefused(LeaseNotFound.code, str(LeaseNotFound(lease)), lease)
 
 
 def holds(space: KeySpace, compare: Compare) -> bool:
@@ -170,7 +170,7 @@ class Transaction:
 
     def _delete_prefix(self, prefix: str) -> DeleteResult:
         if not is_prefix(prefix):
-            raise RefusedError(Refused(InvalidRequest.code, f"prefix {prefix!r} must end in '/'"))
+            raise RefusedError(CommandRefused(InvalidRequest.code, f"prefix {prefix!r} must end in '/'"))
         keys = set(self._space.keys_under(prefix))
         keys.update(key for key in self._pending if key.startswith(prefix))
         gone = self.delete(tuple(sorted(keys)))
@@ -182,7 +182,7 @@ class Transaction:
                 f"prefix {prefix!r} covers more than {limits.max_delete_keys} keys "
                 f"or {limits.max_delete_bytes} bytes; delete it in parts"
             )
-            raise RefusedError(Refused(InvalidRequest.code, message, len(gone)))
+            raise RefusedError(CommandRefused(InvalidRequest.code, message, len(gone)))
         return DeleteResult(gone)
 
     def _allocate(self, key: str, count: int) -> AllocateResult:
@@ -190,10 +190,12 @@ class Transaction:
         text = b"0" if current is None else current.value
         if not (text.isdigit() and len(text) <= _COUNTER_DIGITS):
             raise RefusedError(
-                Refused(InvalidRequest.code, f"key {key!r} holds something else than a counter")
+                CommandRefused(InvalidRequest.code, f"key {key!r} holds something else than a counter")
             )
         last = int(text) + count
         if count < 1 or last > MAX_INT:
-            raise RefusedError(Refused(InvalidRequest.code, f"key {key!r} cannot count {count} further"))
+            raise RefusedError(
+                CommandRefused(InvalidRequest.code, f"key {key!r} cannot count {count} further")
+            )
         self._put(key, b"%d" % last, 0 if current is None else current.lease)
         return AllocateResult(last - count + 1, count)

@@ -1,1 +1,1 @@
-"""One node of the replicated store without an event loop: ``replica`` joins the parts, one per file."""
+"""One node of the replicated store without an event loop: ``replica`` joins the parts."""

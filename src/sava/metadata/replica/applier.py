@@ -1,4 +1,4 @@
-"""Applier: the state machine at the end of the log, and whoever waits for it to get somewhere.
+"""Applier: the state machine at the end of the log, and the callers that wait for an index.
 
 Every committed entry is applied exactly once per state: the machine begins as the snapshot at index s, and
 takes s+1, s+2, … without a gap. Nothing else about it is stored, so after a restart the machine is rebuilt
@@ -8,18 +8,17 @@ state that cannot be, and stops the node.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 from sava.metadata.commands import Result, decode_proposal
 from sava.metadata.machine.limits import Limits
 from sava.metadata.machine.state_machine import Applied, StateMachine
-from sava.metadata.replica.lease_keeper import LeaseKeeper
-from sava.metadata.replica.milestones import Callback, Milestones
-from sava.metadata.replica.proposals import Proposals
+from sava.metadata.replica.proposals import LeaseKeeper, Proposals
 from sava.metadata.watch import WatchHub
 from sava.raft.core import RaftCore
-from sava.raft.errors import InvariantError
-from sava.raft.types import Entry, EntryKind, NodeId, SnapshotMeta
+from sava.raft.types import Entry, EntryKind, InvariantError, NodeId, SnapshotMeta
 
 OnApplied = Callable[[Entry, Applied], None]
 
@@ -35,8 +34,8 @@ class Applier:
         self.term = 0
         """Of the entry at ``index``."""
         self.queue: list[Entry] = []
-        self.by_index: Milestones[Callback] = Milestones()
-        self.by_revision: Milestones[Callback] = Milestones()
+        self.by_index: ApplyWait[Callback] = ApplyWait()
+        self.by_revision: ApplyWait[Callback] = ApplyWait()
         self.on_applied: OnApplied | None = None
         self._was_member = False
         self.is_removed = False
@@ -106,3 +105,39 @@ class Applier:
 def _call(callbacks: Sequence[Callback]) -> None:
     for callback in callbacks:
         callback()
+
+
+T = TypeVar("T")
+
+
+class ApplyWait(Generic[T]):
+    """Who waits for a number that only grows (an applied index, a revision)."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        self._items: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, number: int, ticket: int, item: T) -> None:
+        """``ticket`` names it for ``cancel``."""
+        heapq.heappush(self._heap, (number, ticket))
+        self._items[ticket] = item
+
+    def cancel(self, ticket: int) -> None:
+        if self._items.pop(ticket, None) is not None and len(self._heap) > 2 * len(self._items) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in self._items]
+            heapq.heapify(self._heap)
+
+    def reached(self, number: int) -> list[T]:
+        """What waited for ``number`` or less, in order."""
+        heap, ready = self._heap, []
+        while heap and heap[0][0] <= number:
+            item = self._items.pop(heapq.heappop(heap)[1], None)
+            if item is not None:
+                ready.append(item)
+        return ready
+
+
+Callback = Callable[[], None]

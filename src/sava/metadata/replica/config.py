@@ -1,13 +1,12 @@
-"""What a replica is told at its start, and what it tells about itself."""
+"""What a replica needs at its start, and what it reports about itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from sava.metadata.machine.limits import DEFAULT_LIMITS, Limits
-from sava.raft.config import CoreConfig
 from sava.raft.output import Status
-from sava.raft.types import NodeId
+from sava.raft.types import CoreConfig, NodeId
 
 _CORE = CoreConfig()
 

@@ -20,7 +20,7 @@ overwritten by a later leader and did certainly not take effect *there*; it is t
     leader A appends x · A is cut off, B leads · A says "failed" · B, which had received x, commits it
 
 so the callers of this node are asked for again at the new leader (the session makes the second copy
-harmless) while the waiter stays, and peers are told that it is unknown.
+harmless) while the waiter stays, and peers receive "unknown".
 """
 
 from __future__ import annotations
@@ -28,36 +28,47 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from sava.metadata.commands import Command, Proposal, Result, encode
-from sava.metadata.peer import Committed, Failed, Propose, Reply
-from sava.metadata.replica.own_session import OwnSession
-from sava.metadata.replica.requests import FOREVER, Desk, Pending, living
+from sava.metadata.commands import (
+    Command,
+    CommandRefused,
+    LeaseResult,
+    LeaseTouch,
+    Proposal,
+    Result,
+    SessionExpire,
+    encode,
+)
+from sava.metadata.errors import LeaseNotFound
+from sava.metadata.lessor import Lessor
+from sava.metadata.machine.state_machine import StateMachine
+from sava.metadata.peer import Alive, Committed, Failed, KeepAlive, Propose, ReadIndex, Reply
+from sava.metadata.replica.requests import FOREVER, OwnSession, PendingRequests, Request, living
 from sava.raft.core import RaftCore
-from sava.raft.errors import Busy, NotLeader, Transferring
+from sava.raft.types import Busy, NotLeader, Transferring
 
 MAX_BATCH_BYTES = 4 << 20
-"""Bytes per call of ``core.propose``: a batch that exceeds the core's limit as a whole would be refused for
-ever."""
+"""Bytes per call of ``core.propose``: a batch that exceeds the core's limit as a whole would be refused
+each time."""
 
 BATCH_ENTRIES = 16
-"""So many are worth an append of their own. They do not wait, and the followers' disks work at the same time
-as the leader's."""
+"""How many entries are worth an append of their own. They do not wait, and the followers' disks work at the
+same time as the leader's."""
 
 _INTERNAL = 0
-"""The ticket of the leader's own commands. They are not on the desk: nobody waits for them beyond this
-leadership."""
+"""The ticket of the leader's own commands. They are not among the pending requests: nothing waits for
+them beyond this leadership."""
 
 
 class Proposals:
-    def __init__(self, desk: Desk, session: OwnSession, wall_ms: Callable[[], int]) -> None:
-        self._desk = desk
+    def __init__(self, requests: PendingRequests, session: OwnSession, wall_ms: Callable[[], int]) -> None:
+        self._requests = requests
         self._session = session
         self._wall_ms = wall_ms
-        self._queue: deque[Pending] = deque()
-        self._waiters: dict[int, tuple[int, Pending]] = {}
+        self._queue: deque[Request] = deque()
+        self._waiters: dict[int, tuple[int, Request]] = {}
 
-    def submit(self, pending: Pending) -> None:
-        pending.reason = "the leader's disk has not finished what came before"
+    def submit(self, pending: Request) -> None:
+        pending.explain("the leader's disk has not finished what came before")
         self._queue.append(pending)
 
     def submit_own(
@@ -65,7 +76,7 @@ class Proposals:
     ) -> None:
         """A command of the leader itself. It applies only in the term that proposed it, so a deposed leader's
         late look at the clock cannot expire anything."""
-        self._queue.append(Pending(_INTERNAL, Propose(command, fence_term=fence_term), done, FOREVER))
+        self._queue.append(Request(_INTERNAL, Propose(command, fence_term=fence_term), done, FOREVER))
 
     @property
     def has_batch(self) -> bool:
@@ -82,7 +93,7 @@ class Proposals:
                 indexes = core.propose(payloads)
             except (Busy, Transferring) as error:
                 for pending in batch:
-                    pending.reason = str(error)
+                    pending.explain(str(error))
                 queue.extendleft(reversed(batch))
                 return
             except NotLeader as error:
@@ -91,20 +102,19 @@ class Proposals:
                 return
             waiters, term = self._waiters, core.term_at(indexes[0])
             for index, pending in zip(indexes, batch, strict=True):
-                pending.open_attempts += 1
-                pending.reason = "the majority has not confirmed it"
+                pending.appended("the majority has not confirmed it")
                 waiters[index] = (term, pending)
 
-    def _next_batch(self) -> tuple[list[Pending], list[bytes]]:
+    def _next_batch(self) -> tuple[list[Request], list[bytes]]:
         queue, stamp, size = self._queue, self._wall_ms(), 0
         session, low = self._session.session, self._session.low
-        batch: list[Pending] = []
+        batch: list[Request] = []
         payloads: list[bytes] = []
         while queue and size < MAX_BATCH_BYTES:
             pending = queue.popleft()
             if pending.is_done:
                 continue
-            request = pending.request
+            request = pending.body
             assert isinstance(request, Propose)
             command, fence = request.command, request.fence_term
             if pending.seq:
@@ -132,8 +142,8 @@ class Proposals:
         else:
             self._session.conclude(pending, index, result)
 
-    def _overwritten(self, pending: Pending) -> None:
-        pending.open_attempts -= 1
+    def _overwritten(self, pending: Request) -> None:
+        pending.overwritten()
         self._retry(pending, "another leader's entry took its place in the log")
 
     def lost_leadership(self, reason: str) -> None:
@@ -159,8 +169,256 @@ class Proposals:
         for pending in queue:
             self._retry(pending, reason)
 
-    def _retry(self, pending: Pending, reason: str) -> None:
+    def _retry(self, pending: Request, reason: str) -> None:
         if pending.ticket != _INTERNAL:
-            self._desk.retry(pending, reason)
+            self._requests.retry(pending, reason)
         elif pending.done is not None:
-            pending.done(Failed("not_leader", reason, 0, pending.open_attempts > 0))
+            pending.done(Failed("not_leader", reason, 0, pending.may_have_effect))
+
+
+# -- reads ---------------------------------------------------------------------------------------------------
+
+
+Pulse = Callable[[], None]
+"""The leader's own question whether it still leads."""
+
+
+class ReadRounds:
+    """Linearizable read points, many for one round to the majority.
+
+    A read may use a round only if the round began after the read was asked for, or it could miss a write
+    acknowledged in between. So all that arrived before a pump share the round that this pump begins: locally
+    asked reads become one request (the *carrier*), which goes to the leader like any other, and at the leader
+    the carriers of all nodes, and the keep-alives, share one token.
+    """
+
+    def __init__(self, requests: PendingRequests) -> None:
+        self._requests = requests
+        self._arrived: list[Request] = []
+        self._next: list[Request | Pulse] = []
+        self._rounds: dict[int, list[Request | Pulse]] = {}
+        self._token = 0
+
+    # -- any node ----------------------------------------------------------------------------------------
+
+    def add(self, pending: Request) -> None:
+        self._arrived.append(pending)
+
+    def sweep(self) -> None:
+        self._arrived = living(self._arrived)
+
+    def gather(self) -> None:
+        """Make one request of all reads that arrived, and let it find the leader."""
+        if not self._arrived:
+            return
+        members = living(self._arrived)
+        self._arrived.clear()
+        if not members:
+            return
+        deadline = max(pending.deadline_ms for pending in members)
+        carrier = self._requests.open(ReadIndex(), lambda reply: self._arrive(members, reply), deadline)
+        self._requests.wait(carrier)
+
+    def _arrive(self, members: list[Request], reply: Reply) -> None:
+        for pending in members:
+            if isinstance(reply, Failed):
+                pending.explain(reply.message)
+            self._requests.answer(pending, reply)
+
+    # -- the leader --------------------------------------------------------------------------------------
+
+    def confirm(self, asker: Request | Pulse) -> None:
+        """Tell ``asker`` the read index of a round that has not begun yet."""
+        self._next.append(asker)
+
+    def flush(self, core: RaftCore) -> None:
+        if not self._next:
+            return
+        self._token += 1
+        try:
+            core.request_read(self._token)
+        except Busy:
+            return
+        except NotLeader as error:
+            self.lost_leadership(str(error))
+            return
+        self._rounds[self._token] = self._next
+        self._next = []
+
+    def ready(self, token: int) -> list[Request | Pulse]:
+        """Who may read at the index that came with ``token``."""
+        return self._rounds.pop(token, [])
+
+    def failed(self, token: int, reason: str) -> None:
+        self._give_back(self._rounds.pop(token, []), reason)
+
+    def lost_leadership(self, reason: str) -> None:
+        """Reads have no effect, so all may ask elsewhere. (Rounds under way are failed by the core.)"""
+        askers, self._next = self._next, []
+        self._give_back(askers, reason)
+
+    def _give_back(self, askers: list[Request | Pulse], reason: str) -> None:
+        for asker in askers:
+            if isinstance(asker, Request):
+                self._requests.retry(asker, reason)
+
+
+# -- leases and sessions -------------------------------------------------------------------------------------
+
+
+PULSE_TICKS = 3
+"""Ticks without a confirmed pulse after which the majority counts as out of reach: less than any TTL, more
+than a hiccup."""
+
+
+class LeaseKeeper:
+    """What the leader does for leases and sessions besides applying their commands.
+
+    A keep-alive is answered from the leader's memory, but only by a leader that is one: a deposed leader
+    would still say "alive" about leases that its successor is about to end, or "not found" about leases
+    that it never heard of. So both answers wait for a round to the majority that began after the question,
+    and for this node to have applied what was committed by then. The deadline itself is moved when the
+    question arrives: a lease may end late, never early.
+
+    While the leader cannot reach its majority, holders cannot reach the leader either, as far as anybody can
+    tell: every TTL starts again (``Lessor.quorum_lost``). Its pulse finds out: one confirmation round per
+    tick while there are leases.
+    """
+
+    def __init__(
+        self,
+        requests: PendingRequests,
+        reads: ReadRounds,
+        proposals: Proposals,
+        *,
+        session_idle_ms: int,
+        grace_ms: int,
+    ) -> None:
+        self._requests = requests
+        self._reads = reads
+        self._proposals = proposals
+        self._session_idle_ms = session_idle_ms
+        self._grace_ms = grace_ms
+        self._term = 0
+        self._early: list[Request] = []
+        """Keep-alives that came before this leader had applied its own first entry."""
+        self._pulse_age = 0
+        self._pulse_out = False
+        self._next_session_scan_ms = 0
+        self.lessor: Lessor | None = None
+
+    @property
+    def is_leading(self) -> bool:
+        return self.lessor is not None and self.lessor.is_leading
+
+    def observe(self, command: Command, result: Result, now_ms: int) -> None:
+        """A command was applied while this node leads."""
+        if self.lessor is not None:
+            self.lessor.observe(command, result, now_ms)
+
+    # -- leadership --------------------------------------------------------------------------------------
+
+    def become_leader(self, term: int, machine: StateMachine, now_ms: int) -> None:
+        """Everything that earlier leaders committed is applied: all leases are known, and get their full TTL
+        again."""
+        self._term = term
+        self.lessor = Lessor(machine, grace_ms=self._grace_ms)
+        self.lessor.become_leader(now_ms)
+        self._pulse_age, self._pulse_out = 0, False
+        self._next_session_scan_ms = now_ms + self._session_idle_ms // 4
+        early, self._early = self._early, []
+        for pending in early:
+            self.serve(pending, now_ms)
+
+    def step_down(self, reason: str) -> None:
+        if self.lessor is not None:
+            self.lessor.step_down()
+        early, self._early = self._early, []
+        for pending in early:
+            self._requests.retry(pending, reason)
+
+    # -- keep-alives -------------------------------------------------------------------------------------
+
+    def serve(self, pending: Request, now_ms: int) -> None:
+        if not self.is_leading:
+            self._early.append(pending)
+            return
+        self._renew(pending, now_ms)
+        self._reads.confirm(pending)
+
+    def confirmed(self, pending: Request, now_ms: int) -> None:
+        """This node led after the question was asked, and has applied everything committed before it."""
+        if pending.is_done:
+            return
+        if not self.is_leading:
+            self._requests.retry(pending, "the leader changed")
+            return
+        ttl = self._renew(pending, now_ms)
+        if isinstance(ttl, LeaseNotFound):
+            self._requests.refuse(pending, ttl)
+        elif ttl is not None:
+            self._requests.answer(pending, Alive(ttl))
+        else:
+            self._touch(pending)
+
+    def _renew(self, pending: Request, now_ms: int) -> int | LeaseNotFound | None:
+        assert isinstance(pending.body, KeepAlive)
+        assert self.lessor is not None
+        try:
+            return self.lessor.keep_alive(pending.body.lease, now_ms)
+        except LeaseNotFound as error:
+            return error
+
+    def _touch(self, pending: Request) -> None:
+        """An expiry of this lease is in the log already. Which of the two counts, the log decides."""
+        assert isinstance(pending.body, KeepAlive)
+        lease = pending.body.lease
+
+        def done(reply: Reply) -> None:
+            match reply:
+                case Committed(result=LeaseResult(ttl_ms=ttl_ms)):
+                    self._requests.answer(pending, Alive(ttl_ms))
+                case Committed(result=CommandRefused(code, message, detail)):
+                    self._requests.answer(pending, Failed(code, message, detail))
+                case _:
+                    self._requests.retry(pending, "the leader changed")
+
+        self._proposals.submit_own(LeaseTouch(lease), self._term, done)
+
+    # -- time --------------------------------------------------------------------------------------------
+
+    def tick(self, machine: StateMachine, now_ms: int) -> None:
+        lessor = self.lessor
+        if lessor is None or not lessor.is_leading:
+            return
+        if lessor.next_deadline_ms is not None:
+            self._check_pulse(lessor, now_ms)
+        for expiry in lessor.due(now_ms):
+            self._proposals.submit_own(expiry, self._term, self._survival(expiry.lease, now_ms))
+        if now_ms >= self._next_session_scan_ms:
+            self._next_session_scan_ms = now_ms + self._session_idle_ms // 4
+            before_ms = machine.clock_ms - self._session_idle_ms
+            if before_ms > 0:
+                self._proposals.submit_own(SessionExpire(before_ms), self._term)
+
+    def _survival(self, lease: int, now_ms: int) -> Callable[[Reply], None]:
+        """An expiry that was refused (or not appended) leaves the lease alive. ``Lessor.observe``
+        hears of those that applied."""
+
+        def done(reply: Reply) -> None:
+            refused = isinstance(reply, Committed) and isinstance(reply.result, CommandRefused)
+            if (refused or isinstance(reply, Failed)) and self.lessor is not None:
+                self.lessor.survived(lease, now_ms)
+
+        return done
+
+    def _check_pulse(self, lessor: Lessor, now_ms: int) -> None:
+        self._pulse_age += 1
+        if self._pulse_age > PULSE_TICKS:
+            lessor.quorum_lost(now_ms)
+        if not self._pulse_out:
+            self._pulse_out = True
+            self._reads.confirm(self._beat)
+
+    def _beat(self) -> None:
+        self._pulse_age, self._pulse_out = 0, False

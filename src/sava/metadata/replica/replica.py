@@ -15,14 +15,17 @@ machine does.
 
 Where things are:
 
-    guard       which messages may come in          persister   what is durable, and when it may be told
-    router      requests, to the leader and back    applier     the state machine at the end of the log
-    requests    who waits, what may be said of it   compaction  snapshots, and what may be forgotten
-    proposals, own_session, forwarding, reads, lease_keeper, steering   what the router is made of
+    replica     this object; which messages may come in (``EnvelopeGuard``), what leaves (``SendQueue``)
+    requests    who waits and what may be said of it, the replica's own session, requests sent to the leader
+    router      requests on their way to the leader and back, and those of operators
+    proposals   what a leader serves: proposals, read rounds, leases
+    applier     the state machine at the end of the log
+    persister   what is durable and when it may be told; snapshots, and what may be forgotten
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
@@ -35,32 +38,35 @@ from sava.metadata.durable import LogState, bootstrap_record, origin
 from sava.metadata.errors import IdentityConflict, Unavailable
 from sava.metadata.machine.state_machine import StateMachine
 from sava.metadata.peer import (
-    Answer,
     Ask,
     Bootstrap,
     Conflict,
     Doubt,
     Envelope,
+    LeaderAnswer,
+    LeaderRequest,
     Opinion,
     PeerMessage,
     Ping,
-    Request,
 )
-from sava.metadata.replica.applier import Applier, OnApplied
-from sava.metadata.replica.compaction import Compaction, OnSaved, SnapshotSaver
+from sava.metadata.replica.applier import Applier, Callback, OnApplied
 from sava.metadata.replica.config import ReplicaConfig, ReplicaStatus
-from sava.metadata.replica.guard import CONTESTED, Guard
-from sava.metadata.replica.milestones import Callback
-from sava.metadata.replica.outbox import Outbox
-from sava.metadata.replica.persister import LogWriter, Persisted, Persister, Task
-from sava.metadata.replica.requests import Desk, OnReply
+from sava.metadata.replica.persister import (
+    Compaction,
+    LogWriter,
+    OnSaved,
+    Persisted,
+    Persister,
+    SnapshotSaver,
+    Task,
+)
+from sava.metadata.replica.requests import OnReply, PendingRequests
 from sava.metadata.replica.router import Router
 from sava.metadata.watch import WatchHub
 from sava.raft.core import RaftCore
-from sava.raft.errors import InvariantError
-from sava.raft.messages import SnapshotChunk
+from sava.raft.messages import Append, SnapshotChunk
 from sava.raft.output import ChunkSend, Output, Recovered
-from sava.raft.types import NodeId, SnapshotMeta
+from sava.raft.types import InvariantError, NodeId, SnapshotMeta
 from sava.wal.errors import DiskFailed, FileMissing
 from sava.wal.log import Log
 
@@ -78,7 +84,7 @@ _LIFE_BITS = 40
 """Tickets per life of a node: far more than one can use."""
 _MAX_ROUNDS = 3
 """Rounds of work and answers per pump. Internal answers lead to more work at once; a caller that asks again
-from within its answer must not keep the event loop for ever."""
+from within its answer must not keep the event loop without limit."""
 _UNBOUND = "this node waits for 'sava cluster init', or to be added to a cluster"
 
 
@@ -126,7 +132,7 @@ class Replica:
         wall_ms: Callable[[], int],
     ) -> None:
         """``recovered`` is what ``durable.Replay`` found. ``send`` hands envelopes to the network (bounded,
-        may drop). ``fail`` is told about an error after which this node must stop. ``wall_ms`` stamps
+        may drop). ``fail`` receives an error after which this node must stop. ``wall_ms`` stamps
         proposals."""
         self._node, self._address = node, address
         self._incarnation, self._nonce = incarnation, nonce
@@ -136,16 +142,16 @@ class Replica:
         self._rng = rng
         self._failure: BaseException | None = None
         self._now_ms = 0
-        self._outbox = Outbox()
+        self._outbox = SendQueue()
         self._conflicts: dict[NodeId, Conflict] = {}
         self._later: list[Callback] = []
-        self._guard = Guard(node)
-        self._desk = Desk(incarnation << _LIFE_BITS, config.max_pending)
+        self._guard = EnvelopeGuard(node)
+        self._requests = PendingRequests(incarnation << _LIFE_BITS, config.max_pending)
         self._applier = Applier(node, config.limits, snapshots.load)
         self._persister = Persister(writer, self._applier.restore, snapshots)
         self._router = Router(
             node,
-            self._desk,
+            self._requests,
             config,
             self._applier,
             self._persister,
@@ -176,7 +182,7 @@ class Replica:
 
     @property
     def machine(self) -> StateMachine:
-        """Replaced as a whole when a snapshot is installed: look it up anew for each use."""
+        """Replaced as a whole when a snapshot is installed: look it up again for each use."""
         return self._applier.machine
 
     @property
@@ -232,7 +238,7 @@ class Replica:
         self._compaction.tick()
         if self.core is not None:
             self._guarded(self._tick)
-        self._desk.expire(self._now_ms, "" if self.core is not None else _UNBOUND)
+        self._requests.expire(self._now_ms, "" if self.core is not None else _UNBOUND)
         self._router.sweep()
 
     def _tick(self) -> None:
@@ -263,7 +269,7 @@ class Replica:
                     self._guard.dropped["repeated"] += 1
                 else:
                     self._router.asked(core, envelope.src, ask, self._now_ms)
-            case Answer() as answer:
+            case LeaderAnswer() as answer:
                 self._router.answered(answer)
             case Conflict() as conflict:
                 self._contested(conflict)
@@ -284,7 +290,7 @@ class Replica:
                 )
             )
 
-    def ask(self, request: Request, done: OnReply, *, deadline_ms: int) -> int:
+    def ask(self, request: LeaderRequest, done: OnReply, *, deadline_ms: int) -> int:
         """Make a request, here or at the leader; ``done`` is called exactly once, at the latest when the
         monotonic clock passes ``deadline_ms``. A ``Propose`` without a session gets this replica's own and
         is retried under the same (session, seq) until the deadline; ``Committed`` and ``ReadAt`` arrive
@@ -292,13 +298,13 @@ class Replica:
         effect. Returns a ticket for ``cancel``."""
         if self._failure is None:
             return self._router.ask(request, done, deadline_ms, self._now_ms).ticket
-        pending = self._desk.open(request, done, deadline_ms)
-        self._desk.refuse(pending, Unavailable(f"this node has stopped: {self._failure}"))
+        pending = self._requests.open(request, done, deadline_ms)
+        self._requests.refuse(pending, Unavailable(f"this node has stopped: {self._failure}"))
         return pending.ticket
 
     def cancel(self, ticket: int) -> None:
         """Forget a request or a ``when_…``; its ``done`` is not called."""
-        self._desk.cancel(ticket)
+        self._requests.cancel(ticket)
         self._applier.by_index.cancel(ticket)
         self._applier.by_revision.cancel(ticket)
 
@@ -327,13 +333,13 @@ class Replica:
         waiting = self._applier.by_revision
         if len(waiting) >= 2 * self._config.max_pending:
             raise Unavailable(f"{len(waiting)} callers wait on this node already")
-        ticket = self._desk.new_ticket()
+        ticket = self._requests.new_ticket()
         waiting.add(revision, ticket, done)
         return ticket
 
     def stop(self, reason: SavaError) -> None:
-        """Answer everybody who still waits (they are told at the next ``pump``)."""
-        self._desk.end_all(reason)
+        """Refuse every request that still waits (its caller hears of it at the next ``pump``)."""
+        self._requests.end_all(reason)
 
     # -- initialization ----------------------------------------------------------------------------------
 
@@ -376,7 +382,7 @@ class Replica:
 
     @property
     def wants_pump(self) -> bool:
-        """Something waits for the next pump, in case that nothing else calls for one (see ``Outbox``)."""
+        """Something waits for the next pump, in case that nothing else calls for one (see ``SendQueue``)."""
         return self._outbox.has_news
 
     def _guarded(self, work: Callback) -> None:
@@ -465,8 +471,8 @@ class Replica:
         router.applied(self._now_ms)
 
     def _answer_all(self) -> None:
-        while self._desk.has_answers:
-            for done, reply in self._desk.take_answers():
+        while self._requests.has_answers:
+            for done, reply in self._requests.take_answers():
                 done(reply)
         later, self._later = self._later, []
         for callback in later:
@@ -476,8 +482,8 @@ class Replica:
         if self._bootstrap is None:
             return
         outbox = self._outbox.take()
-        outbox += self._desk.outbox
-        self._desk.outbox.clear()
+        outbox += self._requests.outbox
+        self._requests.outbox.clear()
         if self._conflicts:
             outbox += self._conflicts.items()
             self._conflicts = {}
@@ -517,3 +523,147 @@ def _contradiction(node: NodeId, bound: Bootstrap | None, bootstrap: Bootstrap) 
 def _write_bootstrap(bootstrap: Bootstrap, log: Log) -> None:
     log.append(*bootstrap_record(bootstrap))
     log.sync()
+
+
+# -- which messages may come in ------------------------------------------------------------------------------
+
+
+CONTESTED = frozenset({"earlier life", "conflict"})
+"""Refusals that the sender should hear about."""
+MAX_PEERS = 1024
+WINDOW = 8192
+"""Tickets of one peer that are remembered; older ones than that are refused unseen."""
+
+
+class _Peer:
+    __slots__ = ("address", "floor", "highest", "incarnation", "nonce", "seen")
+
+    def __init__(self, incarnation: int, nonce: int) -> None:
+        self.incarnation = incarnation
+        self.nonce = nonce
+        self.address = ""
+        self.seen: set[int] = set()
+        self.floor = 0
+        self.highest = 0
+
+
+class EnvelopeGuard:
+    """Which messages may reach this node at all.
+
+    A message is meant for this node only when it names its cluster and its id, and speaks for a sender that
+    still exists:
+
+    * a lower incarnation than one already heard is an earlier life of the peer: what it promised may have
+      been lost with it;
+    * the same incarnation with another nonce is a second process on a copy of the peer's directory. Two
+      voters with one vote can elect two leaders.
+
+    In both cases the sender receives ``Conflict`` (which names the nonce that is not listened to). A late
+    message of a life that is over leads to a complaint that no process recognises. But a process that still
+    runs, while a copy of its directory was started later, learns that it is not heard, and stops with a
+    message to its operator instead of living on as a member that no other hears (tests/sim seed 68).
+
+    A request is let through once: a copy that the network delivers again, after this node has refused the
+    first one and became leader since, would be carried out although its sender has been told that it was not.
+    """
+
+    def __init__(self, node: NodeId) -> None:
+        self._node = node
+        self._peers: dict[NodeId, _Peer] = {}
+        self.dropped: Counter[str] = Counter()
+
+    def address_of(self, node: NodeId) -> str | None:
+        """Where the peer said it listens."""
+        peer = self._peers.get(node)
+        return peer.address or None if peer is not None else None
+
+    def refusal(self, envelope: Envelope, cluster: str) -> str | None:
+        """Why the message must be dropped; None lets it through."""
+        if not cluster:
+            return "uninitialized"
+        if envelope.cluster != cluster:
+            return "cluster"
+        if envelope.dst != self._node:
+            return "addressee"
+        if envelope.src == self._node:
+            return "self"
+        if getattr(envelope.message, "src", envelope.src) != envelope.src:
+            return "forged"
+        return self._judge_sender(envelope)
+
+    def _judge_sender(self, envelope: Envelope) -> str | None:
+        peer = self._peers.get(envelope.src)
+        if peer is None or envelope.incarnation > peer.incarnation:
+            if peer is None and len(self._peers) >= MAX_PEERS:
+                return "too many peers"
+            peer = self._peers[envelope.src] = _Peer(envelope.incarnation, envelope.nonce)
+        elif envelope.incarnation < peer.incarnation:
+            return "earlier life"
+        elif envelope.nonce != peer.nonce:
+            return "conflict"
+        if envelope.address:
+            peer.address = envelope.address
+        return None
+
+    def is_repeated(self, src: NodeId, ticket: int) -> bool:
+        peer = self._peers[src]
+        if ticket <= peer.floor or ticket in peer.seen:
+            return True
+        peer.seen.add(ticket)
+        peer.highest = max(peer.highest, ticket)
+        if len(peer.seen) > 2 * WINDOW:
+            peer.floor = peer.highest - WINDOW
+            peer.seen = {seen for seen in peer.seen if seen > peer.floor}
+        return False
+
+
+# -- what leaves with the next send --------------------------------------------------------------------------
+
+
+class SendQueue:
+    """What leaves with the next send, and what may wait a moment for company.
+
+    After each commit the leader owes its followers the news. Sent at once and alone, that is a second message
+    and a second answer per follower for every write that comes alone, half of all traffic, and a caller that
+    writes again as soon as it was answered finds the loops of all nodes busy with it. The next append tells
+    the same:
+
+        answer the caller -> hold the news -> the caller writes again -> one append: entry and news
+
+    So an append without entries is held until the pump after the one that made it, and an append with entries
+    to the same peer takes its place. When nothing follows, it leaves one pass of the loop later. Nothing
+    depends on when it arrives: losing or delaying it is what a network may do at any time.
+    """
+
+    __slots__ = ("_due", "_fresh", "_ready")
+
+    def __init__(self) -> None:
+        self._ready: list[tuple[NodeId, PeerMessage]] = []
+        self._fresh: dict[NodeId, Append] = {}
+        """News of this pump."""
+        self._due: dict[NodeId, Append] = {}
+        """News of the pump before; it leaves with this one."""
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._due)
+
+    def add(self, dst: NodeId, message: PeerMessage) -> None:
+        if type(message) is Append:
+            if not message.entries:
+                (self._due if dst in self._due else self._fresh)[dst] = message
+                return
+            self._due.pop(dst, None)
+            self._fresh.pop(dst, None)
+        self._ready.append((dst, message))
+
+    def end_pump(self) -> None:
+        self._ready += self._due.items()
+        self._due, self._fresh = self._fresh, {}
+
+    def take(self) -> list[tuple[NodeId, PeerMessage]]:
+        ready, self._ready = self._ready, []
+        return ready
+
+    def clear(self) -> None:
+        self._ready, self._due, self._fresh = [], {}, {}

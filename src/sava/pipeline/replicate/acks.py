@@ -2,7 +2,7 @@
 
 **Acks.** What is acknowledged at the source is acknowledged at the target, message by message.
 
-    source   ReadAcks: new acks by origin                                (``sava.broker.origin_acks``)
+    source   ReadAcks: new acks by origin                                (``sava.topics.origin_acks``)
     target   ApplyAcks: looks the messages up in its own log, and acks them
 
 Only news travels. The driver remembers the acks that it has sent as offsets of the source (``known``), and
@@ -17,7 +17,7 @@ what is acked anywhere is acked everywhere. A message that a consumer has not ac
 ends, also if messages behind it are acked.
 
 **The slot.** Retention at the source keeps what is not below the link's cursor (its leader makes and removes
-it, see ``sava.replication.cursors``). Two things hold it: messages that the target may still need, and
+it, see ``sava.replication.slots``). Two things hold it: messages that the target may still need, and
 messages whose acks it may still need where subscriptions are replicated, since acks of a copy are read off
 the copy. A late cursor only keeps a little more for a little longer. So a thread sends the changed offsets
 once a second and repeats what fails.
@@ -37,7 +37,7 @@ from typing import Final, NamedTuple, Protocol
 from sava.client.errors import ClientError
 from sava.pipeline.replicate.work import LinkEnds
 from sava.proto import replica_pb2 as pb
-from sava.storage.link_cursors import is_link_cursor, link_cursor
+from sava.storage.source_positions import is_replication_slot, replication_slot
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class SlotUpdater:
         if not due:
             return True
         try:
-            failed = self._link.advance_all(link_cursor(self._remote), due, timeout_s=TIMEOUT_S)
+            failed = self._link.advance_all(replication_slot(self._remote), due, timeout_s=TIMEOUT_S)
         except ClientError as error:  # the link is closed
             failed = dict.fromkeys(due, error)
         with self._guard:
@@ -249,7 +249,7 @@ class AckSync:
             SubscriptionName(partition, topic_id, subscription)
             for partition, (topic_id, subscriptions) in partitions.items()
             for subscription in subscriptions
-            if not is_link_cursor(subscription)
+            if not is_replication_slot(subscription)
         }
         for name in self._states.keys() - wanted:
             del self._states[name]

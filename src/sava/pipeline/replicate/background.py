@@ -33,7 +33,7 @@ from sava.pipeline.runner.control import AdminCalls
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from sava.proto import replication_pb2_grpc as rpc
-from sava.replication.matrix import State
+from sava.replication.matrix import LinkState
 
 log = logging.getLogger(__name__)
 
@@ -292,11 +292,11 @@ class Listener(Protocol):
 
     def described(self, shapes: Mapping[str, replica_pb2.TopicShape]) -> None: ...
 
-    def unanswered(self, state: State, reason: str, retry_ms: int) -> None: ...
+    def unanswered(self, state: LinkState, reason: str, retry_ms: int) -> None: ...
 
     def made(self, creation: Creation, shape: replica_pb2.TopicShape) -> None: ...
 
-    def not_made(self, creation: Creation, state: State, reason: str) -> None: ...
+    def not_made(self, creation: Creation, state: LinkState, reason: str) -> None: ...
 
 
 class RemoteReplaced(ClientError, CallerError):
@@ -384,7 +384,7 @@ class RemoteVisitor:
             self._post(partial(self._listener.made, creation, shape))
 
 
-def _state(error: ClientError) -> State:
+def _state(error: ClientError) -> LinkState:
     if isinstance(error, Denied):
-        return State.DENIED
-    return State.FAILED if isinstance(error, CallerError) else State.UNREACHABLE
+        return LinkState.DENIED
+    return LinkState.FAILED if isinstance(error, CallerError) else LinkState.UNREACHABLE

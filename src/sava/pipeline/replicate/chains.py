@@ -1,11 +1,11 @@
-"""Chain: one stream of stretches into a chain at the target, as whoever copies sees it.
+"""Chain: one stream of stretches into a chain at the target, as its copier sees it.
 
     stretches  1  2  3  4  5                  on their way without waiting, a bounded number of bytes
     answers    1  2  ended(why, where)        3 was refused, 4 and 5 with it
 
-What is known of the chain (``Progress``) is only ever what the target has said: where it was at the opening,
-the end of each stretch that has its receipt, and what the end of the stream says. Nothing is concluded from
-what was sent, so whatever fails in a row of stretches, the position is one to go on from.
+What is known of the chain (``CopyProgress``) is only ever what the target has said: where it was at the
+opening, the end of each stretch that has its receipt, and what the end of the stream says. Nothing
+is concluded from what was sent, so whatever fails in a row of stretches, the copier can continue from there.
 
 The stream belongs to the event loop of its ``Target``; the methods are for one other thread. Each of them has
 a moment (of ``time.monotonic``) at which it gives up.
@@ -20,11 +20,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sava.client.backoff import Backoff
-from sava.client.connection import Connection
+from sava.client.backoff import ReconnectBackoff
+from sava.client.connection import (
+    STATUS_S,
+    ClientStream,
+    Connection,
+    Route,
+    open_stream,
+)
 from sava.client.errors import ClientError, Unavailable
 from sava.client.loop_thread import LoopThread
-from sava.client.stream import STATUS_S, Route, Stream, open_stream
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.tasks import cancelled
@@ -80,7 +85,7 @@ class Stretch(NamedTuple):
 
 
 @dataclass(slots=True)
-class Progress:
+class CopyProgress:
     """What the target has said so far."""
 
     is_known: bool = False
@@ -108,7 +113,7 @@ class Chain:
         self, loop: LoopThread, connection: Connection, owners: Owners, topic: str, source: pb.Source
     ) -> None:
         self.topic = topic
-        self.progress = Progress()
+        self.progress = CopyProgress()
         self.ended: pb.ChainEnded | None = None
         """A stretch was refused, or failed."""
         self._loop = loop
@@ -117,7 +122,7 @@ class Chain:
         self._opening = pb.AppendRequest(open=pb.OpenChain(topic=topic, source=source))
         self._streams = AsyncExitStack()
         """Ends the stream that is open."""
-        self._stream: Stream | None = None
+        self._stream: ClientStream | None = None
         self._is_opening = False
         self._reading: asyncio.Task[None] | None = None
         self._unanswered: deque[Stretch] = deque()
@@ -158,7 +163,7 @@ class Chain:
             ) from None
 
     async def _open(self, life_until: float) -> pb.ChainOpened:
-        route, backoff = Route(self._connection, self.topic, self._owners.get(self.topic)), Backoff()
+        route, backoff = Route(self._connection, self.topic, self._owners.get(self.topic)), ReconnectBackoff()
         while True:
             try:
                 address = await route.find()
@@ -234,7 +239,7 @@ class Chain:
         self._changed.clear()
         await self._changed.wait()
 
-    async def _read(self, stream: Stream) -> None:
+    async def _read(self, stream: ClientStream) -> None:
         try:
             while self.ended is None:
                 response: pb.AppendResponse = await stream.receive()

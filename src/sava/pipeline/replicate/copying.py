@@ -20,11 +20,11 @@ refused like any other.
 A stream costs some milliseconds at both ends, whatever it carries. For a hundred partitions with ten messages
 each, that is most of the cost. **Nothing is asked first:** the driver knows from the last copy where the
 target is, and sends what it reads from there as the next range. The target takes it only if its source
-position is there (``storage.chains``). So ranges that come together follow the same rule as ranges that come
-one by one, and nothing is kept between rounds that could be wrong. **Only the smooth case:** a copy that has
-begun, messages in the source's memory, known schemas, a broker that owns the topic. Everything else is copied
-one by one, which waits and reports errors. Only a range that was sent and not answered in time is left to the
-next round.
+position is there (``source_positions``). So ranges that come together follow the same rule as ranges that
+come one by one, and nothing is kept between rounds that could be wrong. **Only the smooth case:** a copy that
+has begun, messages in the source's memory, known schemas, a broker that owns the topic. Everything else is
+copied one by one, which waits and reports errors. Only a range that was sent and not answered in time is left
+to the next round.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sava.client.errors import ClientError, Denied, Unavailable
 from sava.errors import RetryableError, SavaError
 from sava.pipeline.cluster import ClusterClient, OffsetGone
 from sava.pipeline.errors import SourceFailed, TopicReplaced, at_source
-from sava.pipeline.replicate.chains import Chain, Progress, Stretch
+from sava.pipeline.replicate.chains import Chain, CopyProgress, Stretch
 from sava.pipeline.replicate.target import TargetCluster
 from sava.pipeline.replicate.translation import (
     MessageTooLargeForTarget,
@@ -66,7 +66,9 @@ READ_BYTES: Final = 8 << 20
 Answers = dict[str, pb.ChainReceipt | None]
 
 
-def copy_together(ends: LinkEnds, errands: Sequence[Errand], *, until: float) -> dict[str, Progress | None]:
+def copy_together(
+    ends: LinkEnds, errands: Sequence[Errand], *, until: float
+) -> dict[str, CopyProgress | None]:
     """The confirmed progress by name; None if the target did not answer before ``until``
     (``time.monotonic``). Errands that are missing must be copied one by one."""
     tails = {errand.name: errand for errand in errands if _is_tail(errand)}
@@ -82,14 +84,14 @@ def copy_together(ends: LinkEnds, errands: Sequence[Errand], *, until: float) ->
         }
         messages = [_message(ends, tails[name], stretch) for name, stretch in stretches.items()]
         sendings.append((stretches, target.append_each(messages, until=until)))
-    copied: dict[str, Progress | None] = {}
+    copied: dict[str, CopyProgress | None] = {}
     for stretches, sending in sendings:
         answers = sending.result()
         for name, stretch in stretches.items():
             if name not in answers:
                 copied[name] = None
             elif (receipt := answers[name]) is not None:
-                copied[name] = progress = Progress()
+                copied[name] = progress = CopyProgress()
                 progress.receive(stretch, receipt)
     return copied
 
@@ -201,7 +203,7 @@ class _Copy:
         self.errand = errand
         self._ends = ends
         self._times = times
-        self._progress = Progress()
+        self._progress = CopyProgress()
         self._has_begun = False
         self._is_reading = False
         """Whether the copy waits for the source and not for the target."""
@@ -217,7 +219,7 @@ class _Copy:
         with self._guard:
             self._outcome = self._outcome or outcome
 
-    def end(self, progress: Progress | None) -> None:
+    def end(self, progress: CopyProgress | None) -> None:
         """Finish a copy that was made together with others; None if the target did not answer."""
         if progress is not None:
             self._progress = progress

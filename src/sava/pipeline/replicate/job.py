@@ -69,7 +69,7 @@ from sava.pipeline.runner.control import UNKNOWN_LAG
 from sava.pipeline.runner.kinds import JobEnd, JobProgress, PipelineJob, PipelineKind, SettingsInvalid
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
-from sava.replication.matrix import Mismatch, Settings, State
+from sava.replication.matrix import LinkState, Mismatch, Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -205,7 +205,7 @@ class LinkJob(PipelineJob):
         threading.Thread(target=self._cursors.close, name=f"end of {self._name}", daemon=True).start()
 
     def _post(self, news: Callable[[], None]) -> None:
-        """From another thread. When nobody listens any more, what would be told is of no interest."""
+        """From another thread. When the event loop no longer listens, the news is of no interest."""
         while self._end is None:
             try:
                 self._news.put(news, timeout=STEP_S)
@@ -306,7 +306,7 @@ class LinkJob(PipelineJob):
         retry_ms = _now_ms() + round(DESCRIBE_S * 1000)
         topic.describe(there(self._remote, shape), self._settings, retry_ms=retry_ms)
 
-    def unanswered(self, state: State, reason: str, retry_ms: int) -> None:
+    def unanswered(self, state: LinkState, reason: str, retry_ms: int) -> None:
         for topic in self._topics.values():
             topic.unanswered(state, reason, retry_ms=retry_ms)
         self._hand_over()
@@ -317,7 +317,7 @@ class LinkJob(PipelineJob):
             topic.created(creation)
             self._describe(topic, shape)
 
-    def not_made(self, creation: Creation, state: State, reason: str) -> None:
+    def not_made(self, creation: Creation, state: LinkState, reason: str) -> None:
         topic = self._topics.get(creation.topic)
         if topic is not None:
             topic.not_created(state, reason, time.monotonic(), _now_ms())

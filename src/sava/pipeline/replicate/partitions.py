@@ -2,7 +2,7 @@
 again.
 
     held      by its topic: not there, other partitions, deleted, unreachable; nothing is tried
-    failing   its last errand has failed; tried again after a delay, unless only somebody can help
+    failing   its last errand has failed; tried again after a delay, unless only an operator can help
     otherwise starting until the target has said how far the chain is, then active, or idle when nothing comes
 
 The position is the target's word. Until it was heard in this life of the driver, what was reported before, or
@@ -11,9 +11,10 @@ the beginning, is a belief to plan the first errand by, and no reason to take an
 **A source that was rewound** (restored from an older state) ends before where it was copied to, and then has
 other messages at the same offsets:
 
-    copied up to 100; it ends at 50; grows to 120        going on at 100 leaves out the new 50..100 silently
+    copied up to 100; it ends at 50; grows to 120      copying on from 100 leaves out the new 50..100 silently
 
-So that it was seen once is reported, on record for whoever copies next, and holds until somebody acts.
+So that it was seen once is reported, on record for the next run of the link, and holds until an operator
+acts.
 
 Owned by the thread of the link. Clocks are parameters.
 """
@@ -27,11 +28,11 @@ from sava.pipeline.cluster import PartitionExtent
 from sava.pipeline.replicate.pace import Age, Delays, Rate, Throttle
 from sava.pipeline.replicate.work import CopyOutcome
 from sava.proto import replication_pb2 as pb
-from sava.replication.matrix import CONNECTED, State
+from sava.replication.matrix import CONNECTED, LinkState
 
 IDLE_S: Final = 5.0
-"""So long nothing must come. With less, a partition with a message now and then would change its state, which
-is written down, with each."""
+"""How long nothing must come until a partition is idle. With less, a partition with a message now and then
+would change its state, which is written down, with each."""
 ROUND_BYTES: Final = 32 << 20
 """Of one partition in one round."""
 LIGHT_BYTES: Final = 1 << 20
@@ -45,13 +46,13 @@ GROWS_AFTER_S: Final = 3.0
 was under way from the owner when the target said how far the copy is has come by then."""
 
 STATES: Final = {
-    "unavailable": State.UNREACHABLE,
-    "source_unavailable": State.SOURCE_UNREACHABLE,
-    "denied": State.DENIED,
-    "schema_refused": State.SCHEMA_REFUSED,
-    "source_gone": State.DATA_LOSS,
-    "target_replaced": State.STARTING,
-    "topic_unknown": State.STARTING,
+    "unavailable": LinkState.UNREACHABLE,
+    "source_unavailable": LinkState.SOURCE_UNREACHABLE,
+    "denied": LinkState.DENIED,
+    "schema_refused": LinkState.SCHEMA_REFUSED,
+    "source_gone": LinkState.DATA_LOSS,
+    "target_replaced": LinkState.STARTING,
+    "topic_unknown": LinkState.STARTING,
 }
 """By the code of an outcome; all others are failures."""
 LOOK_AGAIN: Final = frozenset(("target_replaced", "topic_unknown"))
@@ -82,7 +83,7 @@ class CopyStep(NamedTuple):
         return self.messages * self.message_bytes
 
     def cut(self, count: int) -> CopyStep:
-        """The first so many of it."""
+        """The first ``count`` of it."""
         return self._replace(end=self.start + count, is_heavy=count * self.message_bytes > LIGHT_BYTES)
 
 
@@ -94,10 +95,10 @@ class Rewound(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    state: State
+    state: LinkState
     reason: str
     retry_at: float | None
-    """None: when somebody has done something about it."""
+    """None: when an operator has done something about it."""
     retry_ms: int
 
 
@@ -105,7 +106,7 @@ class PartitionState:
     def __init__(
         self, name: str, number: int, topic_id: int, *, remedy: str, throttle: Throttle, now: float
     ) -> None:
-        """``remedy``: the command to go on with when messages are lost. ``throttle``: of the link."""
+        """``remedy``: the command that continues when messages are lost. ``throttle``: of the link."""
         self.name = name
         """As brokers call it."""
         self.number = number
@@ -130,11 +131,11 @@ class PartitionState:
         """The chain has been there: if it is not any more, something is wrong."""
         self.is_told = False
         self.position: int | None = None
-        self._held: _Failure | None = _Failure(State.STARTING, "", None, 0)
+        self._held: _Failure | None = _Failure(LinkState.STARTING, "", None, 0)
         self._failure: _Failure | None = None
         self._delays = Delays()
         self._rate = Rate()
-        self._state = State.STARTING
+        self._state = LinkState.STARTING
         self._moved_at = now - IDLE_S
         self._message_bytes = MESSAGE_BYTES
         self._planned = 0
@@ -144,12 +145,12 @@ class PartitionState:
         """Since when it ends before where it was copied to, and the first of these ends."""
         self._rewound: Rewound | None = None
         self._may_leave_out = False
-        """Somebody has agreed to go on without what was rewound."""
+        """An operator has agreed to continue without what was rewound."""
         self._may_skip = self._is_short = False
-        """Somebody has agreed to go on without what is lost, until something is copied; and more was lost
-        since it was last looked at."""
+        """An operator has agreed to continue without what is lost, until something is copied; and more was
+        lost since it was last looked at."""
         self._last_end = self._last_end_ms = 0
-        """Of the source, and when that was so if nobody has looked since (0: somebody has)."""
+        """Of the source, and when that was so if the link has not looked since (0: it has)."""
         self._age = Age(now)
         self.unsynced: Mapping[str, str] = {}
         """Subscriptions whose positions are not copied, and why."""
@@ -172,7 +173,7 @@ class PartitionState:
             self._may_leave_out = last.rewound_from > 0  # somebody has acted since
 
     def renew(self) -> None:
-        """Somebody has asked for it to be begun again, with what there is here and there."""
+        """An operator has asked for it to be begun again, with what there is here and there."""
         self._life += 1
         self.was_seen = self.is_told = False
         self.begin = self.position = None
@@ -205,7 +206,7 @@ class PartitionState:
 
     @property
     def due_begin(self) -> int:
-        """What is to be on record of where the chain begins. Before it does, since nobody could tell
+        """What is to be on record of where the chain begins. Before it does, since it could not be known
         afterwards: the target knows only how far it is."""
         if self.begin is None or self.was_seen or not self.is_told:
             return self.recorded_begin
@@ -229,7 +230,7 @@ class PartitionState:
 
     # -- what keeps it -------------------------------------------------------------------------
 
-    def hold(self, state: State, reason: str, *, retry_ms: int = 0) -> None:
+    def hold(self, state: LinkState, reason: str, *, retry_ms: int = 0) -> None:
         self._held = _Failure(state, reason, None, retry_ms)
 
     def admit(self, target_topic_id: int) -> None:
@@ -250,20 +251,20 @@ class PartitionState:
     @property
     def is_paired(self) -> bool:
         """It is copied into a topic there, also if that cannot be reached at present."""
-        passes = (State.UNREACHABLE, State.DENIED)
+        passes = (LinkState.UNREACHABLE, LinkState.DENIED)
         return self._held is None or (bool(self.target_topic_id) and self._held.state in passes)
 
     @property
     def is_lost(self) -> bool:
         """Messages are gone that were not copied."""
-        return self._failure is not None and self._failure.state is State.DATA_LOSS
+        return self._failure is not None and self._failure.state is LinkState.DATA_LOSS
 
     def fail(self, code: str, reason: str, now: float, now_ms: int) -> None:
         self.is_suspect = True
         if code in HELPED_BY_SOMEBODY:
-            reason = f"{reason}; {self._remedy} goes on with what there is"
-        state = STATES.get(code, State.FAILED)
-        if state is State.DATA_LOSS and not self._may_skip:
+            reason = f"{reason}; {self._remedy} continues with what there is"
+        state = STATES.get(code, LinkState.FAILED)
+        if state is LinkState.DATA_LOSS and not self._may_skip:
             self._failure = _Failure(state, reason, None, 0)
             return
         delay = self._delays.next()
@@ -392,32 +393,32 @@ class PartitionState:
         self._rewound = rewound
         reason = (
             f"{self.name} ended at offset {rewound.start} here when it was copied up to {rewound.end}: it "
-            f"has lost messages, or was restored from an older state. {self._remedy} goes on at offset "
+            f"has lost messages, or was restored from an older state. {self._remedy} continues at offset "
             f"{rewound.end} and leaves out what is published here before that; if the copy is deleted first, "
-            "it copies anew all that there is here"
+            "it copies all that there is here again"
         )
-        self._failure = _Failure(State.FAILED, reason, None, 0)
+        self._failure = _Failure(LinkState.FAILED, reason, None, 0)
 
     # -- what is told --------------------------------------------------------------------------
 
     def look(self, now: float) -> bool:
         """Whether the state is another one than at the last look."""
         before, self._state = self._state, self._now(now)
-        if before in CONNECTED and self._state not in (*CONNECTED, State.SOURCE_UNREACHABLE):
+        if before in CONNECTED and self._state not in (*CONNECTED, LinkState.SOURCE_UNREACHABLE):
             self.disconnects += 1
         return self._state is not before
 
-    def _now(self, now: float) -> State:
+    def _now(self, now: float) -> LinkState:
         for kept in (self._held, self._failure):
             if kept is not None:
                 return kept.state
         if not self.is_told:
-            return State.STARTING
+            return LinkState.STARTING
         is_quiet = not self.backlog and now - self._moved_at >= IDLE_S
-        return State.IDLE if is_quiet else State.ACTIVE
+        return LinkState.IDLE if is_quiet else LinkState.ACTIVE
 
     @property
-    def state(self) -> State:
+    def state(self) -> LinkState:
         """At the last look."""
         return self._state
 

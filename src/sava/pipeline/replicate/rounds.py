@@ -10,7 +10,7 @@ waiting:
 
 At most MAX_ROUNDS are under way, one of them heavy and one suspect. A round has no more errands than can be
 done in its time; who was not copied for the longest time comes first. A partition is in one round at a time;
-whoever plans sees to that.
+the planner sees to that.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ do; together several hundred."""
 HEAVY_ERRANDS: Final = 4
 """Of one task."""
 SUSPECT_ERRANDS: Final = 8
-"""Of one round; a task does so many side by side, so that those that wait for an answer keep no other from
+"""Of one round; a task does that many side by side, so that those that wait for an answer keep no other from
 being tried."""
 
 
@@ -129,7 +129,7 @@ def ration(
 
 
 def _worth(candidates: Sequence[CopyCandidate], size: int) -> list[CopyCandidate]:
-    """The first of them, up to so many bytes."""
+    """The first of them, up to ``size`` bytes."""
     sizes = accumulate(each.step.weight for each in candidates)
     return [each for each, upto in zip(candidates, sizes, strict=True) if upto - each.step.weight < size]
 
@@ -163,8 +163,8 @@ class CopyEngine(Protocol):
         ...
 
     def cancel(self, group: str) -> None:
-        """Whoever waits for it gets an error soon. A task may live on for a moment, or as long as its machine
-        is cut off: what it still appends goes on where the chain is, or is refused."""
+        """The caller that waits for it gets an error soon. A task may live on for a moment, or as long as its
+        machine is cut off: what it still appends continues where the chain is, or is refused."""
         ...
 
 
@@ -377,8 +377,8 @@ class CopyRounds:
 
 
 def skip(link: ClusterClient, errand: Errand, ends: LinkEnds, start: int) -> CopyOutcome:
-    """Let the chain go on with the first message that is kept: somebody has agreed to go on without those
-    that are not. One that has not begun is to begin there: then the outcome says where."""
+    """Let the chain continue with the first message that is kept: an operator has agreed to continue without
+    those that are not. One that has not begun is to begin there: then the outcome says where."""
     with at_source():
         end = link.extents([errand.name])[errand.name].start
     until = time.monotonic() + SKIP_S

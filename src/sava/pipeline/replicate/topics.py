@@ -4,12 +4,12 @@ partitions may be copied because of that.
     described ─▶ verdict ─▶ copy, hold, or create and grow ─▶ described again ─▶ …
 
 The verdict is the matrix's, the same that checks a policy before it is set. Creating is no exception to it:
-what there is after that is described and compared like any other topic, whoever has created it.
+what there is after that is described and compared like any other topic, also if a user has created it.
 
 **A deleted topic stays deleted.** By the ids of the remote's topics it is noticed that one has gone, or that
 another has taken its name. That is only possible if the ids are on record before anything is copied, so a
 partition is not copied before the cluster here has acknowledged the report that has the id. Ids of topics
-that are not copied into are not kept: somebody will delete those and create better ones.
+that are not copied into are not kept: an operator will delete those and create better ones.
 
 Owned by the thread of the link. Clocks are parameters.
 """
@@ -28,9 +28,9 @@ from sava.proto import replica_pb2, replication_pb2
 from sava.replication.matrix import (
     CONNECTED,
     Here,
-    Known,
+    KnownThere,
+    LinkState,
     Settings,
-    State,
     There,
     Verdict,
     decide,
@@ -81,14 +81,14 @@ class LinkTopicState:
         """It was deleted there; and that is on record."""
         self._there: There | None = None
         self._verdict: Verdict | None = None
-        self._failure: tuple[State, str] | None = None
+        self._failure: tuple[LinkState, str] | None = None
         """Why it could not be created or grown."""
         self._delays = Delays()
         self._create_at = 0.0
         self._is_being_made = False
         self._retry_ms = 0
         self._is_kept = False
-        self._said: dict[tuple[State, str], float] = {}
+        self._said: dict[tuple[LinkState, str], float] = {}
         """What keeps it, and when that was last said in the log."""
         self.follow(told, now)
 
@@ -165,13 +165,13 @@ class LinkTopicState:
         self._retry_ms = retry_ms
         here = Here(topic=self.topic, partitions=self.told.partition_count, reliable=self.told.reliable)
         width = max(self._ids, default=-1) + 1
-        known = Known(
+        known = KnownThere(
             topic_ids=tuple(self._ids.get(number, 0) for number in range(width)),
             is_tombstone=self._is_tombstone,
             is_grown=bool(self.told.grow_to),
         )
         self._there, self._verdict = found, decide(here, found, settings, known)
-        if self._verdict.state is State.REMOTE_DELETED:
+        if self._verdict.state is LinkState.REMOTE_DELETED:
             self._is_tombstone = True
         if not self._wants_change:
             self._failure = None
@@ -179,11 +179,13 @@ class LinkTopicState:
             self._ids |= {number: found.topic_ids[number] for number in self._verdict.copied}
         self.settle()
 
-    def unanswered(self, state: State, reason: str, *, retry_ms: int) -> None:
+    def unanswered(self, state: LinkState, reason: str, *, retry_ms: int) -> None:
         """The remote does not say what there is."""
         self._verdict = None
         for partition in self.partitions:
-            partition.hold(State.REMOTE_DELETED if self._is_tombstone else state, reason, retry_ms=retry_ms)
+            partition.hold(
+                LinkState.REMOTE_DELETED if self._is_tombstone else state, reason, retry_ms=retry_ms
+            )
 
     @property
     def _wants_change(self) -> bool:
@@ -200,7 +202,7 @@ class LinkTopicState:
         partitions = verdict.grow if verdict.create is None else verdict.create
         return Creation(self.topic, partitions, self.told.reliable, grow=verdict.grow > 0)
 
-    def not_created(self, state: State, reason: str, now: float, now_ms: int) -> None:
+    def not_created(self, state: LinkState, reason: str, now: float, now_ms: int) -> None:
         self._is_being_made = False
         delay = self._delays.next()
         self._create_at, self._retry_ms = now + delay, now_ms + round(delay * 1000)
@@ -228,15 +230,15 @@ class LinkTopicState:
         if verdict is None or found is None:
             return
         # A topic that was deleted is not tried again however often it is looked at.
-        retry_ms = self._retry_ms if verdict.state is not State.REMOTE_DELETED else 0
+        retry_ms = self._retry_ms if verdict.state is not LinkState.REMOTE_DELETED else 0
         for partition in self.partitions:
             number = partition.number
             if number not in verdict.copied:
                 partition.hold(verdict.state, verdict.reason, retry_ms=retry_ms)
             elif self._wants_change and not self._is_there(number, found):
-                partition.hold(*(self._failure or (State.STARTING, "")), retry_ms=self._retry_ms)
+                partition.hold(*(self._failure or (LinkState.STARTING, "")), retry_ms=self._retry_ms)
             elif self._recorded.get(number) != found.topic_ids[number]:
-                partition.hold(State.STARTING, "")
+                partition.hold(LinkState.STARTING, "")
             else:
                 partition.admit(found.topic_ids[number])
 
@@ -280,9 +282,9 @@ class LinkTopicState:
         """Whether a partition has another state than at the last look. Says in the log what is not
         copied."""
         changed = [partition for partition in self.partitions if partition.look(now)]
-        kept: dict[tuple[State, str], list[int]] = defaultdict(list)
+        kept: dict[tuple[LinkState, str], list[int]] = defaultdict(list)
         for partition in self.partitions:
-            if partition.state not in (*CONNECTED, State.STARTING):
+            if partition.state not in (*CONNECTED, LinkState.STARTING):
                 kept[partition.state, partition.reason].append(partition.number)
         for (state, reason), numbers in kept.items():
             if now - self._said.get((state, reason), -REPEAT_S) >= REPEAT_S:

@@ -55,9 +55,9 @@ from sava.proto import replica_pb2 as pb
 from sava.records import STORED_COLUMNS, BatchTooLarge, RecordBatch, schema_of
 from sava.records.columns import ATTRIBUTES, COLUMNS, TEXT, map_array, nulls
 from sava.records.decoder import null_rows_are_empty
-from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
 from sava.storage.errors import DataGap
-from sava.storage.row_groups import ROW_GROUP_BYTES, ROW_GROUP_ROWS, cut
+from sava.storage.segment_file import ROW_GROUP_BYTES, ROW_GROUP_ROWS, cut
+from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 
 REPLICATE: Final = "sava-replicate"
 NOWHERE: Final = "none"

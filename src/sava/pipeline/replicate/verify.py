@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.replicate.translation import NOWHERE, REPLICATE, listed
-from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 
 IDENTITY: Final = ("partition", "cluster", "origin", "at")
 EXAMPLES: Final = 10

@@ -1,7 +1,7 @@
 """Routing: rows go to partitions of topics and become record batches, whole Arrow batches at a time.
 
 A row goes to its ``partition`` if it has one, else to the partition of its key (as in
-``sava.client.routing``), else to the partition whose turn it is: rows without a key go in runs, since full
+``sava.client.producer``), else to the partition whose turn it is: rows without a key go in runs, since full
 batches are worth more than an even spread within milliseconds. Rows of one destination keep their order.
 Every step is an Arrow kernel over all rows. Destinations of all topics share one numbering, so several topics
 in a batch cost no more than one.
@@ -22,10 +22,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sava.client.routing import fnv1a
+from sava.client.producer import fnv1a
 from sava.pipeline.cluster import TopicPartitions
 from sava.pipeline.errors import WriteRefused
-from sava.records import BatchTooLarge, Codec, InvalidMessage, RecordBatch
+from sava.records import BatchTooLarge, Compression, InvalidMessage, RecordBatch
 
 RUN_ROWS: Final = 1000
 """Rows without a key that go to one partition before the next."""
@@ -184,7 +184,7 @@ _PRIME: Final = pa.scalar(0x100000001B3, pa.uint64())
 def fnv1a_of(keys: pa.Array) -> pa.Array:
     """The routing hashes (uint64) of a string array with 32-bit positions and without nulls.
 
-    ``sava.client.routing.fnv1a`` takes about 0.1 µs for each byte of a key and caches repeated keys. A Spark
+    ``sava.client.producer.fnv1a`` takes about 0.1 µs for each byte of a key and caches repeated keys. A Spark
     task sees millions of keys, many of them once, so here all keys advance together, byte by byte, through
     Arrow's kernels, which wrap around at 64 bits as the hash demands. A test compares both for equal results.
     """
@@ -238,7 +238,7 @@ class Batcher:
         self,
         emit: Emit,
         *,
-        codec: Codec = Codec.NONE,
+        codec: Compression = Compression.NONE,
         batch_bytes: int = BATCH_BYTES,
         waiting_bytes: int = WAITING_BYTES,
     ) -> None:

@@ -59,7 +59,7 @@ from sava.pipeline.per_process import Objects
 from sava.pipeline.sink.delivery import PUBLISH_WAITING_BYTES, TaskPublisher, TaskStage
 from sava.pipeline.sink.routing import WAITING_BYTES, Batcher, Emit, RowRouter
 from sava.proto import writers_pb2 as pb
-from sava.records import Codec
+from sava.records import Compression
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class SparkTask(NamedTuple):
         )
 
 
-_CODECS: Final = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
+_CODECS: Final = {"none": Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 
 
 @dataclass(frozen=True, slots=True)

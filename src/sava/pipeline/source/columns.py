@@ -42,7 +42,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sava.client.position import microseconds
+from sava.client.messages import microseconds
 from sava.errors import CallerError
 from sava.pipeline.options import TopicPartition
 from sava.records import STORED_COLUMNS

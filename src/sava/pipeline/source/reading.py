@@ -37,8 +37,7 @@ from sava.records import RecordBatch
 from sava.records.columns import COLUMNS, nulls
 from sava.storage import segment_file
 from sava.storage.errors import DataGap, ObjectMissing, ObjectTruncated, SegmentCorrupt
-from sava.storage.row_groups import row_groups
-from sava.storage.segment_file import Footer, PartialFile, RowGroup
+from sava.storage.segment_file import Footer, PartialFile, RowGroup, row_groups
 from sava.storage.types import Segment
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from sava.pipeline.replicate.translation import REPLICATE, CopyRoute
 from sava.records import STORED_COLUMNS, Message, Origin, RecordBatch
-from sava.storage.chains import ORIGIN_TOPIC, PATH
+from sava.storage.source_positions import ORIGIN_TOPIC, PATH
 
 OWN_TOPIC = "00000000000000aa"
 START = 1000

@@ -16,7 +16,7 @@ from sava.pipeline.replicate.partitions import (
 )
 from sava.pipeline.replicate.work import CopyOutcome
 from sava.proto import replication_pb2 as pb
-from sava.replication.matrix import State
+from sava.replication.matrix import LinkState
 
 NAME = "/default/orders-part-0"
 REMEDY = "`sava replication recreate`"
@@ -61,10 +61,10 @@ class TestPlanning:
 
     def test_a_held_partition_is_left_alone(self) -> None:
         state = partition()
-        state.hold(State.PARTITION_MISMATCH, "other partitions")
+        state.hold(LinkState.PARTITION_MISMATCH, "other partitions")
         assert state.plan(0.0, 0) is None
         state.look(0.0)
-        assert (state.state, state.reason) == (State.PARTITION_MISMATCH, "other partitions")
+        assert (state.state, state.reason) == (LinkState.PARTITION_MISMATCH, "other partitions")
 
     def test_a_round_is_bounded_by_bytes_as_soon_as_it_is_known_how_large_messages_are(self) -> None:
         state = partition(end=1_000_000)
@@ -160,10 +160,10 @@ class TestFailing:
         assert 0.075 <= delays[0] <= 0.1
         assert 45 <= delays[-1] <= 60
         state.look(now)
-        assert (state.state, state.reason, state.restarts) == (State.UNREACHABLE, "no answer", 11)
+        assert (state.state, state.reason, state.restarts) == (LinkState.UNREACHABLE, "no answer", 11)
         told(state, 10, now=now, messages=10)
         state.look(now)
-        assert (state.state, state.restarts) == (State.ACTIVE, 12)
+        assert (state.state, state.restarts) == (LinkState.ACTIVE, 12)
         state.see(PartitionExtent(0, 0, 11), now, 0)
         told(state, 10, now=now, code="unavailable", reason="again")
         assert (state.due_in(now) or 1) <= 0.1
@@ -171,15 +171,15 @@ class TestFailing:
     @pytest.mark.parametrize(
         ("code", "expected"),
         [
-            ("denied", State.DENIED),
-            ("source_unavailable", State.SOURCE_UNREACHABLE),
-            ("source_denied", State.FAILED),
-            ("schema_refused", State.SCHEMA_REFUSED),
-            ("message_too_large", State.FAILED),
-            ("chain_missing", State.FAILED),
+            ("denied", LinkState.DENIED),
+            ("source_unavailable", LinkState.SOURCE_UNREACHABLE),
+            ("source_denied", LinkState.FAILED),
+            ("schema_refused", LinkState.SCHEMA_REFUSED),
+            ("message_too_large", LinkState.FAILED),
+            ("chain_missing", LinkState.FAILED),
         ],
     )
-    def test_what_keeps_it_is_its_state(self, code: str, expected: State) -> None:
+    def test_what_keeps_it_is_its_state(self, code: str, expected: LinkState) -> None:
         state = partition()
         told(state, 0)
         told(state, 0, code=code, reason="why")
@@ -205,7 +205,7 @@ class TestFailing:
         state.begin_step(step, 0.0)
         state.break_down("an executor was lost", 0.0, 0)
         state.look(0.0)
-        assert (state.state, state.is_alone, state.is_suspect) == (State.FAILED, True, True)
+        assert (state.state, state.is_alone, state.is_suspect) == (LinkState.FAILED, True, True)
         told(state, 10, now=1.0, messages=10)
         assert (state.is_alone, state.is_suspect) == (False, False)
 
@@ -215,7 +215,7 @@ class TestFailing:
         state.see(PartitionExtent(6, 6, 10), 0.0, 0)
         assert state.plan(0.0, 0) is None
         state.look(0.0)
-        assert state.state is State.DATA_LOSS
+        assert state.state is LinkState.DATA_LOSS
         assert "from offset 4 to 6" in state.reason
         assert REMEDY in state.reason
         assert state.plan(1000.0, 0) is None
@@ -277,14 +277,14 @@ class TestFailing:
         state.admit(70)
         told(state, 8)
         state.look(0.0)
-        assert state.state is State.ACTIVE
+        assert state.state is LinkState.ACTIVE
 
     def test_a_former_owner_that_does_not_know_it_yet_is_no_loss(self) -> None:
         state = partition(end=10)
         told(state, 12)
         assert state.plan(0.0, 0) is None
         state.look(0.0)
-        assert (state.state, state.backlog) == (State.IDLE, None)
+        assert (state.state, state.backlog) == (LinkState.IDLE, None)
         state.see(PartitionExtent(0, 0, 14), BELIEVED_AFTER_S - 1, 0)
         step = state.plan(BELIEVED_AFTER_S - 1, 0)
         assert step is not None
@@ -295,7 +295,7 @@ class TestFailing:
         told(state, 4)
         state.see(PartitionExtent(6, 6, 10), 0.0, 0)
         state.plan(0.0, 0)
-        assert state.reason.endswith(f"{REMEDY} goes on with what there is")
+        assert state.reason.endswith(f"{REMEDY} continues with what there is")
 
 
 def rewound() -> PartitionState:
@@ -332,7 +332,7 @@ class TestRewound:
 
     def test_it_stands_still_until_somebody_acts_wherever_it_ends_by_then(self) -> None:
         state = rewound()
-        assert (state.state, state.backlog) == (State.FAILED, None)
+        assert (state.state, state.backlog) == (LinkState.FAILED, None)
         assert "ended at offset 50 here when it was copied up to 100" in state.reason
         assert REMEDY in state.reason
         state.see(PartitionExtent(0, 0, 120), 100.0, 0)
@@ -401,7 +401,7 @@ class TestRewound:
 
     def test_a_copy_that_was_deleted_is_made_anew_of_all_that_is_here(self) -> None:
         state = rewound()
-        state.hold(State.REMOTE_DELETED, "deleted")
+        state.hold(LinkState.REMOTE_DELETED, "deleted")
         state.renew()
         state.start_at(0)
         state.admit(71)
@@ -418,16 +418,16 @@ class TestTelling:
     def test_idle_means_that_nothing_comes_for_a_while(self) -> None:
         state = partition(end=10)
         told(state, 0)
-        assert (state.look(0.0), state.state) == (True, State.ACTIVE)
+        assert (state.look(0.0), state.state) == (True, LinkState.ACTIVE)
         told(state, 10, messages=10)
-        assert (state.look(IDLE_S - 0.1), state.state) == (False, State.ACTIVE)
-        assert (state.look(IDLE_S), state.state) == (True, State.IDLE)
+        assert (state.look(IDLE_S - 0.1), state.state) == (False, LinkState.ACTIVE)
+        assert (state.look(IDLE_S), state.state) == (True, LinkState.IDLE)
 
     def test_what_is_not_copied_any_more_is_a_disconnect_and_its_backlog_grows(self) -> None:
         state = partition(end=10)
         told(state, 10)
         state.look(0.0)
-        state.hold(State.UNREACHABLE, "no answer", retry_ms=5)
+        state.hold(LinkState.UNREACHABLE, "no answer", retry_ms=5)
         assert state.look(0.0)
         state.see(PartitionExtent(0, 0, 15), 1.0, 200 * US)
         state.look(1.0)
@@ -488,10 +488,10 @@ class TestTelling:
     def test_of_a_deleted_copy_two_runners_say_the_same(self) -> None:
         state = partition(end=4)
         told(state, 4)
-        state.hold(State.REMOTE_DELETED, "deleted")
+        state.hold(LinkState.REMOTE_DELETED, "deleted")
         before = reported(state)
         after = taken_over(before, end=4)
-        after.hold(State.REMOTE_DELETED, "deleted")
+        after.hold(LinkState.REMOTE_DELETED, "deleted")
         again = reported(after)
         assert (again.position, again.end) == (before.position, before.end) == (4, 4)
 

@@ -16,7 +16,7 @@ from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
 from sava.proto import replica_pb2 as pb
-from sava.storage.chains import ORIGIN_TOPIC, PATH, origin_topic
+from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 from tests.unit.pipeline.replicate.memory import MemoryChain, Remote, Source, World
 
 NAMES = [f"/default/t{number}" for number in range(20)]

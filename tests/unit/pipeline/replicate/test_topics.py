@@ -14,7 +14,7 @@ from sava.pipeline.replicate.topics import Creation, LinkTopicState, there
 from sava.pipeline.replicate.work import CopyOutcome
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
-from sava.replication.matrix import Mismatch, Settings, State
+from sava.replication.matrix import LinkState, Mismatch, Settings
 
 TOPIC = "/default/orders"
 CREATES = Settings(may_create=True, mismatch=Mismatch.PIP370)
@@ -55,7 +55,7 @@ def admitted(state: LinkTopicState) -> list[int]:
     return [partition.number for partition in state.partitions if not partition.is_held]
 
 
-def states(state: LinkTopicState) -> list[State]:
+def states(state: LinkTopicState) -> list[LinkState]:
     return [partition.state for partition in state.partitions]
 
 
@@ -79,7 +79,7 @@ def test_a_missing_topic_is_created_once_and_then_compared() -> None:
     describe(state, shape())
     assert state.creation(100.0) is None  # it is being created, however long that takes
     assert admitted(state) == []
-    assert states(state) == [State.STARTING] * 2
+    assert states(state) == [LinkState.STARTING] * 2
     state.created(creation)
     describe(state, shape(71, 72))
     assert state.creation(100.0) is None
@@ -94,7 +94,7 @@ def test_who_was_faster_is_compared_with() -> None:
     describe(state, shape(71, 72, 73), STRICT)
     record(state)
     assert admitted(state) == []
-    assert states(state) == [State.PARTITION_MISMATCH] * 2
+    assert states(state) == [LinkState.PARTITION_MISMATCH] * 2
 
 
 def test_a_creation_that_fails_is_tried_again_later_each_time() -> None:
@@ -103,9 +103,9 @@ def test_a_creation_that_fails_is_tried_again_later_each_time() -> None:
     now, delays = 0.0, []
     for _ in range(4):
         assert state.creation(now) is not None
-        state.not_created(State.DENIED, "may not create topics", now, 0)
+        state.not_created(LinkState.DENIED, "may not create topics", now, 0)
         state.look(now)
-        assert states(state) == [State.DENIED] * 2
+        assert states(state) == [LinkState.DENIED] * 2
         due = state.due_in(now)
         assert due is not None
         assert state.creation(now + due - 0.01) is None
@@ -120,7 +120,7 @@ def test_a_topic_that_may_not_be_created_is_waited_for() -> None:
     state = topic()
     describe(state, shape(), WAITS)
     assert state.creation(0.0) is None
-    assert states(state) == [State.WAITING_REMOTE_TOPIC] * 2
+    assert states(state) == [LinkState.WAITING_REMOTE_TOPIC] * 2
     describe(state, shape(71, 72), WAITS)
     record(state)
     assert admitted(state) == [0, 1]
@@ -130,7 +130,7 @@ def test_ids_of_a_topic_that_is_not_copied_into_are_not_kept() -> None:
     """Somebody follows the advice, deletes it and creates a better one: that is no deletion of a copy."""
     state = topic()
     describe(state, shape(71, partitions=0))
-    assert states(state) == [State.PARTITION_MISMATCH] * 2
+    assert states(state) == [LinkState.PARTITION_MISMATCH] * 2
     assert list(state.report(0.0).remote_topic_ids) == []
     describe(state, shape(81, 82))
     record(state)
@@ -145,9 +145,9 @@ def test_while_partitions_are_added_there_the_others_are_copied() -> None:
     describe(state, shape(71, 72), WAITS)
     assert state.creation(0.0) == Creation(TOPIC, 4, True, grow=True)
     assert admitted(state) == [0, 1]
-    state.not_created(State.DENIED, "no", 0.0, 0)
+    state.not_created(LinkState.DENIED, "no", 0.0, 0)
     state.look(0.0)
-    assert states(state)[2:] == [State.DENIED] * 2
+    assert states(state)[2:] == [LinkState.DENIED] * 2
     assert admitted(state) == [0, 1]
     describe(state, shape(71, 72, 73, 74), WAITS)
     record(state)
@@ -171,7 +171,7 @@ def test_a_deleted_topic_is_left_alone_until_somebody_asks(found: replica_pb2.To
     describe(state, shape(71, 72))
     assert admitted(state) == [0, 1]
     describe(state, found)
-    assert states(state) == [State.REMOTE_DELETED] * 2
+    assert states(state) == [LinkState.REMOTE_DELETED] * 2
     report = state.report(0.0)
     assert (report.is_tombstone, list(report.remote_topic_ids), state.is_recorded) == (True, [71, 72], False)
     record(state)
@@ -206,9 +206,9 @@ def test_a_report_of_an_older_generation_is_no_record() -> None:
 def test_a_remote_that_does_not_answer_holds_everything_and_lets_go_again() -> None:
     state = topic(link_topic(2, remote_topic_ids=(71, 72)))
     describe(state, shape(71, 72))
-    state.unanswered(State.UNREACHABLE, "no answer", retry_ms=5)
+    state.unanswered(LinkState.UNREACHABLE, "no answer", retry_ms=5)
     state.look(0.0)
-    assert states(state) == [State.UNREACHABLE] * 2
+    assert states(state) == [LinkState.UNREACHABLE] * 2
     assert state.creation(0.0) is None
     assert [each.next_retry_ms for each in state.report(0.0).partitions] == [5, 5]
     describe(state, shape(71, 72))

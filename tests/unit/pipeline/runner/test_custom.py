@@ -9,8 +9,7 @@ from unittest import mock
 import pytest
 from pyspark.sql.types import StructType
 
-from sava.cli import pipeline_files
-from sava.cli.pipeline_files import FileInvalid
+from sava.cli.pipelines import FileInvalid, read_specs
 from sava.client.errors import Unavailable
 from sava.pipeline.runner.kinds import Custom, CustomSettings, SettingsInvalid
 from sava.pipeline.sink.writers import check_columns
@@ -94,7 +93,7 @@ def test_a_file_holds_pipelines(tmp_path: Path) -> None:
         "name: one\nfrom: {topic: /default/a}\nto: {topic: /default/b}\n---\n"
         "name: two\nkind: custom\nfrom: {topic: /default/b}\nto: {format: console}\n---\n"
     )
-    one, two = pipeline_files.read(file)
+    one, two = read_specs(file)
     assert (one.name, one.kind, two.name) == ("one", "custom", "two")
     assert one.settings == '{"from": {"topic": "/default/a"}, "to": {"topic": "/default/b"}}'
 
@@ -116,9 +115,9 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, content: str, text:
     file = tmp_path / "pipelines.yaml"
     file.write_text(content)
     with pytest.raises((FileInvalid, SettingsInvalid), match=text):
-        pipeline_files.read(file)
+        read_specs(file)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileInvalid, match="cannot be read"):
-        pipeline_files.read(tmp_path / "missing.yaml")
+        read_specs(tmp_path / "missing.yaml")

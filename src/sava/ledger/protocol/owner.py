@@ -1,0 +1,238 @@
+"""Owner: which bytes go to which mirror, and how far the ledger is committed.
+
+The owner appends to its own disk first (a full disk takes bytes back, so no other disk may have seen them),
+then streams the same bytes to every mirror, each at its own pace. All of them sync for themselves and say how
+far. The commit position is where enough of them are (``quorum``); it only grows; what lies before it is
+acknowledged and delivered, nothing else is.
+
+        own disk  ████████████████████░░░░      ░ written, not yet durable
+        mirror a  ██████████████████            ◀ commit: two of three, the own disk among them
+        mirror b  ███████████
+
+**Changing mirrors.** A mirror that is dead, slow or full is replaced by a step on the ledger's record: from
+the commit position on, these are the members. Between sending that step and knowing its outcome, either
+record may be the one that a recovery finds:
+
+    owner        change {o, a, b} to {o, b, c} at 100; no answer yet
+    owner        acknowledges 120: durable on o and a
+    (the change has happened)
+    recoverer  hears b and c, which is enough of {o, b, c}; neither has 120       → lost
+
+So until the outcome is known, a position is committed only if it is by the old members *and* by the new ones,
+and by those of every other change that was tried meanwhile. A write whose answer was lost may still take
+effect later: reading the old record proves nothing. The way to know is to repeat it: one of the two happens,
+and the one that is refused finds the other's record.
+
+**Degraded.** A change to the own disk alone, with one copy being enough, is the degraded mode. By the rule
+above nothing is acknowledged under it before the record says so. Back to normal is one more change.
+
+**FenceAnswer.** A record that the owner did not write, or one member that refuses because of a greater epoch,
+means that a recovery ends this ledger. It is final: nothing more is committed, and the broker continues in a
+new ledger.
+
+**Trimming** must not outrun the record. If a whole fragment were trimmed while the record still names it, and
+the disks of this fragment were then lost, a recovery would wait for bytes that no topic needs. So fragments
+are dropped from the record before the last of their bytes is trimmed (``floor``).
+
+The host's part: append to the own disk and call ``appended``; own syncs come as ``Durable`` of the own disk;
+one ordered connection for each of ``mirrors``, begun with ``join``; for each, send what ``next_send`` says,
+cut between records and verified (if the own log was trimmed over it, connect again: the mirror begins behind
+the gap); store ``wanted`` by compare-and-swap on ``revision`` and tell the outcome. Memory is
+bounded by ``window``: nothing is kept here, and what is not yet on a mirror is read back from the own log.
+Owned by one task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sava.ledger.protocol import record as steps
+from sava.ledger.protocol.messages import (
+    Durable,
+    Join,
+    JoinAnswer,
+    LedgerAppend,
+    LedgerRefused,
+    RefusalReason,
+    Trim,
+)
+from sava.ledger.protocol.record import (
+    Fragment,
+    LedgerFenced,
+    LedgerId,
+    LedgerRecord,
+    LedgerState,
+    Range,
+    StorageId,
+    committed,
+)
+
+
+@dataclass(slots=True)
+class _Stream:
+    sent: int
+    """Where the next LedgerAppend begins."""
+    joined: int
+    """Where this connection began."""
+
+
+class Owner:
+    def __init__(
+        self, ledger: LedgerId, record: LedgerRecord, revision: int, *, window: int = 8 << 20
+    ) -> None:
+        self.ledger = ledger
+        self.own = record.last.members[0]
+        self.record = record
+        self.revision = revision
+        self._window = window
+        self._tried: list[LedgerRecord] = []
+        """Changes that may have happened, or may yet happen, on top of ``record``; the last is wanted."""
+        self._durable: dict[StorageId, int] = {}
+        """What each disk has said; true from then on, so it outlives connections."""
+        self._streams: dict[StorageId, _Stream] = {}
+        self.end = record.fragments[0].start
+        """Of what was appended."""
+        self.commit = record.last.start
+        self._covered = record.fragments[0].start
+        """What lies before it is in registered segments."""
+        self.is_fenced = False
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def appended(self, end: int) -> None:
+        """The own disk has taken bytes up to ``end`` (not yet durable). Raises LedgerFenced."""
+        if self.is_fenced:
+            raise LedgerFenced(self.ledger)
+        self.end = end
+
+    @property
+    def mirrors(self) -> tuple[StorageId, ...]:
+        """To whom the ledger is to be streamed, those that are only perhaps members included."""
+        every = dict.fromkeys(member for fragment in self._in_force for member in fragment.members)
+        every.pop(self.own)
+        return tuple(every)
+
+    def join(self, storage: StorageId) -> Join:
+        """The first message of a new connection to a mirror."""
+        self._streams.pop(storage, None)
+        starts = [part.start for part in self._in_force if storage in part.members]
+        start = max(self.floor, min(starts, default=self.commit))
+        return Join(self.ledger, storage, 0, start, self.floor)
+
+    def disconnected(self, storage: StorageId) -> None:
+        self._streams.pop(storage, None)
+
+    def next_send(self, storage: StorageId) -> Range | None:
+        """What to send next: whole records from ``start``, not beyond ``end``, but at least one. None: not
+        joined, nothing to send, or enough is under way."""
+        stream = self._streams.get(storage)
+        if stream is None or self.is_fenced or stream.sent >= self.end:
+            return None
+        limit = max(self._durable.get(storage, 0), stream.joined) + self._window
+        return Range(stream.sent, min(self.end, limit)) if stream.sent < limit else None
+
+    def append(self, storage: StorageId, position: int, data: bytes) -> LedgerAppend:
+        """The message for these bytes, which are sent now."""
+        self._streams[storage].sent = position + len(data)
+        return LedgerAppend(self.ledger, storage, 0, position, data, self.commit, self.floor)
+
+    def trim(self, storage: StorageId) -> Trim:
+        """For a mirror that gets no LedgerAppend for a while, and for the own disk."""
+        return Trim(self.ledger, storage, 0, self.floor)
+
+    # -- hearing from disks ------------------------------------------------------------------
+
+    def receive(self, message: JoinAnswer | Durable | LedgerRefused) -> None:
+        """From a mirror, or Durable of the own disk."""
+        if isinstance(message, LedgerRefused):
+            self._refused(message)
+        elif isinstance(message, Durable):
+            self._advance(message.storage, message.end)
+        else:
+            self._streams[message.storage] = _Stream(message.end, message.end)
+            self._advance(message.storage, message.durable)
+
+    def _refused(self, message: LedgerRefused) -> None:
+        if message.reason is RefusalReason.FENCED:
+            self.is_fenced = True
+        elif (
+            message.reason is RefusalReason.GAP
+            and message.end >= self.floor
+            and message.storage in self._streams
+        ):
+            self._streams[message.storage].sent = message.end
+        else:
+            self._streams.pop(message.storage, None)
+
+    def _advance(self, storage: StorageId, end: int) -> None:
+        if end > self._durable.get(storage, 0):
+            self._durable[storage] = end
+        self._recount()
+
+    def _recount(self) -> None:
+        if not self.is_fenced:
+            reached = min(committed(fragment, self._durable) for fragment in self._in_force)
+            self.commit = max(self.commit, reached)
+
+    @property
+    def _in_force(self) -> list[Fragment]:
+        """The last fragment of every record that may be the ledger's."""
+        return [self.record.last, *(record.last for record in self._tried)]
+
+    def durable_end(self, storage: StorageId) -> int:
+        """As far as it is known; for figures."""
+        return self._durable.get(storage, 0)
+
+    @property
+    def own_durable(self) -> int:
+        """What the own disk has: all that is committed, also before the first sync. For figures."""
+        return max(self.durable_end(self.own), self.commit)
+
+    # -- changing the record -----------------------------------------------------------------
+
+    @property
+    def wanted(self) -> LedgerRecord | None:
+        """To be stored in place of ``revision``, again and again until the outcome is known."""
+        return self._tried[-1] if self._tried and not self.is_fenced else None
+
+    def change(self, members: tuple[StorageId, ...], *, qa: int, asked: tuple[int, int] = (0, 0)) -> None:
+        """Want other members from the commit position on; supersedes what was wanted before, which may
+        happen all the same. The own disk alone with ``qa`` 1 is the degraded mode. ``asked``: see
+        ``record.changed``. Raises LedgerFenced, WrongStep."""
+        other = steps.changed(self.record, self.commit, members, qa=qa, asked=asked)
+        # Of what is in segments nobody needs to know who had it; if nothing is written for long, nobody else
+        # would say so.
+        self._want(steps.dropped(other, self._covered))
+
+    def covered(self, floor: int) -> None:
+        """Everything before ``floor`` is in registered segments. Wants fragments to be dropped from the
+        record if they hold the trimming up."""
+        self._covered = max(self._covered, min(floor, self.commit))
+        if not self._tried and not self.is_fenced:
+            self._want(steps.dropped(self.record, self._covered))
+
+    @property
+    def floor(self) -> int:
+        """How far the disks may be trimmed now."""
+        borders = [part.start for record in (self.record, *self._tried) for part in record.fragments[1:2]]
+        return min([self._covered, *borders])
+
+    def _want(self, record: LedgerRecord) -> None:
+        if self.is_fenced:
+            raise LedgerFenced(self.ledger)
+        if record != self.record and record not in self._tried:
+            self._tried.append(record)
+
+    def stored(self, record: LedgerRecord, revision: int) -> None:
+        """The record is this one, by our own hand: no other try on the former revision can happen any
+        more."""
+        self.record, self.revision = record, revision
+        self._tried.clear()
+        self._recount()
+
+    def found(self, record: LedgerRecord | None, revision: int) -> None:
+        """A try was refused, and this is there instead; None: the record is gone."""
+        if record is not None and record.state is LedgerState.OPEN and record in self._tried:
+            self.stored(record, revision)
+        elif revision != self.revision:
+            self.is_fenced = True

@@ -1,0 +1,305 @@
+"""TcpTransport: how this node reaches the Raft ports of others (``raft_listener`` is the other end).
+
+Plain TCP (or TLS) with the frames of ``peer_connection``, and not gRPC as on the other ports: a write waits
+for one message to a follower and its answer. grpc.aio takes about 240 µs for such a pair on one machine, an
+asyncio connection 20, and what it burns besides is taken from the same cores that serve the write (see
+``docs/design/raft.md``).
+
+Two streams lead to every peer, each on a connection of its own, so that a snapshot that fills one pipe cannot
+make the other late and start an election:
+
+* control: votes, heartbeats, all replies, forwarded requests and answers that are small;
+* bulk: appends and snapshot chunks, and requests or answers that are large.
+
+Appends share one stream because their order matters: a leader sends them ahead without waiting, and one that
+overtakes another is refused and sent again. Replies are small and each stands for itself, so they take the
+control stream.
+
+The sender's cluster is in the handshake of a connection as well as in every envelope: a stream from another
+cluster is refused once, at its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from sava.config import Auth
+from sava.metadata.errors import Unavailable
+from sava.metadata.peer import (
+    Ask,
+    Bootstrap,
+    Envelope,
+    Inbound,
+    LeaderAnswer,
+    NodeInfo,
+    encode_envelope,
+)
+from sava.peer_connection import (
+    BadFrame,
+    Bind,
+    Dialer,
+    HandshakeRefused,
+    Identify,
+    Introduction,
+    PeerConnection,
+    Welcome,
+    decode_handshake_reply,
+    frames,
+    is_refused,
+    settle,
+)
+from sava.peers import tls
+from sava.raft.messages import Append, SnapshotChunk
+from sava.raft.types import NodeId
+from sava.tasks import cancelled
+
+log = logging.getLogger(__name__)
+
+SMALL_BYTES: Final = 64 << 10
+SWEEP_S: Final = 0.5
+PAUSE_MIN_S: Final = 0.05
+PAUSE_MAX_S: Final = 1.0
+CONNECT_TIMEOUT_S = 2.0
+STUCK_S: Final = 5.0
+"""Longer than any pause of a healthy peer, shorter than an operator's patience."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    frames: int
+    size: int
+
+
+CONTROL_LIMITS: Final = QueueLimits(frames=4096, size=8 << 20)
+BULK_LIMITS: Final = QueueLimits(frames=1024, size=32 << 20)
+
+
+def is_bulk(envelope: Envelope, size: int) -> bool:
+    message = envelope.message
+    return isinstance(message, (Append, SnapshotChunk)) or (
+        size > SMALL_BYTES and isinstance(message, (Ask, LeaderAnswer))
+    )
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Both streams to one address, and the node that was last written to there."""
+
+    node: NodeId
+    control: RaftStream
+    bulk: RaftStream
+
+
+class TcpTransport:
+    """Implements ``metadata.peer.Transport``. Owned by the event loop."""
+
+    def __init__(self, auth: Auth) -> None:
+        self._dialer = Dialer(tls.client_context(auth), self._cluster)
+        self._inbound: Inbound | None = None
+        self._peers: dict[str, _Peer] = {}
+        self._dropped: Counter[str] = Counter()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def attach(self, inbound: Inbound) -> None:
+        self._inbound = inbound
+        self._expire_stuck()
+
+    def send(self, address: str, envelopes: Sequence[Envelope]) -> None:
+        peer = self._peers.get(address) or self._new_peer(address, envelopes[0].dst)
+        peer.node = envelopes[-1].dst
+        control: list[bytes] = []
+        bulk: list[bytes] = []
+        for envelope in envelopes:
+            payload = encode_envelope(envelope)
+            (bulk if is_bulk(envelope, len(payload)) else control).append(payload)
+        taken = (not control or peer.control.offer(control)) & (not bulk or peer.bulk.offer(bulk))
+        if not taken:
+            # Never from inside ``send``: the replica is in the middle of handing out messages.
+            asyncio.get_running_loop().call_soon(self._report, address)
+
+    async def identify(self, address: str, *, timeout: float) -> NodeInfo:
+        reply = await self._dialer.ask(address, Identify(), timeout=timeout)
+        if not isinstance(reply, Introduction):
+            raise Unavailable(f"node {address} gave an answer to another question")
+        return reply.info
+
+    async def bootstrap(self, address: str, bootstrap: Bootstrap, *, timeout: float) -> None:
+        await self._dialer.ask(address, Bind(bootstrap), timeout=timeout)
+
+    def dropped(self) -> dict[str, int]:
+        return dict(self._dropped)
+
+    async def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        peers, self._peers = list(self._peers.values()), {}
+        # Together: one that is slow to go must not add its wait to the others'.
+        await asyncio.gather(*(stream.close() for peer in peers for stream in (peer.control, peer.bulk)))
+
+    def _cluster(self) -> str:
+        assert self._inbound is not None
+        return self._inbound.info().cluster
+
+    def _new_peer(self, address: str, node: NodeId) -> _Peer:
+        control, bulk = (
+            RaftStream(
+                partial(self._dialer.open_raft, address), limits, partial(self._failed, address), self._count
+            )
+            for limits in (CONTROL_LIMITS, BULK_LIMITS)
+        )
+        peer = self._peers[address] = _Peer(node, control, bulk)
+        return peer
+
+    def _failed(self, address: str, reason: str, is_refused: bool) -> None:
+        log.debug("raft: connection lost peer=%s reason=%s", address, reason)
+        peer = self._peers.get(address)
+        if peer is not None and self._inbound is not None:
+            self._inbound.disconnected(peer.node, is_refused=is_refused)
+        self._report(address)
+
+    def _count(self, reason: str, messages: int) -> None:
+        self._dropped[reason] += messages
+
+    def _report(self, address: str) -> None:
+        peer = self._peers.get(address)
+        if peer is not None and self._inbound is not None:
+            self._inbound.unreachable(peer.node)
+
+    def _expire_stuck(self) -> None:
+        loop = asyncio.get_running_loop()
+        for peer in self._peers.values():
+            peer.control.expire(loop.time())
+            peer.bulk.expire(loop.time())
+        self._sweep = loop.call_later(SWEEP_S, self._expire_stuck)
+
+
+class RaftStream:
+    """An ordered, lossy, bounded stream of frames to one peer, over one connection at a time. Owned by the
+    event loop.
+
+    Frames are handed to the socket at once; only while the peer does not keep up do they wait here, and
+    then go out together. Nothing is kept for later: Raft repeats what matters, and a message that waited
+    out an outage is stale. Hence the states:
+
+    * connected or connecting: frames queue up to the limits, the newest is dropped beyond them;
+    * pausing: after a connection broke or could not be made, frames are dropped at once; the first frame
+      after the pause connects again. The pause grows until a connection was welcomed.
+
+    A peer that is stopped or cut off without a reset shows as a socket that takes no more: ``expire`` (called
+    by the transport's sweep, cheaper than a timer per write) breaks the connection then.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[PeerConnection], Awaitable[None]],
+        limits: QueueLimits,
+        failed: Callable[[str, bool], None],
+        dropped: Callable[[str, int], None],
+    ) -> None:
+        """``connect`` opens the connection; ``failed`` is called each time it breaks, with the reason and
+        whether the peer's machine answered that no process listens; ``dropped`` counts by reason."""
+        self._connect = connect
+        self._limits = limits
+        self._failed = failed
+        self._dropped = dropped
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._connection: PeerConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._pause_s = PAUSE_MIN_S
+        self._resume_at = 0.0
+        self._is_closing = False
+
+    def offer(self, payloads: Sequence[bytes]) -> bool:
+        """Send, or queue, or drop and count. Says whether all were taken."""
+        if self._connection is not None and not self._connection.is_paused:
+            return self._write(self._connection, payloads)
+        if self._resume_at and self._loop.time() < self._resume_at:
+            self._dropped("unreachable", len(payloads))
+            return False
+        taken = 0
+        for payload in payloads:
+            if (
+                len(self._queue) >= self._limits.frames
+                or self._queued_bytes + len(payload) > self._limits.size
+            ):
+                self._dropped("queue_full", len(payloads) - taken)
+                break
+            self._queue.append(payload)
+            self._queued_bytes += len(payload)
+            taken += 1
+        if self._connection is None and self._connecting is None and not self._is_closing:
+            self._connecting = self._loop.create_task(self._open())
+        return taken == len(payloads)
+
+    def expire(self, now: float) -> None:
+        connection = self._connection
+        if connection is not None and connection.is_paused and now - connection.paused_at > STUCK_S:
+            connection.abort(f"it took nothing for {STUCK_S:g} s")
+
+    async def close(self) -> None:
+        self._is_closing = True
+        if self._connecting is not None:
+            await cancelled(self._connecting)
+            await settle()
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _open(self) -> None:
+        connection = PeerConnection(self._welcomed, lost=self._lost)
+        connection.received, connection.writable = self._refuse, self._flush
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._connect(connection)
+        except Exception as error:  # noqa: BLE001 (a name that cannot be one is no OSError)
+            self._broke(str(error) or "no answer", is_refused(error))
+        else:
+            self._connection = connection  # not before it stands: see ``peer_connection``
+            self._flush()
+        finally:
+            self._connecting = None
+
+    def _welcomed(self, connection: PeerConnection, payload: bytes) -> None:
+        match decode_handshake_reply(payload):
+            case Welcome():
+                self._pause_s = PAUSE_MIN_S
+            case HandshakeRefused(message=message):
+                connection.abort(message)
+            case _:
+                raise BadFrame("an answer to another question")
+
+    def _refuse(self, _: list[bytes]) -> None:
+        raise BadFrame("an answer to no question")
+
+    def _flush(self) -> None:
+        if self._queue and self._connection is not None:
+            waiting, self._queue, self._queued_bytes = self._queue, deque(), 0
+            self._write(self._connection, waiting)
+
+    def _write(self, connection: PeerConnection, payloads: Collection[bytes]) -> bool:
+        if connection.write((frames(payloads),)):
+            return True
+        self._dropped("unreachable", len(payloads))
+        return False
+
+    def _lost(self, connection: PeerConnection) -> None:
+        self._connection = None
+        self._broke(connection.reason, is_refused=False)
+
+    def _broke(self, reason: str, is_refused: bool) -> None:
+        if self._is_closing:
+            return
+        self._resume_at = self._loop.time() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+        if self._queue:
+            self._dropped("unreachable", len(self._queue))
+            self._queue.clear()
+            self._queued_bytes = 0
+        self._failed(reason, is_refused)

@@ -1,0 +1,337 @@
+"""Publishing: how batches and single messages get into a topic.
+
+A batch of Sava's own protocol goes in as it came. Single messages (Danube's protocol has no others) are
+joined first: an append costs about the same for one message as for a thousand, so those that arrive in the
+same turn of the event loop, or while the append before them is on its way to the disk, become one batch.
+
+    turn      a b c arrive            ─▶ one append of 3
+    writing   d … z arrive meanwhile  ─▶ the next append, of 23
+    durable   a b c get their offsets: base, base + 1, base + 2
+
+One append is under way at a time, so the disk sets the pace: the slower it is, the larger the batches. An
+append that fails fails for all of its callers, with an error whose ``outcome`` says whether its messages may
+be in the topic all the same. A message that no batch can hold fails alone.
+
+While the topic is handed over to another broker, what arrives is *held*: accepted here, it could be behind
+the end that the next owner begins at; refused at once, its sender would come back before there is a next
+owner. When the topic closes, those that were held get an error, and nothing of theirs is in the topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+import pyarrow.compute as pc
+
+from sava.errors import CallerError, SavaError
+from sava.metadata.errors import OutcomeUnknown
+from sava.records import Message, RecordBatch
+from sava.storage.errors import Fenced
+from sava.storage.topic_log import TopicClosed
+from sava.topics.errors import MessageTooLarge, TopicMoved
+from sava.topics.limits import RateLimiter, TopicLimits
+from sava.topics.names import TopicName
+from sava.topics.topic_schemas import SchemaChecks, TopicCheck
+
+_log = logging.getLogger(__name__)
+
+MAX_JOINED: Final = 10_000
+MAX_JOINED_BYTES: Final = 4 << 20
+"""Of one append. A message that is larger has one of its own."""
+CROWD: Final = 6
+CROWD_FADES: Final = 0.98
+GATHER_S: Final = 0.003
+"""How long to wait for more between two appends when many publish at once, and how many that is. An append
+costs as much as handling several messages, and with that many under way each takes longer than this anyway.
+The largest append of late shows how many there are; a few callers do not wait for others."""
+MAX_WAITING_BYTES: Final = 64 << 20
+"""Of messages that wait for their append; beyond this ``send`` waits to get in line."""
+MESSAGE_BYTES: Final = 200
+"""What a message counts besides its payload."""
+
+
+class Sink(Protocol):
+    """Where batches go: a TopicLog, or the consumers of a topic that keeps nothing."""
+
+    async def begin(self, batch: RecordBatch) -> asyncio.Future[int]: ...
+
+    def next_sequence(self, producer_id: int) -> int: ...
+
+    def is_degraded(self, offset: int) -> bool:
+        """Whether the message, which was acknowledged just now, is on fewer disks than it should be."""
+        ...
+
+
+class _Waiting(NamedTuple):
+    message: Message
+    size: int
+    future: asyncio.Future[int]
+
+
+class Publisher:
+    """Of one topic; owned by the event loop."""
+
+    def __init__(self, topic: TopicName, sink: Sink, limits: TopicLimits, gate: SchemaChecks) -> None:
+        self.topic = topic
+        self.sink = sink
+        self._limits = limits
+        self._gate = gate
+        self._rate = RateLimiter()
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._room = asyncio.Event()
+        self._joiner: asyncio.Task[None] | None = None
+        self._is_entering = False
+        """Whether the joiner waits for the sink to accept a batch."""
+        self._held: asyncio.Event | None = None
+        """There while the topic is handed over; set when it closes."""
+        self._crowd = 0.0
+        self._closed: SavaError | None = None
+        self.messages = self.bytes = 0
+        """That went to the sink so far."""
+
+    @property
+    def max_message_size(self) -> int:
+        """0: no limit."""
+        return self._limits.of(self.topic).max_message_size
+
+    async def begin(self, batch: RecordBatch, check: Callable[[], None]) -> asyncio.Future[int]:
+        """Accept a verified batch; its future has the base offset when it is durable. ``check`` raises if the
+        producer may not publish (any more); it is asked after every wait."""
+        await self.measure(batch)
+        return await self.begin_checked(batch, check)
+
+    async def measure(self, batch: RecordBatch) -> None:
+        """Raise MessageTooLarge or SchemaRefused unless the topic takes such messages."""
+        if 0 < self.max_message_size < batch.header.body_size:
+            self.check_largest(largest_payload(batch))
+        schema = self._gate.batch_check(self.topic)
+        if schema is not None:
+            await schema.check(batch)
+
+    async def begin_checked(
+        self,
+        batch: RecordBatch | None,
+        check: Callable[[], None] = lambda: None,
+        enter: Callable[[], Awaitable[asyncio.Future[int]]] | None = None,
+    ) -> asyncio.Future[int]:
+        """As ``begin``, for messages that were measured already. ``enter``: how they get into the sink if
+        not as any batch (then there may be none)."""
+        if batch is not None and self._limits.of(self.topic).max_publish_rate:
+            await self._pace(len(batch))
+        check()
+        if self._held is not None:
+            await self._hold_out()
+        try:
+            if enter is not None:
+                future = await enter()
+            else:
+                assert batch is not None
+                future = await self.sink.begin(batch)
+            if batch is not None:
+                self._count(batch)
+            return future
+        except TopicClosed:  # while it waited for room
+            await self._hold_out()
+            raise
+        except Fenced as error:
+            raise TopicMoved(self.topic) from error
+
+    async def send(self, message: Message, check: Callable[[], None]) -> int:
+        """The offset of the message, when it is durable."""
+        limits = self._limits.of(self.topic)
+        limit = limits.max_message_size
+        if limit and len(message.payload) > limit:
+            raise self._too_large(len(message.payload), limit)
+        schema = self._gate.batch_check(self.topic)
+        if schema is not None:
+            await schema.check(RecordBatch.from_messages((message,)))
+        if limits.max_publish_rate:
+            await self._pace(1)
+        while self._waiting_bytes >= MAX_WAITING_BYTES and self._closed is None:
+            self._room.clear()
+            await self._room.wait()
+        check()
+        if self._closed is not None:
+            raise self._closed
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        size = len(message.payload) + MESSAGE_BYTES
+        self._waiting.append(_Waiting(message, size, future))
+        self._waiting_bytes += size
+        if self._joiner is None and self._held is None:
+            self._joiner = asyncio.create_task(self._join(), name=f"publish {self.topic}")
+        return await future
+
+    async def hold(self) -> None:
+        """Whatever is not accepted yet waits until ``close`` and fails with its error. Returns when the
+        outcome of single messages that were on their way in is known; of batches it is the sink that knows
+        when theirs is."""
+        self._held = self._held or asyncio.Event()
+        if self._joiner is not None:
+            await asyncio.wait((self._joiner,))
+
+    async def close(self, error: SavaError) -> None:
+        """What has not been accepted fails with the error; what is under way resolves."""
+        self._closed = error
+        self._room.set()
+        if self._held is not None:
+            self._held.set()
+        for waiting in self._take_all():
+            _fail(waiting, error)
+        if self._joiner is not None:
+            if self._is_entering:
+                self._joiner.cancel()  # room may never come, and without it nothing is in the topic
+            await asyncio.gather(self._joiner, return_exceptions=True)
+
+    async def _hold_out(self) -> None:
+        """Raises what the topic closes with; returns only if it does not."""
+        if self._held is not None:
+            await self._held.wait()
+        if self._closed is not None:
+            raise self._closed
+
+    # -- admission ---------------------------------------------------------------------------
+
+    async def _pace(self, count: int) -> None:
+        """Wait until ``count`` messages may pass."""
+        rate = self._limits.of(self.topic).max_publish_rate
+        await self._rate.acquire(count, rate, f"topic {self.topic}")
+
+    def check_largest(self, size: int) -> None:
+        """Raise MessageTooLarge if the topic takes no payload of this size."""
+        limit = self.max_message_size
+        if limit and size > limit:
+            raise self._too_large(size, limit)
+
+    def schema_check(self) -> TopicCheck | None:
+        """None: the topic takes any message, at this moment."""
+        return self._gate.batch_check(self.topic)
+
+    def _too_large(self, size: int, limit: int) -> MessageTooLarge:
+        return MessageTooLarge(f"topic {self.topic}: a message has {size} bytes; the limit is {limit}")
+
+    # -- joining -----------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        """Runs while there is something to append."""
+        try:
+            await asyncio.sleep(0)  # until everybody who is ready in this turn has added theirs
+            while self._waiting and self._held is None:
+                part = self._take()
+                try:
+                    await self._append(part)
+                except Exception:  # noqa: BLE001 (whatever it is, their callers must not be left waiting)
+                    _log.exception("publishing: messages were not appended topic=%s", self.topic)
+                    for waiting in part:
+                        _fail(waiting, self._stopped())
+                self._crowd = max(len(part), self._crowd * CROWD_FADES)
+                if self._crowd >= CROWD and len(self._waiting) < MAX_JOINED:
+                    await asyncio.sleep(GATHER_S)
+        finally:
+            self._joiner = None
+            if self._held is None:
+                for waiting in self._take_all():  # only when cancelled
+                    _fail(waiting, self._stopped())
+
+    async def _append(self, part: list[_Waiting]) -> None:
+        try:
+            batch = RecordBatch.from_messages([waiting.message for waiting in part])
+        except CallerError as error:
+            if len(part) == 1:
+                _fail(part[0], error)
+                return
+            good = [waiting for waiting in part if _is_possible(waiting)]
+            # All are possible alone and not together: too much for one batch.
+            for half in (
+                (good[: len(good) // 2], good[len(good) // 2 :]) if len(good) == len(part) else (good,)
+            ):
+                if half:
+                    await self._append(half)
+            return
+        durable: asyncio.Future[int] | None = None
+        try:
+            durable = await self._enter(batch)
+            base = await durable
+        except SavaError as error:
+            for waiting in part:
+                _fail(waiting, error)
+            return
+        except BaseException as error:
+            # A sink that waits for room has taken nothing, and waits only there. Behind that the batch may be
+            # in the topic, whatever went wrong: a caller who hears "not appended" would report a loss.
+            is_waiting = durable is None and isinstance(error, asyncio.CancelledError)
+            failure = self._stopped() if is_waiting else self._unknown()
+            for waiting in part:
+                _fail(waiting, failure)
+            raise
+        for index, waiting in enumerate(part):
+            if not waiting.future.done():
+                waiting.future.set_result(base + index)
+
+    async def _enter(self, batch: RecordBatch) -> asyncio.Future[int]:
+        self._is_entering = True
+        self._count(batch)
+        try:
+            return await self.sink.begin(batch)
+        except Fenced as error:
+            raise TopicMoved(self.topic) from error
+        finally:
+            self._is_entering = False
+
+    def _count(self, batch: RecordBatch) -> None:
+        self.messages += len(batch)
+        self.bytes += batch.header.body_size
+
+    def _stopped(self) -> SavaError:
+        return self._closed or TopicClosed(f"topic {self.topic}: publishing was stopped")
+
+    def _unknown(self) -> SavaError:
+        return OutcomeUnknown(
+            f"topic {self.topic}: publishing failed while messages were appended; they may or may not be in "
+            "the topic, and the broker's log says why"
+        )
+
+    def _take(self) -> list[_Waiting]:
+        part: list[_Waiting] = []
+        size = 0
+        while self._waiting and len(part) < MAX_JOINED:
+            size += self._waiting[0].size
+            if part and size > MAX_JOINED_BYTES:
+                break
+            waiting = self._waiting.popleft()
+            self._waiting_bytes -= waiting.size
+            part.append(waiting)
+        self._room.set()
+        return part
+
+    def _take_all(self) -> list[_Waiting]:
+        taken = list(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return taken
+
+
+def largest_payload(batch: RecordBatch) -> int:
+    payloads: Any = batch.to_arrow(("payload",)).column(0)
+    largest: int = pc.max(pc.binary_length(payloads)).as_py()
+    return largest
+
+
+def _is_possible(waiting: _Waiting) -> bool:
+    """Whether a batch can hold the message; its caller gets the error if not."""
+    try:
+        RecordBatch.from_messages((waiting.message,))
+    except CallerError as error:
+        _fail(waiting, error)
+        return False
+    return True
+
+
+def _fail(waiting: _Waiting, error: SavaError) -> None:
+    if not waiting.future.done():
+        waiting.future.set_exception(error)
+        waiting.future.exception()  # seen: its caller may be gone

@@ -1,0 +1,238 @@
+"""Schemas of topics: which subject a topic's messages follow, how strictly, and whether they do.
+
+A topic without a schema takes anything; the first producer that names a subject gives it one. From then on a
+producer may name the same subject or none, and each message is measured by what the topic's record says at
+that moment: whether it names the subject and a version that exists, and, if the record wants that, whether
+its payload is one of that version. ``enforce`` refuses what does not follow, ``warn`` lets it pass and says
+so in the log, once in a while.
+
+Batches are looked at by column: the versions that a batch names are few, and each is looked up once.
+
+The record is read from this node's view at each use, so that a change takes effect at once and everywhere. A
+partition follows what its partitioned topic says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sava.metadata.commands import Put
+from sava.metadata.records import absent, present
+from sava.metadata.store import MetadataStore
+from sava.records import RecordBatch
+from sava.schemas import records
+from sava.schemas.errors import SchemaError
+from sava.schemas.registry import SchemaRegistry
+from sava.schemas.types import Policy, TopicSchema
+from sava.topics import specs
+from sava.topics.errors import SchemaRefused, TopicUnknown
+from sava.topics.names import TopicName
+from sava.topics.registry import Registry
+
+
+class TopicSchemas:
+    """Holds nothing between calls."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def get(self, topic: TopicName) -> TopicSchema | None:
+        kv = await self._store.get(specs.schema_key(topic.head))
+        return specs.decode(kv, TopicSchema) if kv is not None else None
+
+    async def enforcing(self, subject: str) -> list[TopicName]:
+        """The topics that refuse what does not follow the subject. Those that are being deleted do not
+        count."""
+        found = await Registry(self._store).list()  # linearizable, so this node's view behind it is as new
+        local = self._store.local
+        records = ((name, local.get(specs.schema_key(name))) for name in found if name.head == name)
+        schemas = ((name, specs.decode(kv, TopicSchema)) for name, kv in records if kv is not None)
+        return sorted(
+            name for name, schema in schemas if schema.subject == subject and schema.policy is Policy.ENFORCE
+        )
+
+    async def set(self, topic: TopicName, schema: TopicSchema) -> None:
+        """Takes effect at once. Raises TopicUnknown."""
+        head = topic.head
+        put = Put(specs.schema_key(head), specs.encode(schema))
+        if not (await self._store.txn((present(specs.spec_key(head)),), (put,))).succeeded:
+            raise TopicUnknown(topic)
+
+
+log = logging.getLogger(__name__)
+
+FEW: Final = 64
+"""Payloads that are checked at once; more are checked in a thread."""
+WARN_EVERY_S: Final = 10.0
+MAX_KNOWN: Final = 10_000
+"""Topics whose record is kept decoded, and topics that were warned of."""
+
+
+class SchemaChecks:
+    """Whether producers and their messages follow the schema of their topic. Owned by the event loop."""
+
+    def __init__(self, store: MetadataStore, registry: SchemaRegistry) -> None:
+        self._store = store
+        self._registry = registry
+        self._known: dict[TopicName, _Known] = {}
+        self._warned: dict[TopicName, float] = {}
+
+    def subject(self, topic: TopicName) -> str:
+        """That the topic's messages follow, as this node knows; empty for none."""
+        schema = self._schema(topic)
+        return schema.subject if schema is not None else ""
+
+    async def check_subject(self, subject: str) -> None:
+        """Raise SchemaRefused unless it is registered."""
+        try:
+            await self._registry.subject(subject)
+        except SchemaError as error:
+            raise SchemaRefused(str(error)) from error
+
+    async def check_producer(self, topic: TopicName, subject: str) -> None:
+        """Raises SchemaRefused: the subject (empty for none) is not what the topic takes. A topic without one
+        takes it from now on."""
+        if not subject:
+            return
+        found = self.subject(topic)
+        if not found:
+            await self.check_subject(subject)
+            found = await self._assign(topic, subject)
+        if found != subject:
+            raise SchemaRefused(f"topic {topic} follows the subject {found!r}, and not {subject!r}")
+
+    async def _assign(self, topic: TopicName, subject: str) -> str:
+        """The topic's subject: this one, unless it has one already."""
+        head = topic.head
+        key = specs.schema_key(head)
+        put = Put(key, specs.encode(TopicSchema(subject=subject)))
+        if (await self._store.txn((present(specs.spec_key(head)), absent(key)), (put,))).succeeded:
+            return subject
+        kv = await self._store.get(key)
+        if kv is None:
+            raise TopicUnknown(topic)
+        return specs.decode(kv, TopicSchema).subject
+
+    def batch_check(self, topic: TopicName) -> TopicCheck | None:
+        """None: the topic takes any message. Asked for every batch, so that a change takes effect at once."""
+        schema = self._schema(topic)
+        return None if schema is None or schema.policy is Policy.NONE else TopicCheck(self, topic, schema)
+
+    def _schema(self, topic: TopicName) -> TopicSchema | None:
+        """As this node knows it; decoded once for as long as it does not change."""
+        local = self._store.local
+        known = self._known.get(topic)
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            known = self._known[topic] = _Known(specs.schema_key(topic.head))
+        elif known.looked_at == local.revision:
+            return known.schema
+        known.looked_at = local.revision
+        kv = local.get(known.key)
+        revision = kv.mod_revision if kv is not None else 0
+        if known.revision != revision:
+            known.revision = revision
+            known.schema = specs.decode(kv, TopicSchema) if kv is not None else None
+        return known.schema
+
+    async def check(self, topic: TopicName, schema: TopicSchema, batch: RecordBatch) -> None:
+        """Raises SchemaRefused; under ``warn`` it goes to the log instead."""
+        try:
+            await self._check(schema, batch)
+        except SchemaError as error:
+            if schema.policy is Policy.ENFORCE:
+                raise SchemaRefused(f"topic {topic}: {error}") from error
+            self._warn(topic, error)
+
+    async def _check(self, schema: TopicSchema, batch: RecordBatch) -> None:
+        schema_id = await self._id_of(schema.subject)
+        named = batch.to_arrow(("schema_id", "schema_version"))
+        distinct = pa.Table.from_batches([named]).group_by(named.schema.names).aggregate([]).to_pylist()
+        for pair in distinct:
+            given, version = pair["schema_id"], pair["schema_version"]
+            if given != schema_id:
+                what = "no schema" if given is None else f"the schema id {given}"
+                raise SubjectMissed(
+                    f"a message names {what}, and the subject {schema.subject!r} has {schema_id}"
+                )
+            if version is not None:
+                await self._check_version(schema.subject, version)
+        if schema.validate_payload:
+            mixed = named if len(distinct) > 1 else None
+            for pair in distinct:
+                await self._validate(schema, schema_id, pair["schema_version"], batch, mixed)
+
+    async def _id_of(self, subject: str) -> int:
+        kv = self._store.local.get(records.subject_key(subject))
+        if kv is not None:
+            return records.decode(kv.key, kv.value, records.SubjectRecord).schema_id
+        return (await self._registry.subject(subject)).schema_id
+
+    async def _check_version(self, subject: str, version: int) -> None:
+        """A version that this node does not know may be new: the registry knows."""
+        if self._store.local.get(records.version_key(subject, version)) is None:
+            await self._registry.get_version(subject, version)
+
+    async def _validate(
+        self, schema: TopicSchema, schema_id: int, version: int | None, batch: RecordBatch, named: Any
+    ) -> None:
+        """The payloads of one version (None: the latest); ``named`` tells which they are, None: all."""
+        if named is None:
+            payloads = batch.payloads()
+        else:
+            versions = named.column(1)
+            chosen = pc.is_null(versions) if version is None else pc.equal(versions, version)
+            payloads = batch.to_arrow(("payload",)).column(0).filter(chosen).to_pylist()
+        if version is None:
+            version = (await self._registry.latest(schema.subject)).version
+        validator = await self._registry.validator(schema_id, version)
+        if len(payloads) <= FEW:
+            refusal = validator.validate_many(payloads)
+        else:
+            refusal = await asyncio.to_thread(validator.validate_many, payloads)
+        if refusal is not None:
+            raise SubjectMissed(
+                f"a payload is not of version {version} of {schema.subject!r}: {refusal.reason}"
+            )
+
+    def _warn(self, topic: TopicName, error: SchemaError) -> None:
+        now = time.monotonic()
+        if now - self._warned.get(topic, float("-inf")) >= WARN_EVERY_S:
+            if len(self._warned) >= MAX_KNOWN:
+                self._warned.clear()
+            self._warned[topic] = now
+            log.warning("schema: messages do not follow it topic=%s error=%s", topic, error)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was found for a topic when the store was at revision ``looked_at``."""
+
+    key: str
+    looked_at: int = -1
+    revision: int = 0
+    schema: TopicSchema | None = None
+
+
+class SubjectMissed(SchemaError):
+    """A message that does not follow its topic's subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCheck:
+    """How the messages of one topic are to be measured at this moment."""
+
+    checks: SchemaChecks
+    topic: TopicName
+    schema: TopicSchema
+
+    async def check(self, batch: RecordBatch) -> None:
+        await self.checks.check(self.topic, self.schema, batch)

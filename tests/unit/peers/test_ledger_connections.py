@@ -1,0 +1,111 @@
+"""The Raft port also takes connections about journals: of this cluster, and when there is a disk to ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sava.config import Auth
+from sava.ledger.protocol import (
+    Fence,
+    FenceAnswer,
+    LedgerId,
+    Message,
+    StorageId,
+)
+from sava.ledger.store import Reply
+from sava.ledger.wire import LedgerAnswer, LedgerConnection, LedgerRequest, LedgerSession
+from sava.peer_connection import Dialer
+from sava.peers.raft_listener import RaftListener
+from tests.patience import PATIENCE_S
+from tests.ports import free_ports
+from tests.unit.peers.test_raft_port import (
+    TWO,
+    ClosedHandle,
+    Node,
+    StallsAtFirst,
+    late,
+)
+
+__all__ = ["late"]
+"""A fixture."""
+
+JOURNAL, HERE = LedgerId(1, 2), StorageId("here")
+
+
+class Disk:
+    """``server.Holder``."""
+
+    def __init__(self) -> None:
+        self.forgotten = asyncio.Event()
+
+    def receive(self, origin: StorageId, message: Message, reply: Reply) -> None:
+        assert isinstance(message, Fence)
+        reply(FenceAnswer(message.ledger, message.storage, message.epoch, None))
+
+    def forget_owner(self, reply: Reply) -> None:
+        self.forgotten.set()
+
+
+@pytest.fixture
+async def listener() -> AsyncIterator[RaftListener]:
+    (port,) = free_ports(1)
+    listener = RaftListener(Node(TWO, f"127.0.0.1:{port}"), f"127.0.0.1:{port}", Auth())
+    await listener.start()
+    yield listener
+    await listener.stop()
+
+
+async def connected(
+    listener: RaftListener, cluster: str, answers: asyncio.Queue[LedgerAnswer]
+) -> LedgerConnection:
+    connection = LedgerConnection(answers.put_nowait)
+    await connection.open(Dialer(None, lambda: cluster), listener._address)
+    return connection
+
+
+async def test_requests_and_answers_go_over_the_raft_port(listener: RaftListener) -> None:
+    disk, answers = Disk(), asyncio.Queue[LedgerAnswer]()
+    listener.ledgers = lambda write: LedgerSession(disk, write)
+    link = await connected(listener, "c", answers)
+    for epoch in range(1, 50):
+        link.send(LedgerRequest(epoch, HERE, Fence(JOURNAL, HERE, epoch)))
+    for epoch in range(1, 50):
+        answer = await asyncio.wait_for(answers.get(), PATIENCE_S)
+        assert answer == LedgerAnswer(epoch, FenceAnswer(JOURNAL, HERE, epoch, None))
+    link.abort()
+    await asyncio.wait_for(disk.forgotten.wait(), PATIENCE_S)
+
+
+@pytest.mark.parametrize("cluster", ["other", ""])
+async def test_another_cluster_is_refused(listener: RaftListener, cluster: str) -> None:
+    listener.ledgers = lambda write: LedgerSession(Disk(), write)
+    with pytest.raises(ConnectionError, match="belongs to cluster c"):
+        await connected(listener, cluster, asyncio.Queue())
+
+
+async def test_a_broker_whose_disk_is_not_open_says_so(listener: RaftListener) -> None:
+    with pytest.raises(ConnectionError, match="not open yet"):
+        await connected(listener, "c", asyncio.Queue())
+
+
+async def test_a_request_to_a_closed_handle_ends_its_connection_and_nothing_else() -> None:
+    """The journal's owner sends to a mirror from the middle of an append. uvloop had closed the handle
+    without a word: the error went to the journal, and the stream waited for an end that nothing told it."""
+    link, handle = LedgerConnection(lambda _: None), ClosedHandle()
+    link._connection.connection_made(handle)
+    handle.is_dead = True
+    link.send(LedgerRequest(0, HERE, Fence(JOURNAL, HERE, 1)))
+    assert "writing failed" in await asyncio.wait_for(link.is_gone, PATIENCE_S)
+
+
+async def test_a_connection_that_stands_as_its_deadline_passes_is_not_given_to_its_link(late: str) -> None:
+    link = LedgerConnection(lambda _: None)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await link.open(Dialer(None, lambda: "c"), late)
+    assert StallsAtFirst.accepted == 1, "the connection stood"
+    assert link._connection._transport is None
+    assert not link._connection.is_open

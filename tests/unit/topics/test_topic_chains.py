@@ -1,0 +1,145 @@
+"""Chains into the topics of a broker: what the topic asks of them, and what happens when it moves."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sava.cluster.writer_records import new_producer_id
+from sava.config import Config, PolicySettings
+from sava.schemas.registry import SchemaRegistry
+from sava.schemas.types import Policy, TopicSchema
+from sava.storage.source_positions import ChainBroken, SourceProgress, is_chain
+from sava.topics.errors import (
+    MessageTooLarge,
+    ProducerBusy,
+    SchemaRefused,
+    TopicMismatch,
+    TopicMoved,
+)
+from sava.topics.names import TopicName
+from sava.topics.origin_acks import OriginAcks
+from sava.topics.producers import AccessMode, producer_id
+from sava.topics.specs import SubscriptionType
+from sava.topics.topic_schemas import TopicSchemas
+from tests.copying import Origins
+from tests.patience import PATIENCE_S
+from tests.unit.storage.brokers import contents
+from tests.unit.topics.lives import (
+    GIVEN,
+    ORDERS,
+    World,
+    options,
+    publish,
+    received,
+    until,
+)
+
+OWN = ("sava", "0000000000000001")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_nobody_but_chains_has_the_ids_of_chains() -> None:
+    assert not any(is_chain(producer_id(topic_id, name)) for topic_id in range(50) for name in "abcdefgh")
+    assert all(producer_id(topic_id, "a") for topic_id in range(50))
+    assert not any(is_chain(new_producer_id("writer", str(salt))) for salt in range(400))
+
+
+async def test_a_topic_that_keeps_nothing_takes_no_chain(world: World) -> None:
+    async with world.topics() as topics:
+        topic = await topics.get_or_create(ORDERS, False)
+        with pytest.raises(TopicMismatch):
+            await topic.open_chain(Origins("eu").source)
+
+
+async def test_a_topic_that_is_one_producers_alone_takes_no_chain(world: World) -> None:
+    eu = Origins("eu").publish(5)
+    async with world.topics() as topics:
+        topic = await topics.get_or_create(ORDERS, True)
+        chain = await topic.open_chain(eu.source)
+        alone = await topic.open_producer("alone", access=AccessMode.EXCLUSIVE, takeover=True)
+        with pytest.raises(ProducerBusy):
+            await topic.open_chain(eu.source)
+        with pytest.raises(ProducerBusy):
+            await chain.begin(eu.stretch(0, 5, begin=True))
+        alone.close()
+        await (await chain.begin(eu.stretch(0, 5, begin=True)))
+        assert topic.log is not None
+        assert await contents(topic.log) == eu.payloads
+
+
+async def test_limits_and_schema_hold_for_copies_and_the_chain_stays_where_it_is(world: World) -> None:
+    eu = Origins("eu").publish(10)
+    async with world.topics(Config(policies=PolicySettings(max_message_size=1000))) as topics:
+        topic = await topics.get_or_create(ORDERS, True)
+        chain = await topic.open_chain(eu.source)
+        await (await chain.begin(eu.stretch(0, 2, begin=True)))
+        with pytest.raises(MessageTooLarge):
+            await chain.begin(eu.stretch(2, 4, size=2000))
+        await SchemaRegistry(world.metadata).register("orders", "bytes", b"")
+        await TopicSchemas(world.metadata).set(ORDERS, TopicSchema(subject="orders", policy=Policy.ENFORCE))
+        with pytest.raises(SchemaRefused):
+            await chain.begin(eu.stretch(2, 4))
+        assert await chain.progress() == SourceProgress(True, 2, 2)
+        with pytest.raises(ChainBroken):
+            await chain.begin(eu.stretch(4, 6)._replace(batches=[], offsets=[]))
+
+
+async def test_a_stretch_waits_while_the_topic_is_handed_over_and_goes_to_the_next_owner(
+    world: World,
+) -> None:
+    """What was taken before resolves and comes along; what waits at the door is nowhere."""
+    eu = Origins("eu").publish(20, skip=range(8, 12))
+    await world.assigned(1)
+    async with world.topics(broker=1, **GIVEN) as topics:
+        topic = await topics.get(ORDERS)
+        chain = await topic.open_chain(eu.source)
+        taken = await chain.begin(eu.stretch(0, 8, begin=True))
+        await (await chain.begin(eu.stretch(8, 12)))  # brings nothing; the next owner knows it all the same
+        await world.step("move", target=2)
+        handing = asyncio.create_task(topics.hand_over(ORDERS, timeout=PATIENCE_S))
+        await until(lambda: topic._publisher._held is not None)
+        with pytest.raises(TopicMoved):
+            await chain.begin(eu.stretch(12, 20))
+        assert (await taken).position == 8
+        assert await handing == 8
+        await world.step("seal", end=8)
+        await world.step("assign", owner=2)
+        async with world.topics(broker=2, **GIVEN) as others:
+            moved = await others.get(ORDERS)
+            chain = await moved.open_chain(eu.source)
+            assert await chain.progress() == SourceProgress(True, 12, 12)
+            await (await chain.begin(eu.stretch(12, 20)))
+            assert moved.log is not None
+            assert await contents(moved.log) == eu.payloads
+
+
+async def test_acks_of_elsewhere_create_the_subscription_and_never_go_back(world: World) -> None:
+    eu = Origins("eu").publish(6)
+    async with world.topics() as topics:
+        topic = await topics.get_or_create(ORDERS, True)
+        await publish(topic, "own 0")
+        chain = await topic.open_chain(eu.source)
+        await (await chain.begin(eu.stretch(0, 4, begin=True)))
+
+        async def apply(cursor: int) -> int:
+            acks = [OriginAcks(eu.source.origin, cursor, ())]
+            kind = SubscriptionType.EXCLUSIVE
+            return (await topic.apply_acks("s", kind, acks, source=eu.source, own=OWN)).position
+
+        assert await apply(3) == 4
+        assert await apply(1) == 4
+        assert await apply(6) == 4, "the rest of them is not here yet"
+        await (await chain.begin(eu.stretch(4, 6)))
+        consumer = await topic.subscribe(options(type=SubscriptionType.EXCLUSIVE))
+        assert await received(consumer, 3) == [(0, "own 0"), (5, "eu/7/4"), (6, "eu/7/5")]
+        consumer.close()
+        keeps_nothing = await topics.get_or_create(TopicName("default", "other"), False)
+        with pytest.raises(TopicMismatch):
+            await keeps_nothing.apply_acks("s", SubscriptionType.SHARED, (), source=eu.source, own=OWN)
