@@ -69,9 +69,13 @@ class Network:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for namespace in self._made:
+        for number, namespace in enumerate(self._made):
+            # A namespace goes later, when its last process has gone, and its cable would stay until then: the
+            # next network, which has the same names, could not be made.
             with contextlib.suppress(NetworkError):
-                _ip("netns", "delete", namespace)  # with its end of the cable, and so the other end
+                _ip("link", "delete", "dev", self._port(number))
+            with contextlib.suppress(NetworkError):
+                _ip("netns", "delete", namespace)
         with contextlib.suppress(NetworkError):
             _ip("link", "delete", "dev", self._bridge)
 
