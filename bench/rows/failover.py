@@ -264,6 +264,8 @@ class Session:
         self._worker = worker
         self._fault = fault
         self._recorder = recorder
+        self._struck = dict.fromkeys(range(fault.nodes), -1)
+        """The round in which each node was a victim last."""
 
     async def round(self, number: int) -> Struck:
         victims = await self._choose(number)
@@ -280,11 +282,14 @@ class Session:
         return whole
 
     async def _choose(self, number: int) -> list[int]:
+        """The followers take turns. Sava takes a node that is silent four times within a minute for a slow
+        one, and waits longer for it; that rule is not what is measured here."""
         leader = await self._cluster.leader()
         leads = number % 3 == 2 if self._fault.leads is None else self._fault.leads
-        followers = [(leader + 1 + each) % self._fault.nodes for each in range(self._fault.nodes - 1)]
-        followers = followers[number % len(followers) :] + followers[: number % len(followers)]
-        return ([leader, *followers] if leads else followers)[: self._fault.victims]
+        followers = sorted(self._struck.keys() - {leader}, key=lambda node: (self._struck[node], node))
+        victims = ([leader, *followers] if leads else followers)[: self._fault.victims]
+        self._struck.update(dict.fromkeys(victims, number))
+        return victims
 
     async def _strike(self, victims: list[int]) -> Struck:
         for victim in victims:
