@@ -47,6 +47,8 @@ CALM_S: Final = 1.0
 GIVE_UP_S: Final = 60.0
 """A topic that stalls for longer counts as this, and the row says so."""
 POLL_S: Final = 0.05
+OUTAGES: Final = 3
+MINUTE_S: Final = 60.0
 PEER_ROUNDS: Final = 5
 
 
@@ -264,8 +266,8 @@ class Session:
         self._worker = worker
         self._fault = fault
         self._recorder = recorder
-        self._struck = dict.fromkeys(range(fault.nodes), -1)
-        """The round in which each node was a victim last."""
+        self._ended: dict[int, list[float]] = {node: [] for node in range(fault.nodes)}
+        """When each node's outages were undone."""
 
     async def round(self, number: int) -> Struck:
         victims = await self._choose(number)
@@ -282,17 +284,22 @@ class Session:
         return whole
 
     async def _choose(self, number: int) -> list[int]:
-        """The followers take turns. Sava takes a node that is silent four times within a minute for a slow
-        one, and waits longer for it; that rule is not what is measured here."""
         leader = await self._cluster.leader()
         leads = number % 3 == 2 if self._fault.leads is None else self._fault.leads
-        followers = sorted(self._struck.keys() - {leader}, key=lambda node: (self._struck[node], node))
-        victims = ([leader, *followers] if leads else followers)[: self._fault.victims]
-        self._struck.update(dict.fromkeys(victims, number))
-        return victims
+        followers = [(leader + 1 + each) % self._fault.nodes for each in range(self._fault.nodes - 1)]
+        followers = followers[number % len(followers) :] + followers[: number % len(followers)]
+        return ([leader, *followers] if leads else followers)[: self._fault.victims]
+
+    async def _rested(self, victim: int) -> None:
+        """Until a victim whose process lives on has had fewer than ``OUTAGES`` within a minute.
+        Sava suspects a node that has had more only later."""
+        ended = self._ended[victim]
+        if self._fault.kind != "kill" and len(ended) >= OUTAGES:
+            await asyncio.sleep(max(0.0, ended[-OUTAGES] + MINUTE_S - time.monotonic()))
 
     async def _strike(self, victims: list[int]) -> Struck:
         for victim in victims:
+            await self._rested(victim)
             await self._give_topics(victim, spare=victims)
         await self._calm()
         owners = await self._cluster.owners()
@@ -373,6 +380,7 @@ class Session:
                 self._cluster.network.cut(victim)
 
     def _undo(self, victim: int) -> None:
+        self._ended[victim].append(time.monotonic())
         child = self._cluster.child(victim)
         match self._fault.kind:
             case "stop":
