@@ -6,9 +6,9 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
-from tests.integration.harness import sava
+from tests.support.brokers import sava
+from tests.support.cluster_harness import until
 
 TOPIC = "/default/loaded"
 

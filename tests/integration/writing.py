@@ -12,8 +12,8 @@ from sava.proto import writers_pb2 as pb
 from sava.proto import writers_pb2_grpc as rpc
 from sava.records import RecordBatch
 from sava.storage.objectstore import ObjectStore
-from tests.patience import PATIENCE_S
-from tests.staging import message, new_object
+from tests.support.staging import message, new_object
+from tests.support.waiting import PATIENCE_S
 
 
 class Writing:

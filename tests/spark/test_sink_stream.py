@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sava.pipeline.launch import brief
-from tests.integration.harness import sava
-from tests.long import only_long
 from tests.spark.sink_driver import start_query
 from tests.spark.sink_topics import create, new_topic, read
-from tests.standalone import Standalone
+from tests.support.brokers import sava
+from tests.support.long import only_long
+from tests.support.standalone import Standalone
 
 TIMEOUT_S = 180
 

@@ -20,8 +20,8 @@ import pytest
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.ports import free_ports
+from tests.support.waiting import PATIENCE_S
 
 BUCKET = "sava"
 

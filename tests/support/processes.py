@@ -130,10 +130,10 @@ class _Server:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forks", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.processes", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
         )
         theirs.close()
         atexit.register(self.close)

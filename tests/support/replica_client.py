@@ -15,8 +15,8 @@ from grpc import aio
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.topics.source_copier import Source, SourceRange
-from tests.copying import Origins
-from tests.patience import PATIENCE_S
+from tests.support.origins import Origins
+from tests.support.waiting import PATIENCE_S
 
 
 def source_of(source: Source) -> pb.Source:

@@ -22,8 +22,8 @@ from sava.config import Auth
 from sava.errors import SavaError
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.proto import topics_admin_pb2 as pb
-from tests.integration.harness import BrokerProcess, Cluster, sava
-from tests.patience import PATIENCE_S
+from tests.support.brokers import BrokerProcess, Cluster, sava
+from tests.support.waiting import PATIENCE_S
 
 CALL_S = PATIENCE_S / 2
 """A call that was lost on its way can be repeated before patience is over."""

@@ -1,6 +1,6 @@
 """One link in a process of its own, which can be killed: as a runner has it, but for Spark.
 
-python -m tests.link_process ADMIN SERVICE REMOTE
+python -m tests.support.link_process ADMIN SERVICE REMOTE
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.replicate.background import AdminLinkControl
 from sava.pipeline.replicate.job import Edges, LinkJob
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class LinkProcess:
     def __init__(self, log: Path, admin: str, service: str, remote: str) -> None:
-        self._command = [sys.executable, "-m", "tests.link_process", admin, service, remote]
+        self._command = [sys.executable, "-m", "tests.support.link_process", admin, service, remote]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -53,7 +53,7 @@ class LinkProcess:
 
 
 def main() -> None:
-    from tests.replicating import ThreadEngine
+    from tests.support.replication import ThreadEngine
 
     admin, service, remote = sys.argv[1:]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import IO, TypedDict, Unpack
 
-from tests.forks import Forked
+from tests.support.processes import Forked
 
 PIPE = subprocess.PIPE
 

@@ -19,9 +19,9 @@ from sava.api.admin_client import PLAIN
 from sava.config import Auth
 from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_admin_pb2_grpc as admin_rpc
-from tests.forks import Forked
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.ports import free_ports
+from tests.support.processes import Forked
+from tests.support.waiting import PATIENCE_S
 
 SOON = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 50)]
 """A port that is not open yet is tried again; gRPC would wait for a second."""

@@ -19,7 +19,7 @@ from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnd
 from sava.pipeline.source.planning import SegmentHistory
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")
 

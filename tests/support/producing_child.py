@@ -1,7 +1,7 @@
 """One named producer in a process of its own, which a test can stop and continue.
 
-``python -m tests.producing_child URLS TOPIC NAME``. It says ``open`` when its producer is open. Each line
-that it reads is a message: it answers ``ok OFFSET`` or the type of the error, and ends with its input.
+``python -m tests.support.producing_child URLS TOPIC NAME``. It says ``open`` when its producer is open. Each
+line that it reads is a message: it answers ``ok OFFSET`` or the type of the error, and ends with its input.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Self
 
 from sava.client import Client
 from sava.errors import SavaError
-from tests.children import PIPE, Child, start_sava
-from tests.patience import PATIENCE_S
+from tests.support.children import PIPE, Child, start_sava
+from tests.support.waiting import PATIENCE_S
 
 
 class ProducingChild:
@@ -26,7 +26,9 @@ class ProducingChild:
     @classmethod
     async def start(cls, urls: str, topic: str, name: str) -> Self:
         arguments = (urls, topic, name)
-        child = cls(await start_sava(*arguments, module="tests.producing_child", stdin=PIPE, stdout=PIPE))
+        child = cls(
+            await start_sava(*arguments, module="tests.support.producing_child", stdin=PIPE, stdout=PIPE)
+        )
         assert await child.heard() == "open"
         return child
 

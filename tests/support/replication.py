@@ -34,11 +34,11 @@ from sava.pipeline.runner.control import JobStatus
 from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.records import Message
-from tests.cluster.harness import until
-from tests.integration.harness import sava
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
-from tests.standalone import Standalone
+from tests.support.brokers import sava
+from tests.support.cluster_harness import until
+from tests.support.ports import free_ports
+from tests.support.standalone import Standalone
+from tests.support.waiting import PATIENCE_S
 
 HOLD_S = 0.2
 

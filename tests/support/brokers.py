@@ -28,10 +28,10 @@ import yaml
 from sava.api.admin_client import PLAIN, AdminClient
 from sava.config import Auth
 from sava.proto import admin_pb2 as pb
-from tests.children import PIPE, Child, start_sava
-from tests.integration.links import Links
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.children import PIPE, Child, start_sava
+from tests.support.network import Links
+from tests.support.ports import free_ports
+from tests.support.waiting import PATIENCE_S
 
 FAST: dict[str, Any] = {"heartbeat_interval_ms": 50, "election_timeout_ms": 500}
 """For scenarios that are not about the default timeouts."""
