@@ -23,10 +23,10 @@ from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.chaos.storage_child import OPTIONS, MetadataServer, Work, batch_of
-from tests.support.children import PIPE, start_child
-from tests.support.children import Child as Process
 from tests.support.long import IS_LONG
 from tests.support.memory_store import MemoryStore
+from tests.support.processes import PIPE, start_child
+from tests.support.processes import Child as Process
 from tests.support.storage import contents, expected, numbered
 from tests.support.waiting import PATIENCE_S
 

@@ -33,8 +33,7 @@ from sava.topics import specs
 from sava.topics.specs import Ownership, OwnershipState
 from sava.wal.disk import LocalDisk
 from tests.cluster.mirrored import MirroredBrokers
-from tests.support.brokers import BrokerProcess
-from tests.support.cluster_harness import Brokers, until
+from tests.support.brokers import BrokerProcess, Brokers, until
 
 PARALLEL: Final = 32
 

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 
 from tests.cluster.mirrored import MirroredBrokers
-from tests.support.brokers import sava
-from tests.support.cluster_harness import until
+from tests.support.brokers import sava, until
 
 TOPIC = "/default/loaded"
 

@@ -12,10 +12,8 @@ import pytest
 from sava import config
 from sava.client import ClientError
 from tests.cluster.workload import Workload
-from tests.support.brokers import BrokerProcess
-from tests.support.cluster_harness import Brokers, until
-from tests.support.own_time import OwnTime
-from tests.support.waiting import PATIENCE_S
+from tests.support.brokers import BrokerProcess, Brokers, until
+from tests.support.waiting import PATIENCE_S, OwnTime
 
 TOPIC = "/default/orders"
 DETECTED_S = 12.0

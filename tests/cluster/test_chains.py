@@ -16,9 +16,8 @@ import pytest
 
 from sava.errors import SavaError
 from tests.cluster.mirrored import MirroredBrokers
-from tests.support.cluster_harness import Brokers
-from tests.support.origins import Origins, of_origin
-from tests.support.replica_client import Sender
+from tests.support.brokers import Brokers
+from tests.support.copying import Origins, Sender, of_origin
 
 IS_LONG = os.environ.get("SAVA_LONG", "") not in ("", "0")
 ROUNDS = 12 if IS_LONG else 1

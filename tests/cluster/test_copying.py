@@ -12,7 +12,7 @@ import yaml
 
 from sava.errors import SavaError
 from sava.pipeline.cluster import ClusterAccess
-from tests.support.cluster_harness import Brokers, until
+from tests.support.brokers import Brokers, until
 from tests.support.copying import Several, Site, numbered, payloads
 from tests.support.long import IS_LONG
 

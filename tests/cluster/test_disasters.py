@@ -11,8 +11,7 @@ import pytest
 
 from sava.errors import SavaError
 from tests.cluster.mirrored import MirroredBrokers
-from tests.support.brokers import BrokerProcess, sava
-from tests.support.cluster_harness import until
+from tests.support.brokers import BrokerProcess, sava, until
 from tests.support.waiting import PATIENCE_S
 
 TOPICS = [f"/default/topic-{number}" for number in range(3)]

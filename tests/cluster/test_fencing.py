@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.cluster.mirrored import MirroredBrokers
-from tests.support.cluster_harness import Brokers, until
-from tests.support.producing_child import ProducingChild
+from tests.support.brokers import Brokers, until
+from tests.support.clients import ProducingChild
 
 TOPIC = "/default/orders"
 NAME = "till"

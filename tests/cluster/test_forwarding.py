@@ -10,7 +10,7 @@ from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from tests.cluster.test_brokers import at_rest
 from tests.compat.programs import Program
-from tests.support.cluster_harness import Brokers
+from tests.support.brokers import Brokers
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"

@@ -15,8 +15,7 @@ from sava.proto import admin_pb2
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage import keys
 from sava.storage.types import TopicKey
-from tests.support.brokers import BrokerProcess
-from tests.support.cluster_harness import CALL_S, Brokers
+from tests.support.brokers import CALL_S, BrokerProcess, Brokers
 from tests.support.long import IS_LONG
 
 TOPIC: Final = "/default/large"

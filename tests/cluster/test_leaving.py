@@ -15,7 +15,7 @@ from sava.topics.names import TopicName
 from sava.topics.specs import Ownership
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.support.cluster_harness import Brokers
+from tests.support.brokers import Brokers
 from tests.support.waiting import PATIENCE_S
 
 NAMES = [f"/default/orders-{number}" for number in range(6)]

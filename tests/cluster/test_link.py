@@ -11,7 +11,7 @@ from pathlib import Path
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.records import RecordBatch
 from tests.cluster.test_brokers import at_rest
-from tests.support.cluster_harness import Brokers
+from tests.support.brokers import Brokers
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"

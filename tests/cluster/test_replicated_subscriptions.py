@@ -26,10 +26,9 @@ from sava.proto import replication_pb2 as pb
 from sava.proto import topics_admin_pb2
 from sava.records import Message
 from tests.cluster.sites import NamedBrokers
-from tests.support.cluster_harness import until
-from tests.support.link_process import LinkProcess
+from tests.support.brokers import until
 from tests.support.long import IS_LONG, only_long
-from tests.support.replication import ThreadEngine
+from tests.support.replication import LinkProcess, ThreadEngine
 from tests.support.waiting import PATIENCE_S
 
 TOPIC, SUBSCRIPTION = "/default/orders", "group"

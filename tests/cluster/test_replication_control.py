@@ -14,9 +14,7 @@ from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.proto import pipelines_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.storage.source_positions import replication_slot
-from tests.support.brokers import BrokerProcess
-from tests.support.cluster_harness import Brokers, until
-from tests.support.standalone import Standalone
+from tests.support.brokers import BrokerProcess, Brokers, Standalone, until
 from tests.support.waiting import PATIENCE_S
 
 CURSOR = replication_slot("west")

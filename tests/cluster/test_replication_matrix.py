@@ -28,9 +28,9 @@ from sava.proto import admin_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.topics.names import TopicName
 from sava.topics.specs import spec_key
+from tests.support.brokers import Standalone
 from tests.support.long import IS_LONG
 from tests.support.replication import Gate, RunningLink, Side, Told
-from tests.support.standalone import Standalone
 from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")

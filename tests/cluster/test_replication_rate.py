@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 from sava.proto import replication_pb2 as pb
-from tests.support.cluster_harness import until
+from tests.support.brokers import Standalone, until
 from tests.support.replication import RunningLink, Side
-from tests.support.standalone import Standalone
 
 TOPICS = [f"/default/orders-{number}" for number in range(4)]
 RATE, EACH = 200, 150

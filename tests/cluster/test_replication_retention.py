@@ -12,10 +12,9 @@ from pathlib import Path
 from sava.api.admin_client import PLAIN
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.source_positions import replication_slot
-from tests.support.cluster_harness import until
+from tests.support.brokers import Standalone, until
 from tests.support.long import only_long
 from tests.support.replication import RunningLink, Side
-from tests.support.standalone import Standalone
 
 TOPIC, OTHER = "/default/orders", "/shop/orders"
 SIZE = 50_000

@@ -26,12 +26,10 @@ from sava.client.loop_thread import LoopThread
 from sava.proto import replica_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from tests.cluster.sites import NamedBrokers
-from tests.support.cluster_harness import until
-from tests.support.link_process import LinkProcess
+from tests.support.brokers import Standalone, until
+from tests.support.copying import Load, differences, payload
 from tests.support.long import IS_LONG
-from tests.support.replicas import Load, differences, payload
-from tests.support.replication import RunningLink, Side
-from tests.support.standalone import Standalone
+from tests.support.replication import LinkProcess, RunningLink, Side
 from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")

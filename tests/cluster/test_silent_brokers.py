@@ -8,8 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from sava.client import Client
-from tests.support.brokers import BrokerProcess
-from tests.support.cluster_harness import Brokers, until
+from tests.support.brokers import BrokerProcess, Brokers, until
 from tests.support.waiting import PATIENCE_S
 
 PAUSE_S = 0.02

@@ -14,8 +14,7 @@ import pytest
 from sava.errors import SavaError
 from sava.proto import brokers_pb2 as pb
 from tests.cluster.workload import Workload
-from tests.support.brokers import BrokerProcess
-from tests.support.cluster_harness import Brokers, until
+from tests.support.brokers import BrokerProcess, Brokers, until
 from tests.support.objects import S3Server
 from tests.support.waiting import PATIENCE_S
 

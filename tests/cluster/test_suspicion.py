@@ -16,8 +16,7 @@ import pytest
 
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.support.brokers import BrokerProcess
-from tests.support.cluster_harness import until
+from tests.support.brokers import BrokerProcess, until
 from tests.support.long import IS_LONG
 
 BUSY_S = 30.0 if IS_LONG else 5.0

@@ -9,7 +9,7 @@ import pytest
 
 from sava.client import Client, Tls
 from tests.integration.test_tls import make_certificates
-from tests.support.cluster_harness import Brokers
+from tests.support.brokers import Brokers
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"

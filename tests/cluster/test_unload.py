@@ -15,7 +15,7 @@ from sava.errors import SavaError
 from sava.proto import danube_admin_pb2 as danube
 from sava.proto import danube_admin_pb2_grpc as danube_rpc
 from tests.cluster.workload import Workload
-from tests.support.cluster_harness import Brokers
+from tests.support.brokers import Brokers
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"

@@ -21,11 +21,10 @@ from grpc import StatusCode, aio
 from sava.errors import SavaError
 from sava.proto import writers_pb2 as pb
 from tests.cluster.trapped import TrappedBrokers
-from tests.integration.writing import Writing
-from tests.support.brokers import BrokerProcess
-from tests.support.cluster_harness import until
+from tests.support.brokers import BrokerProcess, until
+from tests.support.clients import Writing
 from tests.support.long import IS_LONG
-from tests.support.staging import batch
+from tests.support.objects import batch
 from tests.support.waiting import PATIENCE_S
 
 ROUNDS = 20 if IS_LONG else 1

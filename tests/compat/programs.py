@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.children import PIPE, Child, start_child
+from tests.support.processes import PIPE, Child, start_child
 from tests.support.waiting import PATIENCE_S
 
 SCRIPTS = Path(__file__).parent / "scripts"

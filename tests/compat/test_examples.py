@@ -17,9 +17,8 @@ from tests.compat import raw
 from tests.compat.programs import run
 from tests.compat.raw import Producer, set_policy, subscribe
 from tests.compat.stubs import Stubs
-from tests.support.brokers import REPOSITORY
-from tests.support.children import PIPE, start_child
-from tests.support.standalone import Standalone
+from tests.support.brokers import REPOSITORY, Standalone
+from tests.support.processes import PIPE, start_child
 from tests.support.waiting import PATIENCE_S
 
 BOTH = pytest.mark.parametrize("reliable", [True, False], ids=["reliable", "non-reliable"])

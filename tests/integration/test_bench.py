@@ -20,11 +20,9 @@ from typing import Any
 import pytest
 
 from sava.client import Client
-from tests.support.brokers import sava
-from tests.support.children import PIPE, Child, start_child, start_sava
-from tests.support.cluster_harness import until
+from tests.support.brokers import Standalone, sava, until
 from tests.support.long import IS_LONG, only_long
-from tests.support.standalone import Standalone
+from tests.support.processes import PIPE, Child, start_child, start_sava
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from sava.client import (
     Sent,
     TopicUnknown,
 )
-from tests.support.standalone import Standalone
+from tests.support.brokers import Standalone
 from tests.support.waiting import PATIENCE_S
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from sava.client import Client, Message
-from tests.support.standalone import Standalone
+from tests.support.brokers import Standalone
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"

@@ -27,10 +27,9 @@ from sava.pipeline.replicate.translation import REPLICATE
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc
 from sava.records import Message, Origin
 from sava.storage.source_positions import PATH
-from tests.support.brokers import REPOSITORY
+from tests.support.brokers import REPOSITORY, Standalone
 from tests.support.copying import Copier, Several, Site, bare, numbered, payloads
 from tests.support.long import IS_LONG
-from tests.support.standalone import Standalone
 from tests.support.waiting import PATIENCE_S
 
 COPYING = """

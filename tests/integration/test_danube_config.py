@@ -11,10 +11,9 @@ import pytest
 from obstore.store import S3Store
 
 from sava.client import Client
-from tests.support.brokers import sava
-from tests.support.cluster_harness import until
+from tests.support.brokers import sava, until
+from tests.support.network import free_ports
 from tests.support.objects import BUCKET, S3Server, s3_server
-from tests.support.ports import free_ports
 from tests.support.processes import Forked
 from tests.support.waiting import PATIENCE_S
 from tests.unit.test_danube_config import REFERENCE

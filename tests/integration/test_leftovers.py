@@ -21,7 +21,7 @@ import json, subprocess, sys
 from pathlib import Path
 from tests.support.leftovers import sweep_after_this_process
 sweep_after_this_process()
-from tests.support.standalone import Standalone
+from tests.support.brokers import Standalone
 
 broker = Standalone(Path(sys.argv[1]))
 broker.start()

@@ -14,7 +14,7 @@ from sava.proto import admin_pb2 as pb
 from sava.raft.types import MembershipRefused
 from tests.support.brokers import BrokerProcess, Cluster, sava
 from tests.support.long import only_long
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tests.support.waiting import PATIENCE_S
 
 

@@ -19,7 +19,7 @@ from sava.server import raft_address
 from sava.server.broker import replica_config
 from tests.support.brokers import FAST
 from tests.support.metadata_patterns import *  # noqa: F403
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 
 
 class RaftHarness:

@@ -17,7 +17,7 @@ from sava.client.errors import Refused, Unavailable
 from sava.pipeline.runner.control import AdminRunnerControl, JobStatus
 from sava.pipeline.runner.kinds import JobProgress
 from sava.pipeline.runner.runner import PipelineRunner
-from tests.support.standalone import Standalone
+from tests.support.brokers import Standalone
 from tests.support.waiting import PATIENCE_S
 from tests.unit.pipeline.runner.fakes import FakeKind
 

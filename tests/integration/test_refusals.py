@@ -17,7 +17,7 @@ from sava.proto import brokers_pb2 as brokers
 from sava.proto import replica_pb2 as replica
 from sava.proto import streams_pb2 as streams
 from sava.proto import topics_admin_pb2 as topics
-from tests.support.standalone import Standalone
+from tests.support.brokers import Standalone
 from tests.support.waiting import PATIENCE_S
 
 ORDERS = "/default/orders"

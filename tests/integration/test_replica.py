@@ -17,9 +17,8 @@ from sava.client import Client
 from sava.proto import replica_pb2 as pb
 from sava.records import Message, RecordBatch
 from sava.storage.source_positions import origin_topic
-from tests.support.origins import Origins
-from tests.support.replica_client import ChainStream, Sender, replica, request_of, source_of
-from tests.support.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.copying import ChainStream, Origins, Sender, replica, request_of, source_of
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"

@@ -28,8 +28,7 @@ from sava.storage.segment import SegmentReader, write_segment
 from sava.storage.staging import Manifest, Part
 from tests.support.memory_store import MemoryStore
 from tests.support.messages import TOPIC, numbered, placed, read_messages, write
-from tests.support.objects import BUCKET, S3Server, s3_server
-from tests.support.staging import batch, new_object
+from tests.support.objects import BUCKET, S3Server, batch, new_object, s3_server
 
 __all__ = ["s3_server"]
 

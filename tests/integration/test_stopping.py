@@ -27,7 +27,7 @@ from sava.tasks import cancelled
 from sava.topics.names import TopicName
 from sava.wal.disk import LocalFile
 from tests.support.brokers import FAST, storage_in
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tests.support.topics import publish
 from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fakes import until

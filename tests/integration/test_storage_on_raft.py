@@ -28,7 +28,7 @@ from sava.storage.types import TopicState
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.support.brokers import FAST, storage_in
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tests.support.storage import EAGER, LAZY, TOPIC, append_each, contents, expected, numbered
 from tests.support.waiting import HURRIES, PATIENCE_S
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sava.client import Client
-from tests.support.brokers import BrokerProcess
-from tests.support.cluster_harness import Brokers, until
+from tests.support.brokers import BrokerProcess, Brokers, until
 
 TIMES = 30
 """On each port, of each kind."""

@@ -14,8 +14,8 @@ import pytest
 
 from sava.cli import produce
 from sava.cli.main import main
+from tests.support.brokers import Standalone
 from tests.support.commands import Result, Sava
-from tests.support.standalone import Standalone
 from tests.support.waiting import FAR_S, PATIENCE_S
 
 

@@ -19,8 +19,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sava.pipeline.launch import JavaMissing, find_java
+from tests.support.brokers import Standalone
 from tests.support.objects import S3Server
-from tests.support.standalone import Standalone
 from tests.support.waiting import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]

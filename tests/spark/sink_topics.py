@@ -6,7 +6,7 @@ import itertools
 
 from sava.client.blocking import Client
 from sava.records import Message
-from tests.support.standalone import Standalone
+from tests.support.brokers import Standalone
 from tests.support.waiting import PATIENCE_S
 
 _numbers = itertools.count()

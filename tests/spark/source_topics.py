@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sava.client.blocking import Client
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
-from tests.support.standalone import Standalone
+from tests.support.brokers import Standalone
 from tests.support.waiting import PATIENCE_S
 
 _numbers = itertools.count()

@@ -21,7 +21,7 @@ from typing import Self
 
 from sava.pipeline.launch import find_java, spark_home
 from tests.spark.processes import has_started
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tests.support.waiting import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]

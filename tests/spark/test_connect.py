@@ -14,8 +14,8 @@ import pytest
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import fill, new_topic
 from tests.spark.standalone_spark import REPOSITORY, surroundings
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
-from tests.support.standalone import Standalone
 
 NEEDED = ("grpc_status", "pandas", "zstandard")
 pytestmark = [

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import fill
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.pages import README, ROOT, all_blocks, blocks
-from tests.support.standalone import Standalone
 
 PAGE = "pipeline.md"
 

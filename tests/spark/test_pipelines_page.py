@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.test_docs import session
 from tests.support.long import only_long
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 
 
 @only_long("starts a cluster with Spark")

@@ -18,9 +18,9 @@ from sava.client.errors import ClientError
 from sava.client.loop_thread import LoopThread
 from sava.proto import replication_pb2 as pb
 from tests.spark.runner_process import Pipelines, RunnerProcess
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.replication import Side
-from tests.support.standalone import Standalone
 
 T = TypeVar("T")
 

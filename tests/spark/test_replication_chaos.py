@@ -28,10 +28,10 @@ from tests.cluster.test_replication_retention import Quick
 from tests.spark.processes import has_started, running
 from tests.spark.runner_process import RunnerProcess
 from tests.spark.standalone_spark import REPOSITORY, SparkCluster
+from tests.support.brokers import Standalone
+from tests.support.copying import Load, differences, payload
 from tests.support.long import only_long
-from tests.support.replicas import Load, differences, payload
 from tests.support.replication import Side
-from tests.support.standalone import Standalone
 
 T = TypeVar("T")
 

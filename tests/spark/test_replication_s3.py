@@ -16,10 +16,10 @@ from sava.client.loop_thread import LoopThread
 from sava.proto import topics_admin_pb2 as pb
 from tests.spark.conftest import s3_environment
 from tests.spark.runner_process import RunnerProcess
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.objects import S3Server
 from tests.support.replication import Side
-from tests.support.standalone import Standalone
 
 NAMES = ["/default/orders-part-0", "/default/orders-part-1"]
 HISTORY, TAIL = 8000, 200

@@ -17,9 +17,9 @@ from sava.client.loop_thread import LoopThread
 from sava.config import Auth
 from tests.integration.test_tls import make_certificates
 from tests.spark.runner_process import Pipelines, RunnerProcess
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.replication import Side
-from tests.support.standalone import Standalone
 
 T = TypeVar("T")
 

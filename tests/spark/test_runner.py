@@ -14,8 +14,8 @@ import pytest
 from sava.client.blocking import Client
 from tests.spark.runner_process import Pipelines, RunnerProcess
 from tests.spark.sink_topics import create, read
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
-from tests.support.standalone import Standalone
 from tests.support.waiting import PATIENCE_S
 
 MODULE = "tests.spark.runner_functions"

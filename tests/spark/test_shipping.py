@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import new_topic
 from tests.spark.test_examples import send
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
-from tests.support.standalone import Standalone
 
 pytestmark = only_long("a Spark of its own")
 

@@ -17,9 +17,9 @@ from sava.storage.objectstore import ObjectStore
 from tests.spark.conftest import s3_environment
 from tests.spark.sink_topics import create, new_topic, read
 from tests.spark.source_topics import until
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.objects import S3Server
-from tests.support.standalone import Standalone
 
 WHEN = datetime(2030, 1, 31, 12, tzinfo=UTC)
 

@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 
 from tests.spark.sink_topics import create, new_topic
 from tests.spark.test_sink_stream import plan_of, put_files, run, written
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
-from tests.support.standalone import Standalone
 
 ROOT = Path(__file__).parents[2]
 READY_S = 300.0

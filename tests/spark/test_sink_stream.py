@@ -16,9 +16,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sava.pipeline.launch import brief
 from tests.spark.sink_driver import start_query
 from tests.spark.sink_topics import create, new_topic, read
-from tests.support.brokers import sava
+from tests.support.brokers import Standalone, sava
 from tests.support.long import only_long
-from tests.support.standalone import Standalone
 
 TIMEOUT_S = 180
 

@@ -19,9 +19,9 @@ from sava.client.blocking import Client
 from tests.integration.test_tls import make_certificates
 from tests.spark.conftest import s3_environment
 from tests.spark.source_topics import extent, fill, link_to, new_topic, payload, read, stored, until
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.objects import S3Server
-from tests.support.standalone import Standalone
 
 WHEN = datetime(2030, 1, 31, 12, tzinfo=UTC)
 

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from sava.pipeline.launch import brief
 from tests.spark.source_topics import Seen, extent, fill, follow, new_topic, stored, until
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
-from tests.support.standalone import Standalone
 
 EARLIEST = {"startingOffsets": "earliest"}
 NOW = {"availableNow": True}

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from sava.client import Client
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from tests.spark.source_topics import Seen
-from tests.support.cluster_harness import Brokers, until
+from tests.support.brokers import Brokers, until
 from tests.support.long import only_long
 
 pytestmark = only_long("brokers of its own")

@@ -18,8 +18,8 @@ import pytest
 from tests.spark.sink_topics import create, read
 from tests.spark.source_topics import fill, new_topic, stored
 from tests.spark.standalone_spark import REPOSITORY, SparkCluster, surroundings
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
-from tests.support.standalone import Standalone
 
 pytestmark = [
     only_long("six Java processes"),

@@ -19,9 +19,9 @@ from sava.client.loop_thread import LoopThread
 from sava.errors import SavaError
 from tests.spark.runner_functions import HANGS_WHILE
 from tests.spark.runner_process import Pipelines, RunnerProcess
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.replication import Side
-from tests.support.standalone import Standalone
 
 pytestmark = [
     only_long("a runner, and the time until something is taken for stuck"),

@@ -1,25 +1,25 @@
-"""Links that can be cut: a TCP proxy in front of every broker's Raft port.
-
-Members know each other by the proxies' addresses, so all their traffic passes here. Who opened a connection
-is found out from the kernel (the socket's inode among the file descriptors of the brokers' processes), so
-each direction of each pair is a link of its own and the brokers need no special setting.
-
-Raft and the copies of journals share the port, each with connections of its own that say what they are for
-when they are opened; so one can be cut without the other.
-
-A cut link behaves like a lost network, not like a refused connection: bytes stop, nothing is reset. When it
-heals, the connections that stood still are reset, as middleboxes do with connections they have forgotten.
-"""
+"""Loopback as tests use it: free ports, links between brokers that can be cut, a proxy that loses answers."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import socket
+import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+from grpc import aio
 
 from sava.peer_connection import GREETING, BadFrame, FrameDecoder, OpenLedgers, decode_handshake
 
+END: object = aio.EOF  # type: ignore[attr-defined]  # which the stubs do not know
+"""What ``grpc.aio`` returns at the end of a stream that is read message by message."""
 RAFT, LEDGERS = KINDS = ("raft", "journals")
 
 
@@ -33,7 +33,20 @@ class Link:
 
 
 class Links:
-    """``pids`` tells which process is which node, at the time of asking."""
+    """Links that can be cut: a TCP proxy in front of every broker's Raft port. ``pids`` tells which process
+    is which node, at the time of asking.
+
+    Members know each other by the proxies' addresses, so all their traffic passes here. Who opened a
+    connection is found out from the kernel (the socket's inode among the file descriptors of the brokers'
+    processes), so each direction of each pair is a link of its own and the brokers need no special setting.
+
+    Raft and the copies of journals share the port, each with connections of its own that say what they are
+    for when they are opened; so one can be cut without the other.
+
+    A cut link behaves like a lost network, not like a refused connection: bytes stop, nothing is reset. When
+    it heals, the connections that stood still are reset, as middleboxes do with connections they have
+    forgotten.
+    """
 
     def __init__(self, pids: Callable[[], dict[int, int]]) -> None:
         self._pids = pids
@@ -167,3 +180,158 @@ def _holds(pid: int, inode: str) -> bool:
     except (FileNotFoundError, PermissionError):
         return False
     return False
+
+
+# -- free ports --------------------------------------------------------------------------------
+
+_FIRST, _WIDTH, _RANGES = 12_000, 500, 40
+_LOCKS: Final = Path(tempfile.gettempdir()) / f"sava-test-ports-{os.getuid()}"
+
+
+def _held_range() -> tuple[int, IO[bytes]]:
+    """The first port of a range that nobody has, and what holds it until this process ends."""
+    _LOCKS.mkdir(exist_ok=True)
+    for number in range(_RANGES):
+        lock = (_LOCKS / str(number)).open("wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+        else:
+            return _FIRST + number * _WIDTH, lock
+    raise RuntimeError(f"{_RANGES} test processes run on this machine, and have all ports: see {_LOCKS}")
+
+
+class _Ports:
+    """The ports of this process; a child that was forked takes a range of its own.
+
+    Between the choice of a port and the server's start no other process may take it. So they are not of those
+    that the kernel gives out by itself (32768 and up on Linux): one of them may become the near end of a
+    connection. And each test process has a range of its own, which it holds by a lock on a file: other
+    processes of this run, and other runs on this machine, have others. Within it every port has its turn
+    before one comes again, so what a process left behind a moment ago, or has not bound yet, is in no one's
+    way.
+    """
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._first = self._turn = 0
+        self._lock: IO[bytes] | None = None
+
+    def row(self, count: int) -> list[int]:
+        if self._process != os.getpid():
+            self._first, self._lock = _held_range()
+            self._process, self._turn = os.getpid(), 0
+        for _ in range(_WIDTH):
+            if self._turn + count > _WIDTH:
+                self._turn = 0
+            row = range(self._first + self._turn, self._first + self._turn + count)
+            if all(map(_is_free, row)):
+                self._turn += count
+                return list(row)
+            self._turn += 1
+        raise RuntimeError(f"no {count} free ports in a row from {self._first} on")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+_ports: Final = _Ports()
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ports in a row, for servers that a test starts."""
+    return _ports.row(count)
+
+
+# -- lost answers ------------------------------------------------------------------------------
+
+
+class LostAnswers:
+    """A TCP proxy in front of a broker's port (``target``) that loses the answer to one call, and nothing
+    else. Callers connect to ``address``.
+
+    The request goes through to the broker, which does what it asks. From then on the proxy keeps what the
+    broker sends, until the test cuts the connection or the caller's own deadline passes. A call is recognised
+    by its path, which gRPC writes in plain letters the first time that a connection carries it.
+    """
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self._path = b""
+        self._is_deaf = False
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.seen = asyncio.Event()
+        """The call has passed; its answer does not."""
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def lose(self, path: str) -> None:
+        """From now on the answer to a call of ``path`` is kept back."""
+        self._path = path.encode()
+        self.seen.clear()
+
+    def forward_nothing(self) -> None:
+        """Connections are taken, and nothing passes, as with a host behind a broken network."""
+        self._is_deaf = True
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._writers.add(writer)
+        with suppress(OSError):
+            up_reader, up_writer = await asyncio.open_connection(*self._target)
+            try:
+                asked = asyncio.create_task(self._ask(reader, up_writer))
+                await asyncio.wait(
+                    {asked, asyncio.create_task(self._answer(up_reader, writer))},
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                up_writer.close()
+                writer.close()
+                self._writers.discard(writer)
+
+    async def _ask(self, reader: asyncio.StreamReader, broker: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            if self._is_deaf:
+                continue
+            if self._path and self._path in data:
+                self.seen.set()
+            broker.write(data)
+            await broker.drain()
+
+    async def _answer(self, broker: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await broker.read(1 << 16):
+            if not self.seen.is_set() and not self._is_deaf:
+                writer.write(data)
+                await writer.drain()

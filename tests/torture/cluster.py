@@ -29,9 +29,8 @@ from sava.config import Auth
 from sava.errors import SavaError
 from sava.proto import admin_pb2, brokers_pb2, journals_pb2, topics_admin_pb2
 from tests.integration.test_tls import make_certificates
-from tests.support.network import Links
+from tests.support.network import Links, free_ports
 from tests.support.objects import BUCKET, S3Server
-from tests.support.ports import free_ports
 from tests.torture.broker_child import VARIABLE, Knobs
 from tests.torture.disks import Disk, FolderDisk, ImageDisk, NoMounts, room_for_images
 from tests.torture.history import Exited, Recorder

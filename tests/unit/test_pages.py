@@ -91,7 +91,7 @@ ELSEWHERE: Final = {
         ".venv/bin/python -m bench --out run.json": "takes an hour",
         ".venv/bin/python -m bench --dir /mnt/disk": "takes an hour",
     },
-    "client.md": {"sava broker --standalone": "tests/support/standalone.py, on ports of its own"},
+    "client.md": {"sava broker --standalone": "tests/support/brokers.py, on ports of its own"},
     "configuration.md": {
         "sava broker --config /etc/sava/sava.yml": "tests/integration/test_docs.py, with its file elsewhere"
     },

@@ -20,7 +20,7 @@ from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.topics.errors import TopicMoved
 from sava.topics.names import TopicName
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tests.support.waiting import PATIENCE_S
 
 ORDERS = TopicName("default", "orders")

@@ -18,10 +18,9 @@ from sava.peers import channels
 from sava.proto import topics_admin_pb2 as pb
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
-from tests.support.own_time import OwnTime
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 from tests.support.topics import publish
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, OwnTime
 from tests.unit.api.site import BrokerAt, Site
 from tests.unit.cluster.fakes import until
 

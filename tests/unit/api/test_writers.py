@@ -25,7 +25,7 @@ from sava.storage.staging import Part, Section
 from sava.topics.errors import MessageInvalid, TopicUnknown
 from sava.topics.served import ServedTopics
 from sava.topics.staged import Stage
-from tests.support.staging import batch, message, section_of
+from tests.support.objects import batch, message, section_of
 from tests.support.storage import contents
 from tests.support.topics import ORDERS, World
 

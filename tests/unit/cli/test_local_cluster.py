@@ -26,7 +26,7 @@ from sava.local_cluster import (
 )
 from sava.wal.disk import LocalDisk
 from tests.support.commands import Sava
-from tests.support.ports import free_ports
+from tests.support.network import free_ports
 
 
 @pytest.fixture

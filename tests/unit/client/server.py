@@ -22,7 +22,7 @@ from sava.peers.channels import PINGS_ALLOWED
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import RecordBatch
-from tests.support.stream_end import END
+from tests.support.network import END
 from tests.support.waiting import PATIENCE_S
 
 _OPTIONS = (

@@ -36,9 +36,9 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import sweep_orphans
 from sava.storage.segment import SegmentReader
 from sava.storage.types import OriginMark, Segment, TopicKey, TopicState
+from tests.support.copying import Origins
 from tests.support.memory_store import MemoryStore
 from tests.support.messages import read_messages, write
-from tests.support.origins import Origins
 from tests.support.storage import LAZY, Cluster
 from tests.support.waiting import PATIENCE_S
 from tests.unit.ledger.disks import Disks, Writing

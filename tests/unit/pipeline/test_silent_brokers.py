@@ -19,7 +19,7 @@ from sava.pipeline.calls import ClusterCalls
 from sava.pipeline.replicate.chains import Chain, Owners, Stretch
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
-from tests.support.lost_answers import LostAnswers
+from tests.support.network import LostAnswers
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/t"

@@ -23,7 +23,7 @@ from sava.storage.errors import (
 )
 from sava.storage.objectstore import ObjectStore
 from tests.support.objects import S3Server
-from tests.support.own_time import OwnTime
+from tests.support.waiting import OwnTime
 from tests.unit.storage.faults import BROKEN, FaultyBackend, cut, hang, lose_answer, refuse
 
 

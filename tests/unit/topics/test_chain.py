@@ -17,7 +17,7 @@ from sava.topics.errors import MessageInvalid
 from sava.topics.source_copier import Copied, CopyCounts, SourceCopier
 from sava.wal import DiskFull
 from tests.sim.disk import SimDisk
-from tests.support.origins import Origins
+from tests.support.copying import Origins
 from tests.support.storage import EAGER, LAZY, TOPIC, Cluster, batch, contents
 from tests.support.topics import until
 from tests.support.waiting import PATIENCE_S

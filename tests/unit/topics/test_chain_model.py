@@ -27,7 +27,7 @@ from sava.storage.source_positions import OriginForgotten
 from sava.storage.topic_log import TopicLog
 from sava.topics.source_copier import Copied, SourceCopier
 from tests.sim.disk import SimDisk
-from tests.support.origins import Origins, of_origin
+from tests.support.copying import Origins, of_origin
 from tests.support.storage import EAGER, LAZY, TOPIC, Cluster, batch, contents
 from tests.unit.topics.copies import chain_into, kill
 

@@ -16,7 +16,7 @@ from sava.storage.topic_log import TopicLog
 from sava.topics.source_copier import Copied, CopyCounts, SourceCopier
 from sava.wal import DiskFull
 from tests.sim.disk import SimDisk
-from tests.support.origins import Origins
+from tests.support.copying import Origins
 from tests.support.storage import EAGER, LAZY, TOPIC, Cluster, contents
 from tests.support.topics import until
 from tests.unit.topics.copies import chain_into

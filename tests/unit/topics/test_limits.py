@@ -20,7 +20,7 @@ from sava.topics.names import TopicName
 from sava.topics.registry import Namespaces, Registry
 from sava.topics.specs import NamespacePolicy
 from tests.support.memory_store import MemoryStore
-from tests.support.own_time import OwnTime
+from tests.support.waiting import OwnTime
 
 ORDERS = TopicName("default", "orders")
 

@@ -23,7 +23,7 @@ from sava.topics.origin_acks import (
     translate,
 )
 from sava.topics.ranges import IntervalSet, Range
-from tests.support.origins import Origins
+from tests.support.copying import Origins
 from tests.support.storage import FORGETFUL, TOPIC, Cluster, batch, contents
 from tests.unit.topics.copies import HERE, chain_into
 

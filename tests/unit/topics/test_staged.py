@@ -28,7 +28,7 @@ from sava.topics.producers import AccessMode
 from sava.topics.staged import Run, Stage
 from sava.topics.topic import Topic
 from sava.topics.topic_schemas import TopicSchemas
-from tests.support.staging import batch, section_of
+from tests.support.objects import batch, section_of
 from tests.support.storage import EAGER, contents
 from tests.support.topics import (
     GIVEN,

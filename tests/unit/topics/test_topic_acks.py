@@ -13,7 +13,7 @@ from sava.topics.origin_acks import OriginAcks
 from sava.topics.ranges import IntervalSet
 from sava.topics.specs import AtOffset, SubscriptionType
 from sava.topics.topic import AppliedAcks, Topic
-from tests.support.origins import Origins
+from tests.support.copying import Origins
 from tests.support.topics import (
     ORDERS,
     World,

@@ -24,7 +24,7 @@ from sava.topics.origin_acks import OriginAcks
 from sava.topics.producers import AccessMode, producer_id
 from sava.topics.specs import SubscriptionType
 from sava.topics.topic_schemas import TopicSchemas
-from tests.support.origins import Origins
+from tests.support.copying import Origins
 from tests.support.storage import contents
 from tests.support.topics import (
     GIVEN,
