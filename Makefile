@@ -31,7 +31,7 @@ test: $(READY)
 
 ## make test-long  the tests that are longer with SAVA_LONG=1 (200 SIGKILLs instead of 20)
 test-long: $(READY)
-	SAVA_LONG=1 $(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder $$(grep -rl --include='test_*.py' tests.long tests)
+	SAVA_LONG=1 $(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder $$(grep -rl --include='test_*.py' tests.support.long tests)
 
 ## make chaos    three brokers under load, at least 30 of them killed, paused, wiped or cut off; nothing acknowledged is lost
 chaos: $(READY)

@@ -41,8 +41,8 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from sava.pipeline import per_process
-from tests.leftovers import sweep_after_this_process
-from tests.long import IS_LONG
+from tests.support.leftovers import sweep_after_this_process
+from tests.support.long import IS_LONG
 
 TESTS = Path(__file__).parent
 

@@ -23,12 +23,12 @@ from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.chaos.storage_child import OPTIONS, MetadataServer, Work, batch_of
-from tests.children import PIPE, start_child
-from tests.children import Child as Process
-from tests.long import IS_LONG
-from tests.patience import PATIENCE_S
+from tests.support.long import IS_LONG
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.brokers import contents, expected, numbered
+from tests.support.processes import PIPE, start_child
+from tests.support.processes import Child as Process
+from tests.support.storage import contents, expected, numbered
+from tests.support.waiting import PATIENCE_S
 
 LIVES = 200 if IS_LONG else 20
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Brokers
+from tests.support.brokers import Brokers
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sava.proto import journals_pb2 as pb
-from tests.cluster.harness import CALL_S, until
 from tests.cluster.trapped import TrappedBrokers
-from tests.integration.harness import BrokerProcess, sava
-from tests.patience import PATIENCE_S
+from tests.support.brokers import CALL_S, BrokerProcess, sava, until
+from tests.support.waiting import PATIENCE_S
 
 
 class MirroredBrokers(TrappedBrokers):

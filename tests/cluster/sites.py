@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from sava.errors import SavaError
-from tests.cluster.harness import Brokers
+from tests.support.brokers import Brokers
 
 
 class NamedBrokers(Brokers):

@@ -32,9 +32,8 @@ from sava.storage.types import TopicState
 from sava.topics import specs
 from sava.topics.specs import Ownership, OwnershipState
 from sava.wal.disk import LocalDisk
-from tests.cluster.harness import Brokers, until
 from tests.cluster.mirrored import MirroredBrokers
-from tests.integration.harness import BrokerProcess
+from tests.support.brokers import BrokerProcess, Brokers, until
 
 PARALLEL: Final = 32
 

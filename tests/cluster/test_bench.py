@@ -6,9 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
-from tests.integration.harness import sava
+from tests.support.brokers import sava, until
 
 TOPIC = "/default/loaded"
 

@@ -11,11 +11,9 @@ import pytest
 
 from sava import config
 from sava.client import ClientError
-from tests.cluster.harness import Brokers, until
 from tests.cluster.workload import Workload
-from tests.integration.harness import BrokerProcess
-from tests.own_time import OwnTime
-from tests.patience import PATIENCE_S
+from tests.support.brokers import BrokerProcess, Brokers, until
+from tests.support.waiting import PATIENCE_S, OwnTime
 
 TOPIC = "/default/orders"
 DETECTED_S = 12.0

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from sava.errors import SavaError
-from tests.cluster.harness import Brokers
 from tests.cluster.mirrored import MirroredBrokers
-from tests.copying import Origins, of_origin
-from tests.replica_client import Sender
+from tests.support.brokers import Brokers
+from tests.support.copying import Origins, Sender, of_origin
 
 IS_LONG = os.environ.get("SAVA_LONG", "") not in ("", "0")
 ROUNDS = 12 if IS_LONG else 1

@@ -26,9 +26,9 @@ import pytest
 from sava.errors import SavaError
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.integration.harness import BrokerProcess
-from tests.integration.links import KINDS, LEDGERS, RAFT
-from tests.long import IS_LONG
+from tests.support.brokers import BrokerProcess
+from tests.support.long import IS_LONG
+from tests.support.network import KINDS, LEDGERS, RAFT
 
 TOPICS = [f"/default/chaos-{number}" for number in range(3)]
 KILLS = 30 if IS_LONG else 3

@@ -12,9 +12,9 @@ import yaml
 
 from sava.errors import SavaError
 from sava.pipeline.cluster import ClusterAccess
-from tests.cluster.harness import Brokers, until
-from tests.copier import Several, Site, numbered, payloads
-from tests.long import IS_LONG
+from tests.support.brokers import Brokers, until
+from tests.support.copying import Several, Site, numbered, payloads
+from tests.support.long import IS_LONG
 
 TOPIC = "/default/copied"
 MOVES = 30 if IS_LONG else 4

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from sava.errors import SavaError
-from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
-from tests.integration.harness import BrokerProcess, sava
-from tests.patience import PATIENCE_S
+from tests.support.brokers import BrokerProcess, sava, until
+from tests.support.waiting import PATIENCE_S
 
 TOPICS = [f"/default/topic-{number}" for number in range(3)]
 BOUND_S = 20.0

@@ -11,11 +11,10 @@ from pathlib import Path
 from sava import config
 from sava.metadata.store import ClusterOperations
 from sava.server import EXIT_FAILED, Broker, raft_address
-from tests.cluster.harness import Brokers, until
 from tests.cluster.mortal_child import VARIABLE, strike
-from tests.integration.harness import FAST, BrokerProcess, storage_in
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.brokers import FAST, BrokerProcess, Brokers, storage_in, until
+from tests.support.network import free_ports
+from tests.support.waiting import PATIENCE_S
 
 ESSENTIAL = ("cluster view", "ledger records", "registration", "agent", "cursors", "uploader")
 REPEATED = (

@@ -22,13 +22,12 @@ from pathlib import Path
 import pytest
 
 from sava.errors import SavaError
-from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.integration.harness import BrokerProcess
-from tests.integration.links import LEDGERS, RAFT
-from tests.long import only_long
-from tests.patience import PATIENCE_S
+from tests.support.brokers import BrokerProcess, until
+from tests.support.long import only_long
+from tests.support.network import LEDGERS, RAFT
+from tests.support.waiting import PATIENCE_S
 
 ROW_S = 300.0
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.cluster.harness import Brokers, until
 from tests.cluster.mirrored import MirroredBrokers
-from tests.producing_child import ProducingChild
+from tests.support.brokers import Brokers, until
+from tests.support.clients import ProducingChild
 
 TOPIC = "/default/orders"
 NAME = "till"

@@ -8,10 +8,10 @@ from grpc import aio
 
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
-from tests.cluster.harness import Brokers
 from tests.cluster.test_brokers import at_rest
 from tests.compat.programs import Program
-from tests.patience import PATIENCE_S
+from tests.support.brokers import Brokers
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"
 

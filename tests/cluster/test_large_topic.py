@@ -15,9 +15,8 @@ from sava.proto import admin_pb2
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage import keys
 from sava.storage.types import TopicKey
-from tests.cluster.harness import CALL_S, Brokers
-from tests.integration.harness import BrokerProcess
-from tests.long import IS_LONG
+from tests.support.brokers import CALL_S, BrokerProcess, Brokers
+from tests.support.long import IS_LONG
 
 TOPIC: Final = "/default/large"
 SUBSCRIPTIONS, PRODUCERS, SEGMENTS = (10_000, 2_000, 1_000) if IS_LONG else (300, 60, 40)

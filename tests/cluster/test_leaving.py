@@ -13,10 +13,10 @@ from bench.trio import Trio
 from sava.topics import specs
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership
-from tests.cluster.harness import Brokers
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.patience import PATIENCE_S
+from tests.support.brokers import Brokers
+from tests.support.waiting import PATIENCE_S
 
 NAMES = [f"/default/orders-{number}" for number in range(6)]
 LEFT = "broker: topics handed over left=0"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.records import RecordBatch
-from tests.cluster.harness import Brokers
 from tests.cluster.test_brokers import at_rest
-from tests.patience import PATIENCE_S
+from tests.support.brokers import Brokers
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"
 ROWS = 1000

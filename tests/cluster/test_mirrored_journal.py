@@ -12,11 +12,10 @@ import pytest
 from sava.errors import SavaError
 from sava.proto import admin_pb2 as admin
 from sava.proto import journals_pb2 as pb
-from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.integration.harness import BrokerProcess
-from tests.patience import PATIENCE_S
+from tests.support.brokers import BrokerProcess, until
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/mirrored"
 

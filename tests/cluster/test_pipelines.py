@@ -9,7 +9,7 @@ from pathlib import Path
 from sava.pipeline.runner.control import AdminRunnerControl
 from sava.pipeline.runner.runner import PipelineRunner
 from sava.proto import pipelines_pb2 as pb
-from tests.cluster.harness import Brokers, until
+from tests.support.brokers import Brokers, until
 from tests.unit.pipeline.runner.fakes import FakeKind
 
 TTL_S = 30.0

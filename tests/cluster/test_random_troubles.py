@@ -19,8 +19,8 @@ import pytest
 from sava.errors import SavaError
 from tests.cluster.trapped import TrappedBrokers
 from tests.cluster.workload import Workload
-from tests.integration.harness import BrokerProcess
-from tests.long import only_long
+from tests.support.brokers import BrokerProcess
+from tests.support.long import only_long
 
 RUN_S = 240.0
 TOPICS = [f"/default/topic-{number}" for number in range(4)]

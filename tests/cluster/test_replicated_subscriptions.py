@@ -25,12 +25,11 @@ from sava.pipeline.replicate.job import Edges, LinkJob
 from sava.proto import replication_pb2 as pb
 from sava.proto import topics_admin_pb2
 from sava.records import Message
-from tests.cluster.harness import until
 from tests.cluster.sites import NamedBrokers
-from tests.link_process import LinkProcess
-from tests.long import IS_LONG, only_long
-from tests.patience import PATIENCE_S
-from tests.replicating import ThreadEngine
+from tests.support.brokers import until
+from tests.support.long import IS_LONG, only_long
+from tests.support.replication import LinkProcess, ThreadEngine
+from tests.support.waiting import PATIENCE_S
 
 TOPIC, SUBSCRIPTION = "/default/orders", "group"
 PARTITIONS = 2

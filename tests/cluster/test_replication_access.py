@@ -11,9 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sava.proto import replication_pb2 as pb
-from tests.cluster.harness import until
-from tests.replicating import Gate, RunningLink, Side
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, until
+from tests.support.replication import Gate, RunningLink, Side
 
 ORDERS = "/default/orders"
 SCHEMA = '{"type": "object", "properties": {"number": {"type": "integer"}}}'

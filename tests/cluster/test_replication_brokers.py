@@ -10,13 +10,11 @@ from pathlib import Path
 
 from sava.client.blocking import Client
 from sava.client.errors import ClientError
-from tests.cluster.harness import until
 from tests.cluster.sites import NamedBrokers
-from tests.integration.harness import BrokerProcess
-from tests.long import only_long
-from tests.replicating import Side
 from tests.spark.runner_process import Pipelines, RunnerProcess
-from tests.standalone import Standalone
+from tests.support.brokers import BrokerProcess, Standalone, until
+from tests.support.long import only_long
+from tests.support.replication import Side
 
 LINK = "replicate-west"
 ORDERS = "/default/orders"

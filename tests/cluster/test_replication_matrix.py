@@ -28,10 +28,10 @@ from sava.proto import admin_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.topics.names import TopicName
 from sava.topics.specs import spec_key
-from tests.long import IS_LONG
-from tests.patience import PATIENCE_S
-from tests.replicating import Gate, RunningLink, Side, Told
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import IS_LONG
+from tests.support.replication import Gate, RunningLink, Side, Told
+from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")
 

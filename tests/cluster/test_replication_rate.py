@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 from sava.proto import replication_pb2 as pb
-from tests.cluster.harness import until
-from tests.replicating import RunningLink, Side
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, until
+from tests.support.replication import RunningLink, Side
 
 TOPICS = [f"/default/orders-{number}" for number in range(4)]
 RATE, EACH = 200, 150

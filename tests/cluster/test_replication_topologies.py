@@ -25,14 +25,12 @@ from sava.client.liveness import WatchedCall
 from sava.client.loop_thread import LoopThread
 from sava.proto import replica_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
-from tests.cluster.harness import until
 from tests.cluster.sites import NamedBrokers
-from tests.link_process import LinkProcess
-from tests.long import IS_LONG
-from tests.patience import PATIENCE_S
-from tests.replicas import Load, differences, payload
-from tests.replicating import RunningLink, Side
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, until
+from tests.support.copying import Load, differences, payload
+from tests.support.long import IS_LONG
+from tests.support.replication import LinkProcess, RunningLink, Side
+from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")
 Targets = Mapping[str, Sequence[str]]

@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from sava.client import Client
-from tests.cluster.harness import Brokers, until
-from tests.integration.harness import BrokerProcess
-from tests.patience import PATIENCE_S
+from tests.support.brokers import BrokerProcess, Brokers, until
+from tests.support.waiting import PATIENCE_S
 
 PAUSE_S = 0.02
 LEAVE_S = 5.0

@@ -13,11 +13,10 @@ import pytest
 
 from sava.errors import SavaError
 from sava.proto import brokers_pb2 as pb
-from tests.cluster.harness import Brokers, until
 from tests.cluster.workload import Workload
-from tests.integration.harness import BrokerProcess
-from tests.patience import PATIENCE_S
-from tests.s3_server import S3Server
+from tests.support.brokers import BrokerProcess, Brokers, until
+from tests.support.objects import S3Server
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"
 HELD_S = 4.0

@@ -18,13 +18,12 @@ import pytest
 from sava.client import Client, Consumer
 from sava.errors import SavaError
 from sava.proto import topics_admin_pb2 as pb
-from tests.cluster.harness import Brokers, until
 from tests.cluster.trapped import TrappedBrokers
 from tests.cluster.workload import Workload
 from tests.compat.programs import Program
-from tests.integration.harness import BrokerProcess
-from tests.long import IS_LONG, only_long
-from tests.patience import PATIENCE_S
+from tests.support.brokers import BrokerProcess, Brokers, until
+from tests.support.long import IS_LONG, only_long
+from tests.support.waiting import PATIENCE_S
 
 MOVES = 200 if IS_LONG else 15
 DRAINED = 200 if IS_LONG else 40

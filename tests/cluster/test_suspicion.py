@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import until
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.integration.harness import BrokerProcess
-from tests.long import IS_LONG
+from tests.support.brokers import BrokerProcess, until
+from tests.support.long import IS_LONG
 
 BUSY_S = 30.0 if IS_LONG else 5.0
 LEASE: dict[str, object] = {"registration_ttl_ms": 600_000}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.cluster.taking_over import take_over
-from tests.long import IS_LONG
+from tests.support.long import IS_LONG
 
 TOPICS = 1000 if IS_LONG else 100
 SERVED_S = 5.0 if IS_LONG else 10.0

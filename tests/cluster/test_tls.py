@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sava.client import Client, Tls
-from tests.cluster.harness import Brokers
 from tests.integration.test_tls import make_certificates
-from tests.patience import PATIENCE_S
+from tests.support.brokers import Brokers
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"
 

@@ -14,9 +14,9 @@ from sava.client import Client, Consumer
 from sava.errors import SavaError
 from sava.proto import danube_admin_pb2 as danube
 from sava.proto import danube_admin_pb2_grpc as danube_rpc
-from tests.cluster.harness import Brokers
 from tests.cluster.workload import Workload
-from tests.patience import PATIENCE_S
+from tests.support.brokers import Brokers
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"
 SINGLE = (

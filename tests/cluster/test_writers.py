@@ -20,13 +20,12 @@ from grpc import StatusCode, aio
 
 from sava.errors import SavaError
 from sava.proto import writers_pb2 as pb
-from tests.cluster.harness import until
 from tests.cluster.trapped import TrappedBrokers
-from tests.integration.harness import BrokerProcess
-from tests.integration.writing import Writing
-from tests.long import IS_LONG
-from tests.patience import PATIENCE_S
-from tests.staging import batch
+from tests.support.brokers import BrokerProcess, until
+from tests.support.clients import Writing
+from tests.support.long import IS_LONG
+from tests.support.objects import batch
+from tests.support.waiting import PATIENCE_S
 
 ROUNDS = 20 if IS_LONG else 1
 ROUND_S = 60.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat.stubs import Stubs
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
 
 _numbers = count(1)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.children import PIPE, Child, start_child
-from tests.patience import PATIENCE_S
+from tests.support.processes import PIPE, Child, start_child
+from tests.support.waiting import PATIENCE_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

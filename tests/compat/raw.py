@@ -13,8 +13,8 @@ from grpc import aio
 from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_api_pb2 as pb
 from tests.compat.stubs import Stubs
-from tests.patience import PATIENCE_S
-from tests.stream_end import END
+from tests.support.network import END
+from tests.support.waiting import PATIENCE_S
 
 EXCLUSIVE = pb.ConsumerRequest.Exclusive
 SHARED = pb.ConsumerRequest.Shared

@@ -10,7 +10,7 @@ from grpc import aio
 from sava.proto import danube_admin_pb2_grpc as admin_rpc
 from sava.proto import danube_api_pb2_grpc as api_rpc
 from sava.proto import danube_schema_pb2_grpc as schema_rpc
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
 
 
 class Stubs:

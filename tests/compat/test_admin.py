@@ -13,7 +13,7 @@ from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_schema_pb2 as schema
 from tests.compat.raw import Producer, open_stream, refused, subscribe
 from tests.compat.stubs import Stubs
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
 
 EMPTY = admin.Empty()
 

@@ -22,11 +22,10 @@ from tests.compat import raw
 from tests.compat.programs import Program
 from tests.compat.raw import Producer, Stream, open_stream, refused, set_policy, set_window, subscribe
 from tests.compat.stubs import Stubs
-from tests.integration.links import Links
-from tests.long import IS_LONG
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
-from tests.stream_end import END
+from tests.support.brokers import Standalone
+from tests.support.long import IS_LONG
+from tests.support.network import END, Links
+from tests.support.waiting import PATIENCE_S
 
 # -- seats ---------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from tests.compat.programs import run
 from tests.compat.raw import Producer, open_stream, refused, subscribe
 from tests.compat.stubs import Stubs
 from tests.integration.test_tls import make_certificates
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/topic"
 

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from sava.proto import danube_admin_pb2 as admin
-from tests.children import PIPE, start_child
 from tests.compat import raw
 from tests.compat.programs import run
 from tests.compat.raw import Producer, set_policy, subscribe
 from tests.compat.stubs import Stubs
-from tests.integration.harness import REPOSITORY
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import REPOSITORY, Standalone
+from tests.support.processes import PIPE, start_child
+from tests.support.waiting import PATIENCE_S
 
 BOTH = pytest.mark.parametrize("reliable", [True, False], ids=["reliable", "non-reliable"])
 

@@ -12,9 +12,9 @@ from sava.proto import danube_api_pb2 as pb
 from tests.compat.programs import Program, run
 from tests.compat.raw import Producer, Stream, health, open_stream, subscribe
 from tests.compat.stubs import Stubs
-from tests.lost_answers import LostAnswers
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.network import LostAnswers
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/topic"
 

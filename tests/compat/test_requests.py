@@ -13,7 +13,7 @@ from sava.proto import danube_api_pb2 as pb
 from tests.compat import raw
 from tests.compat.raw import Producer, Stream, health, open_stream, refused, subscribe
 from tests.compat.stubs import Stubs
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
 
 INVALID = StatusCode.INVALID_ARGUMENT
 

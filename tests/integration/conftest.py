@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import Cluster
+from tests.support.brokers import Cluster
 
 
 @pytest.fixture

@@ -20,11 +20,9 @@ from typing import Any
 import pytest
 
 from sava.client import Client
-from tests.children import PIPE, Child, start_child, start_sava
-from tests.cluster.harness import until
-from tests.integration.harness import sava
-from tests.long import IS_LONG, only_long
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, sava, until
+from tests.support.long import IS_LONG, only_long
+from tests.support.processes import PIPE, Child, start_child, start_sava
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from sava.client import (
     Sent,
     TopicUnknown,
 )
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.waiting import PATIENCE_S
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 

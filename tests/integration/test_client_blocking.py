@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sava.client.blocking import Client
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import pytest
 
 from sava import client
 from sava.client import Client
-from tests.children import start_child
-from tests.pages import all_blocks, text_of
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.pages import all_blocks, text_of
+from tests.support.processes import start_child
 
 PAGE = "client.md"
 

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from sava.client import Client, Message
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"
 MESSAGES = 30_000

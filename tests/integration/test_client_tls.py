@@ -13,7 +13,7 @@ import pytest
 
 from sava.client import Client, Refused, Tls, Unavailable
 from tests.integration.test_tls import make_certificates
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
 
 TOPIC = "/default/orders"
 

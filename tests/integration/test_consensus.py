@@ -10,9 +10,8 @@ import pytest
 from sava.errors import SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.proto import admin_pb2 as pb
-from tests.integration.harness import Cluster
-from tests.own_time import OwnTime
-from tests.patience import PATIENCE_S
+from tests.support.brokers import Cluster
+from tests.support.waiting import PATIENCE_S, OwnTime
 
 
 async def test_a_follower_that_dies_is_not_missed_and_catches_up(trio: Cluster) -> None:

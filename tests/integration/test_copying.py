@@ -27,11 +27,10 @@ from sava.pipeline.replicate.translation import REPLICATE
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc
 from sava.records import Message, Origin
 from sava.storage.source_positions import PATH
-from tests.copier import Copier, Several, Site, bare, numbered, payloads
-from tests.integration.harness import REPOSITORY
-from tests.long import IS_LONG
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import REPOSITORY, Standalone
+from tests.support.copying import Copier, Several, Site, bare, numbered, payloads
+from tests.support.long import IS_LONG
+from tests.support.waiting import PATIENCE_S
 
 COPYING = """
 import pickle, sys

@@ -17,9 +17,9 @@ import pytest
 
 from examples.demo.interrupts import SIGNALS, Interrupts
 from examples.demo.steps import Measured, Show, Step, StepFailed
-from tests.integration.harness import REPOSITORY
-from tests.long import IS_LONG, only_long
-from tests.ports import free_ports
+from tests.support.brokers import REPOSITORY
+from tests.support.long import IS_LONG, only_long
+from tests.support.network import free_ports
 
 READY_TIMEOUT_S = 900.0
 """A bound and no promise: two starts of Spark take minutes where other tests want the same cores."""

@@ -22,14 +22,13 @@ from types import MappingProxyType
 import pytest
 
 from sava.client import Client
-from tests.children import start_sava
-from tests.integration.harness import sava
-from tests.long import only_long
-from tests.pages import README, ROOT, all_blocks, blocks
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
-from tests.s3_server import S3Server, s3_server
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, sava
+from tests.support.long import only_long
+from tests.support.network import free_ports
+from tests.support.objects import S3Server, s3_server
+from tests.support.pages import README, ROOT, all_blocks, blocks
+from tests.support.processes import start_sava
+from tests.support.waiting import PATIENCE_S
 
 __all__ = ["s3_server"]
 

@@ -15,15 +15,13 @@ from typing import Any
 import pytest
 
 from sava.client import Client
-from tests.children import PIPE, start_child
-from tests.cluster.harness import Brokers, until
-from tests.integration.harness import sava
 from tests.integration.test_tls import make_certificates
-from tests.long import only_long
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
-from tests.s3_server import S3Server
-from tests.standalone import Standalone
+from tests.support.brokers import Brokers, Standalone, sava, until
+from tests.support.long import only_long
+from tests.support.network import free_ports
+from tests.support.objects import S3Server
+from tests.support.processes import PIPE, start_child
+from tests.support.waiting import PATIENCE_S
 
 Findings = list[dict[str, Any]]
 

@@ -24,8 +24,8 @@ from sava.peers.raft_transport import TcpTransport
 from sava.proto import admin_pb2 as pb
 from sava.raft.types import Entry, EntryKind, HardState, Membership, NodeId
 from sava.wal.disk import LocalDisk
-from tests.integration.harness import BrokerProcess, Cluster
-from tests.patience import PATIENCE_S
+from tests.support.brokers import BrokerProcess, Cluster
+from tests.support.waiting import PATIENCE_S
 
 EXIT_START = 1
 EXIT_FAILED = 3

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import MARK
-from tests.patience import PATIENCE_S
+from tests.support.leftovers import MARK
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json, subprocess, sys
 from pathlib import Path
-from tests.leftovers import sweep_after_this_process
+from tests.support.leftovers import sweep_after_this_process
 sweep_after_this_process()
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
 
 broker = Standalone(Path(sys.argv[1]))
 broker.start()

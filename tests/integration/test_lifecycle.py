@@ -12,10 +12,10 @@ from sava.cluster import records
 from sava.metadata.errors import IdentityConflict, InvalidRequest, NotInitialized, Unavailable
 from sava.proto import admin_pb2 as pb
 from sava.raft.types import MembershipRefused
-from tests.integration.harness import BrokerProcess, Cluster, sava
-from tests.long import only_long
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.brokers import BrokerProcess, Cluster, sava
+from tests.support.long import only_long
+from tests.support.network import free_ports
+from tests.support.waiting import PATIENCE_S
 
 
 async def change(broker: BrokerProcess, method: str, request: object) -> Any:

@@ -20,9 +20,9 @@ from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc, writers_pb2
 from sava.records import Compression, RecordBatch
 from sava.storage.objectstore import ObjectStore
 from tests.integration.test_tls import make_certificates
-from tests.patience import PATIENCE_S
-from tests.staging import message, new_object
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.objects import message, new_object
+from tests.support.waiting import PATIENCE_S
 
 ROWS = 1000
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.integration.harness import BrokerProcess, Cluster, sava
-from tests.patience import PATIENCE_S
+from tests.support.brokers import BrokerProcess, Cluster, sava
+from tests.support.waiting import PATIENCE_S
 
 
 async def listed(broker: BrokerProcess) -> tuple[list[dict[str, Any]], str]:

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from sava.client import Client
-from tests.integration.harness import sava
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, sava
 
 
 async def test_every_event_has_its_broker_and_those_about_a_topic_their_epoch(tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ from sava.proto import admin_pb2 as pb
 from sava.proto import journals_pb2 as journals_pb
 from sava.proto import journals_pb2_grpc as journals_rpc
 from sava.proto import topics_admin_pb2 as topics_pb
-from tests.integration.harness import Cluster, sava
-from tests.integration.writing import Writing
-from tests.lost_answers import LostAnswers
-from tests.patience import PATIENCE_S
-from tests.staging import batch
+from tests.support.brokers import Cluster, sava
+from tests.support.clients import Writing
+from tests.support.network import LostAnswers
+from tests.support.objects import batch
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

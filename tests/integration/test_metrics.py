@@ -7,8 +7,7 @@ from pathlib import Path
 
 from sava.client import Client
 from sava.doctor.observation import Samples, fetch, parsed
-from tests.cluster.harness import until
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, until
 
 
 async def test_disks_and_the_journal_are_told_of(tmp_path: Path) -> None:

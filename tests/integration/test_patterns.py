@@ -17,9 +17,9 @@ from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import TcpTransport
 from sava.server import raft_address
 from sava.server.broker import replica_config
-from tests.integration.harness import FAST
-from tests.metadata_patterns import *  # noqa: F403
-from tests.ports import free_ports
+from tests.support.brokers import FAST
+from tests.support.metadata_patterns import *  # noqa: F403
+from tests.support.network import free_ports
 
 
 class RaftHarness:

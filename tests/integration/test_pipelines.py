@@ -17,8 +17,8 @@ from sava.client.errors import Refused, Unavailable
 from sava.pipeline.runner.control import AdminRunnerControl, JobStatus
 from sava.pipeline.runner.kinds import JobProgress
 from sava.pipeline.runner.runner import PipelineRunner
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.waiting import PATIENCE_S
 from tests.unit.pipeline.runner.fakes import FakeKind
 
 FILE = """\

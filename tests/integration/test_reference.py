@@ -19,7 +19,7 @@ from sava.config import Config
 from sava.doctor.brokers import METRIC_ALERTS
 from sava.pipeline.runner.process import LOST
 from sava.server import EXIT_FAILED, EXIT_OK, EXIT_START
-from tests.pages import text_of
+from tests.support.pages import text_of
 from tools.reference import configuration, errors
 from tools.reference.__main__ import PAGES
 from tools.reference.metrics import Described, metrics

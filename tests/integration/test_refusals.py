@@ -17,8 +17,8 @@ from sava.proto import brokers_pb2 as brokers
 from sava.proto import replica_pb2 as replica
 from sava.proto import streams_pb2 as streams
 from sava.proto import topics_admin_pb2 as topics
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.waiting import PATIENCE_S
 
 ORDERS = "/default/orders"
 SOURCE = replica.Source(cluster_name="eu", cluster_id="e", topic=ORDERS, topic_id=7)

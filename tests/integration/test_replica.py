@@ -17,10 +17,9 @@ from sava.client import Client
 from sava.proto import replica_pb2 as pb
 from sava.records import Message, RecordBatch
 from sava.storage.source_positions import origin_topic
-from tests.copying import Origins
-from tests.patience import PATIENCE_S
-from tests.replica_client import ChainStream, Sender, replica, request_of, source_of
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.copying import ChainStream, Origins, Sender, replica, request_of, source_of
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"
 

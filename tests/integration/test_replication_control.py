@@ -15,11 +15,9 @@ import pytest
 from sava.errors import SavaError
 from sava.proto import replication_pb2 as pb
 from sava.proto import topics_admin_pb2
-from tests.cluster.harness import until
-from tests.integration.harness import sava
-from tests.ports import free_ports
-from tests.replicating import Side
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, sava, until
+from tests.support.network import free_ports
+from tests.support.replication import Side
 
 STRICT = {"SAVA__REPLICATION__PARTITION_MISMATCH_POLICY": "strict"}
 

@@ -26,10 +26,9 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import delete_topic, sweep_orphans
 from sava.storage.segment import SegmentReader, write_segment
 from sava.storage.staging import Manifest, Part
-from tests.s3_server import BUCKET, S3Server, s3_server
-from tests.staging import batch, new_object
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.messages import TOPIC, numbered, placed, read_messages, write
+from tests.support.messages import TOPIC, numbered, placed, read_messages, write
+from tests.support.objects import BUCKET, S3Server, batch, new_object, s3_server
 
 __all__ = ["s3_server"]
 

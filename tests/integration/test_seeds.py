@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 from sava.proto import admin_pb2 as pb
-from tests.cluster.harness import until
-from tests.integration.harness import BrokerProcess, Cluster, sava
+from tests.support.brokers import BrokerProcess, Cluster, sava, until
 
 
 async def prepare(cluster: Cluster, count: int) -> None:

@@ -26,11 +26,11 @@ from sava.server import Broker, client_address, process, raft_address
 from sava.tasks import cancelled
 from sava.topics.names import TopicName
 from sava.wal.disk import LocalFile
-from tests.integration.harness import FAST, storage_in
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.brokers import FAST, storage_in
+from tests.support.network import free_ports
+from tests.support.topics import publish
+from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fakes import until
-from tests.unit.topics.lives import publish
 
 ORDERS = TopicName("default", "orders")
 

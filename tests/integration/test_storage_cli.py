@@ -26,10 +26,10 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.types import Segment, TopicKey
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
-from tests.integration.harness import BrokerProcess, Cluster, sava
-from tests.s3_server import S3Server, s3_server
-from tests.unit.storage.brokers import LAZY, numbered
-from tests.unit.storage.messages import write
+from tests.support.brokers import BrokerProcess, Cluster, sava
+from tests.support.messages import write
+from tests.support.objects import S3Server, s3_server
+from tests.support.storage import LAZY, numbered
 
 __all__ = ["s3_server"]
 

@@ -27,10 +27,10 @@ from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicState
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
-from tests.integration.harness import FAST, storage_in
-from tests.patience import HURRIES, PATIENCE_S
-from tests.ports import free_ports
-from tests.unit.storage.brokers import EAGER, LAZY, TOPIC, append_each, contents, expected, numbered
+from tests.support.brokers import FAST, storage_in
+from tests.support.network import free_ports
+from tests.support.storage import EAGER, LAZY, TOPIC, append_each, contents, expected, numbered
+from tests.support.waiting import HURRIES, PATIENCE_S
 
 NAME = InspectedTopic(TOPIC.namespace, TOPIC.name)
 

@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from sava.metadata.errors import Compacted, InvalidRequest
 from sava.proto import admin_pb2 as pb
-from tests.integration.harness import Cluster
-from tests.patience import PATIENCE_S
+from tests.support.brokers import Cluster
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

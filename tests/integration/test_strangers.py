@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sava.client import Client
-from tests.cluster.harness import Brokers, until
-from tests.integration.harness import BrokerProcess
+from tests.support.brokers import BrokerProcess, Brokers, until
 
 TIMES = 30
 """On each port, of each kind."""

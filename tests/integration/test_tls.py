@@ -13,7 +13,7 @@ from sava.config import Auth, TlsSettings
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
 from sava.peers.raft_transport import TcpTransport
-from tests.integration.harness import Cluster
+from tests.support.brokers import Cluster
 
 
 def make_certificates(directory: Path, *addresses: str) -> Auth:

@@ -14,9 +14,9 @@ import pytest
 
 from sava.cli import produce
 from sava.cli.main import main
-from tests.commands import Result, Sava
-from tests.patience import FAR_S, PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.commands import Result, Sava
+from tests.support.waiting import FAR_S, PATIENCE_S
 
 
 @pytest.fixture(scope="module")

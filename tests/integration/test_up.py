@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sava.client.blocking import Client
-from tests.own_time import OwnTime
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.network import free_ports
+from tests.support.waiting import PATIENCE_S, OwnTime
 
 READY_S = 10.0
 """What a user is promised on a machine with two cores and nothing else to do."""

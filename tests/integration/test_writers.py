@@ -14,12 +14,10 @@ from sava.api.admin_client import AdminClient
 from sava.client import Client
 from sava.proto import topics_admin_pb2 as topics_pb
 from sava.proto import writers_pb2 as pb
-from tests.cluster.harness import until
-from tests.integration.harness import sava
-from tests.integration.writing import Writing
-from tests.patience import PATIENCE_S
-from tests.staging import batch
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, sava, until
+from tests.support.clients import Writing
+from tests.support.objects import batch
+from tests.support.waiting import PATIENCE_S
 
 EXPIRY_S = 4
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.long import IS_LONG
 from tests.mirror_sim.__main__ import report
 from tests.mirror_sim.knobs import draw
 from tests.mirror_sim.run import run_seed
+from tests.support.long import IS_LONG
 
 SEEDS = 100 if IS_LONG else 60
 GROUP = 20

@@ -11,10 +11,10 @@ import pytest
 from sava.raft import leading
 from sava.raft.state import CoreState
 from sava.raft.types import NodeId
-from tests.long import IS_LONG
 from tests.sim.__main__ import report
 from tests.sim.knobs import Knobs, draw
 from tests.sim.run import run_seed
+from tests.support.long import IS_LONG
 
 SEEDS = 200 if IS_LONG else 40
 GROUP = 10

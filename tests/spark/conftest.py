@@ -19,9 +19,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sava.pipeline.launch import JavaMissing, find_java
-from tests.patience import PATIENCE_S
-from tests.s3_server import S3Server
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.objects import S3Server
+from tests.support.waiting import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
 

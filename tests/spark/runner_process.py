@@ -17,8 +17,8 @@ from sava.client.connection import Connection, Tls
 from sava.client.loop_thread import LoopThread
 from sava.proto import pipelines_pb2 as pb
 from sava.proto.pipelines_pb2_grpc import PipelinesStub
-from tests.patience import PATIENCE_S
 from tests.spark.processes import has_started, of_session, running
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 READY_S = 200.0

@@ -6,8 +6,8 @@ import itertools
 
 from sava.client.blocking import Client
 from sava.records import Message
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.waiting import PATIENCE_S
 
 _numbers = itertools.count()
 

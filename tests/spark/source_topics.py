@@ -12,8 +12,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sava.client.blocking import Client
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
-from tests.patience import PATIENCE_S
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.waiting import PATIENCE_S
 
 _numbers = itertools.count()
 

@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Self
 
 from sava.pipeline.launch import find_java, spark_home
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
 from tests.spark.processes import has_started
+from tests.support.network import free_ports
+from tests.support.waiting import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
 START_TIMEOUT_S = 90.0

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.long import only_long
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import fill, new_topic
 from tests.spark.standalone_spark import REPOSITORY, surroundings
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
 
 NEEDED = ("grpc_status", "pandas", "zstandard")
 pytestmark = [

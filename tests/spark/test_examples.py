@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from examples.spark import backfill, history, join, windows, wordcount
 from sava.client.blocking import Client
-from tests.long import only_long
 from tests.spark.sink_topics import create, read
 from tests.spark.source_topics import fill, new_topic
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
 
 pytestmark = [only_long("five programs")]
 """Seconds by themselves; and a test that is stopped in the middle of a call leaves a session of no use."""

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.long import only_long
-from tests.pages import README, ROOT, all_blocks, blocks
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import fill
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
+from tests.support.pages import README, ROOT, all_blocks, blocks
 
 PAGE = "pipeline.md"
 

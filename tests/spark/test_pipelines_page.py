@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_docs import session
-from tests.long import only_long
-from tests.ports import free_ports
+from tests.support.long import only_long
+from tests.support.network import free_ports
 
 
 @only_long("starts a cluster with Spark")

@@ -17,10 +17,10 @@ import pytest
 from sava.client.errors import ClientError
 from sava.client.loop_thread import LoopThread
 from sava.proto import replication_pb2 as pb
-from tests.long import only_long
-from tests.replicating import Side
 from tests.spark.runner_process import Pipelines, RunnerProcess
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
+from tests.support.replication import Side
 
 T = TypeVar("T")
 

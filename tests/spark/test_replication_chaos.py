@@ -25,13 +25,13 @@ from sava.client.loop_thread import LoopThread
 from sava.errors import SavaError
 from sava.proto import topics_admin_pb2
 from tests.cluster.test_replication_retention import Quick
-from tests.long import only_long
-from tests.replicas import Load, differences, payload
-from tests.replicating import Side
 from tests.spark.processes import has_started, running
 from tests.spark.runner_process import RunnerProcess
 from tests.spark.standalone_spark import REPOSITORY, SparkCluster
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.copying import Load, differences, payload
+from tests.support.long import only_long
+from tests.support.replication import Side
 
 T = TypeVar("T")
 

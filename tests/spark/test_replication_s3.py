@@ -14,12 +14,12 @@ from sava.api.admin_client import PLAIN
 from sava.client.errors import ClientError
 from sava.client.loop_thread import LoopThread
 from sava.proto import topics_admin_pb2 as pb
-from tests.long import only_long
-from tests.replicating import Side
-from tests.s3_server import S3Server
 from tests.spark.conftest import s3_environment
 from tests.spark.runner_process import RunnerProcess
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
+from tests.support.objects import S3Server
+from tests.support.replication import Side
 
 NAMES = ["/default/orders-part-0", "/default/orders-part-1"]
 HISTORY, TAIL = 8000, 200

@@ -16,10 +16,10 @@ from sava.client.errors import ClientError
 from sava.client.loop_thread import LoopThread
 from sava.config import Auth
 from tests.integration.test_tls import make_certificates
-from tests.long import only_long
-from tests.replicating import Side
 from tests.spark.runner_process import Pipelines, RunnerProcess
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
+from tests.support.replication import Side
 
 T = TypeVar("T")
 

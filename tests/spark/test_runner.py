@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from sava.client.blocking import Client
-from tests.long import only_long
-from tests.patience import PATIENCE_S
 from tests.spark.runner_process import Pipelines, RunnerProcess
 from tests.spark.sink_topics import create, read
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
+from tests.support.waiting import PATIENCE_S
 
 MODULE = "tests.spark.runner_functions"
 UPPER = f"{MODULE}:upper"

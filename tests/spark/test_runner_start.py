@@ -13,8 +13,8 @@ import pytest
 
 from sava.pipeline.launch import JavaMissing, find_java
 from sava.pipeline.runner.process import LOST
-from tests.long import IS_LONG, only_long
 from tests.spark.runner_process import RunnerProcess
+from tests.support.long import IS_LONG, only_long
 
 NOBODY = "127.0.0.1:9"
 """Where no broker is: a runner starts without."""

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.long import only_long
 from tests.spark.sink_topics import read
 from tests.spark.source_topics import new_topic
 from tests.spark.test_examples import send
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
 
 pytestmark = only_long("a Spark of its own")
 

@@ -14,12 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sava.client.producer import partition_of
 from sava.storage.objectstore import ObjectStore
-from tests.long import only_long
-from tests.s3_server import S3Server
 from tests.spark.conftest import s3_environment
 from tests.spark.sink_topics import create, new_topic, read
 from tests.spark.source_topics import until
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
+from tests.support.objects import S3Server
 
 WHEN = datetime(2030, 1, 31, 12, tzinfo=UTC)
 

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.long import only_long
 from tests.spark.sink_topics import create, new_topic
 from tests.spark.test_sink_stream import plan_of, put_files, run, written
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
 
 ROOT = Path(__file__).parents[2]
 READY_S = 300.0

@@ -14,11 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sava.pipeline.launch import brief
-from tests.integration.harness import sava
-from tests.long import only_long
 from tests.spark.sink_driver import start_query
 from tests.spark.sink_topics import create, new_topic, read
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, sava
+from tests.support.long import only_long
 
 TIMEOUT_S = 180
 

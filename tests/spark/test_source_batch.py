@@ -17,11 +17,11 @@ from pyspark.sql import functions as sql
 
 from sava.client.blocking import Client
 from tests.integration.test_tls import make_certificates
-from tests.long import only_long
-from tests.s3_server import S3Server
 from tests.spark.conftest import s3_environment
 from tests.spark.source_topics import extent, fill, link_to, new_topic, payload, read, stored, until
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
+from tests.support.objects import S3Server
 
 WHEN = datetime(2030, 1, 31, 12, tzinfo=UTC)
 

@@ -14,9 +14,9 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from sava.pipeline.launch import brief
-from tests.long import only_long
 from tests.spark.source_topics import Seen, extent, fill, follow, new_topic, stored, until
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
 
 EARLIEST = {"startingOffsets": "earliest"}
 NOW = {"availableNow": True}

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from sava.client import Client
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
-from tests.cluster.harness import Brokers, until
-from tests.long import only_long
 from tests.spark.source_topics import Seen
+from tests.support.brokers import Brokers, until
+from tests.support.long import only_long
 
 pytestmark = only_long("brokers of its own")
 

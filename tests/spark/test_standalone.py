@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.long import only_long
 from tests.spark.sink_topics import create, read
 from tests.spark.source_topics import fill, new_topic, stored
 from tests.spark.standalone_spark import REPOSITORY, SparkCluster, surroundings
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
 
 pytestmark = [
     only_long("six Java processes"),

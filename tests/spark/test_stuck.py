@@ -17,11 +17,11 @@ import pytest
 
 from sava.client.loop_thread import LoopThread
 from sava.errors import SavaError
-from tests.long import only_long
-from tests.replicating import Side
 from tests.spark.runner_functions import HANGS_WHILE
 from tests.spark.runner_process import Pipelines, RunnerProcess
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.long import only_long
+from tests.support.replication import Side
 
 pytestmark = [
     only_long("a runner, and the time until something is taken for stuck"),

@@ -29,11 +29,11 @@ from sava.pipeline.replicate.verify import (
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 from sava.topics.source_copier import Source, SourceRange
-from tests.long import only_long
-from tests.replica_client import ChainStream, replica
-from tests.replicating import RunningLink
-from tests.replicating import Side as Cluster
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone
+from tests.support.copying import ChainStream, replica
+from tests.support.long import only_long
+from tests.support.replication import RunningLink
+from tests.support.replication import Side as Cluster
 
 EAST, WEST = "east", "west"
 TIME = 1_700_000_000_000_000

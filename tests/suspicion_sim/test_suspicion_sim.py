@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.long import IS_LONG
+from tests.support.long import IS_LONG
 from tests.suspicion_sim.scenarios import SCENARIOS, lossy_hours, run_seed
 
 SEEDS = 240 if IS_LONG else 10

@@ -28,10 +28,9 @@ from sava.api.admin_client import PLAIN, AdminClient
 from sava.config import Auth
 from sava.errors import SavaError
 from sava.proto import admin_pb2, brokers_pb2, journals_pb2, topics_admin_pb2
-from tests.integration.links import Links
 from tests.integration.test_tls import make_certificates
-from tests.ports import free_ports
-from tests.s3_server import BUCKET, S3Server
+from tests.support.network import Links, free_ports
+from tests.support.objects import BUCKET, S3Server
 from tests.torture.broker_child import VARIABLE, Knobs
 from tests.torture.disks import Disk, FolderDisk, ImageDisk, NoMounts, room_for_images
 from tests.torture.history import Exited, Recorder

@@ -14,7 +14,7 @@ from sava.client.errors import ClientError
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.replicate.background import AdminLinkControl
 from sava.pipeline.replicate.job import Edges, LinkJob
-from tests.replicating import ThreadEngine
+from tests.support.replication import ThreadEngine
 
 
 def main() -> None:

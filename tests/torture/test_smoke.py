@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.long import only_long
+from tests.support.long import only_long
 from tests.torture.cluster import ROOT
 from tests.torture.report import Report
 

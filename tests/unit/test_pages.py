@@ -30,7 +30,7 @@ import typer.main
 from bench.__main__ import _parser as bench_parser
 from sava.cli.main import tree
 from sava.config import Config
-from tests.pages import (
+from tests.support.pages import (
     CONTRIBUTING,
     DOCS,
     PAGES,
@@ -91,7 +91,7 @@ ELSEWHERE: Final = {
         ".venv/bin/python -m bench --out run.json": "takes an hour",
         ".venv/bin/python -m bench --dir /mnt/disk": "takes an hour",
     },
-    "client.md": {"sava broker --standalone": "tests/standalone.py, on ports of its own"},
+    "client.md": {"sava broker --standalone": "tests/support/brokers.py, on ports of its own"},
     "configuration.md": {
         "sava broker --config /etc/sava/sava.yml": "tests/integration/test_docs.py, with its file elsewhere"
     },

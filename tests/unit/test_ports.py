@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.ports import free_ports
+from tests.support.network import free_ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_a_port_that_is_in_use_is_left_out() -> None:
 
 def test_processes_that_run_at_the_same_time_have_different_ports() -> None:
     """Two runs of the tests had the same ports: what one had chosen, the other bound."""
-    program = "from tests.ports import free_ports; print(*free_ports(100), flush=True); input()"
+    program = "from tests.support.network import free_ports; print(*free_ports(100), flush=True); input()"
     chosen = [{*free_ports(100)}]
     others = [
         subprocess.Popen(

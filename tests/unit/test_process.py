@@ -11,7 +11,7 @@ import pytest
 
 from sava.config import Config
 from sava.server import Broker, process
-from tests.patience import FAR_S, PATIENCE_S
+from tests.support.waiting import FAR_S, PATIENCE_S
 
 
 def test_it_takes_as_many_open_files_as_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sava import supervisor as module
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 
 async def forever() -> None:

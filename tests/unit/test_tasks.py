@@ -10,7 +10,7 @@ import pytest
 from sava import tasks as module
 from sava.errors import HostError
 from sava.tasks import Backoff, Reconciler, Stops, cancelled, is_done_within, spawn, spread
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 
 async def fail() -> None:

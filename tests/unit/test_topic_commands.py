@@ -17,7 +17,7 @@ from sava.cli.main import tree
 from sava.cli.messages import Printer
 from sava.cli.output import RawFormat
 from sava.records import Message
-from tests.own_time import OwnTime
+from tests.support.waiting import OwnTime
 
 runner = CliRunner()
 

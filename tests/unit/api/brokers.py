@@ -20,8 +20,8 @@ from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.topics.errors import TopicMoved
 from sava.topics.names import TopicName
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.network import free_ports
+from tests.support.waiting import PATIENCE_S
 
 ORDERS = TopicName("default", "orders")
 SIZES: tls.Options = (

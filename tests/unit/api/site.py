@@ -49,9 +49,9 @@ from sava.topics.ownership import WrongState
 from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
 from sava.topics.topic_schemas import TopicSchemas
-from tests.patience import PATIENCE_S
+from tests.support.topics import QUICK, World
+from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fakes import Life
-from tests.unit.topics.lives import QUICK, World
 
 LEADER = 1
 

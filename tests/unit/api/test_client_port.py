@@ -32,7 +32,7 @@ from sava.topics.names import TopicName
 from sava.topics.served import ServedTopics
 from sava.topics.subscription import Subscription
 from sava.topics.topic_schemas import TopicSchemas
-from tests.patience import FAR_S, HURRIES, PATIENCE_S
+from tests.support.waiting import FAR_S, HURRIES, PATIENCE_S
 from tests.unit.api.site import (
     BrokerAt,
     Director,

@@ -18,7 +18,7 @@ from sava.metadata.node import RaftNode
 from sava.raft.types import MembershipRefused, NodeId
 from sava.supervisor import Supervisor
 from sava.topics import specs
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.api.site import Core, Node, members
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, Life, new_store, register, step
 

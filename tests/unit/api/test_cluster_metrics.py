@@ -20,7 +20,7 @@ from sava.metadata.suspicion import Suspicion
 from sava.raft.types import NodeId
 from sava.supervisor import Supervisor
 from sava.topics import specs
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, Life, new_store, register, step
 
 

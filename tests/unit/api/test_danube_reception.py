@@ -24,7 +24,7 @@ from sava.topics.errors import (
     TopicMoved,
 )
 from sava.topics.names import TopicName
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.api.brokers import ORDERS, Hosted, brokers
 
 SEAT = 7

@@ -14,7 +14,7 @@ from sava.api.danube.consumers import (
     CreditWindow,
 )
 from sava.topics.specs import FailurePolicy, SubscriptionSpec, SubscriptionType
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 
 class Client:

@@ -13,10 +13,10 @@ from sava.api.admin.brokers import LoadMeter, LoadReporter, load_report
 from sava.supervisor import Supervisor
 from sava.topics.names import TopicName
 from sava.topics.topic import Topic
-from tests.patience import PATIENCE_S
+from tests.support.topics import options, publish
+from tests.support.waiting import PATIENCE_S
 from tests.unit.api.site import BrokerAt, Site
 from tests.unit.cluster.fakes import until
-from tests.unit.topics.lives import options, publish
 
 ORDERS = TopicName("default", "orders")
 

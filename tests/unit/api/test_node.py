@@ -30,9 +30,8 @@ from sava.raft.core import Role
 from sava.raft.types import NO_NODE, CoreConfig
 from sava.wal.disk import LocalDisk
 from sava.wal.errors import DirectoryLocked, DiskFailed
-from tests.own_time import OwnTime
-from tests.patience import FAR_S, PATIENCE_S
 from tests.support.local_network import LocalNetwork
+from tests.support.waiting import FAR_S, PATIENCE_S, OwnTime
 
 FAST = ReplicaConfig(core=CoreConfig(election_ticks=5), tick_ms=20)
 

@@ -16,7 +16,7 @@ from sava.proto import topics_admin_pb2 as pb
 from sava.topics.errors import SubscriptionMismatch
 from sava.topics.names import TopicName
 from sava.topics.topic import SubscribeOptions, Topic
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.api.site import BrokerAt, Site
 
 ORDERS = TopicName("default", "orders")

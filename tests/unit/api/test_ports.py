@@ -8,7 +8,7 @@ from grpc import aio
 
 from sava.peers.channels import PINGS_ALLOWED
 from sava.server import ports
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What a client says first: the preface, and settings without any."""

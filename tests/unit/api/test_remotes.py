@@ -15,7 +15,7 @@ from sava.api.remotes import RemoteClusters, parse_service
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.replication.records import RemoteDenied, RemoteRecord, RemoteRefused, RemoteUnreachable
-from tests.ports import free_ports
+from tests.support.network import free_ports
 
 
 class Replica(rpc.ReplicaServicer):

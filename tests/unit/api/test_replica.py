@@ -15,7 +15,7 @@ from sava.proto import replica_pb2 as pb
 from sava.schemas.registry import SchemaRegistry
 from sava.topics import specs
 from sava.topics.names import TopicName
-from tests.unit.topics.lives import ORDERS, World
+from tests.support.topics import ORDERS, World
 
 
 class Aborted(Exception):

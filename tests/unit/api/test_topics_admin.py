@@ -17,13 +17,13 @@ from sava.proto import topics_admin_pb2 as pb
 from sava.topics.names import TopicName
 from sava.topics.served import ServedTopics
 from sava.topics.specs import SubscriptionType
-from tests.unit.api.site import Site
-from tests.unit.topics.lives import (
+from tests.support.topics import (
     options,
     publish,
     ranges,
     received,
 )
+from tests.unit.api.site import Site
 
 ORDERS = "/default/orders"
 EARLIEST = pb.StartPosition(earliest=True)

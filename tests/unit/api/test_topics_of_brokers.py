@@ -18,12 +18,11 @@ from sava.peers import channels
 from sava.proto import topics_admin_pb2 as pb
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
-from tests.own_time import OwnTime
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.network import free_ports
+from tests.support.topics import publish
+from tests.support.waiting import PATIENCE_S, OwnTime
 from tests.unit.api.site import BrokerAt, Site
 from tests.unit.cluster.fakes import until
-from tests.unit.topics.lives import publish
 
 ORDERS = TopicName("default", "orders")
 PARTS = [ORDERS.partition(index) for index in range(4)]

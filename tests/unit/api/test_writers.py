@@ -25,9 +25,9 @@ from sava.storage.staging import Part, Section
 from sava.topics.errors import MessageInvalid, TopicUnknown
 from sava.topics.served import ServedTopics
 from sava.topics.staged import Stage
-from tests.staging import batch, message, section_of
-from tests.unit.storage.brokers import contents
-from tests.unit.topics.lives import ORDERS, World
+from tests.support.objects import batch, message, section_of
+from tests.support.storage import contents
+from tests.support.topics import ORDERS, World
 
 
 class Place:

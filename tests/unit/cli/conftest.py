@@ -14,7 +14,7 @@ from sava.cli.main import main
 from sava.peers.error_mapping import CODE_KEY, DETAIL_KEY
 from sava.proto import brokers_pb2 as pb
 from sava.proto import brokers_pb2_grpc, topics_admin_pb2_grpc
-from tests.commands import Result, Sava
+from tests.support.commands import Result, Sava
 
 FIRST, SECOND = 7091252298936157877, 42
 

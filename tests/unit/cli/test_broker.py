@@ -8,7 +8,7 @@ import pytest
 
 from sava import server
 from sava.config import Config
-from tests.commands import Sava
+from tests.support.commands import Sava
 
 
 @pytest.fixture

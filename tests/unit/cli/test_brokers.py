@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from sava.proto import brokers_pb2 as pb
 from sava.proto import topics_admin_pb2 as topics_pb
-from tests.commands import Sava
+from tests.support.commands import Sava
 from tests.unit.cli.conftest import FIRST, SECOND, FakeAdmin, Refusal
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 WAITING = """
 import asyncio, signal, threading

@@ -25,8 +25,8 @@ from sava.local_cluster import (
     Ports,
 )
 from sava.wal.disk import LocalDisk
-from tests.commands import Sava
-from tests.ports import free_ports
+from tests.support.commands import Sava
+from tests.support.network import free_ports
 
 
 @pytest.fixture

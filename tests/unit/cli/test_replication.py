@@ -13,7 +13,7 @@ import pytest
 
 from sava.proto import replication_pb2 as pb
 from sava.proto import replication_pb2_grpc as rpc
-from tests.commands import Sava
+from tests.support.commands import Sava
 from tests.unit.cli.conftest import FakeAdmin, Refusal
 
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Replication"].methods]

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from sava.proto import brokers_pb2 as pb
-from tests.commands import Sava as Command
-from tests.ports import free_ports
+from tests.support.commands import Sava as Command
+from tests.support.network import free_ports
 from tests.unit.cli.conftest import FakeAdmin, Refusal
 
 LEADER = pb.Broker(broker_id=1, status="active", is_leader=True, raft_addr="a:7650")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sava.client import Client
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
 
 

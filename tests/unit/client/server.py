@@ -22,8 +22,8 @@ from sava.peers.channels import PINGS_ALLOWED
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import RecordBatch
-from tests.patience import PATIENCE_S
-from tests.stream_end import END
+from tests.support.network import END
+from tests.support.waiting import PATIENCE_S
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 70 << 20),

@@ -11,7 +11,7 @@ import pytest
 
 from sava.client import Closed, Message, Refused, Sent
 from sava.client.blocking import Client
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
 
 TOPIC = "/default/orders"

@@ -17,7 +17,7 @@ from sava.client.messages import microseconds, position_of
 from sava.client.producer import fnv1a, partition_of
 from sava.errors import Outcome
 from sava.proto import streams_pb2 as pb
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
 
 

@@ -20,7 +20,7 @@ from sava.client import (
 )
 from sava.client import consumer as consumer_module
 from sava.proto import streams_pb2 as pb
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.client.server import AWAY, MemoryBroker, refused
 
 TOPIC = "/default/orders"

@@ -25,7 +25,7 @@ from sava.client import (
 )
 from sava.client.producer import partition_of
 from sava.records import Compression, RecordBatch
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.client.server import AWAY, Fault, MemoryBroker, refused
 
 TOPIC = "/default/orders"

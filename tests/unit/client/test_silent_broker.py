@@ -17,7 +17,7 @@ from sava.client import Client, liveness
 from sava.client.connection import Connection, open_stream
 from sava.client.errors import Unavailable
 from sava.proto import streams_pb2 as pb
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.client.server import MemoryBroker
 
 TOPIC = "/default/t"

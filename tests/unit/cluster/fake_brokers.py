@@ -30,8 +30,8 @@ from sava.supervisor import Supervisor
 from sava.topics import ownership, specs
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
-from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import PATIENCE_S
 
 S = OwnershipState
 

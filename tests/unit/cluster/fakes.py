@@ -20,8 +20,8 @@ from sava.topics.names import TopicName
 from sava.topics.ownership import KnownOwnership
 from sava.topics.registry import Namespaces, Registry
 from sava.topics.specs import Ownership, OwnershipState
-from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import PATIENCE_S
 
 ORDERS = TopicName("default", "orders")
 

@@ -14,9 +14,9 @@ from sava.cluster.view import ClusterView
 from sava.supervisor import Supervisor
 from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
+from tests.support.storage import contents
+from tests.support.topics import ORDERS, World, publish
 from tests.unit.cluster.fakes import registration, until
-from tests.unit.storage.brokers import contents
-from tests.unit.topics.lives import ORDERS, World, publish
 
 S = OwnershipState
 

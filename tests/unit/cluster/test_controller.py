@@ -17,8 +17,7 @@ from sava.storage.types import TopicState
 from sava.topics import specs
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
-from tests.own_time import OwnTime
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, OwnTime
 from tests.unit.cluster.fake_brokers import S, config, registration, soon, storage_key, topic, world
 
 # -- planning: a moment in, decisions out --------------------------------------------------------------------

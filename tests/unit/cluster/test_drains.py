@@ -11,7 +11,7 @@ from sava.cluster import drains
 from sava.cluster.drains import DrainStatus
 from sava.cluster.records import BrokerMode, BrokerUnknown, Mode, MoveRefused, NotController
 from sava.topics.names import TopicName
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
 
 NAMES = [topic(index) for index in range(20)]

@@ -22,7 +22,7 @@ from sava.topics import specs
 from sava.topics.errors import TopicUnknown
 from sava.topics.ownership import WrongState
 from sava.topics.specs import Ownership, TopicSpec
-from tests.patience import FAR_S, PATIENCE_S
+from tests.support.waiting import FAR_S, PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
 
 

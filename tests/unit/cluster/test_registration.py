@@ -15,8 +15,7 @@ from sava.errors import SavaError
 from sava.metadata.errors import NotInitialized, Unavailable
 from sava.supervisor import Supervisor
 from sava.topics import specs
-from tests.own_time import OwnTime
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, OwnTime
 from tests.unit.cluster.fakes import FaultyStore, failing, never, registration, until
 
 TTL_MS = 1500

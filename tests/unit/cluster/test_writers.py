@@ -36,7 +36,7 @@ from sava.storage.staging import Part, Section
 from sava.topics import specs
 from sava.topics.errors import MessageTooLarge
 from sava.topics.names import InvalidName, TopicName
-from tests.staging import batch, new_object
+from tests.support.objects import batch, new_object
 from tests.unit.cluster.fakes import FaultyStore
 
 ORDERS, PAYMENTS = "/default/orders", "/default/payments"

@@ -35,8 +35,8 @@ from sava.records import RecordBatch
 from sava.storage.journal import Journal, JournalOptions
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
-from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import PATIENCE_S
 
 SMALL = JournalOptions(file_bytes=16 << 10)
 OPTIONS = MirrorOptions(mirror_timeout_s=3.0)

@@ -37,8 +37,8 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.topics import specs
-from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fake_brokers import stay
 from tests.unit.ledger.disks import Disks, Writing
 

@@ -32,7 +32,7 @@ from sava.ledger.writer import MirrorOptions
 from sava.storage.commit_queue import NotCommittable
 from sava.tasks import cancelled
 from sava.wal import Disk, DiskFull, File, LocalDisk
-from tests.patience import FAR_S, PATIENCE_S
+from tests.support.waiting import FAR_S, PATIENCE_S
 from tests.unit.ledger.hosts import (
     OPTIONS,
     Host,

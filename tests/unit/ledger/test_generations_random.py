@@ -12,8 +12,8 @@ from sava.errors import SavaError
 from sava.ledger.writer import MirrorOptions
 from sava.records import RecordBatch
 from sava.wal.format import HEADER_BYTES
-from tests.long import IS_LONG
-from tests.patience import PATIENCE_S
+from tests.support.long import IS_LONG
+from tests.support.waiting import PATIENCE_S
 from tests.unit.ledger.hosts import Host, Hosts
 
 ROUNDS = 4

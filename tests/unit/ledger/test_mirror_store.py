@@ -39,8 +39,8 @@ from sava.ledger.protocol import (
 from sava.ledger.store import MirrorStore
 from sava.wal import DiskFull, LocalDisk, Log, LogCorrupt, LogOptions
 from sava.wal.format import record_bytes
-from tests.patience import PATIENCE_S
 from tests.sim.disk import CrashPolicy, SimDisk
+from tests.support.waiting import PATIENCE_S
 from tests.unit.ledger.disks import Writing
 from tests.unit.ledger.hosts import until
 

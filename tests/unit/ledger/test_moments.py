@@ -14,14 +14,14 @@ from sava.ledger.tail_recovery import TailRecovery
 from sava.storage.catalog import Catalog
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import TopicKey
-from tests.patience import PATIENCE_S
+from tests.support.storage import Cluster
+from tests.support.waiting import PATIENCE_S
 from tests.unit.ledger.hosts import (
     Host,
     Hosts,
     batch,
     until,
 )
-from tests.unit.storage.brokers import Cluster
 
 TOPIC = TopicKey("default", "orders", 1)
 

@@ -17,8 +17,8 @@ from sava.ledger.records import (
 )
 from sava.metadata.commands import Compare, Relation, Target
 from sava.supervisor import Supervisor
-from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import PATIENCE_S
 
 A, B = StorageId("a"), StorageId("b")
 JOURNAL = LedgerId(1, 7)

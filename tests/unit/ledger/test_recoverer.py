@@ -26,7 +26,7 @@ from sava.ledger.records import LedgerRecordChanged, LedgerRecords
 from sava.ledger.recoverer import Recoverer
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fakes import FaultyStore
 from tests.unit.ledger.disks import Disks, Writing
 

@@ -13,7 +13,7 @@ from sava.ledger.mirror_log import MirrorFiles
 from sava.ledger.protocol import RefusalReason
 from sava.ledger.writer import LedgerWriter, MirrorOptions
 from sava.wal import DiskFull
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.ledger.hosts import Host, Hosts, until
 
 PAIR = MirrorOptions(write_quorum=2, ack_quorum=2)

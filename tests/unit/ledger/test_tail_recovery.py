@@ -36,12 +36,12 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import sweep_orphans
 from sava.storage.segment import SegmentReader
 from sava.storage.types import OriginMark, Segment, TopicKey, TopicState
-from tests.copying import Origins
-from tests.patience import PATIENCE_S
+from tests.support.copying import Origins
 from tests.support.memory_store import MemoryStore
+from tests.support.messages import read_messages, write
+from tests.support.storage import LAZY, Cluster
+from tests.support.waiting import PATIENCE_S
 from tests.unit.ledger.disks import Disks, Writing
-from tests.unit.storage.brokers import LAZY, Cluster
-from tests.unit.storage.messages import read_messages, write
 from tests.unit.topics.copies import chain_into
 
 ORDERS, PAYMENTS = TopicKey("default", "orders", 7), TopicKey("default", "payments", 8)

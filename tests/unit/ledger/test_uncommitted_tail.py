@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sava.ledger.protocol.record import LedgerFenced
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.ledger.hosts import Hosts, until
 
 

@@ -29,7 +29,7 @@ from sava.ledger.wire import (
     encode,
 )
 from sava.peer_connection import BadFrame, FrameDecoder
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.ledger.hosts import Hosts
 
 JOURNAL = LedgerId(1, 2)

@@ -10,8 +10,8 @@ from sava.metadata.commands import Put
 from sava.metadata.errors import InvalidRequest, LeaseNotFound, NoSpace, Unavailable
 from sava.metadata.machine.state_machine import Limits
 from sava.metadata.store import MetadataStore
-from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import PATIENCE_S
 
 
 def test_it_is_a_metadata_store() -> None:

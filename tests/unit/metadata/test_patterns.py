@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.metadata_patterns import *  # noqa: F403
 from tests.support.memory_store import MemoryStore
+from tests.support.metadata_patterns import *  # noqa: F403
 
 
 class MemoryHarness:

@@ -16,7 +16,7 @@ from sava.metadata.replica.replica import Replica, ReplicaConfig
 from sava.raft.types import Membership, SnapshotMeta
 from sava.wal.disk import LocalDisk
 from sava.wal.writer import Writer
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 
 class Process:

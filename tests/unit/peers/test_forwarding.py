@@ -19,7 +19,7 @@ from sava.peers.error_mapping import Relayed
 from sava.peers.forwarding import EOF
 from sava.proto import streams_pb2 as pb
 from sava.topics.errors import NotOwner, TopicMoved, TopicUnknown
-from tests.patience import FAR_S, HURRIES, PATIENCE_S
+from tests.support.waiting import FAR_S, HURRIES, PATIENCE_S
 from tests.unit.api.brokers import ORDERS, Hosted, brokers
 from tests.unit.cluster.fakes import registration
 

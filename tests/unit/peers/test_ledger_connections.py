@@ -19,8 +19,8 @@ from sava.ledger.store import Reply
 from sava.ledger.wire import LedgerAnswer, LedgerConnection, LedgerRequest, LedgerSession
 from sava.peer_connection import Dialer
 from sava.peers.raft_listener import RaftListener
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.network import free_ports
+from tests.support.waiting import PATIENCE_S
 from tests.unit.peers.test_raft_port import (
     TWO,
     ClosedHandle,

@@ -40,8 +40,8 @@ from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import QueueLimits, RaftStream, TcpTransport, is_bulk
 from sava.raft.messages import Append, AppendReply, Heartbeat
 from sava.raft.types import Entry, EntryKind, Membership, NodeId
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.network import free_ports
+from tests.support.waiting import PATIENCE_S
 
 ONE, TWO = NodeId(1), NodeId(2)
 

@@ -21,8 +21,7 @@ from sava.pipeline import tails
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone, PartitionExtent
 from sava.proto import writers_pb2, writers_pb2_grpc
 from sava.records import RecordBatch
-from tests.own_time import OwnTime
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, OwnTime
 from tests.unit.client.server import AWAY, Fault, MemoryBroker, refused
 
 A, B = "/default/orders-part-0", "/default/orders-part-1"

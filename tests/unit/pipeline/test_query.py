@@ -16,7 +16,7 @@ from sava.pipeline.source import query as query_module
 from sava.pipeline.source.query import Query
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/t"
 P0, P1, P2 = (TopicPartition(TOPIC, number) for number in range(3))

@@ -21,7 +21,7 @@ from sava.storage.errors import DataGap
 from sava.storage.objectstore import ObjectStore
 from sava.storage.segment import write_segment
 from sava.storage.types import Segment
-from tests.unit.storage.messages import TOPIC, numbered, placed
+from tests.support.messages import TOPIC, numbered, placed
 
 PART = TopicPartition("/default/orders", 3)
 NAME = "/default/orders-part-3"

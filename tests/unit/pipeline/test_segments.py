@@ -17,7 +17,7 @@ from sava.storage.errors import ObjectMissing, SegmentCorrupt
 from sava.storage.objectstore import ObjectStore
 from sava.storage.segment import write_segment
 from sava.storage.types import Segment
-from tests.unit.storage.messages import TOPIC, numbered, placed
+from tests.support.messages import TOPIC, numbered, placed
 
 Open = Callable[[Segment], SegmentSource]
 

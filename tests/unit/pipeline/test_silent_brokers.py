@@ -19,8 +19,8 @@ from sava.pipeline.calls import ClusterCalls
 from sava.pipeline.replicate.chains import Chain, Owners, Stretch
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
-from tests.lost_answers import LostAnswers
-from tests.patience import PATIENCE_S
+from tests.support.network import LostAnswers
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/t"
 

@@ -11,7 +11,7 @@ import pytest
 from sava.client.errors import Refused
 from sava.pipeline.sink.delivery import AHEAD, TaskPublisher
 from sava.records import RecordBatch
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 
 def batch_of(number: int) -> RecordBatch:

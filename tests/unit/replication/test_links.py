@@ -20,7 +20,7 @@ from sava.replication.records import LinkRecord, LinkUnknown, PartitionReport, R
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from sava.topics.names import TopicName
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
 SALES = TopicName("shop", "sales")

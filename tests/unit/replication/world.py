@@ -23,8 +23,8 @@ from sava.topics import specs
 from sava.topics.names import TopicName
 from sava.topics.registry import Namespaces, Registry
 from sava.topics.specs import Position
-from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import PATIENCE_S
 
 EAST, WEST, NORTH = (
     ClusterIdentity("east", "id-east"),

@@ -6,7 +6,7 @@ import pytest
 from obstore.store import MemoryStore as MemoryBackend
 
 from sava.storage.objectstore import ObjectStore
-from tests.s3_server import s3_server
+from tests.support.objects import s3_server
 from tests.unit.storage.faults import FaultyBackend, FaultyMetadata
 
 __all__ = ["s3_server"]

@@ -11,12 +11,12 @@ from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicState
 from sava.storage.uploader import UploadOptions
-from tests.patience import PATIENCE_S
-from tests.unit.storage.brokers import (
+from tests.support.storage import (
     TOPIC,
     Cluster,
     append_each,
 )
+from tests.support.waiting import PATIENCE_S
 from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, refuse
 
 QUICK = StorageOptions(upload=UploadOptions(segment_age_s=0.0, clean_after_s=0.02))

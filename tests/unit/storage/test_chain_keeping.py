@@ -18,9 +18,9 @@ from sava.storage.source_positions import (
     SourceProgress,
 )
 from sava.storage.types import OriginMark, ProducerState, TopicState
-from tests.unit.storage.brokers import TOPIC, Cluster, append_each, wake
-from tests.unit.storage.messages import write
-from tests.unit.topics.lives import until
+from tests.support.messages import write
+from tests.support.storage import TOPIC, Cluster, append_each, wake
+from tests.support.topics import until
 
 CHAIN = CHAIN_BIT | 5
 

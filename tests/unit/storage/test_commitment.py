@@ -17,8 +17,8 @@ from sava.storage.journal import Journal, JournalOptions
 from sava.storage.maintenance import RetentionPolicy
 from sava.storage.topic_log import TopicLog
 from sava.wal import DiskFull, LocalDisk
-from tests.patience import PATIENCE_S
-from tests.unit.storage.brokers import TOPIC, Cluster, append_each, contents, expected, numbered
+from tests.support.storage import TOPIC, Cluster, append_each, contents, expected, numbered
+from tests.support.waiting import PATIENCE_S
 from tests.unit.storage.commitments import Ended, Mirrors
 from tests.unit.storage.resting import TOLD
 

@@ -19,7 +19,7 @@ from sava.storage.segment import write_segment
 from sava.storage.topic_log import LogStatus, TopicClosed
 from sava.storage.types import TopicKey
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.brokers import (
+from tests.support.storage import (
     EAGER,
     FORGETFUL,
     LAZY,

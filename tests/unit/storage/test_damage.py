@@ -13,7 +13,7 @@ from sava.storage.journal_index import FrameDamaged
 from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
 from sava.storage.uploader import UploadOptions
-from tests.unit.storage.brokers import FORGETFUL, OTHER, TOPIC, Cluster, append_each, batch, expected
+from tests.support.storage import FORGETFUL, OTHER, TOPIC, Cluster, append_each, batch, expected
 
 
 def flip(directory: Path, found: bytes) -> None:

@@ -10,8 +10,8 @@ from sava.storage.errors import ObjectStoreUnavailable
 from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import GRACE_MS, NOTES, delete_topic, note_deleted, sweep_deleted
 from sava.storage.types import TopicKey
+from tests.support.messages import TOPIC, keys, write
 from tests.unit.storage.faults import BROKEN, UNAVAILABLE, FaultyBackend, FaultyMetadata, before, refuse
-from tests.unit.storage.messages import TOPIC, keys, write
 
 NOON = 1_000_000_000
 

@@ -16,7 +16,7 @@ from sava.storage.journal import JournalOptions
 from sava.storage.topic_log import TopicLog
 from sava.storage.uploader import UploadOptions
 from sava.wal import DiskFull
-from tests.unit.storage.brokers import TOPIC, Cluster, batch
+from tests.support.storage import TOPIC, Cluster, batch
 
 OPTIONS = StorageOptions(
     cache_bytes=0,

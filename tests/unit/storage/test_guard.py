@@ -14,7 +14,7 @@ from sava.storage.catalog import Catalog, known_state
 from sava.storage.errors import CatalogBusy, Fenced
 from sava.storage.topic_log import LogStatus
 from sava.storage.types import TopicKey, TopicState
-from tests.unit.storage.brokers import TOPIC, Cluster, append_each, batch
+from tests.support.storage import TOPIC, Cluster, append_each, batch
 from tests.unit.storage.faults import (
     UNAVAILABLE,
     UNKNOWN,

@@ -18,7 +18,7 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.segment import write_segment
 from sava.storage.types import Segment, TopicKey
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.messages import TOPIC, numbered, write
+from tests.support.messages import TOPIC, numbered, write
 
 NAME = InspectedTopic("default", "orders")
 

@@ -13,7 +13,7 @@ from sava.records import Message, RecordBatch
 from sava.storage.inspection import NoJournal, NotInJournal, open_stopped
 from sava.storage.types import TopicKey
 from sava.wal import DirectoryLocked, LocalDisk, Log
-from tests.unit.storage.brokers import EAGER, OTHER, TOPIC, Cluster, numbered, small_files
+from tests.support.storage import EAGER, OTHER, TOPIC, Cluster, numbered, small_files
 
 FIRST = Message(b"paid", key="k1", attributes={"a": "b"}, publish_time=1_000_001, producer="shop")
 SECOND = Message(b"\xff\x00", publish_time=1 << 62)

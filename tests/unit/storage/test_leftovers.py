@@ -14,7 +14,7 @@ from sava.storage.broker_storage import TopicBusy
 from sava.storage.errors import CatalogCorrupt
 from sava.storage.orphans import Needless, needless, topic_states
 from sava.storage.types import TopicKey, TopicState
-from tests.unit.storage.brokers import (
+from tests.support.storage import (
     OTHER,
     TOPIC,
     Cluster,

@@ -38,7 +38,8 @@ from sava.storage.tiered import KnownSegments
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import Segment
 from sava.storage.uploader import UploadOptions
-from tests.unit.storage.brokers import Cluster, contents, expected, numbered
+from tests.support.messages import TOPIC, keys, read_messages, write
+from tests.support.storage import Cluster, contents, expected, numbered
 from tests.unit.storage.faults import (
     BROKEN,
     UNKNOWN,
@@ -50,7 +51,6 @@ from tests.unit.storage.faults import (
     lose_answer,
     refuse,
 )
-from tests.unit.storage.messages import TOPIC, keys, read_messages, write
 from tests.unit.storage.resting import lose_sight
 
 KIB, MIB = 1 << 10, 1 << 20

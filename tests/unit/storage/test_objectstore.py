@@ -22,8 +22,8 @@ from sava.storage.errors import (
     UnsupportedStore,
 )
 from sava.storage.objectstore import ObjectStore
-from tests.own_time import OwnTime
-from tests.s3_server import S3Server
+from tests.support.objects import S3Server
+from tests.support.waiting import OwnTime
 from tests.unit.storage.faults import BROKEN, FaultyBackend, cut, hang, lose_answer, refuse
 
 

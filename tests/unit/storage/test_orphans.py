@@ -14,8 +14,8 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import GRACE_MS, find_orphans, sweep_orphans
 from sava.storage.segment import SegmentReader
 from sava.storage.types import Segment, TopicKey
+from tests.support.messages import TOPIC, keys, read_messages, write
 from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, before, refuse
-from tests.unit.storage.messages import TOPIC, keys, read_messages, write
 
 FAR = 1 << 50
 

@@ -21,7 +21,7 @@ from sava.storage.producers import (
 )
 from sava.storage.topic_log import TopicClosed
 from sava.storage.types import EpochTable
-from tests.unit.storage.brokers import TOPIC, Cluster, batch
+from tests.support.storage import TOPIC, Cluster, batch
 from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, lose_answer, refuse
 
 P, Q = 11, 12

@@ -15,7 +15,7 @@ from sava.storage.broker_storage import StorageOptions
 from sava.storage.errors import MarkDirtyFailed, SequenceGap
 from sava.storage.journal import JournalOptions
 from sava.storage.topic_log import LogStatus
-from tests.unit.storage.brokers import (
+from tests.support.storage import (
     TOPIC,
     Cluster,
     append_each,

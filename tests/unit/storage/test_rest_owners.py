@@ -10,7 +10,7 @@ import pytest
 from sava.storage.errors import Fenced, TailElsewhere
 from sava.storage.journal_index import JournalCorrupt
 from sava.storage.topic_log import LogStatus, TopicClosed, TopicLog
-from tests.unit.storage.brokers import (
+from tests.support.storage import (
     LAZY,
     TOPIC,
     Cluster,

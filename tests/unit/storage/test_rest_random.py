@@ -19,7 +19,7 @@ from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.journal import Journal
 from sava.storage.topic_log import LogStatus, TopicLog
 from sava.storage.uploader import UploadOptions
-from tests.unit.storage.brokers import TOPIC, Cluster, batch, contents
+from tests.support.storage import TOPIC, Cluster, batch, contents
 from tests.unit.storage.commitments import Ended, Mirrors
 from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, lose_answer, refuse
 

@@ -13,8 +13,8 @@ from sava.storage.maintenance import RetentionPolicy, drop_expired, expired_end
 from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import delete_topic, find_orphans, sweep_orphans
 from sava.storage.types import Segment, TopicKey
+from tests.support.messages import TOPIC, write
 from tests.unit.storage.faults import BROKEN, UNAVAILABLE, FaultyBackend, FaultyMetadata, before, refuse
-from tests.unit.storage.messages import TOPIC, write
 
 HOUR = 3_600_000
 FAR = 1 << 50

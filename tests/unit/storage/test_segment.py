@@ -32,10 +32,10 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.segment import FOOTER_COST, SegmentReader, write_segment
 from sava.storage.segment_file import parse_footer
 from sava.storage.types import Segment, TopicKey
-from tests.long import IS_LONG
+from tests.support.long import IS_LONG
+from tests.support.messages import TOPIC, numbered, placed, read_messages, write
 from tests.unit.records.samples import MESSAGES, UNIFORM
 from tests.unit.storage.faults import BROKEN, FaultyBackend, cut, refuse
-from tests.unit.storage.messages import TOPIC, numbered, placed, read_messages, write
 
 RICH = [
     Message(b"one", "k", {"a": "1"}, 1_000_000, 7, 2, Origin("eu", 5), "web"),

@@ -12,7 +12,7 @@ from sava.storage import staging
 from sava.storage.errors import ObjectMissing, StagedInvalid
 from sava.storage.objectstore import ObjectStore
 from sava.storage.staging import Manifest, Part, Section
-from tests.staging import batch, section_of
+from tests.support.objects import batch, section_of
 
 PREFIX = staging.parts_prefix("w")
 

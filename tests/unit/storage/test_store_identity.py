@@ -12,7 +12,7 @@ from obstore.store import MemoryStore
 
 from sava.storage.errors import UnsupportedStore
 from sava.storage.objectstore import ObjectStore, store_id
-from tests.s3_server import S3Server
+from tests.support.objects import S3Server
 from tests.unit.storage.faults import BROKEN, FaultyBackend, before, lose_answer
 
 

@@ -22,7 +22,7 @@ from sava.storage.uploader import UploadOptions
 from sava.wal import DiskFailed, DiskFull
 from tests.sim.disk import SimDisk
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.brokers import (
+from tests.support.storage import (
     EAGER,
     FORGETFUL,
     LAZY,

@@ -16,9 +16,8 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.topic_log import TopicLog
 from sava.storage.types import TopicKey
 from sava.storage.uploader import UploadOptions
-from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.brokers import (
+from tests.support.storage import (
     EAGER,
     LAZY,
     TOPIC,
@@ -28,6 +27,7 @@ from tests.unit.storage.brokers import (
     contents,
     expected,
 )
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture

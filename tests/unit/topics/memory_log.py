@@ -20,7 +20,7 @@ from sava.topics.specs import (
     SubscriptionType,
 )
 from sava.topics.subscription import Hooks, Subscription
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 TOPIC = TopicName("default", "orders")
 IMPATIENT = FailurePolicy(

@@ -16,12 +16,12 @@ from sava.storage.topic_log import TopicLog
 from sava.topics.errors import MessageInvalid
 from sava.topics.source_copier import Copied, CopyCounts, SourceCopier
 from sava.wal import DiskFull
-from tests.copying import Origins
-from tests.patience import PATIENCE_S
 from tests.sim.disk import SimDisk
-from tests.unit.storage.brokers import EAGER, LAZY, TOPIC, Cluster, batch, contents
+from tests.support.copying import Origins
+from tests.support.storage import EAGER, LAZY, TOPIC, Cluster, batch, contents
+from tests.support.topics import until
+from tests.support.waiting import PATIENCE_S
 from tests.unit.topics.copies import chain_into, kill
-from tests.unit.topics.lives import until
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from sava.storage.broker_storage import BrokerStorage
 from sava.storage.source_positions import OriginForgotten
 from sava.storage.topic_log import TopicLog
 from sava.topics.source_copier import Copied, SourceCopier
-from tests.copying import Origins, of_origin
 from tests.sim.disk import SimDisk
-from tests.unit.storage.brokers import EAGER, LAZY, TOPIC, Cluster, batch, contents
+from tests.support.copying import Origins, of_origin
+from tests.support.storage import EAGER, LAZY, TOPIC, Cluster, batch, contents
 from tests.unit.topics.copies import chain_into, kill
 
 LENGTH = 60

@@ -15,11 +15,11 @@ from sava.storage.source_positions import OriginForgotten
 from sava.storage.topic_log import TopicLog
 from sava.topics.source_copier import Copied, CopyCounts, SourceCopier
 from sava.wal import DiskFull
-from tests.copying import Origins
 from tests.sim.disk import SimDisk
-from tests.unit.storage.brokers import EAGER, LAZY, TOPIC, Cluster, contents
+from tests.support.copying import Origins
+from tests.support.storage import EAGER, LAZY, TOPIC, Cluster, contents
+from tests.support.topics import until
 from tests.unit.topics.copies import chain_into
-from tests.unit.topics.lives import until
 
 
 @pytest.fixture

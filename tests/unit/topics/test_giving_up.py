@@ -33,10 +33,8 @@ from sava.topics.specs import (
     OwnershipState,
     TopicSpec,
 )
-from tests.patience import PATIENCE_S
-from tests.unit.storage.brokers import contents
-from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, before, pass_through, refuse
-from tests.unit.topics.lives import (
+from tests.support.storage import contents
+from tests.support.topics import (
     GIVEN,
     ORDERS,
     SLOW,
@@ -48,6 +46,8 @@ from tests.unit.topics.lives import (
     received,
     until,
 )
+from tests.support.waiting import PATIENCE_S
+from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, before, pass_through, refuse
 
 OTHER = TopicName("default", "other")
 

@@ -25,11 +25,9 @@ from sava.topics.errors import NotHandedOver, NotOwner, TopicMoved
 from sava.topics.served import ServedTopics
 from sava.topics.specs import CursorRecord, OwnershipState
 from sava.topics.topic import HOLD_S, Topic
-from tests.patience import FAR_S, PATIENCE_S
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.brokers import contents
-from tests.unit.storage.faults import BROKEN, FaultyBackend, before, hang, refuse
-from tests.unit.topics.lives import (
+from tests.support.storage import contents
+from tests.support.topics import (
     GIVEN,
     ORDERS,
     SLOW,
@@ -42,6 +40,8 @@ from tests.unit.topics.lives import (
     received,
     until,
 )
+from tests.support.waiting import FAR_S, PATIENCE_S
+from tests.unit.storage.faults import BROKEN, FaultyBackend, before, hang, refuse
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from sava.storage.types import ProducerState, Segment, TopicKey, TopicState
 from sava.topics import specs
 from sava.topics.specs import CursorRecord, SubscriptionSpec, SubscriptionType
 from tests.support.memory_store import MemoryStore
-from tests.unit.topics.lives import GIVEN, ORDERS, World
+from tests.support.topics import GIVEN, ORDERS, World
 
 SUBSCRIPTIONS, PRODUCERS, SEGMENTS = 10_000, 2_000, 1_000
 HELD_S = 0.05

@@ -23,9 +23,9 @@ from sava.topics.limits import TopicLimits
 from sava.topics.producers import AccessMode, ProducerHandle, TopicProducers
 from sava.topics.publishing import Publisher
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.brokers import TOPIC, Cluster
+from tests.support.storage import TOPIC, Cluster
+from tests.support.topics import batch_of
 from tests.unit.storage.faults import UNAVAILABLE, UNKNOWN, FaultyMetadata, lose_answer, refuse
-from tests.unit.topics.lives import batch_of
 from tests.unit.topics.test_producers import NAME
 from tests.unit.topics.test_publishing import unchecked
 

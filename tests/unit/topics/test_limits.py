@@ -19,8 +19,8 @@ from sava.topics.limits import (
 from sava.topics.names import TopicName
 from sava.topics.registry import Namespaces, Registry
 from sava.topics.specs import NamespacePolicy
-from tests.own_time import OwnTime
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import OwnTime
 
 ORDERS = TopicName("default", "orders")
 

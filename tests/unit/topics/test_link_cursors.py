@@ -15,8 +15,8 @@ from sava.topics.errors import SubscriptionUnknown
 from sava.topics.names import InvalidName, TopicName
 from sava.topics.specs import EARLIEST, LATEST, AtOffset, NamespacePolicy
 from sava.topics.topic import Topic, kept_from
-from tests.unit.storage.brokers import EAGER
-from tests.unit.topics.lives import (
+from tests.support.storage import EAGER
+from tests.support.topics import (
     ORDERS,
     World,
     options,

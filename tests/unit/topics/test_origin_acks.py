@@ -23,8 +23,8 @@ from sava.topics.origin_acks import (
     translate,
 )
 from sava.topics.ranges import IntervalSet, Range
-from tests.copying import Origins
-from tests.unit.storage.brokers import FORGETFUL, TOPIC, Cluster, batch, contents
+from tests.support.copying import Origins
+from tests.support.storage import FORGETFUL, TOPIC, Cluster, batch, contents
 from tests.unit.topics.copies import HERE, chain_into
 
 EU, ASIA = Origins("eu").source.origin, Origins("asia").source.origin

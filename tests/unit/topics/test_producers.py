@@ -35,7 +35,7 @@ from sava.topics.publishing import Publisher
 from sava.topics.registry import Namespaces
 from sava.topics.specs import NamespacePolicy
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.brokers import TOPIC, Cluster, contents
+from tests.support.storage import TOPIC, Cluster, contents
 from tests.unit.topics.test_publishing import CountingLog, unchecked
 
 NAME = TopicName(TOPIC.namespace, TOPIC.name)

@@ -28,9 +28,9 @@ from sava.topics.publishing import Publisher
 from sava.topics.registry import Namespaces
 from sava.topics.specs import NamespacePolicy
 from sava.topics.topic_schemas import SchemaChecks, TopicCheck
-from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.brokers import TOPIC, Cluster, batch, contents
+from tests.support.storage import TOPIC, Cluster, batch, contents
+from tests.support.waiting import PATIENCE_S
 
 NAME = TopicName(TOPIC.namespace, TOPIC.name)
 

@@ -28,15 +28,15 @@ from sava.topics.producers import AccessMode
 from sava.topics.staged import Run, Stage
 from sava.topics.topic import Topic
 from sava.topics.topic_schemas import TopicSchemas
-from tests.patience import PATIENCE_S
-from tests.staging import batch, section_of
-from tests.unit.storage.brokers import EAGER, contents
-from tests.unit.topics.lives import (
+from tests.support.objects import batch, section_of
+from tests.support.storage import EAGER, contents
+from tests.support.topics import (
     GIVEN,
     ORDERS,
     World,
     crash,
 )
+from tests.support.waiting import PATIENCE_S
 
 WRITER = 77
 

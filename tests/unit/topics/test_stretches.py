@@ -25,7 +25,7 @@ from sava.storage.source_positions import (
 from sava.topics.errors import MessageInvalid
 from sava.topics.ranges import runs
 from sava.topics.source_copier import CheckedRange, Source
-from tests.copying import Copy, Origins
+from tests.support.copying import Copy, Origins
 from tests.unit.topics.copies import HERE
 
 ORIGINS = (("eu", 7), ("eu", 8), ("asia", 7))

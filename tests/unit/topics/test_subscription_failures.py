@@ -15,8 +15,7 @@ from sava.topics.specs import (
     SubscriptionType,
 )
 from sava.topics.subscription import Subscription
-from tests.own_time import OwnTime
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, OwnTime
 from tests.unit.topics.memory_log import (
     TOPIC,
     Letters,

@@ -15,7 +15,7 @@ from sava.topics.dispatch.members import DispatchMember, HashRing, KeyFilter, ef
 from sava.topics.errors import ConsumerClosed
 from sava.topics.specs import SubscriptionType
 from sava.topics.subscription import Subscription
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.topics.memory_log import (
     MemoryLog,
     get,

@@ -13,8 +13,8 @@ from sava.storage.broker_storage import StorageOptions
 from sava.topics.errors import ConsumerClosed
 from sava.topics.specs import CursorRecord, SubscriptionType
 from sava.topics.subscription import Hooks, Subscription
-from tests.unit.storage.brokers import FORGETFUL, LAZY, Cluster, numbered
-from tests.unit.storage.brokers import TOPIC as KEY
+from tests.support.storage import FORGETFUL, LAZY, Cluster, numbered
+from tests.support.storage import TOPIC as KEY
 from tests.unit.topics.memory_log import (
     TOPIC,
     Letters,

@@ -14,8 +14,8 @@ from sava.topics.errors import NotOwner, TopicUnknown
 from sava.topics.registry import Registry
 from sava.topics.specs import OwnershipState
 from sava.topics.tenure import Tenure
+from tests.support.topics import ORDERS, World
 from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, after, refuse
-from tests.unit.topics.lives import ORDERS, World
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ from sava.topics.specs import (
 )
 from sava.topics.subscription import Subscription
 from tests.support.memory_store import MemoryStore
-from tests.unit.topics.lives import (
+from tests.support.topics import (
     ORDERS,
     SLOW,
     World,

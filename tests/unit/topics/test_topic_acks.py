@@ -13,8 +13,8 @@ from sava.topics.origin_acks import OriginAcks
 from sava.topics.ranges import IntervalSet
 from sava.topics.specs import AtOffset, SubscriptionType
 from sava.topics.topic import AppliedAcks, Topic
-from tests.copying import Origins
-from tests.unit.topics.lives import (
+from tests.support.copying import Origins
+from tests.support.topics import (
     ORDERS,
     World,
     options,

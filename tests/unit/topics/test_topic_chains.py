@@ -24,10 +24,9 @@ from sava.topics.origin_acks import OriginAcks
 from sava.topics.producers import AccessMode, producer_id
 from sava.topics.specs import SubscriptionType
 from sava.topics.topic_schemas import TopicSchemas
-from tests.copying import Origins
-from tests.patience import PATIENCE_S
-from tests.unit.storage.brokers import contents
-from tests.unit.topics.lives import (
+from tests.support.copying import Origins
+from tests.support.storage import contents
+from tests.support.topics import (
     GIVEN,
     ORDERS,
     World,
@@ -36,6 +35,7 @@ from tests.unit.topics.lives import (
     received,
     until,
 )
+from tests.support.waiting import PATIENCE_S
 
 OWN = ("sava", "0000000000000001")
 

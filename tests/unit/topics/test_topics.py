@@ -43,8 +43,8 @@ from sava.topics.specs import (
 )
 from sava.topics.topic import Topic
 from tests.support.memory_store import MemoryStore
-from tests.unit.storage.brokers import EAGER
-from tests.unit.topics.lives import (
+from tests.support.storage import EAGER
+from tests.support.topics import (
     ORDERS,
     SLOW,
     World,

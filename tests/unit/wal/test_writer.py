@@ -24,8 +24,8 @@ from sava.wal import (
     Writer,
 )
 from sava.wal.format import FRAME_BYTES, file_name
-from tests.patience import PATIENCE_S
 from tests.sim.disk import CrashPolicy, SimDisk
+from tests.support.waiting import PATIENCE_S
 from tests.unit.wal.helpers import open_log, recovered_payloads
 
 NEVER = 1000.0

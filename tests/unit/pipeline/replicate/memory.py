@@ -23,8 +23,8 @@ from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from sava.proto import streams_pb2
 from sava.records import Message, RecordBatch, iter_batches
-from tests.patience import PATIENCE_S
-from tests.stream_end import END
+from tests.support.network import END
+from tests.support.waiting import PATIENCE_S
 from tests.unit.client.server import AWAY, Fault, MemoryBroker
 
 TOPIC_ID = 1

@@ -13,7 +13,7 @@ from sava.pipeline.replicate.chains import UNANSWERED, UNANSWERED_BYTES, Chain, 
 from sava.pipeline.replicate.target import TargetCluster
 from sava.proto import replica_pb2 as pb
 from sava.records import RecordBatch
-from tests.own_time import OwnTime
+from tests.support.waiting import OwnTime
 from tests.unit.client.server import AWAY, Fault
 from tests.unit.pipeline.replicate.memory import TARGET_TOPIC_ID, MemoryChain, World
 

@@ -19,8 +19,7 @@ from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
 from sava.proto import replica_pb2 as pb
 from sava.records import RecordBatch
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
-from tests.own_time import OwnTime
-from tests.patience import HURRIES, PATIENCE_S
+from tests.support.waiting import HURRIES, PATIENCE_S, OwnTime
 from tests.unit.client.server import AWAY, Fault, refused
 from tests.unit.pipeline.replicate.memory import MemoryChain, World
 

@@ -17,8 +17,7 @@ from sava.pipeline.replicate.target import TargetCluster
 from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
-from tests.own_time import OwnTime
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, OwnTime
 from tests.unit.pipeline.replicate.test_topics import TOPIC
 
 NAMES = (f"{TOPIC}-part-0", f"{TOPIC}-part-1")

@@ -32,7 +32,7 @@ from sava.pipeline.replicate.rounds import (
 from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
 from sava.pipeline.source.planning import Piece
 from sava.proto import streams_pb2
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tests.unit.pipeline.replicate.memory import World
 
 ENDS = LinkEnds(

@@ -14,7 +14,7 @@ from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.options import TopicChoice
 from sava.pipeline.runner.kinds import JobEnd
 from sava.pipeline.runner.queries import QueryJob
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 WAITING = {"message": "Waiting for data to arrive", "isTriggerActive": False, "isDataAvailable": False}
 

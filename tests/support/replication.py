@@ -1,10 +1,16 @@
 """Links between real clusters, without Spark: shares run in threads of the test, and everything else is what
-a runner has."""
+a runner has.
+
+``python -m tests.support.replication ADMIN SERVICE REMOTE`` is one link in a process of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -34,11 +40,9 @@ from sava.pipeline.runner.control import JobStatus
 from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.records import Message
-from tests.cluster.harness import until
-from tests.integration.harness import sava
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
-from tests.standalone import Standalone
+from tests.support.brokers import Standalone, sava, until
+from tests.support.network import free_ports
+from tests.support.waiting import PATIENCE_S
 
 HOLD_S = 0.2
 
@@ -338,3 +342,59 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         for partition in found.partitions:
             partition.address = self.service_address
         return found.SerializeToString()
+
+
+# -- a link that can be killed -----------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+
+
+class LinkProcess:
+    """One link in a process of its own, which can be killed: as a runner has it, but for Spark."""
+
+    def __init__(self, log: Path, admin: str, service: str, remote: str) -> None:
+        self._command = [sys.executable, "-m", "tests.support.replication", admin, service, remote]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self, *, now: bool = False) -> None:
+        """SIGTERM, and it must have been well until then; ``now``: kill -9."""
+        assert self._process is not None
+        if now:
+            self.kill()
+            return
+        self._process.terminate()
+        try:
+            assert self._process.wait(PATIENCE_S) == 0, self._log.read_text()[-4000:]
+        finally:
+            self.kill()
+
+
+def main() -> None:
+    admin, service, remote = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    is_over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    edges = Edges(AdminLinkControl(admin), ThreadEngine(), ClusterAccess(service, timeout_s=5.0))
+    job = LinkJob(f"replicate-{remote}", remote, "test", edges)
+    while job.end is None:
+        if is_over.wait(0.1):
+            job.stop(now=True)
+    sys.exit(job.end.error or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ from sava.metadata.commands import Compare, Delete, DeleteResult, Get, KeyValue,
 from sava.metadata.errors import Deposed, InvalidRequest, LeaseNotFound
 from sava.metadata.store import MetadataStore, RangeResult
 from sava.metadata.watch import Watch, WatchBatch
-from tests.patience import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 
 class Harness(Protocol):

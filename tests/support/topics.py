@@ -23,8 +23,8 @@ from sava.topics.registry import Namespaces, Registry
 from sava.topics.served import ServedTopics
 from sava.topics.specs import EARLIEST, Ownership, Position, SubscriptionType
 from sava.topics.topic import SubscribeOptions, Topic
-from tests.patience import PATIENCE_S
-from tests.unit.storage.brokers import LAZY, Cluster
+from tests.support.storage import LAZY, Cluster
+from tests.support.waiting import PATIENCE_S
 
 ORDERS = TopicName("default", "orders")
 QUICK = TopicsOptions(cursor_interval_s=0.02)
