@@ -38,6 +38,7 @@ from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.support.memory_store import MemoryStore
+from tests.support.one_disk import OneDisk
 
 IN_FLIGHT = 8
 OPTIONS = StorageOptions(
@@ -274,6 +275,7 @@ async def main() -> None:
         fail=lambda failure: os._exit(3),
         supervisor=Supervisor(),
     )
+    await storage.journal.begin_generation(OneDisk())
     if work.task == "produce":
         await produce_all(storage, work)
     elif work.task == "merge":

@@ -28,6 +28,7 @@ from tests.children import Child as Process
 from tests.long import IS_LONG
 from tests.patience import PATIENCE_S
 from tests.support.memory_store import MemoryStore
+from tests.support.one_disk import OneDisk
 from tests.unit.storage.brokers import contents, expected, numbered
 
 LIVES = 200 if IS_LONG else 20
@@ -105,7 +106,7 @@ class World:
 
     @asynccontextmanager
     async def broker(self, name: str) -> AsyncIterator[BrokerStorage]:
-        """A life in this process, to look at what is there."""
+        """A broker in this process, to look at what is there."""
         storage = await BrokerStorage.open(
             LocalDisk(self.path / name),
             broker=name,
@@ -115,6 +116,7 @@ class World:
             fail=lambda failure: None,
             supervisor=Supervisor(),
         )
+        await storage.journal.begin_generation(OneDisk())
         try:
             yield storage
         finally:

@@ -28,6 +28,7 @@ from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.integration.harness import BrokerProcess, Cluster, sava
 from tests.s3_server import S3Server, s3_server
+from tests.support.one_disk import OneDisk
 from tests.unit.storage.brokers import LAZY, numbered
 from tests.unit.storage.messages import write
 
@@ -96,6 +97,7 @@ class World:
             supervisor=Supervisor(),
         )
         try:
+            await storage.journal.begin_generation(OneDisk())
             for epoch, batch in enumerate((numbered(0, 10), numbered(10, 22), numbered(22, 30)), 1):
                 log = await storage.open_topic(topic, epoch=epoch)
                 await log.append(batch)

@@ -217,8 +217,7 @@ class BrokerParts:
             store=self.objects,
             metadata=self.store,
             options=storage_options(self.config, self._metrics),
-            void=self._generations.uncommitted_tails,
-            is_mirrored=True,
+            uncommitted_tails=self._generations.uncommitted_tails,
             fail=self.node.fail,
             supervisor=self.supervisor,
         )

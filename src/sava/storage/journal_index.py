@@ -303,10 +303,10 @@ def unpack_note(payload: bytes) -> tuple[int, int]:
 class JournalReplay:
     """What the recovery scan finds. Only headers are looked at: ``wal`` has checked the bytes."""
 
-    def __init__(self, void: Sequence[tuple[int, int]] = ()) -> None:
-        """``void``: from where to where the log holds frames that were never acknowledged, and are not
-        history: the end of their life of the journal was decided without them."""
-        self.void = void
+    def __init__(self, uncommitted_tails: Sequence[tuple[int, int]] = ()) -> None:
+        """``uncommitted_tails``: from where to where the log holds frames that were never acknowledged, and
+        are not history: the end of their generation of the journal was decided without them."""
+        self._uncommitted_tails = uncommitted_tails
         self.holdings = Holdings()
         self.is_unwanted = False
         """Set by the event loop: no caller waits for the scan any more."""
@@ -315,7 +315,7 @@ class JournalReplay:
         if self.is_unwanted:
             raise LogClosed("no caller waits for the journal any more")
         if record.kind == BATCH:
-            if any(start <= record.position < end for start, end in self.void):
+            if any(start <= record.position < end for start, end in self._uncommitted_tails):
                 return
             try:
                 header = peek_header(record.payload)

@@ -185,7 +185,9 @@ class TieredReader:
                 if found is not None:
                     return found
         stored_end = segments[-1].end if segments else 0
-        base = next(self._journal.index(self._topic.topic_id).not_before(publish_time, stored_end), None)
+        base = next(
+            self._journal.holdings.index(self._topic.topic_id).not_before(publish_time, stored_end), None
+        )
         if base is None:
             return end
         batches = await self._held(base, 1)

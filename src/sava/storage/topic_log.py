@@ -148,7 +148,7 @@ class TopicLog:
         self._unwritten = 0
         """Frames that the journal has not answered for, those included that were given up here."""
         self._is_in_doubt = False
-        """The journal's life has ended with frames of which it is unknown whether they are the topic's."""
+        """The journal's generation has ended with frames that may be the topic's, or not."""
         self._producers = producers
         self.epochs = ProducerEpochs(state.epochs, self._write_epochs)
         """Which open of each producer's name is the last one."""
@@ -177,7 +177,7 @@ class TopicLog:
             epoch=epoch,
             catalog=catalog,
             state=state,
-            held_bytes=parts.journal.index(topic.topic_id).bytes_from(state.end),
+            held_bytes=parts.journal.holdings.index(topic.topic_id).bytes_from(state.end),
             skips=producers.chains.skips,
             registered=self._registered,
             caught_up=lambda: self._marker.soon(),
@@ -212,7 +212,7 @@ class TopicLog:
         storage_id = journal.identity.storage_id
         found = await catalog.load()
         is_ours = found is not None and not found.sealed and found.storage_id == storage_id
-        if found is None and journal.index(topic.topic_id):
+        if found is None and journal.holdings.index(topic.topic_id):
             raise JournalCorrupt(f"the journal holds messages of {topic.path}, which was never opened")
         if found is not None and not is_ours:
             # Before the claim: after it, frames of long ago would be taken for the tail that this disk has.
@@ -228,7 +228,7 @@ class TopicLog:
                 raise JournalCorrupt(
                     f"the journal holds messages of {topic.path} beyond {state.end}, where it is clean"
                 )
-            producers.adopt(journal.known_producers(topic.topic_id))
+            producers.adopt(journal.holdings.take_producers(topic.topic_id))
         return cls(
             topic,
             epoch=epoch,
@@ -570,7 +570,7 @@ class TopicLog:
         if is_first:
             self._let_go()
         if self._status is not LogStatus.SEALED and not self._is_closed:
-            self._journal.keep_producers(self.topic.topic_id, self._producers)
+            self._journal.holdings.keep_producers(self.topic.topic_id, self._producers)
         self._is_closed = True
         self._parts.ended(self)
 
@@ -599,7 +599,7 @@ def _done(offset: int) -> asyncio.Future[int]:
 
 def _end_of_tail(topic: TopicKey, state: TopicState, journal: Journal) -> int:
     """Where the journal's frames end that follow the segments."""
-    for start, end in journal.index(topic.topic_id).ranges:
+    for start, end in journal.holdings.index(topic.topic_id).ranges:
         if start > state.end:
             raise DataGap(
                 f"topic {topic.path}: segments end at {state.end}, and the journal begins at {start}"

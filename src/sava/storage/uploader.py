@@ -292,7 +292,7 @@ class Uploader:
         return None, min(due.values(), default=None)
 
     def _rank(self, backlog: Backlog) -> tuple[bool, int]:
-        position = self._journal.index(backlog.topic.topic_id).lowest_position
+        position = self._journal.holdings.index(backlog.topic.topic_id).lowest_position
         return not backlog.is_urgent, position or 0
 
     async def _advance(self, backlog: Backlog) -> None:
@@ -345,7 +345,7 @@ class Uploader:
         state = await backlog.catalog.load()
         if state is None or state.epoch != backlog.epoch or state.end <= backlog.state.end:
             raise
-        backlog.adopt(state, self._journal.index(backlog.topic.topic_id).bytes_from(state.end))
+        backlog.adopt(state, self._journal.holdings.index(backlog.topic.topic_id).bytes_from(state.end))
         return state
 
     async def _write(self, backlog: Backlog) -> _Written:
