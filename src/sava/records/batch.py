@@ -16,6 +16,7 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 import google_crc32c
+import msgspec
 import pyarrow as pa
 
 from sava.records import single, values
@@ -201,7 +202,8 @@ class RecordBatch:
 
     @property
     def header(self) -> Header:
-        self._sealed()
+        if self._data is None:  # a slice knows its length when it is put together
+            self._sealed()
         return self._header
 
     @property
@@ -316,7 +318,7 @@ class RecordBatch:
 
     def assigned(self, *, topic_id: int, epoch: int, base_offset: int) -> RecordBatch:
         """The same batch at its place in a topic. It shares the bytes of this one: see ``buffers``."""
-        header = self.header.replace(topic_id=topic_id, epoch=epoch, base_offset=base_offset)
+        header = msgspec.structs.replace(self.header, topic_id=topic_id, epoch=epoch, base_offset=base_offset)
         check_header(header)
         return RecordBatch(header, self._data, None, header.prefix())
 
@@ -387,7 +389,7 @@ class RecordBatch:
 
     def _rest(self) -> Any:
         """The sealed part. pa.Buffer lends its memory to checksums; a memoryview would have to be copied."""
-        data = self._sealed()
+        data = self._sealed() if self._data is None else self._data
         if type(data) is bytes and len(data) <= single.SMALL:
             return data[PREFIX_BYTES:]
         return pa.py_buffer(data).slice(PREFIX_BYTES)

@@ -85,13 +85,6 @@ class _Run:
         """Latest publish time of each batch."""
         self.end = start
 
-    def add(self, header: Header, position: int) -> None:
-        self.bases.append(header.base_offset)
-        self.positions.append(position)
-        self.lengths.append(header.length)
-        self.times.append(header.max_publish_time)
-        self.end = header.next_offset
-
     def cut(self, first: int, stop: int) -> None:
         """Keep the batches ``first .. stop``."""
         self.end = self.bases[stop] if stop < len(self.bases) else self.end
@@ -137,18 +130,21 @@ class JournalIndex:
 
     def add(self, header: Header, position: int) -> None:
         """A durable batch. Raises JournalCorrupt unless it continues a run or begins a later one."""
-        last = self._runs[-1] if self._runs else None
-        if last is not None and last.epoch == header.epoch and last.end == header.base_offset:
-            last.add(header, position)
-            return
-        if last is not None and (header.epoch <= last.epoch or header.base_offset < last.end):
-            raise JournalCorrupt(
-                f"topic {header.topic_id}: the frame at {position} holds offset {header.base_offset} of "
-                f"epoch {header.epoch}, after {last.end} of epoch {last.epoch}"
-            )
-        run = _Run(header.epoch, header.base_offset)
-        run.add(header, position)
-        self._runs.append(run)
+        base_offset = header.base_offset
+        run = self._runs[-1] if self._runs else None
+        if run is None or run.epoch != header.epoch or run.end != base_offset:
+            if run is not None and (header.epoch <= run.epoch or base_offset < run.end):
+                raise JournalCorrupt(
+                    f"topic {header.topic_id}: the frame at {position} holds offset {base_offset} of "
+                    f"epoch {header.epoch}, after {run.end} of epoch {run.epoch}"
+                )
+            run = _Run(header.epoch, base_offset)
+            self._runs.append(run)
+        run.bases.append(base_offset)
+        run.positions.append(position)
+        run.lengths.append(header.length)
+        run.times.append(header.max_publish_time)
+        run.end = base_offset + header.count
 
     def spans(self, offset: int, max_bytes: int) -> list[Span]:
         """Batches from the one that holds ``offset`` on, without a gap, up to ``max_bytes`` but at least one;

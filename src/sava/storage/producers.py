@@ -188,16 +188,20 @@ class ProducerTable:
 
     def begin(self, header: Header) -> None:
         """The batch (assigned) is on its way to the disk."""
-        if _is_client(header.producer_id):
-            producer = self._producers.get(header.producer_id)
+        producer_id, base_sequence = header.producer_id, header.base_sequence
+        if NOBODY < producer_id < CHAIN_BIT:
+            producer = self._producers.get(producer_id)
             if producer is None:
-                producer = self._producers[header.producer_id] = _Producer()
-            producer.in_flight.append(_appended(header))
+                producer = self._producers[producer_id] = _Producer()
+            producer.in_flight.append(
+                _Appended(base_sequence, base_sequence + header.count, header.base_offset)
+            )
 
     def commit(self, header: Header) -> None:
         """The oldest batch in flight, which is this producer's, is durable."""
-        self.chains.settle(header.next_offset)
-        if _is_client(header.producer_id):
+        if self.chains.unsettled:
+            self.chains.settle(header.next_offset)
+        if NOBODY < header.producer_id < CHAIN_BIT:
             self._remember(header.producer_id, self._producers[header.producer_id].in_flight.popleft())
 
     def abandon(self) -> None:
@@ -257,10 +261,6 @@ class ProducerTable:
 def begins_run(sequence: int, *, after: int) -> bool:
     """Whether a run begins here that the topic, which expects ``after``, has nothing of yet."""
     return sequence > after and sequence % RUN == 0
-
-
-def _is_client(producer_id: int) -> bool:
-    return producer_id != NOBODY and producer_id < CHAIN_BIT
 
 
 def _appended(header: Header) -> _Appended:

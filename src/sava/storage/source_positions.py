@@ -200,7 +200,8 @@ class SourcePositions:
         self._marks: dict[Origin, Mark] = {}
         self._direct: dict[int, Origin] = {}
         """Of chains that come from an origin, which it is; of those of which something was seen."""
-        self._unsettled: deque[_Unsettled] = deque()
+        self.unsettled: deque[_Unsettled] = deque()
+        """Links that are taken, and durable or failed later."""
         self._taken = 0
         self._heads: dict[int, _Unsettled] = {}
         self._head_marks: dict[Origin, SeenOffsets] = {}
@@ -224,7 +225,7 @@ class SourcePositions:
 
     def is_settled(self, number: int) -> bool:
         """Whether the link of this number, and all before it, are durable or have failed."""
-        return not self._unsettled or self._unsettled[0].number > number
+        return not self.unsettled or self.unsettled[0].number > number
 
     def marks(self, origins: Iterable[Origin]) -> dict[Origin, SeenOffsets]:
         """With what is not settled."""
@@ -297,15 +298,15 @@ class SourcePositions:
         """The link is taken; with it the topic ends at ``log_end``."""
         self._taken += 1
         unsettled = _Unsettled(self._taken, log_end, link)
-        self._unsettled.append(unsettled)
+        self.unsettled.append(unsettled)
         self._heads[link.chain_id] = unsettled
         room = room_for(len(self._marks))
         self._head_marks.update((origin, seen.trimmed(room)) for origin, seen in link.after.items())
 
     def settle(self, durable: int) -> None:
         """Everything before this offset is durable."""
-        while self._unsettled and self._unsettled[0].log_end <= durable:
-            settled = self._unsettled.popleft()
+        while self.unsettled and self.unsettled[0].log_end <= durable:
+            settled = self.unsettled.popleft()
             log_end, link = settled.log_end, settled.link
             if link.batch is None:
                 self._skips[link.chain_id] = ProducerState(link.chain_id, link.end, link.end, log_end)
@@ -316,7 +317,7 @@ class SourcePositions:
             self._settle_marks(link, log_end)
             if self._heads.get(link.chain_id) is settled:
                 del self._heads[link.chain_id]
-        if not self._unsettled:
+        if not self.unsettled:
             self._head_marks.clear()
 
     def _settle_marks(self, link: SourceAppend, log_end: int) -> None:
@@ -328,7 +329,7 @@ class SourcePositions:
 
     def abandon(self) -> None:
         """Nothing that is not settled will be appended."""
-        self._unsettled.clear()
+        self.unsettled.clear()
         self._heads.clear()
         self._head_marks.clear()
 

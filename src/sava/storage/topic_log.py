@@ -283,9 +283,10 @@ class TopicLog:
         """Accept the batch, after which its place in the topic is fixed; the future has its base offset once
         it is durable. For callers that keep many on the way. Raises and waits as ``append``; the future fails
         with what becomes known later. It is shared when a batch is repeated: never cancel it."""
-        await self._admit(batch)
+        header = batch.header
+        await self._admit(header.length)
         # No await from here to the queue: the order of acceptance is the order of offsets and of frames.
-        known = self._producers.find(batch.header)
+        known = self._producers.find(header)
         return self._outcome_of(known) if known is not None else self._queue(batch)
 
     async def extend(self, link: SourceAppend) -> asyncio.Future[int]:
@@ -297,7 +298,7 @@ class TopicLog:
         chains.check(link)
         if link.batch is None:
             return self._skip(link)
-        await self._admit(link.batch)
+        await self._admit(link.batch.header.length)
         chains.check(link)
         future = self._queue(link.batch)
         chains.begin(link, self._assigned)
@@ -312,13 +313,12 @@ class TopicLog:
         self._producers.chains.settle(self._durable)
         return _done(self._durable)
 
-    async def _admit(self, batch: RecordBatch) -> None:
+    async def _admit(self, size: int) -> None:
         """Until there is room, in the order of the calls."""
         self._check_accepting()
         if self._marker.is_on:
             await self._marker.mark_dirty()
             self._check_accepting()
-        size = batch.header.length
         if not self._journal.has_room(size):
             self._arriving += 1
             try:
@@ -329,11 +329,12 @@ class TopicLog:
 
     def _queue(self, batch: RecordBatch) -> asyncio.Future[int]:
         placed = batch.assigned(topic_id=self.topic.topic_id, epoch=self.epoch, base_offset=self._assigned)
-        pending = _Pending(placed, placed.header)
+        header = placed.header
+        pending = _Pending(placed, header)
         self._journal.append(placed, partial(self._written, pending))
         self._unwritten += 1
-        self._producers.begin(pending.header)
-        self._assigned = placed.next_offset
+        self._producers.begin(header)
+        self._assigned += header.count
         self._in_flight.append(pending)
         return pending.future
 
@@ -391,7 +392,7 @@ class TopicLog:
         self._durable = header.next_offset
         if self._journal.is_degraded:
             start, end = self._degraded
-            self._degraded = (start if end == header.base_offset else header.base_offset), header.next_offset
+            self._degraded = (start if end == header.base_offset else header.base_offset), self._durable
         self._recent.put(pending.batch)
         self._producers.commit(header)
         uploader = self._parts.uploader
