@@ -249,14 +249,14 @@ async def merge(storage: BrokerStorage, work: Work, *edges: RemoteMetadata | Kil
         await store_next(storage, log)
     for edge in edges:
         edge.kill_at = work.kill_at
-    await log.housekeeping.merge_segments(None)
+    await log.maintenance.merge_segments(None)
 
 
 async def trickle(storage: BrokerStorage, work: Work) -> None:
     log = await storage.open_topic(work.topics[0], epoch=work.epoch)
     while True:
         await store_next(storage, log)
-        await log.housekeeping.merge_segments(None)
+        await log.maintenance.merge_segments(None)
 
 
 async def main() -> None:

@@ -294,7 +294,7 @@ async def test_a_merge_killed_at_a_step(world: World, step: str) -> None:
         assert await contents(log) == expected(0, 22)
         await log.append(numbered(22, 23))
         await storage.uploader.flush(log._backlog, 23)
-        assert await log.housekeeping.merge_segments(None) == (0 if is_merged else 23)
+        assert await log.maintenance.merge_segments(None) == (0 if is_merged else 23)
         assert await contents(log) == expected(0, 23)
         await check_objects(world, log)
 
@@ -324,7 +324,7 @@ async def test_merges_killed_at_random_moments(world: World) -> None:
 async def check_objects(world: World, log: TopicLog) -> None:
     """After a sweep, the folder has what is registered and nothing else."""
     await log._parts.uploader.flush(log._backlog, log.next_offset)
-    await log.housekeeping.sweep_orphans(now_ms=1 << 50)
+    await log.maintenance.sweep_orphans(now_ms=1 << 50)
     store = ObjectStore.open(f"file://{world.path}/objects")
     registered = [segment.key for segment in await log.segments()]
     assert sorted([info.key async for info in store.list("topics")]) == registered

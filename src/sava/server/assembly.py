@@ -528,7 +528,7 @@ class BrokerParts:
             ("topics", self._close_topics),
             ("registration", self.registrar.close),
             ("journal", self.mirrored.lost),
-            ("journal records", self.journals.close),
+            ("ledger records", self.journals.close),
             ("cluster view", self.view.close),
         )
         is_in_order = True

@@ -96,7 +96,7 @@ class Change(NamedTuple):
 
 
 class TenureGuard(Protocol):
-    """Of one owner's time with a topic."""
+    """One owner's time with a topic. A Protocol, as ownership stands above storage and implements it."""
 
     @property
     def holds(self) -> Compare:

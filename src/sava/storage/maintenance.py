@@ -37,7 +37,7 @@ the object store's. It is over by the earlier of the same two (``expiry_clock``)
 producers' to choose: one message from a machine whose clock is a year ahead would keep its segment for a
 year, and a backfill of old data would be deleted as soon as it arrived. So a message lives at least as long
 as the policy says, and at most as much longer as its segment was open, or holds an age of
-(``housekeeping``).
+(``SegmentMaintenance``).
 
 Only what the catalog has is ever dropped: the tail of an open topic is in its owner's journal and no
 concern of retention.

@@ -21,10 +21,10 @@ be registered once
 What is left is at most the upload that the current owner may be working on, or has repeated after a crash;
 once it registers the next segment, ``end`` has passed that too.
 
-``Catalog.replace`` is the other way to be named, and takes segments that begin before ``end``. Only the owner
-merges, and it does not sweep meanwhile (``housekeeping``); one that lost the topic has an earlier epoch. What
-is left is a transaction whose owner has given up waiting for it. The grace period covers that: the metadata
-store answers no read of an hour later before it is decided.
+``Catalog.replace`` is the other way to be named, and takes segments that begin before ``end``. Only the
+owner merges, and it does not sweep meanwhile (``SegmentMaintenance``); one that lost the topic has an earlier
+epoch. What is left is a transaction whose owner has given up waiting for it. The grace period covers that:
+the metadata store answers no read of an hour later before it is decided.
 
 The listing is made before the catalog is read: an object that is listed and registered in between is named by
 the time it is looked up.

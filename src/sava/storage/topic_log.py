@@ -162,7 +162,7 @@ class TopicLog:
         )
         self.uploaded_segments = 0
         self.uploaded_bytes = 0
-        self.housekeeping = SegmentMaintenance(
+        self.maintenance = SegmentMaintenance(
             catalog,
             parts.store,
             parts.reader,
@@ -173,10 +173,8 @@ class TopicLog:
             fence=self.fence,
         )
         self._backlog = Backlog(
-            topic,
-            epoch=epoch,
-            catalog=catalog,
-            state=state,
+            catalog,
+            state,
             held_bytes=parts.journal.holdings.index(topic.topic_id).bytes_from(state.end),
             skips=producers.chains.skips,
             registered=self._registered,
@@ -397,7 +395,7 @@ class TopicLog:
         self._producers.commit(header)
         uploader = self._parts.uploader
         if self._backlog.grew(header, uploader.options.segment_bytes) or self._journal.is_pressed:
-            uploader.wake()
+            uploader.woken.set()
         if not pending.future.done():
             pending.future.set_result(header.base_offset)
         self._tell()
@@ -471,7 +469,7 @@ class TopicLog:
         self, policy: RetentionPolicy, *, now_ms: int, keep_from: int | None = None
     ) -> list[Segment]:
         """Drop the segments that the policy lets go (see ``retention.enforce``); returns them."""
-        dropped = await self.housekeeping.enforce_retention(policy, now_ms=now_ms, keep_from=keep_from)
+        dropped = await self.maintenance.enforce_retention(policy, now_ms=now_ms, keep_from=keep_from)
         if dropped:
             self._backlog.starts_at(dropped[-1].end)
         return dropped
@@ -579,15 +577,15 @@ class TopicLog:
         self.uploaded_segments += 1
         self.uploaded_bytes += segment.size
         self._segments.registered(segment)
-        self.housekeeping.registered()
+        self.maintenance.registered()
         self._producers.chains.keep(self._backlog.state.producers)
 
     def _let_go(self) -> None:
         self._marker.close()
         self.epochs.close(self._fence or TopicClosed(f"topic {self.topic.path} is closed on this broker"))
-        self.housekeeping.close()
+        self.maintenance.close()
         self.chains.close()
-        self._parts.uploader.detach(self._backlog)
+        self._parts.uploader.backlogs.discard(self._backlog)
         self._recent.drop()
         self._tell()
 
