@@ -19,10 +19,9 @@ import google_crc32c
 import msgspec
 import pyarrow as pa
 
-from sava.records import single, values
+from sava.records import single
 from sava.records.columns import PRODUCER, PUBLISH_TIME, STORED_COLUMNS, Column, Encoding, join, schema_of
-from sava.records.compression import decompress
-from sava.records.decoder import publish_time_range, read_columns
+from sava.records.decoder import decompress, publish_time_range, read_columns
 from sava.records.encoder import (
     BatchPlace,
     EncodedBody,
@@ -42,7 +41,7 @@ from sava.records.header import (
     check_header,
     peek_header,
 )
-from sava.records.message import Message, Origin
+from sava.records.message import Message, Origin, messages_of, payloads_of
 
 T = TypeVar("T")
 
@@ -269,13 +268,13 @@ class RecordBatch:
     # -- reading ---------------------------------------------------------------------
 
     def payloads(self) -> list[bytes]:
-        return values.payloads(self._decoded())
+        return payloads_of(self._decoded())
 
     def messages(self, topic: str | None = None) -> Iterator[Message]:
         """The messages in order, with their offsets if assigned, and ``topic`` if given."""
         header = self._header
         offsets = range(header.base_offset, header.next_offset) if header.is_assigned else repeat(None)
-        return values.messages(self._decoded(), header.count, offsets, topic)
+        return messages_of(self._decoded(), header.count, offsets, topic)
 
     __iter__ = messages
 

@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 from sava.errors import RetryableError
 from sava.metadata.store import MetadataStore
-from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog, TenureGuard, is_held
 from sava.storage.errors import Fenced
 from sava.storage.journal import Journal, JournalOptions
@@ -30,6 +29,7 @@ from sava.storage.orphans import (
     topic_states,
 )
 from sava.storage.segment import SegmentReader
+from sava.storage.tiered import BatchCache
 from sava.storage.topic_log import LogDependencies, LogStatus, TopicLog
 from sava.storage.types import TopicKey, TopicState
 from sava.storage.uploader import Uploader, UploadOptions

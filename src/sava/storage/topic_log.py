@@ -48,7 +48,6 @@ from typing import Final
 
 from sava.errors import RetryableError
 from sava.records import Header, RecordBatch
-from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.clean_marker import CleanMarker
 from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, OffsetOutOfRange
@@ -60,7 +59,7 @@ from sava.storage.producers import EpochRequest, Granted, ProducerEpochs, Produc
 from sava.storage.segment import SegmentReader
 from sava.storage.source_keeping import SourceKeeper
 from sava.storage.source_positions import SourceAppend
-from sava.storage.tiered import KnownSegments, TieredReader
+from sava.storage.tiered import BatchCache, KnownSegments, TieredReader
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import Backlog, Uploader
 from sava.wal import DiskFull
