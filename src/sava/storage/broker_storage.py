@@ -139,7 +139,7 @@ class BrokerStorage:
 
     async def open_topic(self, topic: TopicKey, *, epoch: int, guard: TenureGuard | None = None) -> TopicLog:
         """Take the topic over under this epoch, for as long as ``guard`` holds. An older opening of it here
-        ends first: its in-flight appends resolve before anybody counts where the journal ends. Waits until
+        ends first: its in-flight appends resolve before it is counted where the journal ends. Waits until
         the journal has a generation. Raises as ``TopicLog.open``, and TopicBusy."""
         await self._journal.queue.wait_for_generation()
         topic_id = topic.topic_id

@@ -93,7 +93,7 @@ class _Run:
 
 
 class JournalIndex:
-    """Of one topic; owned by the event loop (while recovering, by the thread that scans)."""
+    """The batches of one topic. Owned by the event loop (while recovering, by the thread that scans)."""
 
     __slots__ = ("_runs",)
 
@@ -202,7 +202,8 @@ class JournalIndex:
 
 
 class Holdings:
-    """Owned by one thread at a time: that of a scan, then that of the journal's event loop."""
+    """The indexes and producers of all topics. Owned by one thread at a time: that of a scan, then that of
+    the journal's event loop."""
 
     def __init__(self) -> None:
         self._topics: dict[int, JournalIndex] = {}
@@ -248,7 +249,7 @@ class Holdings:
             self._let_go(topic_id, index)
 
     def drop_from(self, topic_id: int, offset: int) -> None:
-        """What is held from the offset on is not history, and neither is what it told of producers."""
+        """What is held from the offset on is not history, and neither is what it says of producers."""
         index = self._topics.get(topic_id)
         if index is not None:
             index.drop_from(offset)
@@ -263,7 +264,7 @@ class Holdings:
     # -- producers ---------------------------------------------------------------------------
 
     def follow(self, header: Header) -> None:
-        """Of a topic that is not open."""
+        """A frame of a topic that is not open says this of its producer."""
         table = self._producers.get(header.topic_id)
         if table is None:
             table = self._producers[header.topic_id] = ProducerTable()

@@ -44,7 +44,7 @@ only a topic that is marked as deleted gets a note: nothing under its id will be
 **Leftovers.** What the journal holds of topics that are not open here, and the proof that no topic needs it.
 
 Such frames keep the journal from being trimmed until their topic is opened here again, which may be never:
-the topic was deleted while this broker was down, or lives elsewhere now. The topics' state records tell
+the topic was deleted while this broker was down, or is elsewhere now. The topics' state records tell
 which frames may go. The danger is to let go of a tail that no other broker has:
 
     deleted           no state names the topic id. A state is written before the first frame, ids are never
@@ -192,8 +192,8 @@ _BEHIND: Final = "\U0010ffff"
 
 
 class Needless(NamedTuple):
-    """Of a topic's frames: those below ``release`` and, if there is such an offset, those from ``disown``
-    on."""
+    """Frames of a topic that may go: those below ``release`` and, if there is such an offset, those from
+    ``disown`` on."""
 
     release: int
     disown: int | None

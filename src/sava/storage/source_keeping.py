@@ -41,7 +41,7 @@ _READ_BYTES: Final = 4 << 20
 
 
 class SourceKeeper:
-    """Of one TopicLog, and owned by its event loop."""
+    """Learns and notes the source positions of one TopicLog. Owned by its event loop."""
 
     def __init__(
         self,

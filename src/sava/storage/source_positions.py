@@ -110,7 +110,7 @@ class MarksChanged(RetryableError):
 
 
 class OriginForgotten(CallerError):
-    """Whether the topic has a message cannot be told any more: it lies where there were too many holes to
+    """Whether the topic has a message is no longer known: it lies where there were too many holes to
     remember. To take it could double it, and to leave it out could lose it."""
 
     def __init__(self, source: str, origin: Origin, offset: int, vague: Range) -> None:
@@ -165,9 +165,9 @@ def is_chain(producer_id: int) -> bool:
 
 
 def source_id(cluster_id: str, topic_id: int) -> int:
-    """62 bits that stand for a topic (a partition) of a cluster, for its life. Names do not count, and ids of
-    topics alone are not enough: a cluster that is set up again under its old name gives them out again, and
-    messages of the new one would be taken for duplicates of the old one's."""
+    """62 bits that stand for a topic (a partition) of a cluster, as long as it exists. Names do not count,
+    and ids of topics alone are not enough: a cluster that is set up again under its old name gives them out
+    again, and messages of the new one would be taken for duplicates of the old one's."""
     digest = hashlib.blake2b(f"{cluster_id}/{topic_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
 
@@ -191,7 +191,8 @@ def direct_chain(origin: Origin) -> int:
 
 
 class SourcePositions:
-    """Of one topic; owned by the event loop of its TopicLog."""
+    """How far the sources of one topic were copied, and its marks of origins. Owned by the event loop of its
+    TopicLog."""
 
     def __init__(self, known: Iterable[ProducerState] = (), marks: Iterable[OriginMark] = ()) -> None:
         self._kept = {state.producer_id: state for state in known if is_chain(state.producer_id)}
@@ -391,12 +392,12 @@ class SourcePositions:
 
 
 def with_later_chains(
-    told: Iterable[ProducerState], known: Iterable[ProducerState]
+    reported: Iterable[ProducerState], known: Iterable[ProducerState]
 ) -> tuple[ProducerState, ...]:
     """The reported states, but no chain at an earlier position than was known. The reporter may have it from
     frames alone, and a link without messages has none; the copier may know the later position, and the
     source may have let go of everything before it."""
-    positions = {state.producer_id: state for state in told}
+    positions = {state.producer_id: state for state in reported}
     for state in known:
         if is_chain(state.producer_id):
             found = positions.get(state.producer_id)

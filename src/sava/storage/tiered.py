@@ -112,7 +112,7 @@ class RecentBatches:
         base_offset = header.base_offset
         if self._bases and base_offset != self._end:
             raise DataGap(f"offset {base_offset} follows {self._end} in the cache")
-        # A compressed batch keeps its columns once somebody has looked at them.
+        # A compressed batch keeps its columns once a reader has looked at them.
         columns = 0 if header.codec is Compression.NONE else header.body_size
         size = header.length + columns + _OBJECT_BYTES
         self._bases.append(base_offset)
@@ -207,7 +207,7 @@ def _holding(segments: list[Segment], offset: int) -> Segment | None:
 
 
 class TieredReader:
-    """Of one topic; owned by the event loop. Holds nothing between calls."""
+    """Reads one topic from its three tiers. Owned by the event loop; holds nothing between calls."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class TieredReader:
         segment = await self._segments.find(position)
         if segment is None:
             raise await self._missing(position, "in no segment and not in the journal")
-        # Closed with its reader, or what it has fetched ahead would go on for nobody.
+        # Closed with its reader, or what it fetches ahead would continue without a reader.
         batches = self._reader.read(segment, position, end)
         try:
             async with aclosing(batches):

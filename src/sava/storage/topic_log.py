@@ -341,7 +341,7 @@ class TopicLog:
         return self._status is LogStatus.OPEN and is_certain
 
     def _outcome_of(self, base_offset: int) -> asyncio.Future[int]:
-        """Of a repeated batch, which may still be in flight."""
+        """The future of a repeated batch, which may still be in flight."""
         for pending in self._in_flight:
             if pending.header.base_offset == base_offset:
                 return pending.future
@@ -374,8 +374,8 @@ class TopicLog:
         self._unwritten -= 1
         if pending.is_settled:
             if outcome is None:
-                # Fenced, and on this disk all the same: if nobody else can have the topic, it is in it when
-                # this broker takes it up again, and its producer, who was not answered, repeats it.
+                # Fenced, and on this disk all the same: if no other broker can have the topic, it is in it
+                # when this broker takes it up again, and its producer, which was not answered, repeats it.
                 self._producers.follow(pending.header)
             self._tell()
             return

@@ -77,7 +77,7 @@ class UploadOptions:
     segment_age_s: float = 60.0
     """How long messages may be in the journal only."""
     clean_after_s: float = 2.0
-    """How long a topic is idle, with everything in segments, before it is put to rest (see ``rest``)."""
+    """How long a topic is idle, with everything in segments, before it is marked clean."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ No caller gets its answer before the sync that covers it, and completions come i
   never "not there".
 * The queue is bounded in bytes; ``append`` then raises LogBusy at once instead of waiting, since callers
   include the event loop.
-* When idle, the thread lets the log write a mark, so that damage to the last acknowledged batch can be told
-  from a torn one; only then does it wait with a timeout, otherwise it sleeps until it is woken.
+* When idle, the thread lets the log write a mark, so that damage to the last acknowledged batch can be
+  distinguished from a torn one; only then does it wait with a timeout, otherwise it sleeps until it is woken.
 """
 
 from __future__ import annotations
