@@ -116,9 +116,8 @@ class Journal:
         self._reserved = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         """Appends that wait for room, with their sizes."""
-        self._reader = JournalFrameReader(
-            disk, storage_id=log.identity.storage_id, threads=options.read_threads
-        )
+        self._reader = WalReader(disk, storage_id=log.identity.storage_id)
+        self._read_threads = ThreadPoolExecutor(options.read_threads, thread_name_prefix="sava-journal-read")
         self._log = log
         """Of the writer's thread alone."""
         self.queue = CommitQueue(
@@ -344,7 +343,7 @@ class Journal:
         if outcome is not None:
             self.queue.failed(outcome)
         elif not self.queue.is_closed:
-            self._reader.forget(floor)
+            self._read_threads.submit(self._reader.forget, floor)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -358,7 +357,7 @@ class Journal:
         if self.queue.is_closed:
             raise LogClosed("the journal is closed")
         try:
-            return await self._reader.read(topic_id, spans)
+            return await self._read_spans(topic_id, spans)
         except PositionOutside:
             if self.holdings.index(topic_id).spans(offset, 1):
                 raise  # still needed, and not there
@@ -366,11 +365,17 @@ class Journal:
         except LogCorrupt as error:
             intact = [span for span in spans if span.position < error.position]
             if intact:
-                return await self._reader.read(topic_id, intact)
+                return await self._read_spans(topic_id, intact)
             index = self.holdings.index(topic_id)
             following = index.spans(offset, sys.maxsize)[1:]
             end = following[0].base_offset if following else index.ranges[-1][1]
             raise FrameDamaged(f"id {topic_id}", spans[0].base_offset, end, error.position) from error
+
+    async def _read_spans(self, topic_id: int, spans: Sequence[Span]) -> list[RecordBatch]:
+        """Raises PositionOutside (it was trimmed away), JournalCorrupt, LogCorrupt."""
+        wanted = [(span.position, span.length) for span in spans]
+        records = await self.loop.run_in_executor(self._read_threads, self._reader.read, wanted)
+        return [_batch_at(span, record, topic_id) for span, record in zip(spans, records, strict=True)]
 
     # -- ending ------------------------------------------------------------------------------
 
@@ -381,37 +386,12 @@ class Journal:
         try:
             await self.queue.close()
         finally:
+            self._read_threads.shutdown()
             self._reader.close()
 
 
 def _ignore(_: BaseException | None) -> None:
     """A note whose loss costs space, nothing else."""
-
-
-# -- reading ---------------------------------------------------------------------------------------
-
-
-class JournalFrameReader:
-    """Owned by the event loop."""
-
-    def __init__(self, disk: Disk, *, storage_id: str, threads: int) -> None:
-        self._reader = WalReader(disk, storage_id=storage_id)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="sava-journal-read")
-
-    async def read(self, topic_id: int, spans: Sequence[Span]) -> list[RecordBatch]:
-        """Raises PositionOutside (it was trimmed away), JournalCorrupt, LogCorrupt."""
-        wanted = [(span.position, span.length) for span in spans]
-        loop = asyncio.get_running_loop()
-        records = await loop.run_in_executor(self._threads, self._reader.read, wanted)
-        return [_batch_at(span, record, topic_id) for span, record in zip(spans, records, strict=True)]
-
-    def forget(self, floor: int) -> None:
-        """Files before the position are gone."""
-        self._threads.submit(self._reader.forget, floor)
-
-    def close(self) -> None:
-        self._threads.shutdown()
-        self._reader.close()
 
 
 def _batch_at(span: Span, record: Record, topic_id: int) -> RecordBatch:
